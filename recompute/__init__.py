@@ -1,0 +1,42 @@
+"""A generic recomputation cache: values remember how they were made, and a memory budget decides what to recompute.
+
+The layers, from the top; imports run downwards only:
+
+    surface      _recomputable (pure, ap, Recomputable); testing
+    runtime      _cache (the four callbacks); _flight (frames in the place of recursion); _context (the current cache)
+    policy       _search and _tournament (candidates); _neighbours (evicted components); _policy (scores)
+    memory       _pool (one device); _budget; _sizes (learnt); _verify (purity); _arguments
+    graph        _graph (operation, storage, value); _events; _stats; _errors
+    adapter      _adapter (the protocol and the registry); _python (plain objects)
+"""
+
+from recompute._adapter import Adapter, register, register_size, sizeof
+from recompute._budget import available
+from recompute._cache import Cache
+from recompute._context import current_cache, default_cache, set_default_cache
+from recompute._errors import BudgetError, ImpureError
+from recompute._recomputable import Recomputable, ap, lift, pure, sequence, traverse
+from recompute._stats import Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Adapter",
+    "BudgetError",
+    "Cache",
+    "ImpureError",
+    "Recomputable",
+    "Stats",
+    "ap",
+    "available",
+    "current_cache",
+    "default_cache",
+    "lift",
+    "pure",
+    "register",
+    "register_size",
+    "sequence",
+    "set_default_cache",
+    "sizeof",
+    "traverse",
+]

@@ -1,0 +1,1000 @@
+"""The engine: a cache whose values can be dropped and recomputed, as four callbacks with locks, threads and events.
+
+`_allocate`, `_perform`, `_evict` and `_rematerialize` are the whole of Dynamic Tensor Rematerialization (Kirisame et
+al., ICLR 2021, section 3). What surrounds them: arguments are brought back on an explicit stack of frames (a chain of
+a million evicted values is no deeper than one), functions run outside the lock, and whatever is raised, the frames
+in flight give back what they had locked and reserved.
+
+One lock guards everything below it in the house. Methods that start with an underscore and are not called by another
+module hold it, unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from threading import Condition, Lock
+from time import perf_counter
+from typing import Any, Final, get_args
+
+from recompute import _context
+from recompute._adapter import kinds, weak, weak_to
+from recompute._arguments import fill
+from recompute._budget import Limit, format_bytes, parse_bytes
+from recompute._errors import BudgetError
+from recompute._events import Added, Event, Evicted, Forgotten, Listener, Performed, Reason, TakenBack
+from recompute._flight import Flight, Frame, Made, running
+from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
+from recompute._neighbours import NEIGHBOURHOODS
+from recompute._policy import DEFAULT, Policy, policy_of
+from recompute._pool import Held, Pool
+from recompute._search import Search, search_of
+from recompute._sizes import LearntSizes
+from recompute._stats import PoolStats, Recomputed, Stats
+from recompute._verify import Fingerprints
+
+Budget = int | float | str | Callable[[int], int] | None
+Score = Callable[[float, float, int, float], float]
+
+
+class Cache:
+    """Values that can be recomputed, within a memory budget.
+
+    `with cache:` makes it the current cache, in which `pure` and `ap` work, for this thread or task.
+
+    Parameters
+    ----------
+    budget
+        Bytes, text ("512MB", "1.5 GiB"), a function from bytes used to bytes allowed (`available`), or None for
+        unlimited: for every device; or a mapping from device to one of these.
+    policy
+        Which value is cheapest to lose: a name, a `Policy`, or a function (cost, neighbours, size, staleness) -> score.
+    search
+        How to look for it: "exact", "sample", "ignore small", "batch", or a `Search`.
+    release
+        What happens when the last outside reference to a value goes: "eager" evicts it, "ignore" does nothing,
+        "banish" also forgets how it was made as soon as nothing evicted needs it (Kirisame et al., section 3.2).
+    clock
+        Seconds; operations are costed by it.
+    verify
+        Compare digests of results: `ImpureError` if a second run differs or a value was changed in place. Slow.
+    """
+
+    def __init__(
+        self,
+        budget: Budget | Mapping[str, Budget] = None,
+        *,
+        policy: str | Policy | type[Policy] | Score = DEFAULT,
+        search: str | Search | type[Search] = "exact",
+        release: ReleaseMode = "eager",
+        clock: Callable[[], float] = perf_counter,
+        verify: bool = False,
+    ) -> None:
+        if release not in get_args(ReleaseMode):
+            raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
+        if not callable(clock):
+            raise TypeError(f"clock must be a function that returns seconds, not {clock!r}")
+        self._limits = _Limits(budget)
+        self.policy: Final = policy_of(policy)
+        self.search: Final = search_of(search)
+        self.release: Final[ReleaseMode] = release
+        self.now = 0.0
+        """The compute clock (seconds): the costs of all runs so far."""
+        self._clock = clock
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
+        self._pools: dict[str, Pool] = {}
+        self._neighbourhood = NEIGHBOURHOODS[self.policy.neighbourhood](_tell_search)
+        self._sizes = LearntSizes()
+        self._fingerprints = Fingerprints() if verify else None
+        self._number = 0  # of the newest storage
+        self._executing = 0  # functions running now
+        self._blocked: list[Flight] = []  # threads that wait for memory or for a value
+        self._dropped: deque[Value | Held] = deque()  # references that went, to be seen to under the lock
+        self._late: set[Storage] = set()  # released while locked
+        self._banishable: set[Storage] = set()  # released, but an evicted value still needs them
+        self._held: set[Held] = set()
+        self._listeners: list[Listener] = []
+        self._events: deque[Event] = deque()
+        self._operations = self._evictions = self._releases = self._rematerializations = self._recoveries = 0
+        self._model_time = self._remat_time = 0.0
+        self._again: dict[str, list[float]] = {}  # function -> [times, seconds]
+
+    # The four callbacks
+
+    def _allocate(self, pool: Pool, size: int, flight: Flight, what: Operation | None) -> bool:
+        """Evict until `size` more bytes fit; False if the frame on top lost its locks while it waited for others."""
+        while pool.used + size > pool.refresh():
+            fits = pool.fixed + pool.held + size <= pool.limit
+            victims = pool.candidates.choose(self.now) if fits else []
+            for victim in victims:
+                self._evict(victim, "pressure")
+            if not victims:
+                self._make_way(pool, size, flight, what)
+                if flight.frames and flight.frames[-1].todo is None:
+                    return False
+        return True
+
+    def _perform(self, frame: Frame) -> None:
+        """Run the operation of `frame` after bringing back its arguments. Called without the lock."""
+        flight = frame.flight
+        flight.frames.append(frame)
+        outer = running.get()
+        start = self._clock() if outer is not None else 0.0
+        try:
+            with self._lock:
+                ready = self._rematerialize(flight)
+            while ready is not None:
+                made, cost = self._run(ready)
+                with self._lock:
+                    self._store(ready, made, cost)
+                    ready = self._rematerialize(flight)
+        except BaseException:
+            with self._lock:
+                self._abandon(flight)
+            raise
+        finally:
+            if outer is not None:
+                outer.nested += self._clock() - start
+            if self._dropped or self._events:
+                self._settle()
+
+    def _evict(self, storage: Storage, why: Reason) -> None:
+        """Drop the values on a resident, unlocked storage."""
+        self._empty(storage)
+        self._neighbourhood.evicted(storage)
+        if why == "release":
+            self._releases += 1
+        else:
+            self._evictions += 1
+        if self._listeners:
+            self._events.append(Evicted(self.now, storage.pool.used, storage.number, storage.size, why))
+        if self.release == "ignore":
+            for value in [each for each in storage.values if not each.refs and not each.uses]:
+                self._forget(value)
+
+    def _rematerialize(self, flight: Flight) -> Frame | None:
+        """Lock what the frame on top needs, with a new frame on top for what is evicted; the frame that can run now.
+
+        None: the goal is reached.
+        """
+        while flight.frames:
+            frame = flight.frames[-1]
+            missing = frame.lock_arguments(self.now)
+            if missing is None:
+                if frame.operation is None:
+                    assert frame.arrive is not None
+                    frame.result = frame.arrive(frame.arguments[0])
+                    self._unlock(frame)
+                    flight.pop()
+                elif self._reserve(frame):
+                    frame.running = True
+                    frame.born = self._number
+                    self._executing += 1
+                    return frame
+                continue
+            if self._take_back(missing):
+                continue
+            operation = missing.operation
+            assert operation is not None, "a source is never evicted"
+            if operation.frame is None:
+                operation.frame = Frame(self, operation, operation.arguments, flight)
+                flight.frames.append(operation.frame)
+            elif operation.frame.flight in (flight, *(frame.flight for frame in _running_here())):
+                raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
+            else:
+                self._wait(flight)
+        return None
+
+    # An operation in flight
+
+    def _reserve(self, frame: Frame) -> bool:
+        """Make room for the outputs, as far as their sizes are known; False if the arguments must be locked again."""
+        operation = frame.operation
+        assert operation is not None
+        for device, size in self._expected(frame, operation):
+            pool = self._pool(device)
+            if pool.used + size > pool.limit or pool.adaptive is not None:
+                if not self._allocate(pool, size, frame.flight, operation):
+                    self._unreserve(frame)
+                    return False
+            pool.take(size)
+            pool.fixed += size
+            if frame.reserved is None:
+                frame.reserved = []
+            frame.reserved.append((pool, size))
+        return True
+
+    def _expected(self, frame: Frame, operation: Operation) -> list[tuple[str, int]]:
+        """(device, bytes) of the outputs: as before, as declared, or as learnt; empty if unknown."""
+        if operation.runs:
+            shared = {argument.storage for argument in operation.arguments}
+            storages = {each.storage: None for each in operation.outputs if each is not None}
+            return [(each.pool.device, each.size) for each in storages if each not in shared and not each.resident]
+        if operation.declared is not None:
+            device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
+            return [(device, size) for size in operation.declared]
+        frame.key = self._sizes.key(operation)
+        return [each for each in self._sizes.get(frame.key) or () if each[1]]
+
+    def _unreserve(self, frame: Frame) -> None:
+        for pool, size in frame.reserved or ():
+            pool.used -= size
+            pool.fixed -= size
+        frame.reserved = None
+
+    def _run(self, frame: Frame) -> tuple[list[Made], float]:
+        """Call the function; its outputs, measured, and its cost without what it spent in the cache. Without the lock."""
+        operation = frame.operation
+        assert operation is not None
+        if self._fingerprints is not None:
+            for argument in operation.arguments:
+                self._fingerprints.check_untouched(argument)
+        positional = fill(operation.positional)
+        clock = self._clock
+        frame.outer = running.get()
+        running.set(frame)
+        start = clock()
+        try:
+            if operation.keywords is None:
+                result = operation.function(*positional)
+            else:
+                result = operation.function(
+                    *positional, **dict(zip(operation.keywords, fill(operation.keywords.values()), strict=True))
+                )
+        except BaseException as error:
+            _say_where(error, operation)
+            raise
+        finally:
+            cost = clock() - start - frame.nested
+            running.set(frame.outer)
+        made = [self._measure(operation, number, each) for number, each in enumerate(_outputs(operation, result))]
+        return made, max(0.0, cost)
+
+    def _measure(self, operation: Operation, number: int, payload: Any) -> Made:
+        """Ask the adapter about one output. Without the lock."""
+        kind = kinds[type(payload)]
+        if kind.readonce:
+            raise TypeError(
+                f"{operation.name} returned a {type(payload).__name__}, which can be read only once, but its result "
+                f"is kept and read again; return a list or a tuple instead (created at {operation.created})"
+            )
+        if self._fingerprints is not None and operation.runs:
+            value = operation.outputs[number]
+            if value is not None:
+                self._fingerprints.check_repeated(operation, value, payload)
+        buffer = kind.buffer(payload)
+        declared = operation.declared
+        size = kind.nbytes(payload) if declared is None else declared[number]
+        if kind.freeze is not None and all(payload is not each.payload for each in operation.arguments):
+            kind.freeze(payload)
+        device = "cpu" if kind.device is None else kind.device(payload)
+        return Made(payload, kind, size, 0 if buffer is None else id(buffer), device)
+
+    def _store(self, frame: Frame, made: list[Made], cost: float) -> None:
+        """Keep the outputs, record the cost, let the arguments go."""
+        operation = frame.operation
+        assert operation is not None
+        homes = self._homes(operation, made)
+        self._make_room_now(frame, made, homes)
+        self.now += cost
+        first = not operation.runs
+        operation.runs += 1
+        if frame.found:
+            self._depend(operation, frame.found, first)
+        if first:
+            self._operations += 1
+            self._model_time += cost
+            operation.cost = cost
+            self._create(operation, made, homes)
+            if frame.key is not None:
+                sizes = tuple([(each.device, 0 if home else each.size) for each, home in zip(made, homes, strict=True)])
+                self._sizes.learn(frame.key, sizes)
+        else:
+            self._count_again(operation, cost)
+            for value, each, home in zip(operation.outputs, made, homes, strict=True):
+                if value is not None and value.payload is EVICTED:
+                    self._restore(value, operation, each, home)
+            if cost < operation.cost:  # the first run of a compiled function is not its cost
+                self._reprice(operation, cost)
+        if self._listeners:
+            self._events.append(self._performed(operation, cost, not first))
+        operation.frame = None
+        frame.running = False
+        self._executing -= 1
+        self._unlock(frame)
+        frame.flight.pop()
+        if self._banishable and not first:
+            for argument in operation.arguments:
+                if argument.storage in self._banishable:
+                    self._banish(argument.storage)
+        if self._blocked:
+            self._changed.notify_all()
+
+    def _homes(self, operation: Operation, made: list[Made]) -> list[Storage | None]:
+        """For each output the storage of the argument whose memory it shares; None: it has memory of its own."""
+        homes: list[Storage | None] = []
+        for each in made:
+            home = None
+            if each.buffer:
+                for argument in operation.arguments:
+                    if argument.storage.buffer == each.buffer:
+                        home = argument.storage
+                        break
+            homes.append(home)
+        return homes
+
+    def _make_room_now(self, frame: Frame, made: list[Made], homes: list[Storage | None]) -> None:
+        """Turn the room reserved into room for what was made; if that is more, evict after the fact."""
+        operation = frame.operation
+        assert operation is not None
+        reserved = frame.reserved or []
+        self._unreserve(frame)
+        needs: dict[Pool, int] = {}
+        values: tuple[Value | None, ...] = operation.outputs or (None,) * len(made)
+        for each, home, value in zip(made, homes, values, strict=True):
+            wanted = not operation.runs or (value is not None and value.payload is EVICTED)
+            if home is None and wanted:
+                pool = self._pool(each.device)
+                needs[pool] = needs.get(pool, 0) + each.size
+        for pool, size in needs.items():
+            if pool.used + size > pool.limit and size > sum(room for one, room in reserved if one is pool):
+                pool.overshoot = max(pool.overshoot, pool.used + size - int(pool.limit))
+                pool.peak = max(pool.peak, pool.used + size)
+                self._allocate(pool, size, frame.flight, operation)
+
+    def _create(self, operation: Operation, made: list[Made], homes: list[Storage | None]) -> None:
+        """The outputs of a first run, each on the storage it shares or on one of its own."""
+        outputs: list[Value | None] = []
+        own: dict[int, Storage] = {}  # by buffer: outputs may share memory with each other
+        for each, home in zip(made, homes, strict=True):
+            storage = home or own.get(each.buffer)
+            if storage is None:
+                self._number += 1
+                pool = self._pool(each.device)
+                storage = Storage(pool, each.size, each.kind, each.buffer, self._number, self.now)
+                self._settle_in(storage)
+                if each.buffer:
+                    own[each.buffer] = storage
+            elif home is None and all(each.payload is not value.payload for value in storage.values):
+                storage.pool.resize(storage, storage.size + each.size)  # two views of what neither of them owns
+            value = Value(each.payload, operation, storage)
+            value.refs = 1
+            self._join(value, operation, storage)
+            outputs.append(value)
+            if self._fingerprints is not None:
+                self._fingerprints.note(value)
+        operation.outputs = tuple(outputs)
+        for argument in operation.arguments:
+            argument.add_user(operation)
+
+    def _restore(self, value: Value, operation: Operation, made: Made, home: Storage | None) -> None:
+        """An evicted value was computed again; should it share memory otherwise than before, it moves."""
+        storage = value.storage
+        if home is not None or storage.resident:
+            if home is None:
+                home = next((each.storage for each in operation.outputs if each is not None and made.buffer
+                             and each.storage.buffer == made.buffer), None)
+            if home is None:
+                self._number += 1
+                home = Storage(self._pool(made.device), made.size, made.kind, made.buffer, self._number, self.now)
+                self._settle_in(home)
+            if home is not storage:
+                storage.values.remove(value)
+                if not storage.values:
+                    self._vanish(storage, source=False)
+                elif all(each.operation is not operation for each in storage.values):
+                    self._own_cost(storage, -operation.cost)
+                self._join(value, operation, home)
+        else:
+            self._neighbourhood.restored(storage)
+            storage.resident = True
+            storage.held = None  # should anybody still hold the old buffer, that stays counted on its own
+            storage.pool, storage.size = self._pool(made.device), made.size
+            storage.kind, storage.buffer = made.kind, made.buffer
+            for each in storage.values:
+                each.ghost = None
+            self._settle_in(storage)
+        value.payload = made.payload
+
+    def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
+        """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""
+        value.storage = storage
+        if all(each.operation is not operation for each in storage.values):
+            self._own_cost(storage, operation.cost)
+        storage.values.append(value)
+
+    def _settle_in(self, storage: Storage) -> None:
+        """Count a storage that has just become resident."""
+        storage.pool.take(storage.size)
+        if storage.size:
+            storage.pool.candidates.add(storage)
+
+    def _own_cost(self, storage: Storage, change: float) -> None:
+        storage.cost = max(0.0, storage.cost + change)
+        if not storage.resident:
+            self._neighbourhood.own_cost_changed(storage, change)
+        elif storage.slot >= 0:
+            storage.pool.candidates.changed(storage)
+
+    def _count_again(self, operation: Operation, cost: float) -> None:
+        self._rematerializations += 1
+        self._remat_time += cost
+        count = self._again.setdefault(operation.name, [0, 0.0])
+        count[0] += 1
+        count[1] += cost
+
+    def _reprice(self, operation: Operation, cost: float) -> None:
+        """A repeated run was cheaper: that is the cost from now on."""
+        change = cost - operation.cost
+        operation.cost = cost
+        for storage in {each.storage for each in operation.outputs if each is not None}:
+            self._own_cost(storage, change)
+
+    def _depend(self, operation: Operation, found: list[Value], first: bool) -> None:
+        """Values that the function asked for at run time are arguments from now on."""
+        new = [each for each in dict.fromkeys(found) if each not in operation.arguments and (each.refs or each.uses)]
+        operation.arguments += tuple(new)
+        if not first:
+            for value in new:
+                value.add_user(operation)
+
+    def _unlock(self, frame: Frame) -> None:
+        """Let the arguments go, and evict those that were released in the meantime."""
+        locked = frame.locked
+        frame.let_go()
+        if self._late:
+            for storage in locked:
+                if storage in self._late and not storage.locks:
+                    self._late.discard(storage)
+                    if storage.resident and not any(each.refs for each in storage.values):
+                        self._evict(storage, "release")
+
+    def _abandon(self, flight: Flight) -> None:
+        """After a fault: whatever the flight had taken is given back."""
+        for frame in reversed(flight.frames):
+            if frame.running:
+                frame.running = False
+                self._executing -= 1
+            self._unreserve(frame)
+            self._unlock(frame)
+            if frame.operation is not None and frame.operation.frame is frame:
+                frame.operation.frame = None
+        flight.frames.clear()
+        if self._blocked:
+            self._changed.notify_all()
+
+    # Room when no candidate is left, and other threads
+
+    def _make_way(self, pool: Pool, size: int, flight: Flight, what: Operation | None) -> None:
+        """Find room beyond the candidates, or raise BudgetError: let go locks that only wait, or wait for others."""
+        here = _running_here()
+        if any(each.give_way() for each in (flight, *(frame.flight for frame in here))):
+            return
+        if self._executing > sum(frame.cache is self for frame in here):
+            self._wait(flight)
+            return
+        stolen = False  # nobody else runs: whoever gets here first goes first
+        for other in self._blocked:
+            for frame in other.frames:
+                if frame.locked and not frame.running:
+                    frame.let_go()
+                    stolen = True
+        if not stolen:
+            raise self._shortage(pool, size, what)
+
+    def _wait(self, flight: Flight) -> None:
+        """Wait until another thread has finished something. Operations around this one do not run meanwhile."""
+        mine = sum(frame.cache is self for frame in _running_here())
+        self._executing -= mine
+        self._blocked.append(flight)
+        if not self._executing:
+            self._changed.notify_all()  # nobody runs: those who wait for memory must look again
+        try:
+            self._changed.wait()
+        finally:
+            self._blocked.remove(flight)
+            self._executing += mine
+
+    def _shortage(self, pool: Pool, size: int, what: Operation | None) -> BudgetError:
+        locked = max(0, pool.fixed - pool.sources - pool.pinned)
+        taken = ", ".join(
+            f"{format_bytes(part)} {label}"
+            for part, label in (
+                (pool.sources, "in sources"),
+                (pool.pinned, "pinned"),
+                (locked, "locked by operations in flight"),
+                (pool.held, "evicted but held by the caller"),
+                (pool.used - pool.fixed - pool.held, "that the policy does not evict"),
+            )
+            if part > 0
+        )
+        who = "a source" if what is None else f"{what.name} (created at {what.created})"
+        short = pool.used + size - pool.limit
+        if pool.fixed + pool.held + size > pool.limit:
+            short = pool.fixed + pool.held + size - pool.limit
+        return BudgetError(
+            f"{who} needs {format_bytes(size)} more on {pool.device}, but of the budget of "
+            f"{format_bytes(pool.limit)} {taken or 'nothing'} must stay: {format_bytes(short)} ({int(short)} bytes) too "
+            "little; raise the budget, unpin or detach less, or let go of arrays from get()"
+        )
+
+    # References that come and go
+
+    def _drop(self, reference: Value | Held) -> None:
+        """A Recomputable or a held buffer has gone. Called from destructors: at any time, in any thread."""
+        self._dropped.append(reference)
+        if not self._lock.locked():  # else whoever holds it sees to the queue when it leaves
+            self._settle()
+
+    def _settle(self) -> None:
+        """See to dropped references and deliver events. Called without the lock, after every use of it."""
+        while self._dropped:
+            with self._lock:
+                while self._dropped:
+                    reference = self._dropped.popleft()
+                    if type(reference) is Value:
+                        self._released(reference)
+                    else:
+                        self._let_go(reference)  # type: ignore[arg-type]  # a Held, then
+        while self._events:
+            try:
+                event = self._events.popleft()
+            except IndexError:  # another thread was faster
+                return
+            for listener in tuple(self._listeners):
+                try:
+                    listener(event)
+                except Exception as error:
+                    self._listeners.remove(listener)
+                    warnings.warn(
+                        f"{listener!r} raised {error!r} and will hear no more events", RuntimeWarning, stacklevel=2
+                    )
+
+    def _released(self, value: Value) -> None:
+        """One outside reference less."""
+        value.refs -= 1
+        if value.refs:
+            return
+        storage = value.storage
+        source = value.operation is None
+        if not value.uses and (self.release != "ignore" or source or not storage.resident):
+            self._forget(value)
+        elif self.release != "ignore":
+            if self.release == "banish" and self._banish(storage):
+                return
+            if storage.resident and not any(each.refs for each in storage.values):
+                if not storage.locks:
+                    self._evict(storage, "release")
+                elif storage.locks > sum((each.operation is None) + each.pinned for each in storage.values):
+                    self._late.add(storage)
+
+    def _banish(self, storage: Storage) -> bool:
+        """Forget a released storage and make sources of what was made from it; False: something evicted needs it."""
+        users = dict.fromkeys(user for value in storage.values for user in value.living_users())
+        outputs = [output for user in users for output in user.outputs if output is not None]
+        if any(value.refs or value.pinned for value in storage.values):
+            self._banishable.discard(storage)
+            return False
+        if any(output.payload is EVICTED for output in outputs) or any(user.frame is not None for user in users):
+            self._banishable.add(storage)
+            return False
+        self._banishable.discard(storage)
+        for output in outputs:
+            self._cut(output)
+        return True
+
+    def _cut(self, value: Value) -> None:
+        """Forget how a resident value was made: it is a source from now on."""
+        operation, storage = value.operation, value.storage
+        if operation is None:
+            return
+        if all(each.operation is not None for each in storage.values):
+            storage.pool.sources += storage.size
+        storage.pool.lock(storage)
+        value.operation = None
+        if all(each.operation is not operation for each in storage.values):
+            self._own_cost(storage, -operation.cost)
+        for argument in self._unlink(value, operation):
+            self._forget(argument)
+
+    def _forget(self, value: Value) -> None:
+        """Nothing can need this value: drop it, and whatever that leaves without a use, on an explicit stack."""
+        dead = [value]
+        while dead:
+            value = dead.pop()
+            operation, storage = value.operation, value.storage
+            if value.pinned:
+                self._unpin_locked(value)
+            if operation is None:
+                storage.pool.unlock(storage)
+                if sum(each.operation is None for each in storage.values) == 1:
+                    storage.pool.sources -= storage.size
+            if len(storage.values) == 1:
+                self._vanish(storage, source=operation is None)
+            storage.values.remove(value)
+            value.payload = EVICTED
+            if self._fingerprints is not None:
+                self._fingerprints.forget(value)
+            if operation is not None:
+                if storage.values and all(each.operation is not operation for each in storage.values):
+                    self._own_cost(storage, -operation.cost)
+                dead += self._unlink(value, operation)
+
+    def _vanish(self, storage: Storage, source: bool) -> None:
+        """A storage is about to lose its last value."""
+        self._late.discard(storage)
+        self._banishable.discard(storage)
+        if storage.resident:
+            self._empty(storage, watch=not source)
+        else:
+            self._neighbourhood.restored(storage)
+        if self._listeners:
+            self._events.append(Forgotten(self.now, storage.pool.used, storage.number))
+
+    def _unlink(self, value: Value, operation: Operation) -> list[Value]:
+        """Take an output off its operation; if it was the last one, the operation dies. The arguments it leaves unused."""
+        operation.outputs = tuple([None if each is value else each for each in operation.outputs])
+        if any(each is not None for each in operation.outputs):
+            return []
+        operation.alive = False
+        arguments, operation.arguments = operation.arguments, ()
+        operation.positional, operation.keywords = (), None
+        unused = []
+        for argument in arguments:
+            argument.remove_user()
+            if not argument.uses and not argument.refs:
+                ignored = self.release == "ignore" and argument.operation is not None and argument.storage.resident
+                if not ignored:
+                    unused.append(argument)
+        return unused
+
+    def _empty(self, storage: Storage, watch: bool = True) -> None:
+        """Drop the payloads of a resident storage; what somebody outside still holds stays counted until let go."""
+        pool, kind = storage.pool, storage.kind
+        reference = None
+        for value in storage.values:
+            payload = value.payload
+            if payload is not EVICTED:
+                if watch and kind.watch is not None:
+                    if reference is None:
+                        reference = weak(kind, payload)
+                    value.ghost = weak_to(payload)
+                value.payload = EVICTED
+            payload = None
+        storage.resident = False
+        storage.buffer = 0
+        if storage.slot >= 0:
+            pool.candidates.remove(storage)
+        if storage.locks:
+            pool.fixed -= storage.size
+        buffer = reference() if reference is not None else None
+        if buffer is None:
+            pool.used -= storage.size
+            return
+        held = storage.held = Held(pool, storage.size)
+        held.reference = weak_to(buffer, lambda _: self._drop(held))
+        pool.held += held.size
+        self._held.add(held)
+
+    def _let_go(self, held: Held) -> None:
+        """Nobody holds the evicted buffer any more."""
+        if held in self._held:
+            self._held.discard(held)
+            held.pool.held -= held.size
+            held.pool.used -= held.size
+            held.reference = None
+
+    def _take_back(self, value: Value) -> bool:
+        """Make an evicted value resident again without recomputing it, if somebody still holds it."""
+        payload = value.ghost() if value.ghost is not None else None
+        storage = value.storage
+        held = storage.held
+        if payload is None or held is None or held not in self._held or storage.resident:
+            return False
+        self._held.discard(held)
+        held.reference = storage.held = None
+        held.pool.held -= held.size
+        held.pool.used -= held.size
+        self._neighbourhood.restored(storage)
+        storage.resident = True
+        buffer = storage.kind.buffer(payload)
+        storage.buffer = 0 if buffer is None else id(buffer)
+        for each in storage.values:
+            ghost = each.ghost() if each.ghost is not None else None
+            each.payload = EVICTED if ghost is None else ghost
+            each.ghost = None
+        self._settle_in(storage)
+        self._recoveries += 1
+        if self._listeners:
+            self._events.append(TakenBack(self.now, storage.pool.used, storage.number, storage.size))
+        return True
+
+    # What the surface calls; none of it holds the lock
+
+    def _add_source(self, payload: Any) -> Value:
+        kind = kinds[type(payload)]
+        if kind.readonce:
+            raise TypeError(
+                f"a {type(payload).__name__} can be read only once, but a value may be read again; make a list of it"
+            )
+        size = kind.nbytes(payload)
+        buffer = kind.buffer(payload)
+        device = "cpu" if kind.device is None else kind.device(payload)
+        try:
+            with self._lock:
+                pool = self._pool(device)
+                self._allocate(pool, size, Flight(), None)
+                self._number += 1
+                storage = Storage(pool, size, kind, 0 if buffer is None else id(buffer), self._number, self.now)
+                storage.locks = 1
+                value = Value(payload, None, storage)
+                value.refs = 1
+                storage.values.append(value)
+                self._settle_in(storage)
+                pool.sources += size
+                if self._fingerprints is not None:
+                    self._fingerprints.note(value)
+                if self._listeners:
+                    self._events.append(Added(self.now, pool.used, storage.number, size, device))
+        finally:
+            if self._dropped or self._events:
+                self._settle()
+        return value
+
+    def _apply(self, operation: Operation) -> tuple[Value, ...]:
+        """Perform a new operation; its outputs, each with one outside reference."""
+        frame = Frame(self, operation, operation.arguments, Flight())
+        operation.frame = frame
+        self._perform(frame)
+        return operation.outputs  # type: ignore[return-value]  # none of them is dead yet
+
+    def _bring(self, value: Value, arrive: Callable[[Value], Any]) -> Any:
+        """Make `value` resident and call `arrive` on it under the lock."""
+        outer = running.get()
+        if outer is not None and outer.cache is self and value.storage.number <= outer.born:
+            if outer.found is None:
+                outer.found = []
+            outer.found.append(value)
+        frame = Frame(self, None, (value,), Flight())
+        frame.arrive = arrive
+        self._perform(frame)
+        return frame.result
+
+    def _get(self, value: Value) -> Any:
+        """The payload, by the slow path: evicted, inside an operation, or verified."""
+        payload = self._bring(value, _payload)
+        if self._fingerprints is not None:
+            self._fingerprints.check_untouched(value)
+        return payload
+
+    def _evict_now(self, value: Value) -> bool:
+        with self._lock:
+            storage = value.storage
+            evictable = value.payload is not EVICTED and not storage.locks
+            if evictable:
+                self._evict(storage, "request")
+        if self._dropped or self._events:
+            self._settle()
+        return evictable
+
+    def _pin(self, value: Value) -> None:
+        if not value.pinned:
+            value.pinned = True
+            value.storage.pool.lock(value.storage)
+            value.storage.pool.pinned += value.storage.size
+
+    def _unpin(self, value: Value) -> None:
+        with self._lock:
+            if value.pinned:
+                self._unpin_locked(value)
+        if self._dropped or self._events:
+            self._settle()
+
+    def _unpin_locked(self, value: Value) -> None:
+        value.pinned = False
+        value.storage.pool.pinned -= value.storage.size
+        value.storage.pool.unlock(value.storage)
+
+    # The public rest
+
+    @property
+    def budget(self) -> Any:
+        """Bytes, a function, a mapping from device to these, or None; see `Cache`. Setting it evicts at once.
+
+        Raises BudgetError, and changes nothing, if sources, pins, operations in flight and what callers hold exceed it.
+        """
+        return self._limits.given
+
+    @budget.setter
+    def budget(self, budget: Budget | Mapping[str, Budget]) -> None:
+        limits = _Limits(budget)
+        before = self._limits
+        with self._lock:
+            try:
+                self._limits = limits
+                for pool in self._pools.values():
+                    pool.set_budget(limits.of(pool.device))
+                    try:
+                        self._allocate(pool, 0, Flight(), None)
+                    except BudgetError as error:
+                        raise BudgetError(f"the new budget is too small: {error}") from None
+            except BaseException:
+                self._limits = before
+                for pool in self._pools.values():
+                    pool.set_budget(before.of(pool.device))
+                raise
+        if self._dropped or self._events:
+            self._settle()
+
+    def release_memory(self, nbytes: int | str | None = None, device: str = "cpu") -> int:
+        """Evict until `nbytes` are free that were not before, or all that can be (None); the bytes freed.
+
+        For an allocator or a host application that runs short itself. Safe to call from inside an operation.
+        """
+        wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
+        with self._lock:
+            pool = self._pool(device)
+            before = pool.used
+            while wanted is None or before - pool.used < wanted:
+                victims = pool.candidates.choose(self.now)
+                if not victims:
+                    break
+                for victim in victims:
+                    self._evict(victim, "request")
+            freed = before - pool.used
+        self._settle()
+        return freed
+
+    def stats(self) -> Stats:
+        """What the cache did and holds, as of now. O(devices)."""
+        self._settle()
+        with self._lock:
+            pools = tuple(
+                PoolStats(
+                    each.device,
+                    None if each.budget is None else int(each.refresh()),
+                    each.used,
+                    each.peak,
+                    each.overshoot,
+                    each.pinned,
+                    each.sources,
+                    each.held,
+                    sum(not storage.locks for storage in each.candidates),
+                )
+                for each in self._pools.values()
+            )
+            again = sorted(self._again.items(), key=lambda item: (-item[1][1], -item[1][0], item[0]))
+            return Stats(
+                used=sum(each.used for each in pools),
+                peak=sum(each.peak for each in pools),
+                overshoot=max((each.overshoot for each in pools), default=0),
+                held=sum(each.held for each in pools),
+                operations=self._operations,
+                evictions=self._evictions,
+                releases=self._releases,
+                rematerializations=self._rematerializations,
+                recoveries=self._recoveries,
+                model_time=self._model_time,
+                remat_time=self._remat_time,
+                scored=sum(each.candidates.scored for each in self._pools.values()),
+                recomputed=tuple(Recomputed(name, int(times), seconds) for name, (times, seconds) in again),
+                pools=pools,
+            )
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener(event)` for every event from now on; returns a function that stops it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def __enter__(self) -> Cache:
+        _context.enter(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _context.leave()
+
+    def __repr__(self) -> str:
+        used = sum(pool.used for pool in self._pools.values())
+        return f"<Cache {self.policy.name}: {format_bytes(used)} used of {self._limits}, {self._evictions} evictions>"
+
+    # Small things
+
+    def _pool(self, device: str) -> Pool:
+        pool = self._pools.get(device)
+        if pool is None:
+            candidates = self.search.over(self.policy, self._neighbourhood)
+            pool = self._pools[device] = Pool(device, candidates, self._limits.of(device))
+        return pool
+
+    def _performed(self, operation: Operation, cost: float, again: bool) -> Performed:
+        storages = dict.fromkeys(each.storage for each in operation.outputs if each is not None)
+        used = sum(pool.used for pool in {storage.pool for storage in storages})
+        return Performed(
+            self.now,
+            used,
+            operation.name,
+            cost,
+            again,
+            tuple(storage.number for storage in storages),
+            tuple(storage.size for storage in storages),
+            tuple(argument.storage.number for argument in operation.arguments),
+        )
+
+
+class _Limits:
+    """A budget as given, checked, and what it means for a device."""
+
+    def __init__(self, budget: Any) -> None:
+        self.devices: dict[str, Limit | None] | None = None
+        self.everywhere: Limit | None = None
+        if isinstance(budget, Mapping):
+            for device in budget:
+                if not isinstance(device, str):
+                    raise TypeError(f"a budget by device maps names such as 'cpu' to sizes, not {device!r}")
+            self.devices = {device: _limit(each) for device, each in budget.items()}
+        else:
+            self.everywhere = _limit(budget)
+
+    @property
+    def given(self) -> Any:
+        return self.everywhere if self.devices is None else dict(self.devices)
+
+    def of(self, device: str) -> Limit | None:
+        return self.everywhere if self.devices is None else self.devices.get(device)
+
+    def __repr__(self) -> str:
+        if self.devices is not None:
+            return f"{self.devices}"
+        if isinstance(self.everywhere, int):
+            return format_bytes(self.everywhere)
+        return "unlimited" if self.everywhere is None else repr(self.everywhere)
+
+
+def _limit(budget: Any) -> Limit | None:
+    return budget if budget is None or callable(budget) else parse_bytes(budget)
+
+
+def _tell_search(storage: Storage) -> None:
+    """A neighbourhood's cost fell: the search must know at once."""
+    storage.pool.candidates.changed(storage)
+
+
+def _payload(value: Value) -> Any:
+    return value.payload
+
+
+def _running_here() -> list[Frame]:
+    """The operations whose functions run in this thread or task, the innermost first."""
+    frames = []
+    frame = running.get()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.outer
+    return frames
+
+
+def _outputs(operation: Operation, result: Any) -> tuple[Any, ...]:
+    if operation.nout == 1:
+        return (result,)
+    try:
+        outputs = tuple(result)
+    except TypeError:
+        outputs = ()
+        what = f"a {type(result).__name__}"
+    else:
+        what = f"{len(outputs)} values"
+    if len(outputs) != operation.nout:
+        raise ValueError(
+            f"{operation.name} (created at {operation.created}) returned {what}, but nout={operation.nout} outputs "
+            "were announced"
+        )
+    return outputs
+
+
+def _say_where(error: BaseException, operation: Operation) -> None:
+    try:
+        error.add_note(f"in {operation.name}, an operation created at {operation.created}")
+    except Exception:  # an exception class may forbid it, and the error itself matters more
+        return

@@ -1,0 +1,40 @@
+"""The current cache: the innermost `with cache:` of this thread or task, else the default one."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from recompute._cache import Cache
+
+_entered: Final[ContextVar[tuple[Cache, ...]]] = ContextVar("recompute_entered", default=())
+_default: list[Cache] = []
+
+
+def current_cache() -> Cache:
+    """The cache that `pure` and `ap` use here."""
+    entered = _entered.get()
+    return entered[-1] if entered else default_cache()
+
+
+def default_cache() -> Cache:
+    """The cache of code that entered none: unlimited, unless `set_default_cache` said otherwise."""
+    if not _default:
+        from recompute._cache import Cache
+
+        _default.append(Cache())
+    return _default[0]
+
+
+def set_default_cache(cache: Cache | None) -> None:
+    """Make `cache` the default one in every thread; None: a fresh unlimited one."""
+    _default[:] = [] if cache is None else [cache]
+
+
+def enter(cache: Cache) -> None:
+    _entered.set((*_entered.get(), cache))
+
+
+def leave() -> None:
+    _entered.set(_entered.get()[:-1])

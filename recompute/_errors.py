@@ -1,0 +1,15 @@
+"""The errors of the cache; each says what happened and what to do."""
+
+from __future__ import annotations
+
+
+class BudgetError(MemoryError):
+    """The budget cannot hold what must be in memory at once.
+
+    The message names the operation, what it needs, what is locked, pinned or held outside, and how much is missing.
+    The cache is as it was: every value can still be had under a larger budget.
+    """
+
+
+class ImpureError(RuntimeError):
+    """`Cache(verify=True)` saw a function whose second run differed, or a cached value that was changed in place."""

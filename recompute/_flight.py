@@ -1,0 +1,170 @@
+"""Operations in flight: the frames that take the place of recursion, and what a running function found at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from recompute._adapter import Kind
+from recompute._graph import EVICTED, Operation, Storage, Value
+
+if TYPE_CHECKING:
+    from recompute._cache import Cache
+    from recompute._pool import Pool
+
+
+class Made(NamedTuple):
+    """One output of a run, measured by its adapter."""
+
+    payload: Any
+    kind: Kind
+    size: int
+    buffer: int  # identity of its memory; 0: never shared
+    device: str
+
+
+class Frame:
+    """One operation that a thread is bringing into memory, with its arguments; or just the values that are wanted."""
+
+    __slots__ = (
+        "arguments",
+        "arrive",
+        "born",
+        "cache",
+        "flight",
+        "found",
+        "key",
+        "locked",
+        "nested",
+        "operation",
+        "outer",
+        "reserved",
+        "result",
+        "running",
+        "todo",
+    )
+
+    def __init__(self, cache: Cache, operation: Operation | None, arguments: tuple[Value, ...], flight: Flight) -> None:
+        self.cache = cache
+        self.flight = flight
+        self.operation = operation  # None: the argument itself is the goal
+        self.arguments = arguments
+        self.arrive: Callable[[Value], Any] | None = None  # what to do, under the lock, when the goal is resident
+        self.result: Any = None  # and what that returned
+        self.todo: list[Value] | None = None  # evicted arguments, the next one last; None: not looked at yet
+        self.locked: list[Storage] = []
+        self.reserved: list[tuple[Pool, int]] | None = None  # room made for the outputs
+        self.key: Any = None  # under which the sizes of the outputs are learnt
+        self.running = False  # the function runs, outside the lock
+        self.outer: Frame | None = None  # the running operation that asked for this one, while it runs
+        self.nested = 0.0  # seconds spent in the cache by the running function: not its cost
+        self.born = 0  # storages with a higher number were made by the function itself
+        self.found: list[Value] | None = None  # values that the function asked for at run time
+
+    def lock_arguments(self, now: float) -> Value | None:
+        """Lock what is resident; the next argument that is not, or None when all are locked."""
+        todo = self.todo
+        if todo is None:
+            todo = self.todo = []
+            for value in self.arguments:
+                storage = value.storage
+                storage.last_access = now
+                if value.payload is EVICTED:
+                    todo.append(value)
+                else:
+                    storage.pool.lock(storage)
+                    self.locked.append(storage)
+            if len(todo) > 1:
+                todo = self.todo = list(reversed(by_peak(list(dict.fromkeys(todo)))))
+        while todo:
+            value = todo[-1]
+            if value.payload is EVICTED:
+                return value
+            value.storage.pool.lock(value.storage)
+            self.locked.append(value.storage)
+            todo.pop()
+        return None
+
+    def let_go(self) -> None:
+        """Unlock everything; the arguments will be looked at again."""
+        locked, self.locked = self.locked, []
+        self.todo = None
+        for storage in locked:
+            storage.pool.unlock(storage)
+
+    def __repr__(self) -> str:
+        return f"<frame of {self.operation or self.arguments}>"
+
+
+class Flight:
+    """What one thread is bringing back: a stack of frames, the wanted one at the bottom, the next one to run on top."""
+
+    __slots__ = ("free_below", "frames", "given_way")
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.free_below = 0  # frames with a smaller index hold no locks
+        self.given_way: dict[Operation | None, int] = {}  # how often an operation's locks were let go
+
+    def pop(self) -> None:
+        self.frames.pop()
+        self.free_below = min(self.free_below, max(0, len(self.frames) - 1))
+
+    def give_way(self) -> bool:
+        """Let go the outermost locks that wait for the frame on top; False if there are none, or progress ends.
+
+        An operation of k arguments gives way at most k + 1 times: each time another argument is brought first, so
+        every order that could help has had its turn.
+        """
+        top = len(self.frames) - 1
+        while self.free_below < top:
+            frame = self.frames[self.free_below]
+            times = self.given_way.get(frame.operation, 0)
+            if frame.locked and times <= len(frame.arguments):
+                self.given_way[frame.operation] = times + 1
+                frame.let_go()
+                return True
+            self.free_below += 1
+        return False
+
+
+def by_peak(values: list[Value]) -> list[Value]:
+    """Evicted arguments in an order that keeps the peak low: first the one that needs most beyond its own size.
+
+    Sethi and Ullman's rule (The generation of optimal code for arithmetic expressions, 1970), exact on trees, with the
+    need estimated on at most `_LOOK` evicted operations above each argument.
+    """
+    return sorted(values, key=_excess, reverse=True)
+
+
+_LOOK: Final = 64
+
+
+def _excess(value: Value) -> int:
+    """An estimate of the bytes that are needed while `value` is brought back, beyond those it then keeps."""
+    order: list[Operation] = []
+    seen: set[Operation] = set()
+    stack = [value.operation]
+    while stack and len(order) < _LOOK:
+        operation = stack.pop()
+        if operation is None or operation in seen:
+            continue
+        seen.add(operation)
+        order.append(operation)
+        stack.extend(each.operation for each in operation.arguments if each.payload is EVICTED)
+    peak: dict[Operation | None, int] = {}
+    for operation in reversed(order):
+        missing = [each for each in dict.fromkeys(operation.arguments) if each.payload is EVICTED]
+        missing.sort(key=lambda each: peak.get(each.operation, each.storage.size) - each.storage.size, reverse=True)
+        kept = most = 0
+        for each in missing:
+            most = max(most, kept + peak.get(each.operation, each.storage.size))
+            kept += each.storage.size
+        made = sum(each.storage.size for each in operation.outputs if each is not None)
+        peak[operation] = max(most, kept + made)
+    return peak[value.operation] - value.storage.size
+
+
+running: Final[ContextVar[Frame | None]] = ContextVar("recompute_running", default=None)
+"""The frame whose function runs in this context: a `get` inside it is a dependency found at run time."""

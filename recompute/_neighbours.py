@@ -1,0 +1,217 @@
+"""The evicted neighbourhood of a storage: the compute that losing it would put at stake (Kirisame et al., section 4.1).
+
+Four answers of rising price: nothing, the exact evicted ancestors, the exact neighbourhood e* (ancestors and
+descendants), and its approximation by connected components in a union-find forest.
+
+A neighbourhood that grows makes candidates dearer, which a search may notice late: it checks a candidate's cost before
+it believes in it. One that shrinks makes them cheaper, and the search must hear of it at once: that is `fell`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from recompute._graph import Storage
+from recompute._policy import Neighbourhood as Name
+
+Fell = Callable[[Storage], None]
+
+
+class Neighbourhood(ABC):
+    """Told of every change of residency; answers what surrounds a resident storage."""
+
+    def __init__(self, fell: Fell) -> None:
+        self.fell = fell
+
+    @abstractmethod
+    def cost(self, storage: Storage) -> float:
+        """Seconds of compute in the evicted neighbourhood of a resident storage."""
+
+    def evicted(self, storage: Storage) -> None:
+        """`storage` has just been evicted."""
+
+    def restored(self, storage: Storage) -> None:
+        """`storage`, evicted until now, becomes resident or is forgotten; its links are still there."""
+
+    def own_cost_changed(self, storage: Storage, change: float) -> None:
+        """The own cost of an evicted `storage` has changed."""
+
+
+class NoNeighbours(Neighbourhood):
+    """For policies that look at the storage alone."""
+
+    def cost(self, storage: Storage) -> float:
+        return 0.0
+
+
+class Closure(Neighbourhood):
+    """Exact sets, walked when asked for: O(size of the neighbourhood) a question."""
+
+    def __init__(self, fell: Fell, descendants: bool) -> None:
+        super().__init__(fell)
+        self.descendants = descendants
+
+    def cost(self, storage: Storage) -> float:
+        evicted = {each for each in closure(storage, Storage.neighbours_up) if not each.resident}
+        if self.descendants:
+            evicted.update(each for each in closure(storage, Storage.neighbours_down) if not each.resident)
+            evicted.discard(storage)
+        return sum(each.cost for each in evicted)
+
+    def restored(self, storage: Storage) -> None:
+        directions = [Storage.neighbours_down]
+        if self.descendants:
+            directions.append(Storage.neighbours_up)
+        for direction in directions:
+            for each in closure(storage, direction):
+                if each.resident:
+                    self.fell(each)
+
+    def own_cost_changed(self, storage: Storage, change: float) -> None:
+        self.restored(storage)
+
+
+def closure(storage: Storage, direction: Callable[[Storage], Iterator[Storage]]) -> set[Storage]:
+    """What is reached from `storage` in one direction through evicted storages, and the resident ones at the rim."""
+    seen: set[Storage] = set()
+    stack = [storage]
+    while stack:
+        for each in direction(stack.pop()):
+            if each not in seen and each is not storage:
+                seen.add(each)
+                if not each.resident:
+                    stack.append(each)
+    return seen
+
+
+class Component:
+    """A node of the union-find forest; a root stands for an undirected component of evicted storages."""
+
+    __slots__ = ("cost", "members", "parent", "prune_at", "watchers", "weight")
+
+    def __init__(self) -> None:
+        self.parent: Component | None = None
+        self.cost = 0.0  # seconds: the own costs of its members
+        self.members = 0
+        self.weight = 1  # nodes below: union by size
+        self.watchers: set[Storage] = set()  # the candidates whose known score rests on this cost
+        self.prune_at = 16
+
+    def root(self) -> Component:
+        node = self
+        while node.parent is not None:
+            if node.parent.parent is not None:
+                node.parent = node.parent.parent  # path halving
+            node = node.parent
+        return node
+
+
+class Components(Neighbourhood):
+    """e~*: connected components by union-find, O(log* n) amortised a step.
+
+    Union-find cannot split, so a storage that comes back takes its cost with it and leaves its connections behind:
+    the phantom connections of the published algorithm (appendix C). Nothing is joined before the first question: a
+    cache that never runs short pays nothing, and starts from the true components when it does.
+    """
+
+    def __init__(self, fell: Fell, asked: bool = False) -> None:
+        super().__init__(fell)
+        self.asked = asked
+
+    def cost(self, storage: Storage) -> float:
+        self.asked = True
+        roots = {self.root(each) for each in evicted_neighbours(storage)}
+        total = 0.0
+        for root in roots:
+            total += root.cost
+            watchers = root.watchers
+            watchers.add(storage)
+            if len(watchers) > root.prune_at:  # forget those that are no candidates any more
+                root.watchers = {each for each in watchers if each.slot >= 0}
+                root.prune_at = 2 * len(root.watchers) + 16
+        return total
+
+    def root(self, storage: Storage) -> Component:
+        """The component of an evicted storage."""
+        if storage.component is None:
+            self._explore(storage)
+        assert storage.component is not None
+        return storage.component.root()
+
+    def evicted(self, storage: Storage) -> None:
+        if self.asked:
+            own = self._enter(storage)
+            for each in evicted_neighbours(storage):
+                own = self._union(own, self.root(each))
+
+    def restored(self, storage: Storage) -> None:
+        if storage.component is not None:
+            root = storage.component.root()
+            storage.component = None
+            root.members -= 1
+            self._change(root, -storage.cost)
+
+    def own_cost_changed(self, storage: Storage, change: float) -> None:
+        if storage.component is not None:
+            self._change(storage.component.root(), change)
+
+    def _change(self, root: Component, change: float) -> None:
+        root.cost = max(0.0, root.cost + change) if root.members else 0.0
+        if change <= 0 and root.watchers:
+            watchers, root.watchers = root.watchers, set()  # who is scored again will watch again
+            for each in watchers:
+                self.fell(each)
+
+    def _enter(self, storage: Storage) -> Component:
+        component = storage.component = Component()
+        component.cost = storage.cost
+        component.members = 1
+        return component
+
+    def _union(self, a: Component, b: Component) -> Component:
+        if a is b:
+            return a
+        if a.weight < b.weight:
+            a, b = b, a
+        b.parent = a
+        a.weight += b.weight
+        a.cost += b.cost
+        a.members += b.members
+        if len(a.watchers) < len(b.watchers):
+            a.watchers, b.watchers = b.watchers, a.watchers
+            a.prune_at = b.prune_at
+        a.watchers |= b.watchers
+        b.watchers = set()
+        return a
+
+    def _explore(self, storage: Storage) -> None:
+        """Join what was evicted before the first question."""
+        own = self._enter(storage)
+        stack = [storage]
+        while stack:
+            for each in evicted_neighbours(stack.pop()):
+                if each.component is None:
+                    self._enter(each)
+                    stack.append(each)
+                assert each.component is not None
+                own = self._union(own, each.component.root())
+
+
+def evicted_neighbours(storage: Storage) -> Iterator[Storage]:
+    """The evicted storages next to `storage`, some of them more than once."""
+    for each in storage.neighbours_up():
+        if not each.resident:
+            yield each
+    for each in storage.neighbours_down():
+        if not each.resident:
+            yield each
+
+
+NEIGHBOURHOODS: Final[dict[Name, Callable[[Fell], Neighbourhood]]] = {
+    "none": NoNeighbours,
+    "ancestors": lambda fell: Closure(fell, descendants=False),
+    "exact": lambda fell: Closure(fell, descendants=True),
+    "components": Components,
+}

@@ -1,0 +1,245 @@
+"""The surface: `Recomputable`, a value that may be dropped and recomputed, and the applicative around it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from types import FrameType
+from typing import Any, Generic, TypeVar, overload
+
+from recompute._arguments import pack
+from recompute._budget import format_bytes
+from recompute._cache import Cache
+from recompute._context import current_cache
+from recompute._flight import running
+from recompute._graph import EVICTED, Operation, Value
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Recomputable(Generic[T]):
+    """A value and how it was made. Behaves as an identity wrapper: only time and memory change, never a result.
+
+    Made by `pure` (a source, which is never evicted) and `ap` (the result of an operation). The value may be evicted
+    and recomputed at any time between two calls of `get`.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_value")
+
+    def __init__(self, cache: Cache, value: Value) -> None:
+        self._cache = cache
+        self._value = value  # which counts this reference already
+
+    def __del__(self) -> None:
+        self._cache._drop(self._value)
+
+    def get(self) -> T:
+        """The value; recomputed, with whatever that takes, if it was evicted.
+
+        Inside an operation's function, the value becomes a dependency of the operation. O(1) while resident. Raises
+        BudgetError if the recomputation does not fit, and whatever the functions raise.
+        """
+        value = self._value
+        payload = value.payload
+        cache = self._cache
+        if payload is EVICTED or cache._fingerprints is not None or running.get() is not None:
+            return cache._get(value)  # type: ignore[no-any-return]  # a payload has any type
+        value.storage.last_access = cache.now
+        return payload  # type: ignore[no-any-return]
+
+    def evict(self) -> bool:
+        """Drop the value now. True if it was dropped; False for a source, a pinned, locked or evicted value."""
+        return self._cache._evict_now(self._value)
+
+    def pin(self) -> Recomputable[T]:
+        """Keep the value in memory, recomputed if need be, until `unpin`. Returns the value itself."""
+        self._cache._bring(self._value, self._cache._pin)
+        return self
+
+    def unpin(self) -> Recomputable[T]:
+        """Let the value be evicted again. Returns the value itself."""
+        self._cache._unpin(self._value)
+        return self
+
+    def detach(self) -> Recomputable[T]:
+        """Keep the value, recomputed if need be, and forget how it was made: a source from now on. Returns itself.
+
+        What it was made from can go, and repeated steps (`w = step(w).detach()`) keep no history.
+        """
+        self._cache._bring(self._value, self._cache._cut)
+        return self
+
+    def map(self, function: Callable[[T], U]) -> Recomputable[U]:
+        """`ap(function, self)`."""
+        return _apply(function, (self,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
+
+    def apply(self, *args: Any, nout: int = 1, nbytes: int | Sequence[int] | None = None, **kwargs: Any) -> Any:
+        """`ap(self, *args)`: the value is a function, applied inside. The `<*>` of an applicative."""
+        return _apply(self, args, kwargs, nout, nbytes, sys._getframe(1))
+
+    @property
+    def resident(self) -> bool:
+        """Whether the value is in memory."""
+        return self._value.payload is not EVICTED
+
+    @property
+    def pinned(self) -> bool:
+        """Whether `pin` keeps it there."""
+        return self._value.pinned
+
+    @property
+    def number(self) -> int:
+        """The number of its storage, by which events and traces know it; aliases share one."""
+        return self._value.storage.number
+
+    def __reduce__(self) -> tuple[Callable[[T], Recomputable[T]], tuple[T]]:
+        """Copies and pickles as a source of the current cache: the value travels, its history does not."""
+        return pure, (self.get(),)
+
+    def __repr__(self) -> str:
+        value = self._value
+        what = "source" if value.operation is None else value.operation.name
+        state = "pinned" if value.pinned else "resident" if self.resident else "evicted"
+        return f"<Recomputable {what}: {state}, {format_bytes(value.storage.size)}>"
+
+
+def pure(value: T) -> Recomputable[T]:
+    """A source: a value without a recipe, which is never evicted. Not copied: leave it as it is from now on.
+
+    Raises BudgetError if it does not fit into the budget, TypeError if it can be read only once.
+    """
+    cache = current_cache()
+    return Recomputable(cache, cache._add_source(value))
+
+
+def ap(
+    function: Callable[..., Any] | Recomputable[Any],
+    /,
+    *args: Any,
+    nout: int = 1,
+    nbytes: int | Sequence[int] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Apply `function` to arguments, now, and remember it: a Recomputable of the result.
+
+    Parameters
+    ----------
+    function
+        Pure: its result depends on nothing but its arguments. A callable, or a Recomputable that holds one.
+    *args, **kwargs
+        Passed on. Recomputables among them, and inside tuples, lists and dicts of them, are dependencies: the function
+        sees their values.
+    nout
+        How many outputs it returns as one tuple or list; with more than one, `ap` returns a tuple of Recomputables,
+        each with a storage of its own.
+    nbytes
+        The size of each output, if you know better than the adapter, or before the first run: that much room is made,
+        and that much is counted. One number for all outputs, or one each.
+
+    What the function raises passes through, with a note that says where the operation was created. Raises BudgetError
+    if arguments and result do not fit into the budget together. Cost: about two microseconds, and the function.
+    """
+    return _apply(function, args, kwargs, nout, nbytes, sys._getframe(1))
+
+
+def _apply(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    nout: int,
+    nbytes: int | Sequence[int] | None,
+    caller: FrameType,
+) -> Any:
+    found: list[Value] = []
+    keep: list[Recomputable[Any]] = []  # references that live in a list which somebody may change meanwhile
+
+    def value_of(argument: Any) -> Value | None:
+        if isinstance(argument, Recomputable):
+            keep.append(argument)
+            return argument._value
+        return None
+
+    if isinstance(function, Recomputable):
+        args = (function, *args)
+        function = _call
+    elif not callable(function):
+        raise TypeError(f"ap takes a function first, or a Recomputable that holds one, not {function!r}")
+    positional = tuple([pack(argument, value_of, found) for argument in args])
+    keywords = {name: pack(argument, value_of, found) for name, argument in kwargs.items()} if kwargs else None
+    cache = keep[0]._cache if keep else current_cache()
+    for each in keep:
+        if each._cache is not cache:
+            raise ValueError(
+                "the arguments belong to two caches; make all of them in one, or pass the value: argument.get()"
+            )
+    declared = None if nbytes is None and nout == 1 else _declared(nout, nbytes)
+    operation = Operation(
+        function, positional, keywords, tuple(found), nout, declared, caller.f_code, caller.f_lineno
+    )
+    outputs = cache._apply(operation)
+    if nout == 1:
+        return Recomputable(cache, outputs[0])
+    return tuple([Recomputable(cache, output) for output in outputs])
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if type(nout) is not int or nout < 1:
+        raise ValueError(f"nout must be a whole number of outputs, at least 1, not {nout!r}")
+    if nbytes is None:
+        return None
+    sizes = (nbytes,) * nout if isinstance(nbytes, int) else tuple(nbytes)
+    if len(sizes) != nout or any(not hasattr(size, "__index__") or size < 0 for size in sizes):
+        raise ValueError(f"nbytes must be bytes, at least 0: one number, or {nout} of them, not {nbytes!r}")
+    return tuple(size.__index__() for size in sizes)
+
+
+@overload
+def lift(function: Callable[..., Any], /) -> Callable[..., Any]: ...
+@overload
+def lift(
+    *, nout: int = 1, nbytes: int | Sequence[int] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def lift(
+    function: Callable[..., Any] | None = None, /, *, nout: int = 1, nbytes: int | Sequence[int] | None = None
+) -> Callable[..., Any]:
+    """A function of values as a function of Recomputables: `lift(f)(x)` is `ap(f, x)`. Also a decorator."""
+    if function is None:
+        return lambda function: _lifted(function, nout, nbytes)
+    return _lifted(function, nout, nbytes)
+
+
+def _lifted(function: Callable[..., Any], nout: int, nbytes: int | Sequence[int] | None) -> Callable[..., Any]:
+    if not callable(function):
+        raise TypeError(f"lift takes a function, not {function!r}")
+
+    @wraps(function)
+    def lifted(*args: Any, **kwargs: Any) -> Any:
+        return _apply(function, args, kwargs, nout, nbytes, sys._getframe(1))
+
+    return lifted
+
+
+def sequence(values: Any) -> Recomputable[Any]:
+    """A tuple, list or dict of Recomputables as a Recomputable of a tuple, list or dict; another iterable as a list."""
+    if not isinstance(values, (tuple, list, dict)):
+        values = list(values)
+    return _apply(_same, (values,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
+
+
+def traverse(function: Callable[[T], Recomputable[U]], values: Iterable[T]) -> Recomputable[list[U]]:
+    """`sequence` of `function` of each value: a list in, a Recomputable of a list out."""
+    results = [function(value) for value in values]
+    return _apply(_same, (results,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
+
+
+def _same(value: T) -> T:
+    return value
+
+
+

@@ -1,0 +1,299 @@
+"""Candidate search: which of the resident, unlocked storages of a pool has the smallest score.
+
+`exact` is a kinetic tournament for scores that are lines in time, and a scan for others. `sample`, `ignore small` and
+`batch` are the approximations of the DTR prototype (Kirisame et al., section 5 and appendix E).
+
+A locked storage may stay in a search: it is passed over, and dropped from the tournament when it comes up.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isqrt
+from typing import ClassVar, Final
+
+from recompute._graph import Storage
+from recompute._neighbours import Neighbourhood
+from recompute._policy import Nothing, Policy
+from recompute._tournament import Tournament
+
+
+class Candidates(ABC):
+    """The storages that a pool may evict, and the choice among them."""
+
+    def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
+        self.policy = policy
+        self.neighbourhood = neighbourhood
+        self.scored = 0  # scores computed so far
+
+    def score(self, storage: Storage, now: float) -> float:
+        """The score of one candidate by its definition."""
+        self.scored += 1
+        neighbours = self.neighbourhood.cost(storage)
+        return self.policy.score(storage.cost, neighbours, storage.size, now - storage.last_access)
+
+    @abstractmethod
+    def add(self, storage: Storage) -> None:
+        """`storage` is resident and unlocked from now on. O(1)."""
+
+    @abstractmethod
+    def remove(self, storage: Storage) -> None:
+        """`storage` is no candidate any more. O(1)."""
+
+    def changed(self, storage: Storage) -> None:  # noqa: B027  # a scan has nothing to remember
+        """The own cost or the size of `storage` changed, or its neighbourhood's cost fell. O(1)."""
+
+    @abstractmethod
+    def choose(self, now: float) -> list[Storage]:
+        """Whom to evict, best first; empty if there is nobody."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Storage]: ...
+
+
+class _List(Candidates):
+    """Candidates in a dense list, for searches that look at many."""
+
+    def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
+        super().__init__(policy, neighbourhood)
+        self._storages: list[Storage] = []
+
+    def add(self, storage: Storage) -> None:
+        storage.slot = len(self._storages)
+        self._storages.append(storage)
+
+    def remove(self, storage: Storage) -> None:
+        last = self._storages.pop()
+        if last is not storage:
+            self._storages[storage.slot] = last
+            last.slot = storage.slot
+        storage.slot = -1
+
+    def __iter__(self) -> Iterator[Storage]:
+        return iter(self._storages)
+
+    def unlocked(self) -> list[Storage]:
+        return [storage for storage in self._storages if not storage.locks]
+
+    def best(self, among: list[Storage], now: float) -> list[Storage]:
+        return [min(among, key=lambda storage: self.score(storage, now))] if among else []
+
+
+class Scan(_List):
+    """Every candidate is scored: O(n)."""
+
+    def choose(self, now: float) -> list[Storage]:
+        return self.best(self.unlocked(), now)
+
+
+class Never(_List):
+    """Nobody is ever chosen."""
+
+    def choose(self, now: float) -> list[Storage]:
+        return []
+
+
+class Sampled(_List):
+    """The best of a random sample, square root of the pool in size."""
+
+    def __init__(self, policy: Policy, neighbourhood: Neighbourhood, seed: int) -> None:
+        super().__init__(policy, neighbourhood)
+        self._random = random.Random(seed)
+
+    def choose(self, now: float) -> list[Storage]:
+        count = isqrt(max(0, len(self._storages) - 1)) + 1
+        picked = self._random.sample(self._storages, min(count, len(self._storages)))
+        return self.best([storage for storage in picked if not storage.locks] or self.unlocked(), now)
+
+
+class LargeOnly(_List):
+    """Every candidate of at least `share` of the mean size is scored; the small ones only when nothing else is left."""
+
+    def __init__(self, policy: Policy, neighbourhood: Neighbourhood, share: float) -> None:
+        super().__init__(policy, neighbourhood)
+        self._share = share
+
+    def choose(self, now: float) -> list[Storage]:
+        unlocked = self.unlocked()
+        least = self._share * sum(storage.size for storage in unlocked) / max(1, len(unlocked))
+        return self.best([storage for storage in unlocked if storage.size >= least], now)
+
+
+class Batched(_List):
+    """Every candidate is scored, and all below `factor` times the smallest score are evicted together."""
+
+    def __init__(self, policy: Policy, neighbourhood: Neighbourhood, factor: float) -> None:
+        super().__init__(policy, neighbourhood)
+        self._factor = factor
+
+    def choose(self, now: float) -> list[Storage]:
+        scores = sorted(((self.score(storage, now), -storage.number, storage) for storage in self.unlocked()))
+        return [storage for score, _, storage in scores if score <= self._factor * scores[0][0]]
+
+
+class Tournaments(Candidates):
+    """Exact, in O(log n) amortised, for a policy whose 1 / score is a line in staleness.
+
+    Nothing is scored before the first choice. After it, what changed is noted by slot (`_changed`) and played at the
+    next choice; what only made a candidate dearer (a later access, a neighbour evicted) is found when it comes up.
+    """
+
+    def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
+        super().__init__(policy, neighbourhood)
+        self._storages: list[Storage | None] = []  # by slot
+        self._orders: list[int] = []  # by slot: when it became a candidate
+        self._free: list[int] = []
+        self._changed: set[int] = set()
+        self._order = 0
+        self._tournament: Tournament | None = None
+
+    def add(self, storage: Storage) -> None:
+        self._order += 1
+        if self._free:
+            slot = self._free.pop()
+            self._storages[slot] = storage
+            self._orders[slot] = self._order
+        else:
+            slot = len(self._storages)
+            self._storages.append(storage)
+            self._orders.append(self._order)
+        storage.slot = slot
+        if self._tournament is not None:
+            self._changed.add(slot)
+
+    def remove(self, storage: Storage) -> None:
+        slot = storage.slot
+        storage.slot = -1
+        self._storages[slot] = None
+        self._free.append(slot)
+        if self._tournament is not None:
+            self._changed.add(slot)
+
+    def changed(self, storage: Storage) -> None:
+        if storage.slot >= 0 and self._tournament is not None:
+            self._changed.add(storage.slot)
+
+    def __iter__(self) -> Iterator[Storage]:
+        return (storage for storage in self._storages if storage is not None)
+
+    def choose(self, now: float) -> list[Storage]:
+        tournament = self._catch_up(now)
+        while (slot := tournament.highest(now)) >= 0:
+            storage = self._storages[slot]
+            assert storage is not None
+            if storage.locks:
+                self.remove(storage)
+                self._catch_up(now)
+                continue
+            known = tournament.line(slot)
+            if self.policy.neighbourhood == "none" and known[2] == storage.last_access:
+                return [storage]
+            line = (*self._line(storage), storage.last_access)
+            if line == known:
+                return [storage]
+            tournament.set(slot, *line, self._orders[slot], now)
+        return []
+
+    def _line(self, storage: Storage) -> tuple[float, float]:
+        self.scored += 1
+        line = self.policy.line(storage.cost, self.neighbourhood.cost(storage), storage.size)
+        assert line is not None
+        return line
+
+    def _catch_up(self, now: float) -> Tournament:
+        """Play what has changed since the last choice."""
+        tournament = self._tournament
+        slots = len(self._storages)
+        if tournament is None or tournament.capacity < slots or 8 * len(self._changed) > slots + 64:
+            tournament = self._tournament = Tournament(slots + 1)
+            for slot, storage in enumerate(self._storages):
+                if storage is not None:
+                    tournament.enter(slot, *self._line(storage), storage.last_access, self._orders[slot])
+            tournament.build(now)
+        else:
+            for slot in self._changed:
+                storage = self._storages[slot]
+                if storage is None:
+                    tournament.clear(slot, now)
+                else:
+                    tournament.set(slot, *self._line(storage), storage.last_access, self._orders[slot], now)
+        self._changed.clear()
+        return tournament
+
+
+@dataclass(frozen=True)
+class Search(ABC):
+    """How to look for the candidate of smallest score."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
+        """An empty set of candidates that is searched this way."""
+
+
+@dataclass(frozen=True)
+class Exact(Search):
+    """The smallest score, in O(log n) amortised where the policy is a line in staleness, else by a scan."""
+
+    name = "exact"
+
+    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
+        if isinstance(policy, Nothing):
+            return Never(policy, neighbourhood)
+        straight = policy.line(1.0, 1.0, 1) is not None
+        return (Tournaments if straight else Scan)(policy, neighbourhood)
+
+
+@dataclass(frozen=True)
+class Sample(Search):
+    """The smallest score of a random sample, the square root of the pool in size."""
+
+    name = "sample"
+    seed: int = 0
+
+    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
+        return Sampled(policy, neighbourhood, self.seed)
+
+
+@dataclass(frozen=True)
+class IgnoreSmall(Search):
+    """Candidates below `share` of the mean size are looked at only when there is nothing else."""
+
+    name = "ignore small"
+    share: float = 0.01
+
+    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
+        return LargeOnly(policy, neighbourhood, self.share)
+
+
+@dataclass(frozen=True)
+class Batch(Search):
+    """Everything under `factor` times the smallest score goes at once: fewer searches, more evictions."""
+
+    name = "batch"
+    factor: float = 2.0
+
+    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
+        return Batched(policy, neighbourhood, self.factor)
+
+
+SEARCHES: Final[dict[str, type[Search]]] = {search.name: search for search in (Exact, Sample, IgnoreSmall, Batch)}
+"""The searches by name."""
+
+
+def search_of(search: str | Search | type[Search]) -> Search:
+    """A search from its name or from an object."""
+    if isinstance(search, str):
+        found = SEARCHES.get(search.replace("-", " ").replace("_", " "))
+        if found is None:
+            raise ValueError(f"unknown search {search!r}; choose from {', '.join(SEARCHES)}")
+        return found()
+    if isinstance(search, type) and issubclass(search, Search):
+        return search()
+    if isinstance(search, Search):
+        return search
+    raise TypeError(f"a search is a name or a Search, not {search!r}")
