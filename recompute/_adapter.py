@@ -39,7 +39,8 @@ class Adapter:
 
     def buffer(self, value: Any) -> object | None:
         """The object that stands for the memory: two values with the same one are aliases. None: never an alias."""
-        return None if type(value) in _python.ATOMIC else value
+        own: object = value
+        return None if type(value) in _python.ATOMIC else own
 
     def watch(self, value: Any) -> object | None:
         """An object that lives as long as the memory and takes weak references; None where there is no such thing."""
@@ -75,26 +76,25 @@ class Adapter:
 class Kind:
     """An adapter resolved for one type. None in the place of a method means that there is nothing to call."""
 
-    __slots__ = ("adapter", "buffer", "device", "freeze", "nbytes", "readonce", "signature", "watch")
+    __slots__ = ("adapter", "buffer", "device", "freeze", "nbytes", "plain", "readonce", "signature", "watch")
 
     def __init__(self, adapter: Adapter, cls: type) -> None:
         own = type(adapter)
         self.adapter = adapter
         self.nbytes: Callable[[Any], int] = adapter.nbytes
-        self.signature: Callable[[Any], Hashable] = adapter.signature
-        self.buffer = adapter.buffer
+        self.signature: Callable[[Any], Hashable] | None = adapter.signature  # None: the value itself
+        self.buffer: Callable[[Any], object | None] | None = adapter.buffer
         self.device = adapter.device if own.device is not Adapter.device else None
         self.freeze = adapter.freeze if own.freeze is not Adapter.freeze else None
         self.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
+        # As an argument: no container and no Recomputable, which the operation has to look into.
+        self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not hasattr(cls, "_value")
         if own.nbytes is Adapter.nbytes and cls in _python.ATOMIC:
             self.nbytes = _python.ATOMIC[cls]
-            self.buffer = _no_buffer
-            self.watch = None
-
-
-def _no_buffer(value: Any) -> None:
-    return None
+            self.buffer = self.watch = None
+            if cls in _python.BY_VALUE:
+                self.signature = None
 
 
 class _Kinds(dict[type, Kind]):

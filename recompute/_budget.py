@@ -56,9 +56,7 @@ class available:  # noqa: N801  # reads as a function: budget=rc.available(0.8)
     It is asked again when `seconds` have passed or when usage has changed by 1 % of the last answer.
     """
 
-    def __init__(
-        self, fraction: float = 0.8, *, probe: Callable[[], int] | None = None, seconds: float = 0.1
-    ) -> None:
+    def __init__(self, fraction: float = 0.8, *, probe: Callable[[], int] | None = None, seconds: float = 0.1) -> None:
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, not {fraction!r}")
         self.fraction = fraction

@@ -13,29 +13,30 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Lock
 from time import perf_counter
+from types import CodeType
 from typing import Any, Final, get_args
 
 from recompute import _context
-from recompute._adapter import kinds, weak, weak_to
+from recompute._adapter import fingerprint, kinds, weak, weak_to
 from recompute._arguments import fill
 from recompute._budget import Limit, format_bytes, parse_bytes
 from recompute._errors import BudgetError
 from recompute._events import Added, Event, Evicted, Forgotten, Listener, Performed, Reason, TakenBack
-from recompute._flight import Flight, Frame, Made, running
-from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
+from recompute._flight import ON_THE_GROUND, Flight, Frame, Goal, Made, Room, Running, running
+from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value, qualified
 from recompute._neighbours import NEIGHBOURHOODS
-from recompute._policy import DEFAULT, Policy, policy_of
+from recompute._policy import DEFAULT, Policy, Score, policy_of
 from recompute._pool import Held, Pool
-from recompute._search import Search, search_of
+from recompute._search import Search, candidates, search_of
 from recompute._sizes import LearntSizes
+from recompute._python import ATOMIC
 from recompute._stats import PoolStats, Recomputed, Stats
 from recompute._verify import Fingerprints
 
 Budget = int | float | str | Callable[[int], int] | None
-Score = Callable[[float, float, int, float], float]
 
 
 class Cache:
@@ -76,6 +77,7 @@ class Cache:
         if not callable(clock):
             raise TypeError(f"clock must be a function that returns seconds, not {clock!r}")
         self._limits = _Limits(budget)
+        self._unlimited = budget is None
         self.policy: Final = policy_of(policy)
         self.search: Final = search_of(search)
         self.release: Final[ReleaseMode] = release
@@ -98,8 +100,8 @@ class Cache:
         self._listeners: list[Listener] = []
         self._events: deque[Event] = deque()
         self._operations = self._evictions = self._releases = self._rematerializations = self._recoveries = 0
-        self._model_time = self._remat_time = 0.0
-        self._again: dict[str, list[float]] = {}  # function -> [times, seconds]
+        self._remat_time = 0.0
+        self._again: dict[CodeType | str, list[float]] = {}  # function -> [times, seconds]
 
     # The four callbacks
 
@@ -129,10 +131,12 @@ class Cache:
                 made, cost = self._run(ready)
                 with self._lock:
                     self._store(ready, made, cost)
+                    flight.pop()
                     ready = self._rematerialize(flight)
         except BaseException:
             with self._lock:
-                self._abandon(flight)
+                while flight.frames:
+                    self._abandon(flight.frames.pop())
             raise
         finally:
             if outer is not None:
@@ -142,8 +146,9 @@ class Cache:
 
     def _evict(self, storage: Storage, why: Reason) -> None:
         """Drop the values on a resident, unlocked storage."""
-        self._empty(storage)
-        self._neighbourhood.evicted(storage)
+        self._empty(storage, True)
+        if self._neighbourhood.asked:
+            self._neighbourhood.evicted(storage)
         if why == "release":
             self._releases += 1
         else:
@@ -159,70 +164,74 @@ class Cache:
 
         None: the goal is reached.
         """
-        while flight.frames:
-            frame = flight.frames[-1]
+        frames = flight.frames
+        while frames:
+            frame = frames[-1]
             missing = frame.lock_arguments(self.now)
-            if missing is None:
-                if frame.operation is None:
-                    assert frame.arrive is not None
-                    frame.result = frame.arrive(frame.arguments[0])
-                    self._unlock(frame)
-                    flight.pop()
-                elif self._reserve(frame):
-                    frame.running = True
-                    frame.born = self._number
-                    self._executing += 1
-                    return frame
-                continue
-            if self._take_back(missing):
-                continue
-            operation = missing.operation
-            assert operation is not None, "a source is never evicted"
-            if operation.frame is None:
-                operation.frame = Frame(self, operation, operation.arguments, flight)
-                flight.frames.append(operation.frame)
-            elif operation.frame.flight in (flight, *(frame.flight for frame in _running_here())):
-                raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
-            else:
-                self._wait(flight)
+            if missing is not None:
+                operation = missing.operation
+                assert operation is not None, "a source is never evicted"
+                if missing.ghost is not None and self._take_back(missing):
+                    continue
+                if operation.frame is None:
+                    operation.frame = Frame(self, operation, flight)
+                    frames.append(operation.frame)
+                elif operation.frame.flight in (flight, *(each.flight for each in _running_here())):
+                    raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
+                else:
+                    self._wait(flight)
+            elif frame.operation is None:
+                assert isinstance(frame, Goal)
+                frame.result = frame.arrive(frame.arguments[0])
+                self._unlock(frame)
+                flight.pop()
+            elif self._reserve(frame, frame.operation):
+                return frame
         return None
 
     # An operation in flight
 
-    def _reserve(self, frame: Frame) -> bool:
+    def _reserve(self, frame: Frame, operation: Operation) -> bool:
         """Make room for the outputs, as far as their sizes are known; False if the arguments must be locked again."""
-        operation = frame.operation
-        assert operation is not None
         for device, size in self._expected(frame, operation):
-            pool = self._pool(device)
+            pool = self._pools.get(device) or self._pool(device)
             if pool.used + size > pool.limit or pool.adaptive is not None:
                 if not self._allocate(pool, size, frame.flight, operation):
-                    self._unreserve(frame)
+                    self._give_back(frame.reserved)
+                    frame.reserved = ()
                     return False
             pool.take(size)
             pool.fixed += size
-            if frame.reserved is None:
-                frame.reserved = []
-            frame.reserved.append((pool, size))
+            frame.reserved += ((pool, size),)
+        frame.running = True
+        frame.born = self._number
+        self._executing += 1
         return True
 
-    def _expected(self, frame: Frame, operation: Operation) -> list[tuple[str, int]]:
+    def _expected(self, frame: Frame, operation: Operation) -> Sequence[tuple[str, int]]:
         """(device, bytes) of the outputs: as before, as declared, or as learnt; empty if unknown."""
         if operation.runs:
-            shared = {argument.storage for argument in operation.arguments}
-            storages = {each.storage: None for each in operation.outputs if each is not None}
-            return [(each.pool.device, each.size) for each in storages if each not in shared and not each.resident]
+            if len(operation.outputs) == 1 and operation.outputs[0] is not None:
+                storage = operation.outputs[0].storage
+                return () if storage.resident else ((storage.pool.device, storage.size),)
+            storages = [each.storage for each in operation.outputs if each is not None]
+            if len(storages) > 1:
+                storages = list(dict.fromkeys(storages))
+            return [(each.pool.device, each.size) for each in storages if not each.resident]
         if operation.declared is not None:
             device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
             return [(device, size) for size in operation.declared]
-        frame.key = self._sizes.key(operation)
-        return [each for each in self._sizes.get(frame.key) or () if each[1]]
+        if self._unlimited:
+            return ()
+        keywords = operation.keywords
+        named = None if keywords is None else dict(zip(keywords, fill(keywords.values()), strict=True))
+        frame.key = self._sizes.key(operation.function, fill(operation.positional), named, operation.nout)
+        return self._sizes.get(frame.key)
 
-    def _unreserve(self, frame: Frame) -> None:
-        for pool, size in frame.reserved or ():
+    def _give_back(self, reserved: Room) -> None:
+        for pool, size in reserved:
             pool.used -= size
             pool.fixed -= size
-        frame.reserved = None
 
     def _run(self, frame: Frame) -> tuple[list[Made], float]:
         """Call the function; its outputs, measured, and its cost without what it spent in the cache. Without the lock."""
@@ -232,25 +241,27 @@ class Cache:
             for argument in operation.arguments:
                 self._fingerprints.check_untouched(argument)
         positional = fill(operation.positional)
+        keywords = operation.keywords
         clock = self._clock
-        frame.outer = running.get()
+        outer = frame.outer = running.get()
         running.set(frame)
         start = clock()
         try:
-            if operation.keywords is None:
+            if keywords is None:
                 result = operation.function(*positional)
             else:
-                result = operation.function(
-                    *positional, **dict(zip(operation.keywords, fill(operation.keywords.values()), strict=True))
-                )
+                result = operation.function(*positional, **dict(zip(keywords, fill(keywords.values()), strict=True)))
         except BaseException as error:
             _say_where(error, operation)
             raise
         finally:
             cost = clock() - start - frame.nested
-            running.set(frame.outer)
-        made = [self._measure(operation, number, each) for number, each in enumerate(_outputs(operation, result))]
-        return made, max(0.0, cost)
+            running.set(outer)
+        if operation.nout == 1:
+            made = [self._measure(operation, 0, result)]
+        else:
+            made = [self._measure(operation, number, each) for number, each in enumerate(_outputs(operation, result))]
+        return made, cost if cost > 0 else 0.0
 
     def _measure(self, operation: Operation, number: int, payload: Any) -> Made:
         """Ask the adapter about one output. Without the lock."""
@@ -260,127 +271,132 @@ class Cache:
                 f"{operation.name} returned a {type(payload).__name__}, which can be read only once, but its result "
                 f"is kept and read again; return a list or a tuple instead (created at {operation.created})"
             )
-        if self._fingerprints is not None and operation.runs:
-            value = operation.outputs[number]
-            if value is not None:
-                self._fingerprints.check_repeated(operation, value, payload)
-        buffer = kind.buffer(payload)
         declared = operation.declared
         size = kind.nbytes(payload) if declared is None else declared[number]
         if kind.freeze is not None and all(payload is not each.payload for each in operation.arguments):
             kind.freeze(payload)
+        digest = None
+        if self._fingerprints is not None:
+            digest = fingerprint(payload)
+            value = operation.outputs[number] if operation.runs else None
+            if value is not None:
+                self._fingerprints.check_repeated(operation, value, digest)
         device = "cpu" if kind.device is None else kind.device(payload)
-        return Made(payload, kind, size, 0 if buffer is None else id(buffer), device)
+        buffer = None if kind.buffer is None else kind.buffer(payload)  # last: nbytes and freeze may count references
+        return payload, size, 0 if buffer is None else id(buffer), device, digest
 
     def _store(self, frame: Frame, made: list[Made], cost: float) -> None:
         """Keep the outputs, record the cost, let the arguments go."""
         operation = frame.operation
         assert operation is not None
-        homes = self._homes(operation, made)
-        self._make_room_now(frame, made, homes)
+        again = operation.runs > 0
+        frame.running = False
+        self._executing -= 1
+        homes: list[Storage | None] = []
+        for each in made:
+            homes.append(_home_among(operation.arguments, each[2]) if each[2] else None)
+        reserved, frame.reserved = frame.reserved, ()
+        self._make_room_now(reserved, operation, made, homes)
         self.now += cost
-        first = not operation.runs
         operation.runs += 1
         if frame.found:
-            self._depend(operation, frame.found, first)
-        if first:
+            self._depend(operation, frame.found, again)
+        if again:
+            self._rematerializations += 1
+            self._remat_time += cost
+            key = getattr(operation.function, "__code__", None) or operation.name
+            count = self._again.get(key)
+            if count is None:
+                count = self._again[key] = [0, 0.0]
+            count[0] += 1
+            count[1] += cost
+            for number, value in enumerate(operation.outputs):
+                if value is not None and value.payload is EVICTED:
+                    self._restore(value, operation, made[number], homes[number])
+            if cost < operation.cost:  # the first run of a compiled function is not its cost
+                self._reprice(operation, cost)
+        else:
             self._operations += 1
-            self._model_time += cost
             operation.cost = cost
             self._create(operation, made, homes)
             if frame.key is not None:
-                sizes = tuple([(each.device, 0 if home else each.size) for each, home in zip(made, homes, strict=True)])
-                self._sizes.learn(frame.key, sizes)
-        else:
-            self._count_again(operation, cost)
-            for value, each, home in zip(operation.outputs, made, homes, strict=True):
-                if value is not None and value.payload is EVICTED:
-                    self._restore(value, operation, each, home)
-            if cost < operation.cost:  # the first run of a compiled function is not its cost
-                self._reprice(operation, cost)
+                self._sizes.learn(frame.key, _own_memory(made, homes))
         if self._listeners:
-            self._events.append(self._performed(operation, cost, not first))
+            self._events.append(self._performed(operation, cost, again))
         operation.frame = None
-        frame.running = False
-        self._executing -= 1
         self._unlock(frame)
-        frame.flight.pop()
-        if self._banishable and not first:
+        if self._banishable and again:
             for argument in operation.arguments:
                 if argument.storage in self._banishable:
                     self._banish(argument.storage)
         if self._blocked:
             self._changed.notify_all()
 
-    def _homes(self, operation: Operation, made: list[Made]) -> list[Storage | None]:
-        """For each output the storage of the argument whose memory it shares; None: it has memory of its own."""
-        homes: list[Storage | None] = []
-        for each in made:
-            home = None
-            if each.buffer:
-                for argument in operation.arguments:
-                    if argument.storage.buffer == each.buffer:
-                        home = argument.storage
-                        break
-            homes.append(home)
-        return homes
-
-    def _make_room_now(self, frame: Frame, made: list[Made], homes: list[Storage | None]) -> None:
+    def _make_room_now(
+        self, reserved: Room, operation: Operation, made: list[Made], homes: list[Storage | None]
+    ) -> None:
         """Turn the room reserved into room for what was made; if that is more, evict after the fact."""
-        operation = frame.operation
-        assert operation is not None
-        reserved = frame.reserved or []
-        self._unreserve(frame)
+        if reserved:
+            self._give_back(reserved)
+            pool, size = reserved[0]
+            if len(made) == 1 and made[0][1] <= size and made[0][3] == pool.device:
+                return  # the ordinary case: the size was known
+        if self._unlimited:
+            return
+        if operation.runs:
+            wanted = [each is not None and each.payload is EVICTED for each in operation.outputs]
+            made = [each for each, needed in zip(made, wanted, strict=True) if needed]
+            homes = [each for each, needed in zip(homes, wanted, strict=True) if needed]
         needs: dict[Pool, int] = {}
-        values: tuple[Value | None, ...] = operation.outputs or (None,) * len(made)
-        for each, home, value in zip(made, homes, values, strict=True):
-            wanted = not operation.runs or (value is not None and value.payload is EVICTED)
-            if home is None and wanted:
-                pool = self._pool(each.device)
-                needs[pool] = needs.get(pool, 0) + each.size
+        for device, size in _own_memory(made, homes):
+            pool = self._pool(device)
+            needs[pool] = needs.get(pool, 0) + size
         for pool, size in needs.items():
             if pool.used + size > pool.limit and size > sum(room for one, room in reserved if one is pool):
                 pool.overshoot = max(pool.overshoot, pool.used + size - int(pool.limit))
                 pool.peak = max(pool.peak, pool.used + size)
-                self._allocate(pool, size, frame.flight, operation)
+                self._allocate(pool, size, ON_THE_GROUND, operation)
 
     def _create(self, operation: Operation, made: list[Made], homes: list[Storage | None]) -> None:
         """The outputs of a first run, each on the storage it shares or on one of its own."""
         outputs: list[Value | None] = []
         own: dict[int, Storage] = {}  # by buffer: outputs may share memory with each other
-        for each, home in zip(made, homes, strict=True):
-            storage = home or own.get(each.buffer)
+        for number, (payload, size, buffer, device, digest) in enumerate(made):
+            storage = homes[number] or own.get(buffer)
             if storage is None:
                 self._number += 1
-                pool = self._pool(each.device)
-                storage = Storage(pool, each.size, each.kind, each.buffer, self._number, self.now)
+                pool = self._pools.get(device) or self._pool(device)
+                storage = Storage(pool, size, buffer, self._number, self.now)
                 self._settle_in(storage)
-                if each.buffer:
-                    own[each.buffer] = storage
-            elif home is None and all(each.payload is not value.payload for value in storage.values):
-                storage.pool.resize(storage, storage.size + each.size)  # two views of what neither of them owns
-            value = Value(each.payload, operation, storage)
+                if buffer:
+                    own[buffer] = storage
+            elif homes[number] is None and not any(
+                value.payload is payload or id(value.payload) == buffer for value in storage.values
+            ):
+                storage.pool.resize(storage, storage.size + size)  # two views of what neither of them owns
+            value = Value(payload, operation, storage)
             value.refs = 1
             self._join(value, operation, storage)
             outputs.append(value)
             if self._fingerprints is not None:
-                self._fingerprints.note(value)
+                self._fingerprints.note(value, digest)
         operation.outputs = tuple(outputs)
         for argument in operation.arguments:
             argument.add_user(operation)
 
     def _restore(self, value: Value, operation: Operation, made: Made, home: Storage | None) -> None:
         """An evicted value was computed again; should it share memory otherwise than before, it moves."""
+        payload, size, buffer, device, _ = made
         storage = value.storage
         if home is not None or storage.resident:
-            if home is None:
-                home = next((each.storage for each in operation.outputs if each is not None and made.buffer
-                             and each.storage.buffer == made.buffer), None)
+            home = home or _home_among(operation.outputs, buffer)
             if home is None:
                 self._number += 1
-                home = Storage(self._pool(made.device), made.size, made.kind, made.buffer, self._number, self.now)
+                home = Storage(self._pool(device), size, buffer, self._number, self.now)
                 self._settle_in(home)
             if home is not storage:
+                if not storage.resident:
+                    self._neighbourhood.unlinking(storage)
                 storage.values.remove(value)
                 if not storage.values:
                     self._vanish(storage, source=False)
@@ -388,27 +404,33 @@ class Cache:
                     self._own_cost(storage, -operation.cost)
                 self._join(value, operation, home)
         else:
-            self._neighbourhood.restored(storage)
+            if self._neighbourhood.asked:
+                self._neighbourhood.restored(storage)
             storage.resident = True
             storage.held = None  # should anybody still hold the old buffer, that stays counted on its own
-            storage.pool, storage.size = self._pool(made.device), made.size
-            storage.kind, storage.buffer = made.kind, made.buffer
+            if storage.pool.device != device:
+                storage.pool = self._pool(device)
+            storage.size, storage.buffer = size, buffer
             for each in storage.values:
                 each.ghost = None
             self._settle_in(storage)
-        value.payload = made.payload
+        value.payload = payload
 
     def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
         """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""
         value.storage = storage
-        if all(each.operation is not operation for each in storage.values):
+        if not storage.values:
+            storage.cost += operation.cost
+        elif all(each.operation is not operation for each in storage.values):
             self._own_cost(storage, operation.cost)
         storage.values.append(value)
 
     def _settle_in(self, storage: Storage) -> None:
         """Count a storage that has just become resident."""
         storage.pool.take(storage.size)
-        if storage.size:
+        if storage.locks:
+            storage.pool.fixed += storage.size
+        elif storage.size:
             storage.pool.candidates.add(storage)
 
     def _own_cost(self, storage: Storage, change: float) -> None:
@@ -418,13 +440,6 @@ class Cache:
         elif storage.slot >= 0:
             storage.pool.candidates.changed(storage)
 
-    def _count_again(self, operation: Operation, cost: float) -> None:
-        self._rematerializations += 1
-        self._remat_time += cost
-        count = self._again.setdefault(operation.name, [0, 0.0])
-        count[0] += 1
-        count[1] += cost
-
     def _reprice(self, operation: Operation, cost: float) -> None:
         """A repeated run was cheaper: that is the cost from now on."""
         change = cost - operation.cost
@@ -432,36 +447,38 @@ class Cache:
         for storage in {each.storage for each in operation.outputs if each is not None}:
             self._own_cost(storage, change)
 
-    def _depend(self, operation: Operation, found: list[Value], first: bool) -> None:
+    def _depend(self, operation: Operation, found: list[Value], again: bool) -> None:
         """Values that the function asked for at run time are arguments from now on."""
         new = [each for each in dict.fromkeys(found) if each not in operation.arguments and (each.refs or each.uses)]
         operation.arguments += tuple(new)
-        if not first:
+        if again:
             for value in new:
                 value.add_user(operation)
 
     def _unlock(self, frame: Frame) -> None:
         """Let the arguments go, and evict those that were released in the meantime."""
-        locked = frame.locked
         frame.let_go()
         if self._late:
-            for storage in locked:
-                if storage in self._late and not storage.locks:
-                    self._late.discard(storage)
-                    if storage.resident and not any(each.refs for each in storage.values):
-                        self._evict(storage, "release")
+            self._evict_late(frame.arguments)
 
-    def _abandon(self, flight: Flight) -> None:
-        """After a fault: whatever the flight had taken is given back."""
-        for frame in reversed(flight.frames):
-            if frame.running:
-                frame.running = False
-                self._executing -= 1
-            self._unreserve(frame)
-            self._unlock(frame)
-            if frame.operation is not None and frame.operation.frame is frame:
-                frame.operation.frame = None
-        flight.frames.clear()
+    def _evict_late(self, values: Sequence[Value]) -> None:
+        """Those of the values that were released while an operation needed them can go now."""
+        for value in values:
+            storage = value.storage
+            if storage in self._late and not storage.locks:
+                self._late.discard(storage)
+                if storage.resident and not any(each.refs for each in storage.values):
+                    self._evict(storage, "release")
+
+    def _abandon(self, frame: Frame) -> None:
+        """After a fault: what the frame had taken is given back."""
+        if frame.running:
+            frame.running = False
+            self._executing -= 1
+        self._give_back(frame.reserved)
+        self._unlock(frame)
+        if frame.operation is not None and frame.operation.frame is frame:
+            frame.operation.frame = None
         if self._blocked:
             self._changed.notify_all()
 
@@ -524,20 +541,22 @@ class Cache:
 
     def _drop(self, reference: Value | Held) -> None:
         """A Recomputable or a held buffer has gone. Called from destructors: at any time, in any thread."""
-        self._dropped.append(reference)
-        if not self._lock.locked():  # else whoever holds it sees to the queue when it leaves
-            self._settle()
+        if not self._lock.locked():
+            with self._lock:
+                self._gone(reference)
+            if self._dropped or self._events:
+                self._settle()
+        else:
+            self._dropped.append(reference)  # whoever holds the lock sees to the queue when it leaves
+            if not self._lock.locked():  # unless it has just left
+                self._settle()
 
     def _settle(self) -> None:
         """See to dropped references and deliver events. Called without the lock, after every use of it."""
         while self._dropped:
             with self._lock:
                 while self._dropped:
-                    reference = self._dropped.popleft()
-                    if type(reference) is Value:
-                        self._released(reference)
-                    else:
-                        self._let_go(reference)  # type: ignore[arg-type]  # a Held, then
+                    self._gone(self._dropped.popleft())
         while self._events:
             try:
                 event = self._events.popleft()
@@ -547,24 +566,30 @@ class Cache:
                 try:
                     listener(event)
                 except Exception as error:
-                    self._listeners.remove(listener)
+                    self._unsubscribe(listener)
                     warnings.warn(
                         f"{listener!r} raised {error!r} and will hear no more events", RuntimeWarning, stacklevel=2
                     )
 
+    def _gone(self, reference: Value | Held) -> None:
+        if isinstance(reference, Value):
+            reference.refs -= 1
+            if not reference.refs:
+                self._released(reference)
+        else:
+            self._let_go(reference)
+
     def _released(self, value: Value) -> None:
-        """One outside reference less."""
-        value.refs -= 1
-        if value.refs:
-            return
+        """The last outside reference to `value` has gone."""
         storage = value.storage
-        source = value.operation is None
-        if not value.uses and (self.release != "ignore" or source or not storage.resident):
+        if value.pinned:
+            self._unpin_locked(value)  # nobody else could
+        if not value.uses and not self._ignored(value):
             self._forget(value)
         elif self.release != "ignore":
             if self.release == "banish" and self._banish(storage):
                 return
-            if storage.resident and not any(each.refs for each in storage.values):
+            if storage.resident and (len(storage.values) == 1 or not any([each.refs for each in storage.values])):
                 if not storage.locks:
                     self._evict(storage, "release")
                 elif storage.locks > sum((each.operation is None) + each.pinned for each in storage.values):
@@ -582,7 +607,8 @@ class Cache:
             return False
         self._banishable.discard(storage)
         for output in outputs:
-            self._cut(output)
+            if output in output.storage.values:  # else it went with one before it
+                self._cut(output)
         return True
 
     def _cut(self, value: Value) -> None:
@@ -613,6 +639,8 @@ class Cache:
                     storage.pool.sources -= storage.size
             if len(storage.values) == 1:
                 self._vanish(storage, source=operation is None)
+            elif not storage.resident:
+                self._neighbourhood.unlinking(storage)
             storage.values.remove(value)
             value.payload = EVICTED
             if self._fingerprints is not None:
@@ -638,31 +666,31 @@ class Cache:
         operation.outputs = tuple([None if each is value else each for each in operation.outputs])
         if any(each is not None for each in operation.outputs):
             return []
-        operation.alive = False
+        operation.outputs = ()
         arguments, operation.arguments = operation.arguments, ()
-        operation.positional, operation.keywords = (), None
+        operation.positional, operation.keywords, operation.function = (), None, _dead
         unused = []
         for argument in arguments:
             argument.remove_user()
-            if not argument.uses and not argument.refs:
-                ignored = self.release == "ignore" and argument.operation is not None and argument.storage.resident
-                if not ignored:
-                    unused.append(argument)
+            if not argument.uses and not argument.refs and not self._ignored(argument):
+                unused.append(argument)
         return unused
 
-    def _empty(self, storage: Storage, watch: bool = True) -> None:
+    def _ignored(self, value: Value) -> bool:
+        """Whether a value without a use stays until its room is needed."""
+        storage = value.storage
+        return self.release == "ignore" and storage.resident and storage.size > 0 and not storage.locks
+
+    def _empty(self, storage: Storage, watch: bool) -> None:
         """Drop the payloads of a resident storage; what somebody outside still holds stays counted until let go."""
-        pool, kind = storage.pool, storage.kind
+        pool = storage.pool
         reference = None
         for value in storage.values:
-            payload = value.payload
-            if payload is not EVICTED:
-                if watch and kind.watch is not None:
-                    if reference is None:
-                        reference = weak(kind, payload)
-                    value.ghost = weak_to(payload)
-                value.payload = EVICTED
-            payload = None
+            kind = kinds[type(value.payload)]
+            if kind.watch is not None and watch and value.payload is not EVICTED:
+                reference = reference or weak(kind, value.payload)
+                value.ghost = weak_to(value.payload)
+            value.payload = EVICTED
         storage.resident = False
         storage.buffer = 0
         if storage.slot >= 0:
@@ -699,7 +727,8 @@ class Cache:
         held.pool.used -= held.size
         self._neighbourhood.restored(storage)
         storage.resident = True
-        buffer = storage.kind.buffer(payload)
+        kind = kinds[type(payload)]
+        buffer = None if kind.buffer is None else kind.buffer(payload)
         storage.buffer = 0 if buffer is None else id(buffer)
         for each in storage.values:
             ghost = each.ghost() if each.ghost is not None else None
@@ -720,14 +749,15 @@ class Cache:
                 f"a {type(payload).__name__} can be read only once, but a value may be read again; make a list of it"
             )
         size = kind.nbytes(payload)
-        buffer = kind.buffer(payload)
+        digest = None if self._fingerprints is None else fingerprint(payload)
         device = "cpu" if kind.device is None else kind.device(payload)
+        buffer = None if kind.buffer is None else kind.buffer(payload)
         try:
             with self._lock:
                 pool = self._pool(device)
                 self._allocate(pool, size, Flight(), None)
                 self._number += 1
-                storage = Storage(pool, size, kind, 0 if buffer is None else id(buffer), self._number, self.now)
+                storage = Storage(pool, size, 0 if buffer is None else id(buffer), self._number, self.now)
                 storage.locks = 1
                 value = Value(payload, None, storage)
                 value.refs = 1
@@ -735,7 +765,7 @@ class Cache:
                 self._settle_in(storage)
                 pool.sources += size
                 if self._fingerprints is not None:
-                    self._fingerprints.note(value)
+                    self._fingerprints.note(value, digest)
                 if self._listeners:
                     self._events.append(Added(self.now, pool.used, storage.number, size, device))
         finally:
@@ -743,24 +773,157 @@ class Cache:
                 self._settle()
         return value
 
-    def _apply(self, operation: Operation) -> tuple[Value, ...]:
+    def _apply(self, operation: Operation) -> tuple[Value | None, ...]:
         """Perform a new operation; its outputs, each with one outside reference."""
-        frame = Frame(self, operation, operation.arguments, Flight())
-        operation.frame = frame
-        self._perform(frame)
-        return operation.outputs  # type: ignore[return-value]  # none of them is dead yet
+        self._note_found(operation.arguments)
+        self._perform(Frame(self, operation, Flight()))
+        return operation.outputs
+
+    def _apply_at_once(self, operation: Operation) -> Value | None:
+        """`_apply` for one output, resident arguments, and none by name or in containers: the hot path.
+
+        It is `_perform`, `_reserve`, `_run` and `_store` written out, because calls are what an operation costs:
+        benchmarks/operations.py has the figures. None, with nothing done, if the operation is not that simple.
+        """
+        if self._fingerprints is not None or running.get() is not None:
+            return None
+        arguments = operation.arguments
+        payloads: list[Any] = []
+        room: Pool | None = None
+        reserved = 0
+        started = False
+        try:
+            with self._lock:
+                for value in arguments:
+                    if value.payload is EVICTED:
+                        return None
+                now = self.now
+                for part in operation.positional:
+                    if type(part) is Value:
+                        payloads.append(part.payload)
+                        storage = part.storage
+                        storage.last_access = now
+                        if not storage.locks:
+                            storage.pool.fixed += storage.size
+                        storage.locks += 1
+                    else:
+                        payloads.append(part)
+                if not self._unlimited:
+                    key = self._sizes.key(operation.function, payloads)
+                    for device, size in self._sizes.get(key):
+                        pool = self._pools.get(device) or self._pool(device)
+                        if pool.used + size > pool.limit or pool.adaptive is not None:
+                            self._allocate(pool, size, ON_THE_GROUND, operation)
+                        pool.take(size)
+                        pool.fixed += size
+                        room, reserved = pool, size
+                self._executing += 1
+                started = True
+                frame = Running(self, ON_THE_GROUND, self._number)
+            clock = self._clock
+            running.set(frame)
+            start = clock()
+            try:
+                payload = operation.function(*payloads)
+            except BaseException as error:
+                _say_where(error, operation)
+                raise
+            finally:
+                cost = clock() - start - frame.nested
+                running.set(None)
+            measure = ATOMIC.get(type(payload))
+            if measure is not None:
+                size, buffer, device = measure(payload), 0, "cpu"
+            else:
+                _, size, buffer, device, _ = self._measure(operation, 0, payload)
+            if cost < 0:
+                cost = 0.0
+            with self._lock:
+                home = _home_among(arguments, buffer) if buffer else None
+                pool = self._pools.get(device) or self._pool(device)
+                started = False
+                self._executing -= 1
+                if not self._unlimited:
+                    made: list[Made] = [(payload, size, buffer, device, None)]
+                    if room is pool and home is None and size <= reserved:
+                        pool.used -= reserved
+                        pool.fixed -= reserved
+                        room = None
+                    else:
+                        taken = ((room, reserved),) if room is not None else ()
+                        room = None
+                        self._make_room_now(taken, operation, made, [home])
+                    if size != reserved or home is not None:
+                        self._sizes.learn(key, _own_memory(made, [home]))
+                self.now = now = self.now + cost
+                self._operations += 1
+                operation.runs = 1
+                operation.cost = cost
+                if frame.found:
+                    self._depend(operation, frame.found, again=False)
+                if home is None:
+                    self._number = number = self._number + 1
+                    storage = Storage(pool, size, buffer, number, now)
+                    storage.cost = cost
+                    value = Value(payload, operation, storage)
+                    value.refs = 1
+                    storage.values.append(value)
+                    operation.outputs = (value,)
+                    pool.used = used = pool.used + size
+                    if used > pool.peak:
+                        pool.peak = used
+                    if size:
+                        pool.candidates.add(storage)
+                    for each in operation.arguments:
+                        each.uses += 1
+                        if each.users is None:
+                            each.users = [operation]
+                        else:
+                            each.users.append(operation)
+                else:
+                    self._create(operation, [(payload, size, buffer, device, None)], [home])
+                for each in arguments:
+                    storage = each.storage
+                    storage.locks -= 1
+                    if not storage.locks:
+                        storage.pool.fixed -= storage.size
+                        if storage.slot < 0 and storage.size:
+                            storage.pool.candidates.add(storage)
+                if self._late:
+                    self._evict_late(arguments)
+                if self._blocked:
+                    self._changed.notify_all()
+                if self._listeners:
+                    self._events.append(self._performed(operation, cost, again=False))
+            return operation.outputs[0]
+        except BaseException:
+            with self._lock:
+                if started:
+                    self._executing -= 1
+                if room is not None:
+                    room.used -= reserved
+                    room.fixed -= reserved
+                if payloads and not operation.runs:
+                    for each in arguments:
+                        each.storage.pool.unlock(each.storage)
+                    self._evict_late(arguments)
+                self._changed.notify_all()
+            raise
+
+    def _note_found(self, values: tuple[Value, ...]) -> None:
+        """Inside an operation's function: what it asks for, and did not make itself, is a dependency."""
+        outer = running.get()
+        if outer is not None and outer.cache is self:
+            if outer.found is None:
+                outer.found = []
+            outer.found += [value for value in values if value.storage.number <= outer.born]
 
     def _bring(self, value: Value, arrive: Callable[[Value], Any]) -> Any:
         """Make `value` resident and call `arrive` on it under the lock."""
-        outer = running.get()
-        if outer is not None and outer.cache is self and value.storage.number <= outer.born:
-            if outer.found is None:
-                outer.found = []
-            outer.found.append(value)
-        frame = Frame(self, None, (value,), Flight())
-        frame.arrive = arrive
-        self._perform(frame)
-        return frame.result
+        self._note_found((value,))
+        goal = Goal(self, value, arrive)
+        self._perform(goal)
+        return goal.result
 
     def _get(self, value: Value) -> Any:
         """The payload, by the slow path: evicted, inside an operation, or verified."""
@@ -814,6 +977,7 @@ class Cache:
         with self._lock:
             try:
                 self._limits = limits
+                self._unlimited = budget is None
                 for pool in self._pools.values():
                     pool.set_budget(limits.of(pool.device))
                     try:
@@ -822,6 +986,7 @@ class Cache:
                         raise BudgetError(f"the new budget is too small: {error}") from None
             except BaseException:
                 self._limits = before
+                self._unlimited = before.given is None
                 for pool in self._pools.values():
                     pool.set_budget(before.of(pool.device))
                 raise
@@ -865,7 +1030,10 @@ class Cache:
                 )
                 for each in self._pools.values()
             )
-            again = sorted(self._again.items(), key=lambda item: (-item[1][1], -item[1][0], item[0]))
+            again = [
+                Recomputed(each if isinstance(each, str) else qualified(each.co_qualname), int(times), seconds)
+                for each, (times, seconds) in self._again.items()
+            ]
             return Stats(
                 used=sum(each.used for each in pools),
                 peak=sum(each.peak for each in pools),
@@ -876,17 +1044,21 @@ class Cache:
                 releases=self._releases,
                 rematerializations=self._rematerializations,
                 recoveries=self._recoveries,
-                model_time=self._model_time,
+                model_time=self.now - self._remat_time,
                 remat_time=self._remat_time,
                 scored=sum(each.candidates.scored for each in self._pools.values()),
-                recomputed=tuple(Recomputed(name, int(times), seconds) for name, (times, seconds) in again),
+                recomputed=tuple(sorted(again, key=lambda each: (-each.seconds, -each.times, each.function))),
                 pools=pools,
             )
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener(event)` for every event from now on; returns a function that stops it."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+        return lambda: self._unsubscribe(listener)
+
+    def _unsubscribe(self, listener: Listener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     def __enter__(self) -> Cache:
         _context.enter(self)
@@ -904,8 +1076,8 @@ class Cache:
     def _pool(self, device: str) -> Pool:
         pool = self._pools.get(device)
         if pool is None:
-            candidates = self.search.over(self.policy, self._neighbourhood)
-            pool = self._pools[device] = Pool(device, candidates, self._limits.of(device))
+            found = candidates(self.search, self.policy, self._neighbourhood)
+            pool = self._pools[device] = Pool(device, found, self._limits.of(device))
         return pool
 
     def _performed(self, operation: Operation, cost: float, again: bool) -> Performed:
@@ -961,11 +1133,15 @@ def _tell_search(storage: Storage) -> None:
     storage.pool.candidates.changed(storage)
 
 
+def _dead() -> None:
+    """Stands in for the function of an operation that cannot run again, whose data must not be kept."""
+
+
 def _payload(value: Value) -> Any:
     return value.payload
 
 
-def _running_here() -> list[Frame]:
+def _running_here() -> list[Running]:
     """The operations whose functions run in this thread or task, the innermost first."""
     frames = []
     frame = running.get()
@@ -991,6 +1167,22 @@ def _outputs(operation: Operation, result: Any) -> tuple[Any, ...]:
             "were announced"
         )
     return outputs
+
+
+def _home_among(values: tuple[Value | None, ...], buffer: int) -> Storage | None:
+    """The storage among those of `values` whose memory an output shares."""
+    if buffer:
+        for value in values:
+            if value is not None and value.storage.buffer == buffer:
+                return value.storage
+    return None
+
+
+def _own_memory(made: list[Made], homes: list[Storage | None]) -> list[tuple[str, int]]:
+    """(device, bytes) of the outputs that share no memory with an argument; of equal ones, the first."""
+    own = {id(each[0]): (each[3], each[1]) for each, home in zip(made, homes, strict=True) if home is None and each[2]}
+    own.update((-number, (each[3], each[1])) for number, each in enumerate(made) if not each[2])
+    return [each for each in own.values() if each[1]]
 
 
 def _say_where(error: BaseException, operation: Operation) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from recompute._adapter import Kind
 from recompute._graph import EVICTED, Operation, Storage, Value
 
 if TYPE_CHECKING:
@@ -14,53 +13,42 @@ if TYPE_CHECKING:
     from recompute._pool import Pool
 
 
-class Made(NamedTuple):
-    """One output of a run, measured by its adapter."""
-
-    payload: Any
-    kind: Kind
-    size: int
-    buffer: int  # identity of its memory; 0: never shared
-    device: str
+Made = tuple[Any, int, int, str, bytes | None]
+"""One output of a run: payload, bytes, identity of its memory (0: never shared), device, digest if it is verified."""
 
 
-class Frame:
-    """One operation that a thread is bringing into memory, with its arguments; or just the values that are wanted."""
+Room = tuple[tuple["Pool", int], ...]
+"""Bytes reserved for outputs, by pool."""
 
-    __slots__ = (
-        "arguments",
-        "arrive",
-        "born",
-        "cache",
-        "flight",
-        "found",
-        "key",
-        "locked",
-        "nested",
-        "operation",
-        "outer",
-        "reserved",
-        "result",
-        "running",
-        "todo",
-    )
 
-    def __init__(self, cache: Cache, operation: Operation | None, arguments: tuple[Value, ...], flight: Flight) -> None:
+class Running:
+    """An operation whose function runs now, as a `get` inside that function sees it."""
+
+    __slots__ = ("born", "cache", "flight", "found", "nested", "outer")
+
+    def __init__(self, cache: Cache, flight: Flight, born: int) -> None:
         self.cache = cache
         self.flight = flight
-        self.operation = operation  # None: the argument itself is the goal
-        self.arguments = arguments
-        self.arrive: Callable[[Value], Any] | None = None  # what to do, under the lock, when the goal is resident
-        self.result: Any = None  # and what that returned
+        self.born = born  # storages with a higher number were made by the function itself
+        self.outer: Running | None = None  # the running operation that asked for this one
+        self.nested = 0.0  # seconds spent in the cache by the function: not its cost
+        self.found: list[Value] | None = None  # values that the function asked for at run time
+
+
+class Frame(Running):
+    """One operation that a thread is bringing into memory, with its arguments."""
+
+    __slots__ = ("arguments", "key", "locked", "operation", "reserved", "running", "todo")
+
+    def __init__(self, cache: Cache, operation: Operation | None, flight: Flight) -> None:
+        self.cache, self.flight, self.born, self.outer, self.nested, self.found = cache, flight, 0, None, 0.0, None
+        self.operation = operation  # None: a Goal
+        self.arguments = operation.arguments if operation is not None else ()
         self.todo: list[Value] | None = None  # evicted arguments, the next one last; None: not looked at yet
         self.locked: list[Storage] = []
-        self.reserved: list[tuple[Pool, int]] | None = None  # room made for the outputs
+        self.reserved: Room = ()  # room made for the outputs
         self.key: Any = None  # under which the sizes of the outputs are learnt
         self.running = False  # the function runs, outside the lock
-        self.outer: Frame | None = None  # the running operation that asked for this one, while it runs
-        self.nested = 0.0  # seconds spent in the cache by the running function: not its cost
-        self.born = 0  # storages with a higher number were made by the function itself
-        self.found: list[Value] | None = None  # values that the function asked for at run time
 
     def lock_arguments(self, now: float) -> Value | None:
         """Lock what is resident; the next argument that is not, or None when all are locked."""
@@ -97,6 +85,18 @@ class Frame:
         return f"<frame of {self.operation or self.arguments}>"
 
 
+class Goal(Frame):
+    """The bottom of a flight: one value that is wanted, and what to do with it under the lock once it is resident."""
+
+    __slots__ = ("arrive", "result")
+
+    def __init__(self, cache: Cache, value: Value, arrive: Callable[[Value], Any]) -> None:
+        super().__init__(cache, None, Flight())
+        self.arguments = (value,)
+        self.arrive = arrive
+        self.result: Any = None
+
+
 class Flight:
     """What one thread is bringing back: a stack of frames, the wanted one at the bottom, the next one to run on top."""
 
@@ -127,6 +127,10 @@ class Flight:
                 return True
             self.free_below += 1
         return False
+
+
+ON_THE_GROUND: Final = Flight()
+"""The flight of an operation that needed none: always empty."""
 
 
 def by_peak(values: list[Value]) -> list[Value]:
@@ -166,5 +170,5 @@ def _excess(value: Value) -> int:
     return peak[value.operation] - value.storage.size
 
 
-running: Final[ContextVar[Frame | None]] = ContextVar("recompute_running", default=None)
-"""The frame whose function runs in this context: a `get` inside it is a dependency found at run time."""
+running: Final[ContextVar[Running | None]] = ContextVar("recompute_running", default=None)
+"""The operation whose function runs in this context: a `get` inside it is a dependency found at run time."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import ReferenceType
 
 if TYPE_CHECKING:
-    from recompute._adapter import Kind
     from recompute._flight import Frame
     from recompute._neighbours import Component
     from recompute._pool import Held, Pool
@@ -47,7 +46,7 @@ class Value:
 
     def living_users(self) -> Iterator[Operation]:
         """The operations that take this value, each once."""
-        return (user for user in dict.fromkeys(self.users or ()) if user.alive)
+        return (user for user in dict.fromkeys(self.users or ()) if user.outputs)
 
     def add_user(self, operation: Operation) -> None:
         self.uses += 1
@@ -62,7 +61,7 @@ class Value:
         if not self.uses:
             self.users = None
         elif self.users is not None and len(self.users) > 2 * self.uses + 8:
-            self.users = [user for user in self.users if user.alive]
+            self.users = [user for user in self.users if user.outputs]
 
 
 class Storage:
@@ -73,7 +72,6 @@ class Storage:
         "component",
         "cost",
         "held",
-        "kind",
         "last_access",
         "locks",
         "number",
@@ -84,10 +82,9 @@ class Storage:
         "values",
     )
 
-    def __init__(self, pool: Pool, size: int, kind: Kind, buffer: int, number: int, now: float) -> None:
+    def __init__(self, pool: Pool, size: int, buffer: int, number: int, now: float) -> None:
         self.pool = pool
         self.size = size  # bytes
-        self.kind = kind  # how its adapter treats it
         self.buffer = buffer  # the identity of the memory, while resident; 0: never shared
         self.number = number  # in order of creation; events speak of it
         self.last_access = now  # on the compute clock
@@ -120,15 +117,14 @@ class Operation:
     """One application of a function: how to run it (again), what it takes, what it made and what that cost."""
 
     __slots__ = (
-        "alive",
         "arguments",
         "code",
         "cost",
         "declared",
         "frame",
         "function",
+        "instruction",
         "keywords",
-        "line",
         "nout",
         "outputs",
         "positional",
@@ -144,7 +140,7 @@ class Operation:
         nout: int,
         declared: tuple[int, ...] | None,
         code: CodeType,
-        line: int,
+        instruction: int,
     ) -> None:
         self.function = function
         self.positional = positional  # with a Value, or a Nest of them, in the place of each Recomputable
@@ -153,11 +149,10 @@ class Operation:
         self.nout = nout
         self.declared = declared  # bytes of each output, if the caller said
         self.code = code  # where it was created
-        self.line = line
-        self.outputs: tuple[Value | None, ...] = ()  # None: that output can never be needed again
+        self.instruction = instruction
+        self.outputs: tuple[Value | None, ...] = ()  # None: can never be needed again; empty: nor can the operation
         self.cost = 0.0  # seconds
         self.runs = 0
-        self.alive = True
         self.frame: Frame | None = None  # set while a thread is bringing it back
 
     @property
@@ -166,7 +161,8 @@ class Operation:
 
     @property
     def created(self) -> str:
-        return f"{self.code.co_filename}:{self.line}"
+        lines = [line for start, _, line in self.code.co_lines() if line is not None and start <= self.instruction]
+        return f"{self.code.co_filename}:{lines[-1] if lines else self.code.co_firstlineno}"
 
     def __repr__(self) -> str:
         return f"<operation {self.name}, created at {self.created}>"
@@ -177,9 +173,14 @@ def name_of(function: Any) -> str:
     for _ in range(8):  # a partial of a partial of ...
         name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
         if isinstance(name, str):
-            return name.replace(".<locals>", "")
+            return qualified(name)
         function = getattr(function, "func", None) or type(function)
     return "?"
+
+
+def qualified(name: str) -> str:
+    """A qualified name without the noise."""
+    return name.replace(".<locals>", "")
 
 
 ReleaseMode = Literal["ignore", "eager", "banish"]

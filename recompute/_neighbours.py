@@ -24,6 +24,7 @@ class Neighbourhood(ABC):
 
     def __init__(self, fell: Fell) -> None:
         self.fell = fell
+        self.asked = False  # nobody needs to be told before the first question
 
     @abstractmethod
     def cost(self, storage: Storage) -> float:
@@ -37,6 +38,9 @@ class Neighbourhood(ABC):
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         """The own cost of an evicted `storage` has changed."""
+
+    def unlinking(self, storage: Storage) -> None:
+        """An evicted `storage` is about to lose a value, and the links that came with it."""
 
 
 class NoNeighbours(Neighbourhood):
@@ -54,6 +58,7 @@ class Closure(Neighbourhood):
         self.descendants = descendants
 
     def cost(self, storage: Storage) -> float:
+        self.asked = True
         evicted = {each for each in closure(storage, Storage.neighbours_up) if not each.resident}
         if self.descendants:
             evicted.update(each for each in closure(storage, Storage.neighbours_down) if not each.resident)
@@ -70,6 +75,9 @@ class Closure(Neighbourhood):
                     self.fell(each)
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
+        self.restored(storage)
+
+    def unlinking(self, storage: Storage) -> None:
         self.restored(storage)
 
 
@@ -116,10 +124,6 @@ class Components(Neighbourhood):
     cache that never runs short pays nothing, and starts from the true components when it does.
     """
 
-    def __init__(self, fell: Fell, asked: bool = False) -> None:
-        super().__init__(fell)
-        self.asked = asked
-
     def cost(self, storage: Storage) -> float:
         self.asked = True
         roots = {self.root(each) for each in evicted_neighbours(storage)}
@@ -141,10 +145,9 @@ class Components(Neighbourhood):
         return storage.component.root()
 
     def evicted(self, storage: Storage) -> None:
-        if self.asked:
-            own = self._enter(storage)
-            for each in evicted_neighbours(storage):
-                own = self._union(own, self.root(each))
+        own = self._enter(storage)
+        for each in evicted_neighbours(storage):
+            own = self._union(own, self.root(each))
 
     def restored(self, storage: Storage) -> None:
         if storage.component is not None:

@@ -17,6 +17,7 @@ Neighbourhood = Literal["none", "ancestors", "exact", "components"]
 
 _LEAST: Final = 1e-30  # seconds; stands in for a cost of zero, so that a ratio stays finite
 Line = tuple[float, float]
+Score = Callable[[float, float, int, float], float]
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Scored(Policy):
     `neighbourhood` says what `neighbours` is: "none" (0), "ancestors", "exact" or "components".
     """
 
-    function: Callable[[float, float, int, float], float]
+    function: Score
     of: Neighbourhood = "components"
     name = "own"
 
@@ -155,16 +156,18 @@ POLICIES: Final[dict[str, type[Policy]]] = {
 """The published policies by name."""
 
 
-def policy_of(policy: str | Policy | type[Policy] | Callable[[float, float, int, float], float]) -> Policy:
+def policy_of(policy: str | Policy | type[Policy] | Score) -> Policy:
     """A policy from its name, from an object, or from a function of (cost, neighbours, size, staleness)."""
     if isinstance(policy, str):
         if policy not in POLICIES:
             raise ValueError(f"unknown policy {policy!r}; choose from {', '.join(POLICIES)}, or give a function")
         return POLICIES[policy]()
-    if isinstance(policy, type) and issubclass(policy, Policy):
-        return policy()
+    if isinstance(policy, type):
+        policy = policy()
     if isinstance(policy, Policy):
         return policy
     if callable(policy):
         return Scored(policy)
-    raise TypeError(f"a policy is a name, a Policy or a function of (cost, neighbours, size, staleness), not {policy!r}")
+    raise TypeError(
+        f"a policy is a name, a Policy or a function of (cost, neighbours, size, staleness), not {policy!r}"
+    )

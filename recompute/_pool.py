@@ -81,7 +81,10 @@ class Pool:
         self.take(change)
         if storage.locks:
             self.fixed += change
-        self.candidates.changed(storage)
+        elif storage.slot >= 0:
+            self.candidates.changed(storage)
+        elif size:
+            self.candidates.add(storage)
 
     def __repr__(self) -> str:
         return f"<pool {self.device}: {self.used} of {self.limit} bytes used>"

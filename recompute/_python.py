@@ -68,16 +68,17 @@ def _parts(value: Any) -> tuple[int, Iterable[Any]]:
 
 def signature(value: Any) -> Hashable:
     """What decides the size of a result: the value itself if small and atomic, else the type and the length."""
-    cls = type(value)
-    if cls in _BY_VALUE:
-        return value
-    try:
-        return (cls, len(value))
-    except TypeError:
-        return cls
+    cls: type = type(value)
+    if cls in BY_VALUE:
+        return value  # type: ignore[no-any-return]  # an int, a float, ...
+    return (cls, len(value)) if cls in _SIZED else cls
 
 
-_BY_VALUE: Final = frozenset({int, bool, float, type(None)})
+_SIZED: Final = frozenset({str, bytes, bytearray, list, tuple, dict, set, frozenset, deque, range})
+
+
+BY_VALUE: Final = frozenset({int, bool, float, type(None)})
+"""Types whose value, not their size, decides the size of a result."""
 
 
 def fingerprint(value: Any, part: Callable[[Any], bytes | None]) -> bytes | None:

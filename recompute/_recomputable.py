@@ -8,6 +8,7 @@ from functools import wraps
 from types import FrameType
 from typing import Any, Generic, TypeVar, overload
 
+from recompute._adapter import kinds
 from recompute._arguments import pack
 from recompute._budget import format_bytes
 from recompute._cache import Cache
@@ -33,7 +34,17 @@ class Recomputable(Generic[T]):
         self._value = value  # which counts this reference already
 
     def __del__(self) -> None:
-        self._cache._drop(self._value)
+        cache = self._cache
+        if cache._lock.locked():
+            cache._drop(self._value)
+            return
+        with cache._lock:  # `Cache._drop` for the ordinary case, written out: it happens once an operation
+            value = self._value
+            value.refs -= 1
+            if not value.refs:
+                cache._released(value)
+        if cache._dropped or cache._events:
+            cache._settle()
 
     def get(self) -> T:
         """The value; recomputed, with whatever that takes, if it was evicted.
@@ -141,7 +152,36 @@ def ap(
     What the function raises passes through, with a note that says where the operation was created. Raises BudgetError
     if arguments and result do not fit into the budget together. Cost: about two microseconds, and the function.
     """
-    return _apply(function, args, kwargs, nout, nbytes, sys._getframe(1))
+    caller = sys._getframe(1)
+    if kwargs or nbytes is not None or nout != 1 or isinstance(function, Recomputable) or not callable(function):
+        return _apply(function, args, kwargs, nout, nbytes, caller)
+    cache: Cache | None = None  # from here on the hot path: benchmarks/operations.py
+    positional: list[Any] = []
+    found: list[Value] = []
+    for argument in args:
+        cls = type(argument)
+        if cls is Recomputable:
+            if argument._cache is not cache:
+                cache = _common(cache, argument)
+            argument = argument._value
+            found.append(argument)
+        elif not kinds[cls].plain:
+            return _apply(function, args, kwargs, nout, nbytes, caller)
+        positional.append(argument)
+    if cache is None:
+        cache = current_cache()
+    arguments = tuple(found)
+    packed = arguments if len(found) == len(positional) else tuple(positional)
+    operation = Operation(function, packed, None, arguments, 1, None, caller.f_code, caller.f_lasti)
+    try:
+        value = cache._apply_at_once(operation)
+        if value is None:
+            value = cache._apply(operation)[0]
+            assert value is not None
+        return Recomputable(cache, value)
+    finally:
+        if cache._dropped or cache._events:
+            cache._settle()
 
 
 def _apply(
@@ -154,34 +194,31 @@ def _apply(
 ) -> Any:
     found: list[Value] = []
     keep: list[Recomputable[Any]] = []  # references that live in a list which somebody may change meanwhile
-
-    def value_of(argument: Any) -> Value | None:
-        if isinstance(argument, Recomputable):
-            keep.append(argument)
-            return argument._value
-        return None
-
     if isinstance(function, Recomputable):
         args = (function, *args)
         function = _call
     elif not callable(function):
         raise TypeError(f"ap takes a function first, or a Recomputable that holds one, not {function!r}")
-    positional = tuple([pack(argument, value_of, found) for argument in args])
-    keywords = {name: pack(argument, value_of, found) for name, argument in kwargs.items()} if kwargs else None
-    cache = keep[0]._cache if keep else current_cache()
+    positional = tuple([pack(argument, keep, found) for argument in args])
+    keywords = {name: pack(argument, keep, found) for name, argument in kwargs.items()} if kwargs else None
+    cache: Cache | None = None
     for each in keep:
-        if each._cache is not cache:
-            raise ValueError(
-                "the arguments belong to two caches; make all of them in one, or pass the value: argument.get()"
-            )
+        cache = _common(cache, each)
+    if cache is None:
+        cache = current_cache()
     declared = None if nbytes is None and nout == 1 else _declared(nout, nbytes)
-    operation = Operation(
-        function, positional, keywords, tuple(found), nout, declared, caller.f_code, caller.f_lineno
-    )
+    operation = Operation(function, positional, keywords, tuple(found), nout, declared, caller.f_code, caller.f_lasti)
     outputs = cache._apply(operation)
-    if nout == 1:
-        return Recomputable(cache, outputs[0])
-    return tuple([Recomputable(cache, output) for output in outputs])
+    handles = tuple([Recomputable(cache, output) for output in outputs if output is not None])
+    return handles[0] if nout == 1 else handles
+
+
+def _common(cache: Cache | None, argument: Recomputable[Any]) -> Cache:
+    if cache is not None and argument._cache is not cache:
+        raise ValueError(
+            "the arguments belong to two caches; make all of them in one, or pass the value: argument.get()"
+        )
+    return argument._cache
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -240,6 +277,3 @@ def traverse(function: Callable[[T], Recomputable[U]], values: Iterable[T]) -> R
 
 def _same(value: T) -> T:
     return value
-
-
-

@@ -12,7 +12,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isqrt
+from math import inf, isqrt
 from typing import ClassVar, Final
 
 from recompute._graph import Storage
@@ -130,8 +130,12 @@ class Batched(_List):
         self._factor = factor
 
     def choose(self, now: float) -> list[Storage]:
-        scores = sorted(((self.score(storage, now), -storage.number, storage) for storage in self.unlocked()))
-        return [storage for score, _, storage in scores if score <= self._factor * scores[0][0]]
+        scores = sorted((self.score(storage, now), -storage.number, storage) for storage in self.unlocked())
+        if not scores:
+            return []
+        least = scores[0][0]
+        most = self._factor * least if 0 < least < inf else least
+        return [scores[0][2]] + [storage for score, _, storage in scores[1:] if score <= most < inf]
 
 
 class Tournaments(Candidates):
@@ -143,34 +147,25 @@ class Tournaments(Candidates):
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
         super().__init__(policy, neighbourhood)
-        self._storages: list[Storage | None] = []  # by slot
-        self._orders: list[int] = []  # by slot: when it became a candidate
-        self._free: list[int] = []
+        self._storages: list[Storage | None] = []  # by slot, in the order in which they became candidates
+        self._holes = 0
         self._changed: set[int] = set()
-        self._order = 0
         self._tournament: Tournament | None = None
 
     def add(self, storage: Storage) -> None:
-        self._order += 1
-        if self._free:
-            slot = self._free.pop()
-            self._storages[slot] = storage
-            self._orders[slot] = self._order
-        else:
-            slot = len(self._storages)
-            self._storages.append(storage)
-            self._orders.append(self._order)
-        storage.slot = slot
+        slot = storage.slot = len(self._storages)
+        self._storages.append(storage)
         if self._tournament is not None:
             self._changed.add(slot)
 
     def remove(self, storage: Storage) -> None:
-        slot = storage.slot
-        storage.slot = -1
-        self._storages[slot] = None
-        self._free.append(slot)
+        self._storages[storage.slot] = None
         if self._tournament is not None:
-            self._changed.add(slot)
+            self._changed.add(storage.slot)
+        storage.slot = -1
+        self._holes += 1
+        if 2 * self._holes > len(self._storages) + 64:
+            self._close_ranks()
 
     def changed(self, storage: Storage) -> None:
         if storage.slot >= 0 and self._tournament is not None:
@@ -186,7 +181,7 @@ class Tournaments(Candidates):
             assert storage is not None
             if storage.locks:
                 self.remove(storage)
-                self._catch_up(now)
+                tournament = self._catch_up(now)
                 continue
             known = tournament.line(slot)
             if self.policy.neighbourhood == "none" and known[2] == storage.last_access:
@@ -194,7 +189,7 @@ class Tournaments(Candidates):
             line = (*self._line(storage), storage.last_access)
             if line == known:
                 return [storage]
-            tournament.set(slot, *line, self._orders[slot], now)
+            tournament.set(slot, *line, now)
         return []
 
     def _line(self, storage: Storage) -> tuple[float, float]:
@@ -208,10 +203,11 @@ class Tournaments(Candidates):
         tournament = self._tournament
         slots = len(self._storages)
         if tournament is None or tournament.capacity < slots or 8 * len(self._changed) > slots + 64:
-            tournament = self._tournament = Tournament(slots + 1)
+            self._close_ranks()
+            tournament = self._tournament = Tournament(2 * len(self._storages) + 64)
             for slot, storage in enumerate(self._storages):
-                if storage is not None:
-                    tournament.enter(slot, *self._line(storage), storage.last_access, self._orders[slot])
+                assert storage is not None
+                tournament.enter(slot, *self._line(storage), storage.last_access)
             tournament.build(now)
         else:
             for slot in self._changed:
@@ -219,9 +215,19 @@ class Tournaments(Candidates):
                 if storage is None:
                     tournament.clear(slot, now)
                 else:
-                    tournament.set(slot, *self._line(storage), storage.last_access, self._orders[slot], now)
-        self._changed.clear()
+                    tournament.set(slot, *self._line(storage), storage.last_access, now)
+            self._changed.clear()
         return tournament
+
+    def _close_ranks(self) -> None:
+        """Slots without holes; the tournament must be built again. O(n), after as many changes."""
+        self._storages = [storage for storage in self._storages if storage is not None]
+        for slot, storage in enumerate(self._storages):
+            assert storage is not None
+            storage.slot = slot
+        self._holes = 0
+        self._changed.clear()
+        self._tournament = None
 
 
 @dataclass(frozen=True)
@@ -242,8 +248,6 @@ class Exact(Search):
     name = "exact"
 
     def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
-        if isinstance(policy, Nothing):
-            return Never(policy, neighbourhood)
         straight = policy.line(1.0, 1.0, 1) is not None
         return (Tournaments if straight else Scan)(policy, neighbourhood)
 
@@ -279,6 +283,11 @@ class Batch(Search):
 
     def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
         return Batched(policy, neighbourhood, self.factor)
+
+
+def candidates(search: Search, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
+    """An empty set of candidates for a pool."""
+    return Never(policy, neighbourhood) if isinstance(policy, Nothing) else search.over(policy, neighbourhood)
 
 
 SEARCHES: Final[dict[str, type[Search]]] = {search.name: search for search in (Exact, Sample, IgnoreSmall, Batch)}

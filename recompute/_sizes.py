@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 from recompute._adapter import kinds
-from recompute._arguments import Nest
-from recompute._graph import Operation, Value
 
 _MOST: Final = 4096  # entries; all are forgotten when there are more
 
-Sizes = tuple[tuple[str, int], ...]
-"""(device, bytes) of each output; an alias of an argument takes 0."""
+Sizes = Sequence[tuple[str, int]]
+"""(device, bytes) of the outputs that have memory of their own."""
 
 
 class LearntSizes:
@@ -21,26 +19,26 @@ class LearntSizes:
     def __init__(self) -> None:
         self._sizes: dict[Hashable, Sizes] = {}
 
-    def key(self, operation: Operation) -> Hashable:
-        """Under which the sizes are filed; None if the arguments have no signature. All arguments are resident."""
-        parts: list[Any] = [_identity(operation.function), operation.nout]
-        for each in operation.positional:
-            if type(each) is Value:
-                each = each.payload
-            elif type(each) is Nest:
-                each = each.fill()
-            parts.append(kinds[type(each)].signature(each))
-        if operation.keywords:
-            for name, each in operation.keywords.items():
-                each = each.payload if type(each) is Value else each.fill() if type(each) is Nest else each
-                parts.append((name, kinds[type(each)].signature(each)))
+    def key(
+        self, function: Any, payloads: list[Any], keywords: dict[str, Any] | None = None, nout: int = 1
+    ) -> Hashable:
+        """Under which the sizes of a call's outputs are filed."""
+        parts: list[Any] = [_identity(function), nout]
+        for payload in payloads:
+            signature = kinds[type(payload)].signature
+            parts.append(payload if signature is None else signature(payload))
+        if keywords:
+            for name, payload in keywords.items():
+                signature = kinds[type(payload)].signature
+                parts.append((name, payload if signature is None else signature(payload)))
         return tuple(parts)
 
-    def get(self, key: Hashable) -> Sizes | None:
+    def get(self, key: Hashable) -> Sizes:
+        """What was learnt; empty if nothing was."""
         try:
-            return self._sizes.get(key)
+            return self._sizes.get(key, ())
         except TypeError:  # a signature that cannot be hashed
-            return None
+            return ()
 
     def learn(self, key: Hashable, sizes: Sizes) -> None:
         try:
@@ -56,7 +54,7 @@ def _identity(function: Any) -> Hashable:
     code = getattr(function, "__code__", None)
     if code is not None:
         cells = getattr(function, "__closure__", None)
-        return (code, *map(_cell, cells)) if cells else code  # type: ignore[no-any-return]  # a code object
+        return (code, *map(_cell, cells)) if cells else code
     if hasattr(function, "func"):  # functools.partial
         return _identity(function.func), *map(_constant, function.args), *map(_constant, function.keywords.values())
     return type(function), type(getattr(function, "__self__", None)), getattr(function, "__name__", None)
@@ -70,5 +68,5 @@ def _cell(cell: Any) -> Hashable:
 
 
 def _constant(value: Any) -> Hashable:
-    cls = type(value)
+    cls: type = type(value)
     return value if cls in (int, bool, float, str, type(None)) else cls

@@ -12,19 +12,18 @@ _EARLY = 1 - 1e-9  # look again a little before the computed crossing, so that r
 
 
 class Tournament:
-    """Lines base + slope * (time - origin) in numbered slots. Of equal heights the later `order` wins.
+    """Lines base + slope * (time - origin) in numbered slots. Of equal heights the later slot wins.
 
     Time must not run backwards. Arrays of floats and ints, no object a line: this is the hot path of a full cache.
     """
 
-    __slots__ = ("_base", "_capacity", "_expiry", "_order", "_origin", "_slope", "_winner")
+    __slots__ = ("_base", "_capacity", "_expiry", "_origin", "_slope", "_winner")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = 1 << max(1, capacity - 1).bit_length()
         self._base = [0.0] * self._capacity
         self._slope = [0.0] * self._capacity
         self._origin = [0.0] * self._capacity
-        self._order = [0] * self._capacity
         self._winner = [-1] * (2 * self._capacity)  # node -> slot; node i has children 2 i and 2 i + 1
         self._expiry = [inf] * (2 * self._capacity)  # until when every winner below is right
 
@@ -36,9 +35,9 @@ class Tournament:
         """(base, slope, origin) as last set."""
         return self._base[slot], self._slope[slot], self._origin[slot]
 
-    def enter(self, slot: int, base: float, slope: float, origin: float, order: int) -> None:
+    def enter(self, slot: int, base: float, slope: float, origin: float) -> None:
         """Set a line without telling the tree: call `build` when all are in."""
-        self._base[slot], self._slope[slot], self._origin[slot], self._order[slot] = base, slope, origin, order
+        self._base[slot], self._slope[slot], self._origin[slot] = base, slope, origin
         self._winner[self._capacity + slot] = slot
 
     def build(self, now: float) -> None:
@@ -46,9 +45,9 @@ class Tournament:
         for node in range(self._capacity - 1, 0, -1):
             self._play(node, now)
 
-    def set(self, slot: int, base: float, slope: float, origin: float, order: int, now: float) -> None:
+    def set(self, slot: int, base: float, slope: float, origin: float, now: float) -> None:
         """Set or change a line: O(log n), mostly less."""
-        self.enter(slot, base, slope, origin, order)
+        self.enter(slot, base, slope, origin)
         self._climb(slot, now)
 
     def clear(self, slot: int, now: float) -> None:
@@ -96,7 +95,7 @@ class Tournament:
         slope, origin, base = self._slope, self._origin, self._base
         gap = base[left] + slope[left] * (now - origin[left]) - base[right] - slope[right] * (now - origin[right])
         catching_up = slope[right] - slope[left]
-        if gap < 0 or (gap == 0 and self._order[right] > self._order[left]):
+        if gap < 0 or (gap == 0 and right > left):
             left, gap, catching_up = right, -gap, -catching_up
         winner[node] = left
         if catching_up > 0:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from recompute._adapter import fingerprint
 from recompute._errors import ImpureError
 from recompute._graph import EVICTED, Operation, Value
@@ -15,9 +13,8 @@ class Fingerprints:
     def __init__(self) -> None:
         self._digests: dict[Value, bytes] = {}
 
-    def note(self, value: Value) -> None:
+    def note(self, value: Value, digest: bytes | None) -> None:
         """Remember the content of a new value."""
-        digest = fingerprint(value.payload)
         if digest is not None:
             self._digests[value] = digest
 
@@ -34,10 +31,10 @@ class Fingerprints:
             "and let functions leave their arguments alone"
         )
 
-    def check_repeated(self, operation: Operation, value: Value, payload: Any) -> None:
+    def check_repeated(self, operation: Operation, value: Value, digest: bytes | None) -> None:
         """Raise if a repeated run gave another result than the first."""
         known = self._digests.get(value)
-        if known is not None and fingerprint(payload) != known:
+        if known is not None and digest != known:
             raise ImpureError(
                 f"the second run of {operation.name} (created at {operation.created}) gave another result than the "
                 "first; make it depend on nothing but its arguments (pass seeds and times as arguments), or detach() "

@@ -1,0 +1,153 @@
+"""Arrays as the cache sees them: views share the memory of their owner, and results are read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from hashlib import blake2b
+from sys import getrefcount
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+import recompute as rc
+
+_SAMPLE: Final = 1_000  # elements of an object array that are looked at; more are extrapolated
+_X87: Final = np.finfo(np.longdouble).nmant == 63  # a long double has ten bytes of number, the rest is padding
+
+
+class NumpyAdapter(rc.Adapter):
+    """Arrays of any subclass, and NumPy's scalars. The memory of an array is the array at the end of its `.base`s."""
+
+    name = "numpy"
+
+    def __init__(self) -> None:
+        self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id: reached only through a result
+
+    def serves(self, cls: type) -> bool:
+        """Arrays and scalars; a dtype or a random generator is a plain object."""
+        return issubclass(cls, (np.ndarray, np.generic))
+
+    def nbytes(self, value: Any) -> int:
+        """Bytes of the memory, all of it for a view that alone keeps it alive, else of the view at most.
+
+        Object arrays add their distinct elements, estimated from about a thousand of them.
+        """
+        if value.dtype.hasobject:
+            return _own_bytes(value) + _elements_bytes(np.asarray(value))
+        return _own_bytes(value)
+
+    def buffer(self, value: Any) -> object | None:
+        """The array that owns the memory; None for a scalar, which cannot change."""
+        if value.base is not None:
+            value = _trace(value)[0]
+        return value if isinstance(value, np.ndarray) else None
+
+    def watch(self, value: Any) -> object | None:
+        """The owner, if it is the value or lives through the value alone; else the value itself."""
+        if value.base is None:
+            return value if isinstance(value, np.ndarray) else None
+        owner, references = _trace(value)
+        kept: object = owner if references <= _ONE or self._owners.get(id(owner)) is owner else value
+        return kept
+
+    def freeze(self, value: Any) -> None:
+        """Set the writeable flag to False, and remember whether the owner lives through the value alone.
+
+        `watch` asks for that after the caller may have taken further views of the same memory.
+        """
+        value.setflags(write=False)
+        if value.base is not None:
+            owner, references = _trace(value)
+            if references <= _ONE:
+                self._owners[id(owner)] = owner
+            if isinstance(value, np.ma.MaskedArray):
+                np.ma.getmask(value).setflags(write=False)
+
+    def signature(self, value: Any) -> Hashable:
+        """Shape and dtype; of a single integer or boolean the value, since it may be a size."""
+        shape, dtype = value.shape, value.dtype
+        return (shape, dtype) if shape or dtype.kind not in "biu" else (value.item(), dtype)
+
+    def fingerprint(self, value: Any) -> bytes | None:
+        """A digest of type, dtype, shape and every bit but padding: NaNs of different payload differ, so does -0.0.
+
+        None if an object array holds something that cannot be checked.
+        """
+        cls = type(value)
+        digest = blake2b(f"{cls.__module__}.{cls.__qualname__} {value.dtype!r} {value.shape}".encode(), digest_size=16)
+        masked = isinstance(value, np.ma.MaskedArray)
+        for part in _content(value.filled(0) if masked else np.asarray(value)):
+            content = super().fingerprint(part.ravel().tolist()) if part.dtype.hasobject else _bytes(part)
+            if content is None:
+                return None
+            digest.update(content)
+        if masked:
+            digest.update(_bytes(np.ma.getmaskarray(value)))
+        return digest.digest()
+
+
+def _trace(value: Any) -> tuple[Any, int]:
+    """The owner: the last array on the chain of bases; and the most references that anything on the chain has.
+
+    `as_strided` puts an object of its own between two arrays. The walk itself adds to the references, always as many.
+    """
+    owner, most, base = value, 0, value.base
+    while base is not None:
+        references = getrefcount(base)
+        if references > most:
+            most = references
+        if isinstance(base, np.ndarray):
+            owner = base
+        elif not isinstance(getattr(base, "base", None), np.ndarray):
+            break
+        base = base.base
+    return owner, most
+
+
+_ONE: Final = _trace(np.empty(1)[:])[1]  # what the walk sees of a base that nothing but its view refers to
+
+
+def _own_bytes(value: Any) -> int:
+    """Bytes of the array itself, references as such."""
+    if value.base is None:
+        return value.nbytes  # type: ignore[no-any-return]
+    owner, references = _trace(value)
+    size: int = owner.nbytes if references <= _ONE else min(value.nbytes, owner.nbytes)
+    if isinstance(value, np.ma.MaskedArray):
+        size += np.ma.getmask(value).nbytes
+    return size
+
+
+def _elements_bytes(array: Any) -> int:
+    """Bytes of the distinct objects that an array refers to; about a thousand of them are looked at."""
+    if array.dtype.names:
+        return sum(_elements_bytes(array[name]) for name in array.dtype.names if array.dtype[name].hasobject)
+    count: int = array.size
+    chosen = range(0, count, max(1, count // _SAMPLE))
+    elements = array.flat
+    distinct = {id(element): element for element in [elements[each] for each in chosen]}
+    seen = sum(rc.sizeof(element) for element in distinct.values() if element is not array)
+    return seen * count // max(1, len(chosen))
+
+
+def _content(array: Any) -> Iterator[Any]:
+    """The fields of a structured array, each as an array: what lies between them is padding."""
+    if array.dtype.names:
+        for name in array.dtype.names:
+            yield from _content(array[name])
+    else:
+        yield array
+
+
+def _bytes(array: Any) -> Any:
+    """The bits of an array without objects, in C order."""
+    if not array.size or not array.dtype.itemsize:
+        return b""
+    bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if _X87 and array.dtype.char in "gG":
+        bits = np.ascontiguousarray(bits.reshape(-1, np.dtype(np.longdouble).itemsize)[:, :10])
+    return bits
+
+
+adapter: Final = NumpyAdapter()

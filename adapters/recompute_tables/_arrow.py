@@ -1,0 +1,93 @@
+"""Arrow tables, record batches, arrays and buffers as the cache sees them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from hashlib import blake2b
+from typing import Any, Final
+
+import recompute as rc
+
+
+class ArrowAdapter(rc.Adapter):
+    """Tables, batches, arrays and buffers, which never change. Which of them share memory, Arrow does not tell."""
+
+    name = "pyarrow"
+
+    def serves(self, cls: type) -> bool:
+        """Tables, batches, arrays and buffers; a scalar, a schema or a data type is a plain object."""
+        arrow = sys.modules.get("pyarrow")
+        return arrow is not None and issubclass(
+            cls, (arrow.Table, arrow.RecordBatch, arrow.ChunkedArray, arrow.Array, arrow.Buffer)
+        )
+
+    def nbytes(self, value: Any) -> int:
+        """Bytes of each buffer once, and no more than the rows take: a slice is not charged for its whole table."""
+        if hasattr(value, "get_total_buffer_size"):
+            return int(min(value.get_total_buffer_size(), value.nbytes))
+        return int(value.size)
+
+    def signature(self, value: Any) -> Hashable:
+        """Rows and columns with their types; of a buffer the bytes."""
+        if hasattr(value, "schema"):
+            return (value.num_rows, value.schema)
+        return (len(value), value.type) if hasattr(value, "type") else value.size
+
+    def fingerprint(self, value: Any) -> bytes | None:
+        """A digest of the schema, of which cells are null, and of what the others hold, whatever the chunks."""
+        import pyarrow  # type: ignore[import-untyped]
+
+        cls = type(value)
+        digest = _Digest(f"{cls.__module__}.{cls.__qualname__}")
+        if isinstance(value, pyarrow.Buffer):
+            if not value.is_cpu:
+                return None
+            digest.write(memoryview(value))
+        elif hasattr(value, "schema"):
+            digest.write(value.schema.serialize())
+            for column in value.columns:
+                digest.column(column)
+        else:
+            digest.column(value)
+        return digest.digest()
+
+
+class _Digest:
+    """A file that only remembers the digest of what was written."""
+
+    def __init__(self, head: str) -> None:
+        self._hash = blake2b(head.encode(), digest_size=16)
+        self.digest = self._hash.digest
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def column(self, column: Any) -> None:
+        """Write a column as one array: first which cells are null, then the others; what lies under a null is noise."""
+        import pyarrow
+        from pyarrow import compute
+
+        if isinstance(column, pyarrow.ChunkedArray):
+            column = column.combine_chunks()  # several arrays still, where the cells exceed what one can address
+        for array in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
+            self._array(compute.is_valid(array))
+            self._array(array.drop_null() if array.null_count else array)
+
+    def _array(self, array: Any) -> None:
+        """Write an array in Arrow's own format, which leaves out what a slice does not show."""
+        import pyarrow
+
+        if pyarrow.types.is_boolean(array.type):
+            array = array.cast(pyarrow.uint8())  # the last byte of bits has room for noise
+        batch = pyarrow.record_batch([array], names=[""])
+        with pyarrow.ipc.new_stream(pyarrow.PythonFile(self, "w"), batch.schema) as stream:
+            stream.write_batch(batch)
+
+
+arrow: Final = ArrowAdapter()

@@ -1,0 +1,88 @@
+"""The command `recompute`: one file a command; an error is one clear line and a non-zero status.
+
+A command is a module with `NAME`, `HELP` (one line), `configure(parser)` and `run(options) -> int`, the exit status.
+To add one, write the module and put it into `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn, Protocol
+
+from recompute import BudgetError, ImpureError, __version__
+from recompute._cli import _demo, _doctor, _run
+from recompute._cli._output import CommandError, complain, flush, silence
+
+_EXAMPLES: Final = """\
+examples:
+  recompute demo                                 see it work on real text
+  recompute run --record train.py                run once without a budget; remember the peak
+  recompute run --budget 25% train.py            run again within a quarter of that memory
+  recompute run --budget 1.5GiB -m package.train
+  recompute doctor                               what is installed, and what it sees
+"""
+
+
+class Command(Protocol):
+    """What a module in `COMMANDS` offers."""
+
+    NAME: str
+    HELP: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, options: argparse.Namespace) -> int: ...
+
+
+COMMANDS: Final[tuple[Command, ...]] = (_run, _demo, _doctor)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command (`sys.argv[1:]` by default); the exit status."""
+    try:
+        options = _parser().parse_args(argv)
+        run: Callable[[argparse.Namespace], int] = options.run
+        status = run(options)
+        flush(sys.stdout)
+    except SystemExit as stop:  # argparse has shown the help or the version
+        return int(stop.code or 0)
+    except CommandError as error:
+        return complain(str(error), error.status)
+    except (BudgetError, ImpureError) as error:
+        return complain(str(error), 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        silence(sys.stdout)
+        return 141
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        return complain(f"{type(error).__name__}: {error} (python -X dev -m recompute ... shows where)", 1)
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message} (see: {self.prog} --help)")
+
+
+def _parser() -> _Parser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="recompute",
+        description="Run programs within a memory budget: values are dropped, and recomputed when they are needed.",
+        epilog=_EXAMPLES,
+        formatter_class=form,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"recompute {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    for command in COMMANDS:
+        own = commands.add_parser(command.NAME, help=command.HELP, formatter_class=form, allow_abbrev=False)
+        command.configure(own)
+        own.set_defaults(run=command.run)
+    return parser

@@ -1,0 +1,16 @@
+"""For tests of programs that use the cache, of adapters, and of the cache itself.
+
+    Identity            the same surface, nothing evicted: what a program must give
+    ManualClock         time that moves when told to
+    EventLog            what a cache did
+    check_invariants    whether a cache's books are right
+    strategies          Hypothesis strategies of whole programs; a module to be imported by name
+"""
+
+from recompute.testing._clock import ManualClock
+from recompute.testing._identity import Identity
+from recompute.testing._invariants import check_invariants
+from recompute.testing._log import EventLog
+
+
+__all__ = ["EventLog", "Identity", "ManualClock", "check_invariants"]

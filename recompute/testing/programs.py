@@ -1,0 +1,573 @@
+"""Programs as data: steps over a surface, small and printable, and the interpreter that says what can be observed.
+
+A program means the same on every surface: steps speak of values by position among those not dropped, so they are
+always valid, and a value that could not be made is lost without shifting the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from threading import Thread
+from typing import Any, Final, Literal
+from weakref import WeakSet
+
+from recompute._cache import Cache
+from recompute._errors import BudgetError
+from recompute.testing._clock import ManualClock
+from recompute.testing._vectors import Vector, vector
+
+Observation = tuple[Any, ...]
+"""("value", shown), ("error", type, text), ("done",), or what only a cache does: ("short",), ("fault",), ("lost",)."""
+
+_MODULUS: Final = 97
+
+
+class Injected(Exception):
+    """The fault that a program asked for."""
+
+
+# The functions that programs are made of. They take any number of payloads, whatever these are.
+
+
+def numbers(payload: Any) -> tuple[int, ...]:
+    """Any payload as numbers, so that every function takes every payload."""
+    if isinstance(payload, Vector):
+        return payload.numbers
+    if isinstance(payload, int):
+        return (payload,)
+    if isinstance(payload, BaseException):
+        return numbers(payload.args)
+    if isinstance(payload, (tuple, list)):
+        return tuple(number for part in payload for number in numbers(part))
+    return ()
+
+
+def _first(parts: Sequence[Any]) -> Vector:
+    """The first vector among the payloads, itself; a fresh one if there is none."""
+    for part in parts:
+        if isinstance(part, Vector):
+            return part
+    return vector(*numbers(list(parts))[:3])
+
+
+def _device(parts: Sequence[Any]) -> str:
+    return str(_first(parts).buffer.device)
+
+
+def _add(run: int, *parts: Any) -> Any:
+    rows = map(numbers, parts)
+    sums = [sum(column) % _MODULUS for column in zip_longest(*rows, fillvalue=1)]
+    return vector(*sums[:6], device=_device(parts))
+
+
+def _scale(run: int, *parts: Any) -> Any:
+    return vector(*(3 * number % _MODULUS for number in numbers(list(parts))[:4]), device=_device(parts))
+
+
+def _grow(run: int, *parts: Any) -> Any:
+    return vector(*(numbers(list(parts)) * 3)[:9], device=_device(parts))
+
+
+def _move(run: int, *parts: Any) -> Any:
+    return vector(*numbers(list(parts))[:4], device="cpu" if _device(parts) == "gpu:0" else "gpu:0")
+
+
+def _count(run: int, *parts: Any) -> Any:
+    return len(numbers(list(parts)))
+
+
+def _nothing(run: int, *parts: Any) -> Any:
+    return None
+
+
+def _complaint(run: int, *parts: Any) -> Any:
+    return ValueError(*numbers(list(parts))[:2])
+
+
+def _head(run: int, *parts: Any) -> Any:
+    return vector(numbers(list(parts))[1], device=_device(parts))  # IndexError if there is none
+
+
+def _itself(run: int, *parts: Any) -> Any:
+    return _first(parts)
+
+
+def _tail(run: int, *parts: Any) -> Any:
+    return _first(parts).view(1)
+
+
+def _halves(run: int, *parts: Any) -> Any:
+    row, device = numbers(list(parts))[:6], _device(parts)
+    return vector(*row[: len(row) // 2], device=device), vector(*row[len(row) // 2 :], device=device)
+
+
+def _windows(run: int, *parts: Any) -> Any:
+    one = _first(parts)
+    return one.view(0, 2), one.view(1)
+
+
+def _twins(run: int, *parts: Any) -> Any:
+    one = vector(*numbers(list(parts))[:5], device=_device(parts))
+    return one.view(0, 3), one.view(2)
+
+
+def _pair(run: int, *parts: Any) -> Any:
+    one = vector(*numbers(list(parts))[:3], device=_device(parts))
+    return [one, one]
+
+
+def _mixture(run: int, *parts: Any) -> Any:
+    return _first(parts), _move(run, *parts), None
+
+
+def _swelling(run: int, *parts: Any) -> Any:
+    """The same value in every run, and more bytes in every other."""
+    return vector(*numbers(list(parts))[:3], device=_device(parts), slack=12 * (run % 2))
+
+
+def _restless(run: int, *parts: Any) -> Any:
+    """The same value in every run, now as a view of the argument, now as a copy."""
+    one = _first(parts)
+    copy = vector(*one.numbers, device=one.buffer.device)
+    return (one, copy) if run % 3 == 0 else (copy, one) if run % 3 == 1 else (copy, copy)
+
+
+FUNCTIONS: Final[dict[str, tuple[Callable[..., Any], int]]] = {
+    "add": (_add, 1),
+    "scale": (_scale, 1),
+    "grow": (_grow, 1),
+    "move": (_move, 1),
+    "count": (_count, 1),
+    "nothing": (_nothing, 1),
+    "complaint": (_complaint, 1),
+    "head": (_head, 1),
+    "itself": (_itself, 1),
+    "tail": (_tail, 1),
+    "halves": (_halves, 2),
+    "windows": (_windows, 2),
+    "twins": (_twins, 2),
+    "pair": (_pair, 2),
+    "mixture": (_mixture, 3),
+    "swelling": (_swelling, 1),
+    "restless": (_restless, 2),
+}
+"""Name -> function of (number of the run, *payloads), and how many outputs it has."""
+
+FICKLE: Final = frozenset({"swelling", "restless"})
+"""Those whose results are equal from run to run, but not in the memory that they take."""
+
+
+# The steps
+
+
+class Step:
+    """One line of a program."""
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
+            if getattr(self, field.name) != field.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Source(Step):
+    """`pure` of a vector."""
+
+    numbers: tuple[int, ...]
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, repr=False)
+class Apply(Step):
+    """`ap` of one of `FUNCTIONS`.
+
+    `how` the arguments are passed; in which run it raises a `fault` (0: never); at which values it `peeks` from
+    inside, and `inside` what it does to them there; the `nbytes` that it declares; seconds that it takes on the clock.
+    """
+
+    function: str
+    arguments: tuple[int, ...]
+    how: Literal["plain", "list", "dict", "nested", "keyword", "applied"] = "plain"
+    fault: int = 0
+    peeks: tuple[int, ...] = ()
+    inside: Literal["get", "evict", "apply"] = "get"
+    nbytes: int | None = None
+    cost: int = 1
+
+
+@dataclass(frozen=True, repr=False)
+class Gather(Step):
+    """`sequence` of a list, a tuple or a dict; or `traverse`."""
+
+    values: tuple[int, ...]
+    how: Literal["list", "tuple", "dict", "iterator", "traverse"] = "list"
+
+
+@dataclass(frozen=True, repr=False)
+class Get(Step):
+    value: int
+
+
+@dataclass(frozen=True, repr=False)
+class Hold(Step):
+    """`get`, and keep what it gave."""
+
+    value: int
+
+
+@dataclass(frozen=True, repr=False)
+class LetGo(Step):
+    """Look at what is held once more, and let go of it."""
+
+
+@dataclass(frozen=True, repr=False)
+class Pin(Step):
+    value: int
+
+
+@dataclass(frozen=True, repr=False)
+class Unpin(Step):
+    value: int
+
+
+@dataclass(frozen=True, repr=False)
+class Evict(Step):
+    value: int
+
+
+@dataclass(frozen=True, repr=False)
+class Detach(Step):
+    value: int
+
+
+@dataclass(frozen=True, repr=False)
+class Drop(Step):
+    """Let go of a handle."""
+
+    value: int
+
+
+@dataclass(frozen=True, repr=False)
+class Budget(Step):
+    """Set the budget to a share, in per cent, of the one at the start."""
+
+    share: int
+
+
+@dataclass(frozen=True, repr=False)
+class ReleaseMemory(Step):
+    nbytes: int | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, repr=False)
+class Together(Step):
+    """`get` of several values, each in a thread of its own."""
+
+    values: tuple[int, ...]
+
+
+class Program(tuple[Step, ...]):
+    """Steps, printed one to a line."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Program([\n" + "".join(f"    {step!r},\n" for step in self) + "])"
+
+
+# The interpreter
+
+
+class Call:
+    """One application of a function of `FUNCTIONS`: counts its runs, fails in one of them, peeks at other values."""
+
+    __slots__ = ("__name__", "__weakref__", "clock", "peeks", "runs", "step", "surface")
+
+    def __init__(self, step: Apply, peeks: Sequence[Any], surface: Any, clock: ManualClock | None) -> None:
+        self.__name__ = step.function
+        self.step = step
+        self.peeks = peeks
+        self.surface = surface
+        self.clock = clock
+        self.runs = 0
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a call has no content to compare")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.runs += 1
+        run = self.runs
+        if self.clock is not None:
+            self.clock.advance(self.step.cost)
+        if run == self.step.fault:
+            raise Injected(f"{self.__name__}, run {run}")
+        parts = [*_leaves(args), *_leaves(kwargs)]
+        for handle in self.peeks:
+            if self.step.inside == "evict":
+                handle.evict()
+            if self.step.inside == "apply":
+                handle = self.surface.ap(_inner, handle)
+            parts.append(handle.get())
+        return FUNCTIONS[self.__name__][0](run, *parts)
+
+
+def _inner(payload: Any) -> Any:
+    return _scale(1, payload)
+
+
+def _leaves(part: Any) -> list[Any]:
+    if isinstance(part, dict):
+        part = list(part.values())
+    if isinstance(part, (list, tuple)):
+        return [leaf for each in part for leaf in _leaves(each)]
+    return [part]
+
+
+class _Lost:
+    """Stands for a value that could not be made."""
+
+
+_LOST: Final = _Lost()
+
+
+class Interpreter:
+    """Runs steps over a surface: the module `recompute` (within `cache`), or `Identity`.
+
+    With a `ManualClock` as the clock of the cache, every run is the same as the last.
+    """
+
+    def __init__(self, surface: Any, cache: Cache | None = None) -> None:
+        self.surface = surface
+        self.cache = cache
+        clock = None if cache is None else cache._clock
+        self._clock = clock if isinstance(clock, ManualClock) else None
+        self._handles: list[Any] = []
+        self._calls: WeakSet[Call] = WeakSet()
+        self._held: list[tuple[Any, Any]] = []
+        self._budget = cache.budget if cache is not None else None
+
+    @property
+    def roots(self) -> list[Any]:
+        """The handles that are alive, those that functions hold included."""
+        handles = [each for each in self._handles if each is not None and each is not _LOST]
+        return handles + [each for call in list(self._calls) for each in call.peeks]
+
+    def do(self, step: Step) -> Observation:
+        """One step, and what can be observed of it."""
+        try:
+            if self.cache is None:
+                return self._do(step)
+            with self.cache:
+                return self._do(step)
+        except Injected:
+            return ("fault",)
+        except BudgetError:
+            return ("short",)
+        except Exception as error:
+            return ("error", type(error).__name__, str(error))
+
+    def finish(self) -> list[Observation]:
+        """Without a budget, every value that is left: nothing may have been lost on the way."""
+        if self.cache is not None:
+            self.cache.budget = None
+        self._held.clear()
+        found: list[Observation] = []
+        for position in range(len(self._handles)):
+            if self._handles[position] is None:
+                found.append(("dropped",))
+                continue
+            while (seen := self.do(_GetAt(position))) == ("fault",):
+                pass  # each fault strikes once
+            found.append(seen)
+        return found
+
+    def _do(self, step: Step) -> Observation:
+        match step:
+            case _GetAt(position):
+                return self._got(self._handles[position])
+            case Source(row, device):
+                made: Any = _LOST
+                try:
+                    made = self.surface.pure(vector(*row, device=device))
+                finally:
+                    self._handles.append(made)
+            case Apply():
+                return self._apply(step)
+            case Gather(values, how):
+                return self._gather(self._pick(*values), how)
+            case Get(value):
+                return self._got(*self._pick(value))
+            case Hold(value):
+                for handle in self._pick(value):
+                    if handle is _LOST:
+                        return ("lost",)
+                    payload = handle.get()
+                    self._held.append((payload, show(payload)))
+                    return ("value", show(payload))
+            case LetGo():
+                same = all(show(payload) == shown for payload, shown in self._held)
+                self._held.clear()
+                return ("held", same)
+            case Budget(share):
+                if isinstance(self._budget, int) and self.cache is not None:
+                    self.cache.budget = max(1, self._budget * share // 100)
+            case ReleaseMemory(nbytes, device):
+                if self.cache is not None:
+                    self.cache.release_memory(nbytes, device)
+            case Together(values):
+                return self._together(self._pick(*values))
+            case Drop(value):
+                live = [position for position, each in enumerate(self._handles) if each is not None]
+                if live:
+                    self._handles[live[value % len(live)]] = None
+            case Pin(value) | Unpin(value) | Evict(value) | Detach(value):
+                for handle in self._pick(value):
+                    if handle is not _LOST:
+                        getattr(handle, type(step).__name__.lower())()
+            case _:
+                raise TypeError(f"{step!r} is not a step")
+        return ("done",)
+
+    def _pick(self, *references: int) -> list[Any]:
+        """The handles at these positions among those not dropped."""
+        live = [each for each in self._handles if each is not None]
+        return [live[each % len(live)] for each in references] if live else []
+
+    def _got(self, *handles: Any) -> Observation:
+        for handle in handles:
+            return ("lost",) if handle is _LOST else ("value", show(handle.get()))
+        return ("done",)
+
+    def _apply(self, step: Apply) -> Observation:
+        nout = FUNCTIONS[step.function][1]
+        made: Sequence[Any] = (_LOST,) * nout
+        try:
+            handles, peeks = self._pick(*step.arguments), self._pick(*step.peeks)
+            if _LOST in handles or _LOST in peeks:
+                return ("lost",)
+            args, kwargs = _arrange(handles, step.how)
+            call = Call(step, peeks, self.surface, self._clock)
+            self._calls.add(call)
+            if step.how == "applied":
+                made = self.surface.pure(call).apply(*args, nout=nout, nbytes=step.nbytes)
+            else:
+                made = self.surface.ap(call, *args, nout=nout, nbytes=step.nbytes, **kwargs)
+            if nout == 1:
+                made = (made,)
+        finally:
+            self._handles.extend(made)
+        return ("done",)
+
+    def _gather(self, handles: list[Any], how: str) -> Observation:
+        made: Any = _LOST
+        try:
+            if _LOST in handles:
+                return ("lost",)
+            match how:
+                case "tuple":
+                    made = self.surface.sequence(tuple(handles))
+                case "dict":
+                    made = self.surface.sequence({str(key): each for key, each in enumerate(handles)})
+                case "iterator":
+                    made = self.surface.sequence(iter(handles))
+                case "traverse":
+                    made = self.surface.traverse(lambda each: each.map(_inner), handles)
+                case _:
+                    made = self.surface.sequence(handles)
+        finally:
+            self._handles.append(made)
+        return ("done",)
+
+    def _together(self, handles: list[Any]) -> Observation:
+        found: list[Observation] = [("lost",)] * len(handles)
+
+        def get(position: int) -> None:
+            try:
+                found[position] = self._got(handles[position])
+            except Injected:
+                found[position] = ("fault",)
+            except BudgetError:
+                found[position] = ("short",)
+            except Exception as error:
+                found[position] = ("error", type(error).__name__, str(error))
+
+        threads = [Thread(target=get, args=(position,), daemon=True) for position in range(len(handles))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "the threads have stopped each other"
+        return ("together", *found)
+
+
+@dataclass(frozen=True)
+class _GetAt(Step):
+    position: int
+
+
+def _arrange(handles: list[Any], how: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    match how:
+        case "list":
+            return (handles,), {}
+        case "dict":
+            return (dict(enumerate(handles)),), {}
+        case "nested":
+            return ((tuple(handles[:1]), [handles[1:], 7], {"k": (5, None)}),), {}
+        case "keyword":
+            return tuple(handles[:1]), {f"k{key}": each for key, each in enumerate(handles[1:])}
+        case _:
+            return tuple(handles), {}
+
+
+def show(payload: Any) -> Any:
+    """A payload as something that can be compared and printed."""
+    if isinstance(payload, (list, tuple)):
+        return type(payload).__name__, *map(show, payload)
+    if isinstance(payload, dict):
+        return "dict", *((key, show(each)) for key, each in payload.items())
+    if isinstance(payload, BaseException):
+        return type(payload).__name__, *payload.args
+    return repr(payload)
+
+
+def run(
+    program: Iterable[Step],
+    surface: Any,
+    cache: Cache | None = None,
+    *,
+    check: Callable[[Interpreter], None] | None = None,
+) -> list[Observation]:
+    """What can be observed of a program: of each step, and at the end without a budget. `check` is called after each."""
+    interpreter = Interpreter(surface, cache)
+    found: list[Observation] = []
+    for step in program:
+        found.append(interpreter.do(step))
+        if check is not None:
+            check(interpreter)
+    found += interpreter.finish()
+    if check is not None:
+        check(interpreter)
+    return found
+
+
+def difference(expected: Sequence[Observation], actual: Sequence[Observation]) -> str | None:
+    """Where a run under a cache differs from the identity's, if it does; running short and faults do not count.
+
+    A value that could not be made is lost afterwards, and so is what would have been made of it.
+    """
+    if len(expected) != len(actual):
+        return f"{len(expected)} observations expected, {len(actual)} made"
+    for step, (wanted, got) in enumerate(zip(expected, actual, strict=True)):
+        if wanted[0] == "together" == got[0]:
+            inner = difference(wanted[1:], got[1:])
+            if inner is not None:
+                return f"step {step}: {inner}"
+        elif got[0] not in ("short", "fault", "lost") and got != wanted:
+            return f"step {step}: expected {wanted}, got {got}"
+    return None

@@ -1,0 +1,125 @@
+"""Hypothesis strategies: pipelines that use everything the surface offers, and that shrink to what matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from recompute.testing.programs import (
+    FICKLE,
+    FUNCTIONS,
+    Apply,
+    Budget,
+    Detach,
+    Drop,
+    Evict,
+    Gather,
+    Get,
+    Hold,
+    LetGo,
+    Pin,
+    Program,
+    ReleaseMemory,
+    Source,
+    Step,
+    Together,
+    Unpin,
+)
+
+DEVICES = ("cpu", "gpu:0")
+POLICIES = ("dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "random", "none")
+SEARCHES = ("exact", "sample", "ignore small", "batch")
+RELEASES = ("eager", "ignore", "banish")
+
+
+def references() -> SearchStrategy[int]:
+    """A value, by its position among those not dropped; recent ones, counted from the end, as often as early ones."""
+    return st.integers(-4, 6)
+
+
+def sources(devices: tuple[str, ...] = DEVICES) -> SearchStrategy[Source]:
+    return st.builds(Source, st.lists(st.integers(0, 9), max_size=5).map(tuple), st.sampled_from(devices))
+
+
+def applications(*, fickle: bool = True, faults: bool = True, declared: bool = True) -> SearchStrategy[Apply]:
+    """Operations; `fickle` ones take other memory in every run, `faults` strike in the first to the fourth run."""
+    names = [name for name in FUNCTIONS if fickle or name not in FICKLE]
+    hidden = st.lists(references(), min_size=1, max_size=2).map(tuple)
+    rarely: Any = st.one_of(st.just(()), st.just(()), hidden)
+    return st.builds(
+        Apply,
+        st.sampled_from(names),
+        st.lists(references(), max_size=3).map(tuple),
+        st.sampled_from(("plain", "plain", "list", "dict", "nested", "keyword", "applied")),
+        st.sampled_from((0, 0, 0, 0, 2, 3, 4, 1)) if faults else st.just(0),
+        rarely,
+        st.sampled_from(("get", "evict", "apply")),
+        st.sampled_from((None, None, None, 0, 8, 40)) if declared else st.none(),
+        st.sampled_from((1, 1, 0, 2, 10)),
+    )
+
+
+def steps(
+    *,
+    devices: tuple[str, ...] = DEVICES,
+    threads: bool = False,
+    faults: bool = True,
+    fickle: bool = True,
+    declared: bool = True,
+) -> SearchStrategy[Step]:
+    """One step of a pipeline."""
+    applied: SearchStrategy[Step] = applications(fickle=fickle, faults=faults, declared=declared)
+    got: SearchStrategy[Step] = st.builds(Get, references())
+    several = st.lists(references(), max_size=3).map(tuple)
+    choices: list[SearchStrategy[Step]] = [
+        sources(devices),
+        applied,
+        applied,
+        applied,
+        got,
+        got,
+        st.builds(Evict, references()),
+        st.builds(Evict, references()),
+        st.builds(Drop, references()),
+        st.builds(Drop, references()),
+        st.builds(Pin, references()),
+        st.builds(Unpin, references()),
+        st.builds(Detach, references()),
+        st.builds(Hold, references()),
+        st.just(LetGo()),
+        st.builds(Gather, several, st.sampled_from(("list", "tuple", "dict", "iterator", "traverse"))),
+        st.builds(Budget, st.integers(30, 150)),
+        st.builds(ReleaseMemory, st.one_of(st.none(), st.integers(1, 60)), st.sampled_from(devices)),
+    ]
+    if threads:
+        choices.append(st.builds(Together, st.lists(references(), min_size=2, max_size=4).map(tuple)))
+    return st.integers(0, len(choices) - 1).flatmap(lambda index: choices[index])
+
+
+def programs(
+    *,
+    most: int = 30,
+    devices: tuple[str, ...] = DEVICES,
+    threads: bool = False,
+    faults: bool = True,
+    fickle: bool = True,
+    declared: bool = True,
+) -> SearchStrategy[Program]:
+    """Whole pipelines of up to `most` steps: DAGs of operations with everything that may happen to their values."""
+    one = steps(devices=devices, threads=threads, faults=faults, fickle=fickle, declared=declared)
+    short, long = st.lists(one, max_size=most // 2), st.lists(one, min_size=most // 2, max_size=most)
+    return st.tuples(st.lists(sources(devices), max_size=2), st.one_of(short, long, long)).map(lambda parts: Program((*parts[0], *parts[1])))
+
+
+def settings_of_caches() -> SearchStrategy[dict[str, Any]]:
+    """The choices of a cache but for its budget: `Cache(budget, **settings)`."""
+    return st.fixed_dictionaries(
+        {
+            "policy": st.sampled_from(POLICIES),
+            "search": st.sampled_from(SEARCHES),
+            "release": st.sampled_from(RELEASES),
+            "verify": st.sampled_from((False, False, False, True)),
+        }
+    )

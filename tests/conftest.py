@@ -1,0 +1,32 @@
+"""Hypothesis profiles, and a watchdog: a test that hangs is a failure with a stack, not silence."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+_LONGEST = float(os.environ.get("LONGEST_TEST", "200"))  # seconds
+_stderr: list[int] = []  # the real one, which pytest does not capture
+
+settings.register_profile("default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=5000)
+settings.register_profile("draft", settings.get_profile("default"), phases=[Phase.generate])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        _stderr.append(os.dup(2))
+
+
+@pytest.fixture(autouse=True)
+def _watchdog() -> Iterator[None]:
+    """Print every stack and end the run if a test takes minutes; `thorough` runs take their time."""
+    if settings.get_current_profile_name() != "thorough":
+        faulthandler.dump_traceback_later(_LONGEST, exit=True, file=_stderr[-1])
+    yield
+    faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,116 @@
+"""THE property: under any budget, policy, search, release mode and fault a program gives what the identity gives."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recompute as rc
+from recompute.testing import Identity, ManualClock, check_invariants
+from recompute.testing.programs import Interpreter, Observation, Program, difference, run
+from recompute.testing.strategies import POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
+
+Settings = dict[str, Any]
+
+
+def check(cache: rc.Cache) -> Any:
+    def each_step(interpreter: Interpreter) -> None:
+        check_invariants(cache, interpreter.roots)
+
+    return each_step
+
+
+def agree(program: Program, budget: Any, options: Settings) -> list[Observation]:
+    """Run a program under a cache: it must agree with the identity, and leave nothing behind."""
+    cache = rc.Cache(budget, clock=ManualClock(), **options)
+    found = run(program, rc, cache, check=check(cache))
+    wrong = difference(run(program, Identity), found)
+    assert wrong is None, wrong
+    check_invariants(cache)
+    if cache.release == "ignore":  # what nobody refers to stays until its room is needed
+        if cache.policy.name == "none":
+            return found
+        while any(cache.release_memory(device=pool.device) for pool in cache.stats().pools):
+            pass  # functions held handles, too
+    stats = cache.stats()
+    assert stats.used == 0, f"{stats.used} bytes are left"
+    assert all(not pool.candidates for pool in stats.pools)
+    return found
+
+
+def short(found: list[Observation]) -> bool:
+    return any(each[0] == "short" or (each[0] == "together" and ("short",) in each) for each in found)
+
+
+def peaks(program: Program, options: Settings) -> dict[str, int]:
+    """Device -> the most bytes that a program uses without a budget."""
+    cache = rc.Cache(clock=ManualClock(), **options)
+    run(program, rc, cache)
+    return {pool.device: max(1, pool.peak) for pool in cache.stats().pools}
+
+
+@given(programs(), settings_of_caches())
+def test_without_a_budget_nothing_runs_short(program: Program, options: Settings) -> None:
+    """An unlimited cache gives what the identity gives, and never raises BudgetError."""
+    assert not short(agree(program, None, options))
+
+
+@settings(max_examples=settings().max_examples * 3)
+@given(programs(), settings_of_caches(), st.integers(1, 400))
+def test_any_budget(program: Program, options: Settings, budget: int) -> None:
+    """Under any budget each observation is the identity's, a BudgetError or the fault that was asked for."""
+    agree(program, budget, options)
+
+
+@given(programs(fickle=False), settings_of_caches())
+def test_down_to_the_feasible_minimum(program: Program, options: Settings) -> None:
+    """From the peak of an unlimited run down to the smallest budget that works, and below it, results are equal."""
+    feasible = max(peaks(program, options).values(), default=1)
+    assert not short(agree(program, feasible, options)) or any(type(step).__name__ == "Budget" for step in program)
+    infeasible = 0
+    while feasible - infeasible > 1:
+        middle = (feasible + infeasible) // 2
+        if short(agree(program, middle, options)):
+            infeasible = middle
+        else:
+            feasible = middle
+
+
+@given(programs(), settings_of_caches(), st.integers(1, 200), st.integers(1, 200))
+def test_a_budget_for_each_device(program: Program, options: Settings, cpu: int, gpu: int) -> None:
+    """Two pools with budgets of their own are evicted each for itself."""
+    agree(program, {"cpu": cpu, "gpu:0": gpu}, options)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(programs(threads=True), settings_of_caches(), st.integers(1, 400))
+def test_with_threads(program: Program, options: Settings, budget: int) -> None:
+    """Values got by several threads at once are those got one after another."""
+    agree(program, budget, options)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=max(5, settings().max_examples // 10))
+@given(program=programs(), share=st.integers(20, 100))
+def test_every_choice_of_policy_search_and_release(
+    policy: str, search: str, release: str, program: Program, share: int
+) -> None:
+    """The whole table of choices, each with programs under a share of what they would use."""
+    options = {"policy": policy, "search": search, "release": release}
+    budget = {device: max(1, peak * share // 100) for device, peak in peaks(program, options).items()}
+    agree(program, budget, options)
+
+
+def test_nothing_outlives_its_program() -> None:
+    """When handles and caches have gone, no part of any graph is left."""
+    from recompute._graph import Operation, Storage, Value
+
+    gc.collect()
+    left = [each for each in gc.get_objects() if type(each) in (Operation, Storage, Value)]
+    assert left == []
