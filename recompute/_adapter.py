@@ -39,12 +39,11 @@ class Adapter:
 
     def buffer(self, value: Any) -> object | None:
         """The object that stands for the memory: two values with the same one are aliases. None: never an alias."""
-        own: object = value
-        return None if type(value) in _python.ATOMIC else own
+        return None if type(value) in _python.ATOMIC else value
 
     def watch(self, value: Any) -> object | None:
         """An object that lives as long as the memory and takes weak references; None where there is no such thing."""
-        return value
+        return value  # type: ignore[no-any-return]  # any object will do
 
     def device(self, value: Any) -> str:
         """The pool whose budget the value counts against: "cpu", "cuda:0", ..."""
@@ -59,7 +58,7 @@ class Adapter:
 
     def fingerprint(self, value: Any) -> bytes | None:
         """A digest of the content, equal for equal results; None: cannot be checked."""
-        return _python.fingerprint(value, fingerprint)
+        return _python.fingerprint(value, _foreign_fingerprint)
 
     def devices(self) -> list[str]:
         """The devices that can be seen, for `recompute doctor`."""
@@ -141,7 +140,13 @@ def sizeof(value: Any) -> int:
 def _foreign(cls: type) -> Callable[[Any], int] | None:
     """How to measure a type that is not a plain Python one."""
     kind = kinds[cls]
-    return None if kind.adapter is _default else kind.nbytes
+    return None if type(kind.adapter).nbytes is Adapter.nbytes else kind.nbytes
+
+
+def _foreign_fingerprint(cls: type) -> Callable[[Any], bytes | None] | None:
+    """How to digest a type that is not a plain Python one."""
+    adapter = kinds[cls].adapter
+    return None if type(adapter).fingerprint is Adapter.fingerprint else adapter.fingerprint
 
 
 def fingerprint(value: Any) -> bytes | None:

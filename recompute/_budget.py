@@ -28,7 +28,7 @@ def parse_bytes(size: object, what: str = "budget") -> int:
         if not match or not unit:
             raise ValueError(f"{what} {size!r} is not a size; write bytes, or text such as '512MB' or '1.5 GiB'")
         number = float(match[1].replace("_", "")) * unit
-    elif isinstance(size, bool) or not hasattr(size, "__index__") and not isinstance(size, float):
+    elif isinstance(size, bool) or (not hasattr(size, "__index__") and not isinstance(size, float)):
         raise TypeError(f"{what} must be bytes, text such as '512MB', or None for unlimited, not {size!r}")
     else:
         number = size if isinstance(size, float) else size.__index__()
@@ -48,7 +48,7 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
 
 
-class available:  # noqa: N801  # reads as a function: budget=rc.available(0.8)
+class available:  # reads as a function: budget=rc.available(0.8)
     """A budget that follows the free memory of the machine, so that several processes can share it.
 
     The budget is `fraction` of what the cache uses now plus what the machine has free now: when others need memory it

@@ -30,9 +30,9 @@ from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value, qu
 from recompute._neighbours import NEIGHBOURHOODS
 from recompute._policy import DEFAULT, Policy, Score, policy_of
 from recompute._pool import Held, Pool
+from recompute._python import ATOMIC
 from recompute._search import Search, candidates, search_of
 from recompute._sizes import LearntSizes
-from recompute._python import ATOMIC
 from recompute._stats import PoolStats, Recomputed, Stats
 from recompute._verify import Fingerprints
 
@@ -195,11 +195,11 @@ class Cache:
         """Make room for the outputs, as far as their sizes are known; False if the arguments must be locked again."""
         for device, size in self._expected(frame, operation):
             pool = self._pools.get(device) or self._pool(device)
-            if pool.used + size > pool.limit or pool.adaptive is not None:
-                if not self._allocate(pool, size, frame.flight, operation):
-                    self._give_back(frame.reserved)
-                    frame.reserved = ()
-                    return False
+            tight = pool.used + size > pool.limit or pool.adaptive is not None
+            if tight and not self._allocate(pool, size, frame.flight, operation):
+                self._give_back(frame.reserved)
+                frame.reserved = ()
+                return False
             pool.take(size)
             pool.fixed += size
             frame.reserved += ((pool, size),)
@@ -234,7 +234,7 @@ class Cache:
             pool.fixed -= size
 
     def _run(self, frame: Frame) -> tuple[list[Made], float]:
-        """Call the function; its outputs, measured, and its cost without what it spent in the cache. Without the lock."""
+        """Call the function: its outputs, measured, and its cost without what it spent in the cache. Takes no lock."""
         operation = frame.operation
         assert operation is not None
         if self._fingerprints is not None:
@@ -533,8 +533,8 @@ class Cache:
             short = pool.fixed + pool.held + size - pool.limit
         return BudgetError(
             f"{who} needs {format_bytes(size)} more on {pool.device}, but of the budget of "
-            f"{format_bytes(pool.limit)} {taken or 'nothing'} must stay: {format_bytes(short)} ({int(short)} bytes) too "
-            "little; raise the budget, unpin or detach less, or let go of arrays from get()"
+            f"{format_bytes(pool.limit)} {taken or 'nothing'} must stay: {format_bytes(short)} ({int(short)} bytes) "
+            "too little; raise the budget, unpin or detach less, or let go of arrays from get()"
         )
 
     # References that come and go
@@ -589,7 +589,7 @@ class Cache:
         elif self.release != "ignore":
             if self.release == "banish" and self._banish(storage):
                 return
-            if storage.resident and (len(storage.values) == 1 or not any([each.refs for each in storage.values])):
+            if storage.resident and (len(storage.values) == 1 or not any(each.refs for each in storage.values)):
                 if not storage.locks:
                     self._evict(storage, "release")
                 elif storage.locks > sum((each.operation is None) + each.pinned for each in storage.values):
@@ -662,7 +662,7 @@ class Cache:
             self._events.append(Forgotten(self.now, storage.pool.used, storage.number))
 
     def _unlink(self, value: Value, operation: Operation) -> list[Value]:
-        """Take an output off its operation; if it was the last one, the operation dies. The arguments it leaves unused."""
+        """Take an output off its operation, which dies with its last one; the arguments that this leaves unused."""
         operation.outputs = tuple([None if each is value else each for each in operation.outputs])
         if any(each is not None for each in operation.outputs):
             return []
@@ -794,6 +794,8 @@ class Cache:
         started = False
         try:
             with self._lock:
+                while self._dropped:
+                    self._gone(self._dropped.popleft())
                 for value in arguments:
                     if value.payload is EVICTED:
                         return None

@@ -100,7 +100,7 @@ class Goal(Frame):
 class Flight:
     """What one thread is bringing back: a stack of frames, the wanted one at the bottom, the next one to run on top."""
 
-    __slots__ = ("free_below", "frames", "given_way")
+    __slots__ = ("frames", "free_below", "given_way")
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []

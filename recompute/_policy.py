@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, cast
 
 Neighbourhood = Literal["none", "ancestors", "exact", "components"]
 
@@ -162,12 +162,12 @@ def policy_of(policy: str | Policy | type[Policy] | Score) -> Policy:
         if policy not in POLICIES:
             raise ValueError(f"unknown policy {policy!r}; choose from {', '.join(POLICIES)}, or give a function")
         return POLICIES[policy]()
-    if isinstance(policy, type):
-        policy = policy()
+    if isinstance(policy, type) and issubclass(policy, Policy):
+        return policy()
     if isinstance(policy, Policy):
         return policy
     if callable(policy):
-        return Scored(policy)
+        return Scored(cast(Score, policy))
     raise TypeError(
         f"a policy is a name, a Policy or a function of (cost, neighbours, size, staleness), not {policy!r}"
     )

@@ -71,6 +71,8 @@ def signature(value: Any) -> Hashable:
     cls: type = type(value)
     if cls in BY_VALUE:
         return value  # type: ignore[no-any-return]  # an int, a float, ...
+    if cls is str and len(value) <= 64:
+        return str(value)  # the name of a mode, a dtype or a device
     return (cls, len(value)) if cls in _SIZED else cls
 
 
@@ -81,32 +83,60 @@ BY_VALUE: Final = frozenset({int, bool, float, type(None)})
 """Types whose value, not their size, decides the size of a result."""
 
 
-def fingerprint(value: Any, part: Callable[[Any], bytes | None]) -> bytes | None:
-    """A digest of builtin values and containers of them, of plain instances, and of what can be pickled; else None.
+def fingerprint(value: Any, foreign: Callable[[type], Callable[[Any], bytes | None] | None]) -> bytes | None:
+    """A digest of builtin values, of containers and plain instances of them, and of what can be pickled; else None.
 
-    `part` digests what a container holds.
+    `foreign` knows how to digest the types of a part that an adapter serves.
     """
-    cls = type(value)
-    if cls in (type(None), bool, int, float, complex, str, bytes, range, type(...)):
-        return _digest(cls, [repr(value).encode() if cls is not bytes else value])
-    if cls is bytearray:
-        return _digest(cls, [bytes(value)])
     try:
+        walk = _Fingerprint(foreign)
+        return walk.of(value) if type(value) in ATOMIC else walk.compound(value)
+    except Exception:  # repr and pickle run foreign code, and nesting may be too deep: then there is nothing to compare
+        return None
+
+
+class _Fingerprint:
+    """One walk over an object: shared parts once, and an end to what contains itself."""
+
+    def __init__(self, foreign: Callable[[type], Callable[[Any], bytes | None] | None]) -> None:
+        self._foreign = foreign
+        self._done: dict[int, bytes | None] = {}  # by identity
+
+    def of(self, part: Any) -> bytes | None:
+        cls = type(part)
+        if cls is FunctionType or cls is MethodType:
+            return None  # what it closes over cannot be compared
+        if cls in ATOMIC:
+            return _digest(cls, [part if cls is bytes else _name(part).encode()])
+        if id(part) not in self._done:
+            own = self._foreign(cls)
+            self._done[id(part)] = own(part) if own is not None else self.compound(part)
+        return self._done[id(part)]
+
+    def compound(self, value: Any) -> bytes | None:
+        self._done[id(value)] = b"contains itself"
+        cls = type(value)
+        if cls is bytearray:
+            return _digest(cls, [bytes(value)])
         if isinstance(value, (list, tuple, deque)):
-            return _digest(cls, map(part, value))
+            return _digest(cls, map(self.of, value))
         if isinstance(value, (set, frozenset)):
-            parts = list(map(part, value))
+            parts = list(map(self.of, value))
             return None if None in parts else _digest(cls, sorted(filter(None, parts)))
         if isinstance(value, dict):
-            return _digest(cls, (digest for item in value.items() for digest in map(part, item)))
+            return _digest(cls, (each for item in value.items() for each in map(self.of, item)))
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict and attributes:
-            return _digest(cls, [part(attributes)])
+            return _digest(cls, [self.of(attributes)])
         import pickle
 
         return _digest(cls, [pickle.dumps(value, protocol=5)])
-    except Exception:  # pickling runs foreign code, and a container may hold itself: then there is nothing to compare
-        return None
+
+
+def _name(value: Any) -> str:
+    """Classes and modules by name, other atoms by repr."""
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    return f"{getattr(value, '__module__', '')}.{name}" if name else repr(value)
 
 
 def _digest(cls: type, parts: Iterable[bytes | None]) -> bytes | None:

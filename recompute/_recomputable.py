@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from types import FrameType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 from recompute._adapter import kinds
 from recompute._arguments import pack
@@ -15,6 +15,8 @@ from recompute._cache import Cache
 from recompute._context import current_cache
 from recompute._flight import running
 from recompute._graph import EVICTED, Operation, Value
+
+_SMALL: Final = 4096  # bytes
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -34,17 +36,13 @@ class Recomputable(Generic[T]):
         self._value = value  # which counts this reference already
 
     def __del__(self) -> None:
-        cache = self._cache
-        if cache._lock.locked():
-            cache._drop(self._value)
-            return
-        with cache._lock:  # `Cache._drop` for the ordinary case, written out: it happens once an operation
-            value = self._value
-            value.refs -= 1
-            if not value.refs:
-                cache._released(value)
-        if cache._dropped or cache._events:
-            cache._settle()
+        value = self._value
+        if value.uses and not value.storage.buffer and value.storage.size < _SMALL:
+            # All that could go now is a number or the like: the next use of the cache sees to it, which is cheaper, and
+            # leaves an interrupt less time to strike in a destructor.
+            self._cache._dropped.append(value)
+        else:
+            self._cache._drop(value)
 
     def get(self) -> T:
         """The value; recomputed, with whatever that takes, if it was evicted.
@@ -209,7 +207,7 @@ def _apply(
     declared = None if nbytes is None and nout == 1 else _declared(nout, nbytes)
     operation = Operation(function, positional, keywords, tuple(found), nout, declared, caller.f_code, caller.f_lasti)
     outputs = cache._apply(operation)
-    handles = tuple([Recomputable(cache, output) for output in outputs if output is not None])
+    handles: tuple[Recomputable[Any], ...] = tuple([Recomputable(cache, each) for each in outputs if each is not None])
     return handles[0] if nout == 1 else handles
 
 

@@ -43,7 +43,7 @@ class Candidates(ABC):
     def remove(self, storage: Storage) -> None:
         """`storage` is no candidate any more. O(1)."""
 
-    def changed(self, storage: Storage) -> None:  # noqa: B027  # a scan has nothing to remember
+    def changed(self, storage: Storage) -> None:  # a scan has nothing to remember
         """The own cost or the size of `storage` changed, or its neighbourhood's cost fell. O(1)."""
 
     @abstractmethod

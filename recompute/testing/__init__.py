@@ -11,6 +11,6 @@ from recompute.testing._clock import ManualClock
 from recompute.testing._identity import Identity
 from recompute.testing._invariants import check_invariants
 from recompute.testing._log import EventLog
+from recompute.testing.conformance import check_adapter
 
-
-__all__ = ["EventLog", "Identity", "ManualClock", "check_invariants"]
+__all__ = ["EventLog", "Identity", "ManualClock", "check_adapter", "check_invariants"]

@@ -1,0 +1,269 @@
+"""Budgets: what is a size, what cannot fit, and that a refusal leaves everything as it was."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import recompute as rc
+from recompute._budget import format_bytes, parse_bytes
+from recompute.testing import EventLog, check_invariants
+from recompute.testing._vectors import vector
+
+
+def unit(*arguments: Any) -> int:
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (1, 1),
+        (1_000_000, 10**6),
+        (1e6, 10**6),
+        ("1000", 1000),
+        ("1_000", 1000),
+        ("512MB", 512 * 10**6),
+        ("512 mb", 512 * 10**6),
+        ("1.5 GiB", 3 * 2**29),
+        ("2k", 2000),
+        ("2Ki", 2048),
+        ("1e3", 1000),
+        (" 7 B ", 7),
+        ("3TB", 3 * 10**12),
+        ("1PiB", 2**50),
+    ],
+)
+def test_sizes(given: Any, expected: int) -> None:
+    """Numbers and text, decimal and binary units."""
+    assert parse_bytes(given) == expected
+    assert rc.Cache(given).budget == expected
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 0.5, -2.5, nan, inf, -inf, "12 parsecs", "", "MB", "-3MB", "1,5 GB", "nan", "0"])
+def test_what_is_no_size(wrong: Any) -> None:
+    """Zero, negative, not a number, infinite or unknown units: a clear error, here and when set later."""
+    with pytest.raises(ValueError, match="budget"):
+        rc.Cache(wrong)
+    cache = rc.Cache(100)
+    with pytest.raises(ValueError, match="budget"):
+        cache.budget = wrong
+    assert cache.budget == 100
+
+
+@pytest.mark.parametrize("wrong", [True, False, [], object(), b"5MB", 3j])
+def test_what_is_no_budget_at_all(wrong: Any) -> None:
+    """A bool or any other object is a TypeError."""
+    with pytest.raises(TypeError, match="budget"):
+        rc.Cache(wrong)
+
+
+@given(st.integers(1, 10**15))
+def test_sizes_for_people(size: int) -> None:
+    """format_bytes gives a text that parse_bytes reads as the same size, to three digits."""
+    assert parse_bytes(format_bytes(size)) == pytest.approx(size, rel=0.006)
+
+
+def test_a_source_larger_than_the_budget() -> None:
+    """It is refused, by name, with what it needs; the cache is as it was."""
+    cache = rc.Cache(50)
+    with cache:
+        y = rc.ap(unit, nbytes=30)
+        with pytest.raises(rc.BudgetError, match=r"a source needs 80 B more on cpu.*\(30 bytes\)|a source needs 80 B"):
+            rc.pure(vector(*range(10)))
+        assert y.resident
+        assert cache.stats().used == 30
+        check_invariants(cache, [y])
+
+
+def test_the_message_names_operation_need_and_shortfall() -> None:
+    """Which operation, made where, what it needs, what must stay and how much is missing."""
+    cache = rc.Cache(100)
+    with cache:
+        x = rc.pure(vector(1, 2))
+        kept = rc.ap(unit, nbytes=40).pin()
+        arg = rc.ap(unit, nbytes=20)
+        with pytest.raises(rc.BudgetError) as caught:
+            rc.ap(unit, x, arg, nbytes=50)
+    text = str(caught.value)
+    for part in ("unit", "test_budget.py:", "50 B", "16 B in sources", "40 B pinned", "20 B locked", "26 bytes"):
+        assert part in text, (part, text)
+    assert isinstance(caught.value, MemoryError)
+    assert kept.resident
+    assert arg.resident
+    check_invariants(cache, [x, kept, arg])
+
+
+def test_pins_that_fill_the_budget() -> None:
+    """What is pinned stays; what does not fit beside it is refused, and fits after unpin."""
+    cache = rc.Cache(3)
+    with cache:
+        kept = [rc.ap(unit, nbytes=1).pin() for _ in range(3)]
+        with pytest.raises(rc.BudgetError, match="pinned"):
+            rc.ap(unit, nbytes=1)
+        assert all(each.resident and each.pinned for each in kept)
+        check_invariants(cache, kept)
+        kept[0].unpin()
+        new = rc.ap(unit, nbytes=1)
+        assert not kept[0].resident
+        with pytest.raises(rc.BudgetError):
+            kept[0].pin() if new.pin() else None
+        assert not kept[0].pinned
+        check_invariants(cache, [*kept, new])
+
+
+def test_shrinking_evicts_at_once() -> None:
+    """A smaller budget is kept from that moment on."""
+    cache = rc.Cache()
+    with cache:
+        kept = [rc.ap(unit, nbytes=10) for _ in range(10)]
+        cache.budget = 35
+        assert cache.stats().used == 30
+        assert sum(each.resident for each in kept) == 3
+        cache.budget = None
+        assert [each.get() for each in kept] == [1] * 10
+        assert cache.stats().used == 100
+        assert cache.budget is None
+
+
+def test_a_budget_below_what_must_stay_is_refused() -> None:
+    """Sources and pins cannot be evicted: BudgetError, and budget and values are as before."""
+    cache = rc.Cache(100)
+    with cache:
+        x = rc.pure(vector(1, 2, 3))
+        y = rc.ap(unit, nbytes=30)
+        with pytest.raises(rc.BudgetError, match="the new budget is too small"):
+            cache.budget = 23
+        assert cache.budget == 100
+        assert y.resident
+        cache.budget = 24
+        assert not y.resident
+        check_invariants(cache, [x, y])
+
+
+def test_shrinking_inside_an_operation() -> None:
+    """The arguments of the operation that runs stay, the rest goes."""
+    cache = rc.Cache(100)
+
+    def shrink(payload: int) -> int:
+        cache.budget = 15
+        return payload
+
+    with cache:
+        x = rc.ap(unit, nbytes=10)
+        other = rc.ap(unit, nbytes=50)
+        y = rc.ap(shrink, x, nbytes=5)
+        assert x.resident
+        assert not other.resident
+        assert y.get() == 1
+        check_invariants(cache, [x, other, y])
+
+
+def test_one_budget_a_device() -> None:
+    """Each device has a pool of its own; one that is not named is unlimited."""
+    cache = rc.Cache({"cpu": 40, "gpu:0": "24 B"})
+    with cache:
+        near = [rc.ap(vector, 1, 2, device="cpu") for _ in range(4)]
+        far = [rc.ap(vector, 1, 2, device="gpu:0") for _ in range(4)]
+        other = [rc.ap(vector, 1, 2, device="gpu:1") for _ in range(4)]
+        assert [sum(each.resident for each in some) for some in (near, far, other)] == [2, 1, 4]
+        assert cache.budget == {"cpu": 40, "gpu:0": 24}
+        used = {pool.device: (pool.budget, pool.used) for pool in cache.stats().pools}
+        assert used == {"cpu": (40, 32), "gpu:0": (24, 16), "gpu:1": (None, 64)}
+        check_invariants(cache, [*near, *far, *other])
+    with pytest.raises(TypeError, match="by device"):
+        rc.Cache({0: 100})  # type: ignore[dict-item]  # on purpose
+
+
+def test_a_budget_that_follows_the_machine() -> None:
+    """available() takes a share of what is used and what is free, and the cache keeps to it as that changes."""
+    free = [100]
+    budget = rc.available(0.5, probe=lambda: free[0], seconds=0.0)
+    cache = rc.Cache(budget)
+    with cache:
+        kept = [rc.ap(unit, nbytes=10) for _ in range(4)]
+        assert all(each.resident for each in kept)
+        free[0] = 5
+        kept.append(rc.ap(unit, nbytes=1))
+        assert cache.stats().used <= 0.5 * (40 + 5) + 1
+        assert cache.budget is budget
+        assert repr(budget) == "available(fraction=0.5)"
+        check_invariants(cache, kept)
+
+
+@pytest.mark.parametrize("wrong", [0, -0.1, 1.5])
+def test_a_share_is_between_nothing_and_all(wrong: float) -> None:
+    """available() takes a fraction above 0 and at most 1."""
+    with pytest.raises(ValueError, match="fraction"):
+        rc.available(wrong, probe=lambda: 1)
+
+
+def test_release_memory() -> None:
+    """The hook of a host that runs short: frees at least what it asks for, if there is as much, and says how much."""
+    cache = rc.Cache()
+    with cache:
+        kept = [rc.ap(unit, nbytes=10) for _ in range(5)]
+        assert cache.release_memory(15) == 20
+        assert cache.release_memory("10 B") == 10
+        assert cache.release_memory() == 20
+        assert cache.release_memory(1) == 0
+        assert not any(each.resident for each in kept)
+        with pytest.raises(ValueError, match="nbytes"):
+            cache.release_memory(-1)
+
+
+def test_the_known_size_never_exceeds_the_budget() -> None:
+    """Sizes that were declared or seen before make room first: the peak stays within the budget."""
+    cache = rc.Cache(25)
+    with cache, EventLog(cache) as log:
+        kept = [rc.ap(unit, nbytes=10) for _ in range(20)]
+        assert [each.get() for each in kept] == [1] * 20
+    assert cache.stats().peak <= 25
+    assert cache.stats().overshoot == 0
+    assert max(event.used for event in log) <= 25
+
+
+def test_an_unknown_size_exceeds_it_by_that_output_at_most() -> None:
+    """The first run of a function may overshoot by its output, and the statistics say by how much."""
+    cache = rc.Cache(40)
+    with cache:
+        kept = [rc.ap(vector, 1, 2, 3)]
+        kept.append(rc.ap(vector, 4, 5))
+        assert cache.stats().overshoot == 0
+        kept.append(rc.ap(vector, 1, 2, 3, 4))
+        assert cache.stats().overshoot == 32
+        kept.append(rc.ap(vector, 1, 2, 3, 4))
+        assert cache.stats().overshoot == 32
+        assert cache.stats().used <= 40
+
+
+def test_an_output_larger_than_the_budget_is_refused() -> None:
+    """Whether its size was known or not; afterwards everything is as it was, and works."""
+    cache = rc.Cache(40)
+    with cache:
+        y = rc.ap(vector, 1, 2)
+        for _ in range(2):
+            with pytest.raises(rc.BudgetError, match="vector"):
+                rc.ap(vector, *range(9))
+            check_invariants(cache, [y])
+        assert y.get() == vector(1, 2)
+
+
+def test_two_outputs_that_are_one_object_are_counted_once() -> None:
+    """Room is made for the memory, not for the names it has."""
+
+    def both() -> tuple[Any, Any]:
+        one = vector(1, 2, 3)
+        return one, one
+
+    cache = rc.Cache(24)
+    with cache:
+        for _ in range(2):
+            pair = rc.ap(both, nout=2)
+            assert cache.stats().used == 24
+            assert cache.stats().overshoot == 0
+            check_invariants(cache, pair)

@@ -1,0 +1,285 @@
+"""Evicted neighbourhoods: union-find against components from scratch, closures against brute force, worked examples."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import recompute as rc
+from recompute._graph import Storage
+from recompute._neighbours import Closure, Component, Components, evicted_neighbours
+from recompute.testing import EventLog, ManualClock, check_invariants
+from recompute.testing._invariants import evicted_components, evicted_neighbourhood
+
+
+class Tape:
+    """Operations by name, of cost and size one unless said otherwise, over one cache."""
+
+    def __init__(self, budget: int | None = None, policy: str = "dtr-eq", release: Any = "eager") -> None:
+        self.clock = ManualClock()
+        self.cache = rc.Cache(budget, policy=policy, release=release, clock=self.clock)
+        self.values: dict[str, rc.Recomputable[Any]] = {}
+
+    def __getitem__(self, name: str) -> rc.Recomputable[Any]:
+        return self.values[name]
+
+    def storage(self, name: str) -> Storage:
+        return self[name]._value.storage
+
+    def op(self, name: str, *arguments: str, cost: float = 1.0, nbytes: int = 1) -> None:
+        def function(*payloads: Any) -> str:
+            self.clock.advance(cost)
+            return f"{name}({', '.join(payloads)})"
+
+        function.__qualname__ = name
+        with self.cache:
+            self.values[name] = rc.ap(function, *(self[each] for each in arguments), nbytes=nbytes)
+
+    def evict(self, *names: str) -> None:
+        for name in names:
+            assert self[name].evict()
+
+    def evicted(self) -> set[str]:
+        return {name for name, value in self.values.items() if not value.resident}
+
+    def check(self) -> None:
+        check_invariants(self.cache, self.values.values())
+
+    def neighbours(self, name: str) -> float:
+        return self.cache._neighbourhood.cost(self.storage(name))
+
+
+def test_two_evicted_components_of_the_talk() -> None:
+    """Evicted {t1, t2, t4}, of cost 3, and {t5, t7}, of cost 2, are two components."""
+    tape = Tape()
+    tape.op("t0")
+    tape.op("t1", "t0")
+    tape.op("t2", "t1")
+    tape.op("t3", "t1")
+    tape.op("t4", "t2")
+    tape.op("t6", "t3")
+    tape.op("t5", "t6")
+    tape.op("t7", "t5")
+    tape.op("t8", "t4", "t7")
+    tape.neighbours("t8")
+    tape.evict("t1", "t2", "t4", "t5", "t7")
+    components = tape.cache._neighbourhood
+    assert isinstance(components, Components)
+    roots = {name: components.root(tape.storage(name)) for name in sorted(tape.evicted())}
+    assert roots["t1"] is roots["t2"] is roots["t4"] is not roots["t5"]
+    assert roots["t5"] is roots["t7"]
+    assert (roots["t1"].cost, roots["t5"].cost) == (3.0, 2.0)
+    assert tape.neighbours("t8") == 5.0
+    assert tape.neighbours("t0") == 3.0
+    assert tape.neighbours("t6") == 2.0
+    tape.check()
+
+
+@pytest.mark.parametrize("policy", ["dtr", "dtr-eq"])
+def test_the_rematerialization_of_the_talk(policy: str) -> None:
+    """Budget of four unit tensors; t7 = op7(t5, t6), t5 evicted, t3 resident: t2 and then t3 are evicted."""
+    tape = Tape(policy=policy)
+    # t5 is made from t4, and t4 from t3; in memory are t2, t3, t6 and t1
+    tape.op("t0", cost=1.0)
+    tape.op("t1", "t0", cost=8.0)
+    tape.op("t2", "t1", cost=1.0)
+    tape.op("t3", "t2", cost=2.0)
+    tape.op("t4", "t3", cost=1.0)
+    tape.op("t5", "t3", cost=1.0)
+    tape.op("t6", "t4", cost=1.0)
+    tape.evict("t0", "t1", "t4", "t5")
+    tape.op("u", cost=1.0, nbytes=1)  # an unrelated value, used all the time
+    tape["u"].pin()
+    tape.cache.budget = 4
+    assert tape.evicted() == {"t0", "t1", "t4", "t5"}
+    with EventLog(tape.cache) as log:
+        tape.op("t7", "t5", "t6")
+    victims = [tape_name(tape, number) for number in log.victims()]
+    assert victims == ["t2", "t3"]
+    assert log.names() == ["t5", "t7"]
+    assert tape["t7"].get() == "t7(t5(t3(t2(t1(t0())))), t6(t4(t3(t2(t1(t0()))))))"
+    tape.check()
+
+
+def tape_name(tape: Tape, number: int) -> str:
+    return next(name for name, value in tape.values.items() if value.number == number)
+
+
+def test_a_storage_that_comes_back_takes_its_cost_along() -> None:
+    """Rematerialized, it leaves its component with its cost; what it joined stays joined: a phantom connection."""
+    tape = Tape()
+    for number in range(5):
+        tape.op(f"t{number}", *([f"t{number - 1}"] if number else []), cost=2.0**number)
+    tape.neighbours("t4")
+    tape.evict("t1", "t2", "t3")
+    assert tape.neighbours("t4") == tape.neighbours("t0") == 2 + 4 + 8
+    tape["t2"].get()  # brings t1 and t2 back
+    assert tape.neighbours("t4") == 8.0
+    assert tape.neighbours("t2") == 8.0
+    assert tape.neighbours("t0") == 0.0
+    tape.evict("t1")
+    assert tape.neighbours("t0") == 2.0
+    tape.check()
+
+
+def test_components_are_joined_only_once_somebody_asks() -> None:
+    """Before the first question nothing is kept; the first one finds the true components."""
+    tape = Tape()
+    for number in range(4):
+        tape.op(f"t{number}", *([f"t{number - 1}"] if number else []))
+    tape.evict("t1", "t2")
+    assert tape.storage("t1").component is None
+    assert tape.neighbours("t3") == 2.0
+    assert tape.storage("t1").component is not None
+    tape.check()
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60))
+def test_union_find_is_an_equivalence(pairs: list[tuple[int, int]]) -> None:
+    """After any unions two nodes have one root just if a path joins them, and the root has the sums."""
+    forest = Components(lambda storage: None, asked=True)
+    nodes = [Component() for _ in range(31)]
+    groups = [{number} for number in range(31)]
+    for number, node in enumerate(nodes):
+        node.cost, node.members = float(number), 1
+    for a, b in pairs:
+        forest._union(nodes[a].root(), nodes[b].root())
+        if groups[a] is not groups[b]:
+            groups[a] |= groups[b]
+            for each in groups[b]:
+                groups[each] = groups[a]
+    for a in range(31):
+        assert nodes[a].root().cost == sum(groups[a])
+        assert nodes[a].root().members == len(groups[a])
+        for b in range(31):
+            assert (nodes[a].root() is nodes[b].root()) == (b in groups[a])
+
+
+def test_a_long_chain_of_unions_needs_no_recursion() -> None:
+    """A hundred thousand nodes joined one by one are found."""
+    forest = Components(lambda storage: None, asked=True)
+    nodes = [Component() for _ in range(100_000)]
+    for one, other in zip(nodes, nodes[1:], strict=False):
+        forest._union(one.root(), other.root())
+    assert nodes[0].root() is nodes[-1].root()
+
+
+graphs = st.lists(st.lists(st.integers(1, 6), max_size=3), min_size=2, max_size=18)
+moves = st.lists(st.tuples(st.sampled_from(("evict", "get", "ask", "drop")), st.integers(0, 17)), max_size=40)
+
+
+@pytest.mark.parametrize("policy", ["dtr", "dtr-eq", "msps"])
+@given(graph=graphs, steps=moves, early=st.booleans())
+def test_neighbourhoods_of_random_graphs(
+    policy: str, graph: list[list[int]], steps: list[tuple[str, int]], early: bool
+) -> None:
+    """After any evictions, recomputations and drops the answers are those of brute force; union-find's are no less."""
+    tape = Tape(policy=policy)
+    for number, back in enumerate(graph):
+        arguments = dict.fromkeys(f"t{number - each}" for each in back if each <= number)
+        tape.op(f"t{number}", *arguments, cost=float(1 + number % 4))
+    if early:
+        tape.neighbours("t0")
+    for what, number in steps:
+        name = f"t{number % len(graph)}"
+        if name not in tape.values:
+            continue
+        match what:
+            case "evict":
+                tape[name].evict()
+            case "get":
+                tape[name].get()
+            case "drop":
+                del tape.values[name]
+            case "ask" if tape[name].resident:
+                tape.neighbours(name)
+        tape.check()
+        compare(tape)
+
+
+def compare(tape: Tape) -> None:
+    neighbourhood = tape.cache._neighbourhood
+    for value in tape.values.values():
+        storage = value._value.storage
+        if not storage.resident:
+            continue
+        answer = neighbourhood.cost(storage)
+        if isinstance(neighbourhood, Closure):
+            around = evicted_neighbourhood(storage, neighbourhood.descendants)
+            assert answer == pytest.approx(sum(each.cost for each in around))
+        else:
+            everything = {each._value.storage for each in tape.values.values()}
+            near = set(evicted_neighbours(storage))
+            true = [each for each in evicted_components(reachable(everything)) if each & near]
+            assert answer >= sum(each.cost for group in true for each in group) - 1e-9
+
+
+def reachable(storages: set[Storage]) -> set[Storage]:
+    """With what only other storages lead to."""
+    found = set(storages)
+    stack = list(storages)
+    while stack:
+        one = stack.pop()
+        for each in (*one.neighbours_up(), *one.neighbours_down()):
+            if each not in found:
+                found.add(each)
+                stack.append(each)
+    return found
+
+
+def test_the_neighbourhood_counts_ancestors_and_descendants_but_no_cousins() -> None:
+    """e* of a value: what it needs and what needs it; the component holds its cousins too."""
+    costs = {}
+    for policy in ("dtr", "dtr-eq", "msps"):
+        tape = Tape(policy=policy)
+        tape.op("root", cost=1.0)
+        tape.op("left", "root", cost=10.0)
+        tape.op("right", "root", cost=100.0)
+        tape.op("low", "left", cost=1000.0)
+        tape.evict("root", "right", "low")
+        costs[policy] = tape.neighbours("left")
+    assert costs == {"dtr": 1001.0, "dtr-eq": 1101.0, "msps": 1.0}
+
+
+def test_a_repriced_operation_changes_its_component() -> None:
+    """When a second run turns out cheaper, so does what the neighbours see."""
+    tape = Tape()
+    times = iter([5.0, 2.0])
+
+    def warm(payload: str) -> str:
+        tape.clock.advance(next(times))
+        return payload
+
+    tape.op("a")
+    with tape.cache:
+        tape.values["b"] = rc.ap(warm, tape["a"], nbytes=1)
+    tape.op("c", "b")
+    tape.evict("b")
+    assert tape.neighbours("c") == 5.0
+    tape["b"].get()
+    tape.evict("b")
+    assert tape.neighbours("c") == 2.0
+    tape.check()
+
+
+def test_phantom_connections_do_not_grow_without_bound() -> None:
+    """A thousand rounds of eviction and recomputation leave costs that are sums of what is evicted."""
+    tape = Tape()
+    draw = random.Random(1)
+    for number in range(30):
+        tape.op(f"t{number}", *{f"t{draw.randrange(number)}" for _ in range(2) if number})
+    tape.neighbours("t0")
+    for _ in range(1000):
+        name = f"t{draw.randrange(30)}"
+        if tape[name].resident:
+            tape.evict(name)
+        else:
+            tape[name].get()
+    tape.check()
+    for name in tape.values:
+        if tape[name].resident:
+            assert tape.neighbours(name) <= len(tape.evicted()) + 1e-6
