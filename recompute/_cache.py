@@ -36,6 +36,9 @@ from recompute._sizes import LearntSizes
 from recompute._stats import PoolStats, Recomputed, Stats
 from recompute._verify import Fingerprints
 
+INTERRUPT: Final = None
+"""Among the dropped references: a KeyboardInterrupt that came while a destructor ran."""
+
 Budget = int | float | str | Callable[[int], int] | None
 
 
@@ -93,7 +96,7 @@ class Cache:
         self._number = 0  # of the newest storage
         self._executing = 0  # functions running now
         self._blocked: list[Flight] = []  # threads that wait for memory or for a value
-        self._dropped: deque[Value | Held] = deque()  # references that went, to be seen to under the lock
+        self._dropped: deque[Value | Held | None] = deque()  # references that went, to be seen to under the lock
         self._late: set[Storage] = set()  # released while locked
         self._banishable: set[Storage] = set()  # released, but an evicted value still needs them
         self._held: set[Held] = set()
@@ -571,13 +574,15 @@ class Cache:
                         f"{listener!r} raised {error!r} and will hear no more events", RuntimeWarning, stacklevel=2
                     )
 
-    def _gone(self, reference: Value | Held) -> None:
+    def _gone(self, reference: Value | Held | None) -> None:
         if isinstance(reference, Value):
             reference.refs -= 1
             if not reference.refs:
                 self._released(reference)
-        else:
+        elif isinstance(reference, Held):
             self._let_go(reference)
+        else:
+            raise KeyboardInterrupt
 
     def _released(self, value: Value) -> None:
         """The last outside reference to `value` has gone."""

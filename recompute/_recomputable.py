@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar, overload
 from recompute._adapter import kinds
 from recompute._arguments import pack
 from recompute._budget import format_bytes
-from recompute._cache import Cache
+from recompute._cache import INTERRUPT, Cache
 from recompute._context import current_cache
 from recompute._flight import running
 from recompute._graph import EVICTED, Operation, Value
@@ -36,13 +36,18 @@ class Recomputable(Generic[T]):
         self._value = value  # which counts this reference already
 
     def __del__(self) -> None:
-        value = self._value
-        if value.uses and not value.storage.buffer and value.storage.size < _SMALL:
-            # All that could go now is a number or the like: the next use of the cache sees to it, which is cheaper, and
-            # leaves an interrupt less time to strike in a destructor.
-            self._cache._dropped.append(value)
-        else:
-            self._cache._drop(value)
+        try:
+            value = self._value
+            if value.uses and not value.storage.buffer and value.storage.size < _SMALL:
+                # All that could go now is a number or the like. The next use of the cache sees to it: that is cheaper,
+                # and leaves an interrupt less time to strike here.
+                self._cache._dropped.append(value)
+            else:
+                self._cache._drop(value)
+        except KeyboardInterrupt:  # would be lost in a destructor: the next use of the cache raises it
+            self._cache._dropped.append(INTERRUPT)
+        except AttributeError:  # interrupted before it was complete
+            return
 
     def get(self) -> T:
         """The value; recomputed, with whatever that takes, if it was evicted.

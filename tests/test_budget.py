@@ -168,12 +168,12 @@ def test_one_budget_a_device() -> None:
     cache = rc.Cache({"cpu": 40, "gpu:0": "24 B"})
     with cache:
         near = [rc.ap(vector, 1, 2, device="cpu") for _ in range(4)]
-        far = [rc.ap(vector, 1, 2, device="gpu:0") for _ in range(4)]
         other = [rc.ap(vector, 1, 2, device="gpu:1") for _ in range(4)]
+        far = [rc.ap(vector, 1, 2, device="gpu:0") for _ in range(4)]
         assert [sum(each.resident for each in some) for some in (near, far, other)] == [2, 1, 4]
         assert cache.budget == {"cpu": 40, "gpu:0": 24}
         used = {pool.device: (pool.budget, pool.used) for pool in cache.stats().pools}
-        assert used == {"cpu": (40, 32), "gpu:0": (24, 16), "gpu:1": (None, 64)}
+        assert used == {"cpu": (40, 32), "gpu:1": (None, 64), "gpu:0": (24, 16)}
         check_invariants(cache, [*near, *far, *other])
     with pytest.raises(TypeError, match="by device"):
         rc.Cache({0: 100})  # type: ignore[dict-item]  # on purpose

@@ -83,7 +83,7 @@ def test_two_evicted_components_of_the_talk() -> None:
 def test_the_rematerialization_of_the_talk(policy: str) -> None:
     """Budget of four unit tensors; t7 = op7(t5, t6), t5 evicted, t3 resident: t2 and then t3 are evicted."""
     tape = Tape(policy=policy)
-    # t5 is made from t4, and t4 from t3; in memory are t2, t3, t6 and t1
+    # t5 is made from t3, and t3 from t2; in memory are t2, t3, t6 and u, which fill the budget
     tape.op("t0", cost=1.0)
     tape.op("t1", "t0", cost=8.0)
     tape.op("t2", "t1", cost=1.0)
@@ -141,7 +141,7 @@ def test_components_are_joined_only_once_somebody_asks() -> None:
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=60))
 def test_union_find_is_an_equivalence(pairs: list[tuple[int, int]]) -> None:
     """After any unions two nodes have one root just if a path joins them, and the root has the sums."""
-    forest = Components(lambda storage: None, asked=True)
+    forest = Components(lambda storage: None)
     nodes = [Component() for _ in range(31)]
     groups = [{number} for number in range(31)]
     for number, node in enumerate(nodes):
@@ -161,7 +161,7 @@ def test_union_find_is_an_equivalence(pairs: list[tuple[int, int]]) -> None:
 
 def test_a_long_chain_of_unions_needs_no_recursion() -> None:
     """A hundred thousand nodes joined one by one are found."""
-    forest = Components(lambda storage: None, asked=True)
+    forest = Components(lambda storage: None)
     nodes = [Component() for _ in range(100_000)]
     for one, other in zip(nodes, nodes[1:], strict=False):
         forest._union(one.root(), other.root())

@@ -4,6 +4,7 @@
     ManualClock         time that moves when told to
     EventLog            what a cache did
     check_invariants    whether a cache's books are right
+    check_adapter       whether an adapter keeps its promises
     strategies          Hypothesis strategies of whole programs; a module to be imported by name
 """
 

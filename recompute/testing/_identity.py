@@ -161,6 +161,6 @@ def _check(nout: int, nbytes: int | Sequence[int] | None) -> None:
         raise ValueError(f"nout must be a whole number of outputs, at least 1, not {nout!r}")
     if nbytes is None:
         return
-    sizes = (nbytes,) * nout if isinstance(nbytes, int) else tuple(nbytes)
+    sizes = tuple(nbytes) if isinstance(nbytes, Iterable) else (nbytes,) * nout
     if len(sizes) != nout or any(not hasattr(size, "__index__") or size < 0 for size in sizes):
         raise ValueError(f"nbytes must be bytes, at least 0: one number, or {nout} of them, not {nbytes!r}")

@@ -142,6 +142,8 @@ class _Check:
             self.adapter.watch,
         ):
             ask(value)
+            if getrefcount(value) != before:
+                gc.collect()
             assert getrefcount(value) == before, f"{self.who}: {ask.__name__} keeps a reference to the value"
 
     def watch(self) -> None:

@@ -1,0 +1,176 @@
+"""The documentation is true: its code runs, its output is what it says, its links resolve, and it leaves nothing out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+import recompute as rc
+from recompute import _adapter, testing
+
+np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+
+from recompute_numpy import adapter as numpy_adapter  # noqa: E402  # after importorskip
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CI = ROOT / ".ci" / "run"
+pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documentation is not beside the tests")
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the number of its first line (from 0), its text."""
+
+    language: str
+    line: int
+    text: str
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found: list[Block] = []
+    lines = text.splitlines(keepends=True)
+    start = None
+    for number, line in enumerate(lines):
+        if line.startswith("```"):
+            if start is None:
+                start = number
+            else:
+                language = lines[start].removeprefix("```").strip()
+                found.append(Block(language, start + 1, "".join(lines[start + 1 : number])))
+                start = None
+    assert start is None, f"the fence in line {start} is not closed"
+    return found
+
+
+def examples(text: str) -> list[tuple[Block, str | None]]:
+    """The Python blocks with the output that they must print: a `text` block that follows with a blank line between."""
+    found = blocks(text)
+    lines = text.splitlines()
+    pairs: list[tuple[Block, str | None]] = []
+    for number, block in enumerate(found):
+        if block.language == "python":
+            end = block.line + len(block.text.splitlines())
+            after = found[number + 1] if number + 1 < len(found) else None
+            follows = after is not None and after.language == "text" and not "".join(lines[end + 1 : after.line - 1])
+            pairs.append((block, after.text if after is not None and follows else None))
+    return pairs
+
+
+def prose(text: str) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchor(heading: str) -> str:
+    """The fragment by which a heading is linked to."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.fixture
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty directory, a new default cache, and NumPy's adapter whether or not the package is installed."""
+    monkeypatch.chdir(tmp_path)
+    before = dict(_adapter._registered)
+    rc.register(np.ndarray, numpy_adapter)
+    rc.register(np.generic, numpy_adapter)
+    rc.set_default_cache(None)
+    yield
+    rc.set_default_cache(None)
+    _adapter._registered.clear()
+    _adapter._registered.update(before)
+    _adapter.kinds.clear()
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize("page", [page for page in PAGES if examples(page.read_text(encoding="utf-8"))], ids=name)
+def test_examples(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every Python block runs, after those before it on its page, and prints what the `text` block after it says."""
+    program = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for block, expected in examples(page.read_text(encoding="utf-8")):
+            code = compile("\n" * block.line + block.text, name(page), "exec")  # tracebacks show the line of the page
+            exec(code, program.__dict__)
+            printed = capsys.readouterr().out
+            if expected is not None:
+                assert expected == printed, f"{name(page)}, line {block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_output_follows_its_example(page: Path) -> None:
+    """A `text` block is the output of the Python block before it, so that none goes unchecked."""
+    text = page.read_text(encoding="utf-8")
+    outputs = [block for block in blocks(text) if block.language == "text"]
+    assert len(outputs) == sum(expected is not None for _, expected in examples(text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links(page: Path) -> None:
+    """Every relative link and every image leads to a file, and every fragment to a heading."""
+    text = prose(page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, fragment = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{name(page)} links to {target}"
+        assert found.is_relative_to(ROOT), f"{name(page)} links to {target}, outside of the repository"
+        if fragment:
+            headings = re.findall(r"^#+ (.*)$", prose(found.read_text(encoding="utf-8")), flags=re.MULTILINE)
+            assert fragment in map(anchor, headings), f"{name(page)} links to {target}"
+
+
+def test_every_page_is_on_the_map() -> None:
+    """`docs/index.md` links to every other page."""
+    index = ROOT / "docs" / "index.md"
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve()
+        for target in re.findall(r"\]\(([^)\s]+)\)", index.read_text(encoding="utf-8"))
+    }
+    assert [] == [name(page) for page in PAGES if page not in {index, ROOT / "README.md"} | linked]
+
+
+def test_everything() -> None:
+    """`docs/everything.md` names all that is public: of the library, of a value, of a cache, of the testing kit."""
+    text = (ROOT / "docs" / "everything.md").read_text(encoding="utf-8")
+    code = " ".join(re.findall(r"`([^`\n]+)`", text))
+    public = [*rc.__all__, *testing.__all__]
+    for cls in (rc.Recomputable, rc.Cache, rc.Stats, rc.Adapter):
+        public += [attribute for attribute in vars(cls) if not attribute.startswith("_")]
+    assert [] == [each for each in public if not re.search(rf"\b{re.escape(each)}\b", code)]
+
+
+@pytest.mark.skipif(not CI.exists(), reason="the continuous integration is not beside the tests")
+def test_commands() -> None:
+    """The README has two commands, and these are what `.ci/run` executes."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = [block.text for block in blocks(readme) if block.language == "sh"]
+    assert [
+        'python -m pip install ".[numpy,plot,cli]" && recompute demo\n',
+        'python -m pip install ".[test]" && python -m pytest\n',
+    ] == shown
+    run = subprocess.run([str(CI), "--commands"], capture_output=True, text=True, check=True)
+    assert "".join(shown) == run.stdout
+    script = CI.read_text(encoding="utf-8")
+    assert 'eval "${commands[0]} ' in script
+    assert 'eval "${commands[1]} ' in script
+
+
+def test_blocks() -> None:
+    """The checker itself: what it takes for an example, and for its output."""
+    page = "```python\na\n```\n\n```text\nb\n```\n\n```python\nc\n```\nprose\n\n```text\nd\n```\n"
+    assert [("a\n", "b\n"), ("c\n", None)] == [(block.text, expected) for block, expected in examples(page)]

@@ -1,0 +1,350 @@
+"""What happens when the last reference goes: release modes, detach, aliases, what callers hold, and no leak."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import recompute as rc
+from recompute._graph import Operation, Storage, Value
+from recompute.testing import EventLog, check_invariants
+from recompute.testing._vectors import vector
+
+
+def unit(*arguments: Any) -> int:
+    return 1
+
+
+def double(payload: Any) -> Any:
+    return vector(*(2 * number for number in payload.numbers))
+
+
+def itself(payload: Any) -> Any:
+    return payload
+
+
+def tail(payload: Any) -> Any:
+    return payload.view(1)
+
+
+def alive() -> Counter[str]:
+    """How many parts of graphs there are."""
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) in (Operation, Storage, Value))
+
+
+def test_eager_evicts_and_keeps_the_recipe() -> None:
+    """Released, but something is made from it: the value goes at once, the recipe stays."""
+    cache = rc.Cache(release="eager")
+    with cache, EventLog(cache) as log:
+        x = rc.ap(unit, nbytes=10)
+        y = rc.ap(unit, x, nbytes=1)
+        del x
+        assert cache.stats().used == 1
+        assert [event.why for event in log.evicted] == ["release"]
+        assert (cache.stats().releases, cache.stats().evictions) == (1, 0)
+        y.evict()
+        assert y.get() == 1
+        assert log.names(again=True) == ["unit", "unit"]
+
+
+def test_ignore_leaves_it_to_the_policy() -> None:
+    """Released values stay while there is room, and are forgotten when they are evicted."""
+    cache = rc.Cache(release="ignore")
+    with cache:
+        x = rc.ap(unit, nbytes=10)
+        y = rc.ap(unit, x, nbytes=1)
+        del x
+        assert cache.stats().used == 11
+        z = rc.ap(unit, nbytes=5)
+        del z
+        assert cache.stats().used == 16
+        check_invariants(cache, [y])
+        cache.release_memory()
+        assert cache.stats().used == 0
+        check_invariants(cache, [y])
+        assert y.get() == 1
+
+
+def test_banish_makes_sources() -> None:
+    """What nothing evicted needs is gone for good, and what was made from it cannot be evicted any more."""
+    cache = rc.Cache(release="banish")
+    with cache:
+        x = rc.ap(unit, nbytes=10)
+        y = rc.ap(unit, x, nbytes=1)
+        del x
+        assert cache.stats().used == 1
+        assert "source" in repr(y)
+        assert not y.evict()
+        check_invariants(cache, [y])
+
+
+def test_banish_waits_for_what_is_evicted() -> None:
+    """As long as something evicted needs a value it stays; once that is back, it goes."""
+    cache = rc.Cache(release="banish")
+    with cache:
+        x = rc.ap(unit, nbytes=10)
+        y = rc.ap(unit, x, nbytes=1)
+        y.evict()
+        del x
+        assert cache.stats().used in (0, 10)
+        check_invariants(cache, [y])
+        assert y.get() == 1
+        assert cache.stats().used == 1
+        assert "source" in repr(y)
+        check_invariants(cache, [y])
+
+
+def test_banish_with_aliases_in_a_row() -> None:
+    """Banishing one value may leave another without a use: each is forgotten once."""
+    cache = rc.Cache(release="banish")
+
+    def second(first: Any, other: Any) -> Any:
+        return double(other)
+
+    with cache:
+        v = rc.ap(vector, 1, 2, 3)
+        alias = rc.ap(tail, v)
+        w = rc.ap(double, alias)
+        z = rc.ap(second, v, w)
+        z.evict()
+        del w, alias, v
+        check_invariants(cache, [z])
+        assert z.get() == vector(8, 12)
+        check_invariants(cache, [z])
+        del z
+        assert cache.stats().used == 0
+        check_invariants(cache)
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_detach_keeps_the_value_and_forgets_the_rest(release: Any) -> None:
+    """A loop that detaches keeps one step of history; the value is a source."""
+    before = alive()
+    cache = rc.Cache(release=release)
+    with cache:
+        w = rc.pure(vector(1))
+        for step in range(1000):
+            if step % 3 == 0:
+                w = rc.ap(double, w).detach()
+            else:
+                w = w.map(lambda payload: vector((payload.numbers[0] + 1) % 97)).detach()
+        assert alive()["Operation"] - before["Operation"] <= 2
+        assert not w.evict()
+        assert w.detach() is w
+        check_invariants(cache, [w])
+    if release != "ignore":
+        assert cache.stats().used == 8
+
+
+def test_detach_of_an_evicted_value_brings_it_back() -> None:
+    """Detach needs the value, so it recomputes it."""
+    cache = rc.Cache()
+    with cache, EventLog(cache) as log:
+        x = rc.ap(vector, 1)
+        y = rc.ap(double, x)
+        y.evict()
+        y.detach()
+        assert log.names(again=True) == ["double"]
+        del x
+        assert cache.stats().used == 8
+        assert y.get() == vector(2)
+        check_invariants(cache, [y])
+
+
+def test_aliases_are_counted_and_evicted_together() -> None:
+    """A view shares its argument's storage: no bytes of its own, one eviction, one number."""
+    cache = rc.Cache()
+    with cache, EventLog(cache) as log:
+        x = rc.ap(vector, 1, 2, 3)
+        y = rc.ap(tail, x)
+        z = rc.ap(itself, y)
+        assert cache.stats().used == 24
+        assert x.number == y.number == z.number
+        assert z.evict()
+        assert [x.resident, y.resident, z.resident] == [False] * 3
+        assert len(log.evicted) == 1
+        assert z.get() == vector(2, 3)
+        assert cache.stats().used == 24
+        assert log.names(again=True) == ["vector", "tail", "itself"]
+        check_invariants(cache, [x, y, z])
+        del x, y
+        assert z.get() == vector(2, 3)
+        assert cache.stats().used == 24
+        check_invariants(cache, [z])
+
+
+def test_a_view_of_a_source_is_never_evicted() -> None:
+    """The memory is the source's."""
+    with rc.Cache() as cache:
+        x = rc.pure(vector(1, 2, 3))
+        y = rc.ap(tail, x)
+        assert not y.evict()
+        assert cache.stats().used == 24
+        check_invariants(cache, [x, y])
+
+
+def test_two_views_of_one_fresh_buffer_share_a_storage() -> None:
+    """Outputs that share memory with each other are evicted together."""
+
+    def twins() -> tuple[Any, Any]:
+        one = vector(1, 2, 3, 4)
+        return one, one.view(2)
+
+    with rc.Cache() as cache:
+        a, b = rc.ap(twins, nout=2)
+        assert a.number == b.number
+        a.evict()
+        assert not b.resident
+        assert b.get() == vector(3, 4)
+        assert a.resident
+        check_invariants(cache, [a, b])
+
+
+def test_what_a_caller_holds_counts_until_it_is_let_go() -> None:
+    """Eviction cannot free what somebody holds: it stays counted as used, and then it does not."""
+    cache = rc.Cache()
+    with cache:
+        y = rc.ap(vector, 1, 2, 3)
+        payload = y.get()
+        assert y.evict()
+        assert not y.resident
+        assert (cache.stats().used, cache.stats().held) == (24, 24)
+        check_invariants(cache, [y])
+        del payload
+        assert (cache.stats().used, cache.stats().held) == (0, 0)
+        check_invariants(cache, [y])
+
+
+def test_what_a_caller_holds_is_taken_back_without_recomputation() -> None:
+    """Needed again while somebody has it, it is the same object, and nothing ran."""
+    cache = rc.Cache()
+    with cache, EventLog(cache) as log:
+        y = rc.ap(vector, 1, 2, 3)
+        payload = y.get()
+        y.evict()
+        assert y.get() is payload
+        assert log.names(again=True) == []
+        assert cache.stats().recoveries == 1
+        assert (cache.stats().used, cache.stats().held) == (24, 0)
+        check_invariants(cache, [y])
+
+
+def test_a_held_view_keeps_the_memory_counted() -> None:
+    """It is the buffer that counts, not the object that was got."""
+    cache = rc.Cache()
+    with cache:
+        y = rc.ap(vector, 1, 2, 3)
+        z = rc.ap(tail, y)
+        view = z.get()
+        y.evict()
+        assert cache.stats().held == 24
+        assert y.get() == vector(1, 2, 3)
+        assert z.get() == vector(2, 3)
+        assert cache.stats().used in (24, 48)  # the view's buffer is another one if y was computed again
+        check_invariants(cache, [y, z])
+        del view
+        assert cache.stats().used == 24
+        check_invariants(cache, [y, z])
+
+
+def test_what_is_held_takes_room() -> None:
+    """Held bytes leave less for others, and the error says so."""
+    cache = rc.Cache(30)
+    with cache:
+        y = rc.ap(vector, 1, 2, 3)
+        payload = y.get()
+        with pytest.raises(rc.BudgetError, match="held by the caller"):
+            rc.ap(unit, nbytes=10)
+        del payload
+        assert rc.ap(unit, nbytes=10).get() == 1
+        check_invariants(cache, [y])
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_a_steady_state_does_not_grow(release: Any) -> None:
+    """Twenty thousand operations in a sliding window leave as many objects as two thousand."""
+    cache = rc.Cache(400, release=release)
+    counts = []
+    with cache:
+        window = [rc.pure(vector(1))] * 10
+        for step in range(20_001):
+            if step and step % 20 == 0:
+                window[0] = rc.pure(vector(step % 97))
+            else:
+                window.append(rc.ap(double, window.pop(0)))
+            if step % 7 == 0:
+                window[3].get()
+            if step in (2_000, 20_000):
+                window = [each.detach() for each in window]
+                gc.collect()
+                counts.append(len(gc.get_objects()))
+    assert counts[1] <= counts[0] + 1000, counts
+    del window
+    check_invariants(cache) if release != "ignore" else None
+
+
+def test_a_source_under_many_short_lived_users_does_not_grow() -> None:
+    """A value that lives long forgets its dead users."""
+    with rc.Cache():
+        x = rc.pure(vector(1, 2))
+        for _ in range(5000):
+            rc.ap(double, x)
+        assert len(x._value.users or ()) < 50
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_dropping_a_chain_leaves_nothing(release: Any) -> None:
+    """When the last handle of a long chain goes, so do all values and recipes."""
+    before = alive()
+    cache = rc.Cache(release=release)
+    with cache:
+        y = rc.ap(vector, 1)
+        for _ in range(5000):
+            y = rc.ap(double, y) if release != "banish" else rc.ap(unit, y)
+        del y
+        while cache.release_memory():
+            pass
+    assert cache.stats().used == 0
+    assert alive() == before
+
+
+def test_a_closure_over_a_handle_of_its_argument_is_no_cycle() -> None:
+    """A dead operation holds nothing: not even through its function."""
+    before = alive()
+    cache = rc.Cache()
+    with cache:
+        x = rc.pure(vector(1))
+        a = rc.ap(double, x)
+        y = rc.ap(lambda: x.get())
+        del y, a, x
+    assert cache.stats().used == 0
+    assert alive() == before
+
+
+def test_a_pin_ends_with_the_last_handle() -> None:
+    """Nobody could unpin it any more."""
+    cache = rc.Cache()
+    with cache:
+        x = rc.ap(unit, nbytes=10).pin()
+        y = rc.ap(unit, x, nbytes=1)
+        del x
+        assert cache.stats().used == 1
+        check_invariants(cache, [y])
+
+
+def test_values_of_no_bytes() -> None:
+    """None takes no room and is never a candidate, but it can be evicted, and it goes with its last handle."""
+    for release in ("eager", "ignore", "banish"):
+        cache = rc.Cache(release=release)  # type: ignore[arg-type]  # one of the three
+        with cache:
+            x = rc.pure(vector(1))
+            y = rc.ap(lambda payload: None, x)
+            assert y.evict()
+            assert y.get() is None
+            del x, y
+            assert cache.stats().used == 0
+            check_invariants(cache)

@@ -1,0 +1,374 @@
+"""Threads over one cache: right results, single flight, no deadlock, and functions run outside the lock."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from threading import Barrier, Event, Thread
+from typing import Any
+
+import pytest
+
+import recompute as rc
+from recompute.testing import EventLog, check_invariants
+from recompute.testing._vectors import vector
+
+_LONG = 60.0  # seconds: only a deadlock takes as long
+
+
+def unit(*arguments: Any) -> int:
+    return 1
+
+
+def together(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run the jobs in threads; their results, and the first error raised in any."""
+    results: list[Any] = [None] * len(jobs)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            results[number] = jobs[number]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=work, args=(number,), daemon=True) for number in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_LONG)
+        assert not thread.is_alive(), "deadlock"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def wait(event: Event) -> None:
+    assert event.wait(_LONG), "nobody came"
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+@pytest.mark.parametrize("policy", ["dtr-eq", "dtr", "lru"])
+def test_sixteen_threads_under_pressure(policy: str, release: Any) -> None:
+    """Sixteen threads get random values of one graph, half of which fits: all results are right, no deadlock."""
+    draw = random.Random(5)
+
+    def combine(number: int, *payloads: Any) -> Any:
+        return vector(number, sum(sum(each.numbers) for each in payloads) % 97)
+
+    cache = rc.Cache(16 * 60, policy=policy, release=release)
+    expected, values = [], []
+    with cache:
+        for number in range(120):
+            above = [draw.randrange(max(0, number - 8), number) for _ in range(min(2, number))]
+            values.append(rc.ap(combine, number, *(values[each] for each in above), nbytes=16))
+            expected.append((number, sum(sum(expected[each]) for each in above) % 97))
+    start = Barrier(16)
+
+    def work(seed: int) -> Callable[[], None]:
+        def look() -> None:
+            own = random.Random(seed)
+            start.wait(_LONG)
+            for _ in range(60):
+                number = own.randrange(120)
+                assert values[number].get().numbers == expected[number]
+                if own.random() < 0.2:
+                    values[own.randrange(120)].evict()
+
+        return look
+
+    together(*(work(seed) for seed in range(16)))
+    check_invariants(cache, values)
+    assert cache.stats().used <= 16 * 60
+
+
+def test_a_value_needed_by_many_is_computed_once() -> None:
+    """Single flight: sixteen threads want one evicted value while it is being computed, which happens once."""
+    entered, go = Event(), Event()
+    runs: list[int] = []
+
+    def slow() -> Any:
+        runs.append(1)
+        if len(runs) == 2:
+            entered.set()
+            wait(go)
+        return vector(7)
+
+    cache = rc.Cache()
+    with cache:
+        y = rc.ap(slow)
+    y.evict()
+    started = Barrier(16)
+
+    def late() -> Any:
+        started.wait(_LONG)
+        return y.get()
+
+    def opener() -> None:
+        started.wait(_LONG)
+        go.set()
+
+    def first() -> Any:
+        return y.get()
+
+    thread = Thread(target=first, daemon=True)
+    thread.start()
+    wait(entered)
+    results = together(*[late] * 15, opener)
+    thread.join(_LONG)
+    assert not thread.is_alive()
+    assert results[:15] == [vector(7)] * 15
+    assert len(runs) == 2
+    check_invariants(cache, [y])
+
+
+def test_two_values_of_one_operation_are_computed_once() -> None:
+    """Threads that want different outputs of the same operation share one run."""
+    start = Barrier(2)
+    runs: list[int] = []
+
+    def both() -> Any:
+        runs.append(1)
+        return vector(1), vector(2)
+
+    with rc.Cache() as cache:
+        a, b = rc.ap(both, nout=2)
+        a.evict()
+        b.evict()
+
+        def getter(value: rc.Recomputable[Any]) -> Callable[[], Any]:
+            def get() -> Any:
+                start.wait(_LONG)
+                return value.get()
+
+            return get
+
+        assert together(getter(a), getter(b)) == [vector(1), vector(2)]
+        assert len(runs) == 2
+        check_invariants(cache, [a, b])
+
+
+def test_operations_run_outside_the_lock() -> None:
+    """While one function runs, other threads compute, get, evict and look at statistics."""
+    entered, go = Event(), Event()
+
+    def slow(payload: Any) -> Any:
+        entered.set()
+        wait(go)
+        return payload
+
+    cache = rc.Cache()
+    with cache:
+        x, other = rc.ap(vector, 1), rc.ap(vector, 2)
+
+        def start() -> Any:
+            return rc.ap(slow, x)
+
+        kept: list[Any] = []
+        thread = Thread(target=lambda: kept.append(start()), daemon=True)
+        thread.start()
+        wait(entered)
+        assert not x.evict(), "an argument of a running function is locked"
+        assert other.evict()
+        assert other.get() == vector(2)
+        assert rc.ap(unit, other).get() == 1
+        assert cache.stats().used >= 16
+        go.set()
+        thread.join(_LONG)
+        assert not thread.is_alive()
+        assert kept[0].get() == vector(1)
+        assert x.evict()
+        check_invariants(cache, [x, other, *kept])
+
+
+def test_two_functions_run_at_once() -> None:
+    """Each waits, inside, for the other to be inside: no lock is held while functions run."""
+    inside = Barrier(2)
+
+    def meet(number: int) -> int:
+        inside.wait(_LONG)
+        return number
+
+    cache = rc.Cache()
+
+    def run(number: int) -> Callable[[], Any]:
+        def work() -> Any:
+            with cache:
+                return rc.ap(meet, number)
+
+        return work
+
+    a, b = together(run(1), run(2))
+    assert (a.get(), b.get()) == (1, 2)
+    check_invariants(cache, [a, b])
+
+
+def test_waiting_for_memory_that_another_thread_needs_now() -> None:
+    """No room, because another thread's function runs: wait for it rather than fail."""
+    entered, go = Event(), Event()
+
+    def slow() -> int:
+        entered.set()
+        wait(go)
+        return 1
+
+    cache = rc.Cache(10)
+    results: list[Any] = []
+
+    def hold() -> None:
+        with cache:
+            results.append(rc.ap(slow, nbytes=8))
+
+    def want() -> None:
+        with cache:
+            results.append(rc.ap(unit, nbytes=8))
+
+    holder, wanter = Thread(target=hold, daemon=True), Thread(target=want, daemon=True)
+    holder.start()
+    wait(entered)
+    wanter.start()
+    while not cache._blocked and wanter.is_alive():
+        pass
+    go.set()
+    for thread in (holder, wanter):
+        thread.join(_LONG)
+        assert not thread.is_alive()
+    assert [each.get() for each in results] == [1, 1]
+    assert sum(each.resident for each in results) == 1
+    check_invariants(cache, results)
+
+
+def test_two_threads_that_lock_each_other_out() -> None:
+    """Room for one recomputation at a time: two that start together both finish."""
+    for _ in range(30):
+        cache = rc.Cache(4)
+        with cache:
+            chains = []
+            for _ in range(2):
+                a = rc.ap(unit, nbytes=1)
+                b = rc.ap(unit, a, nbytes=1)
+                chains.append((a, b, rc.ap(unit, a, b, nbytes=1)))
+        start = Barrier(2)
+
+        def getter(value: Any, start: Barrier = start) -> Callable[[], Any]:
+            def get() -> Any:
+                start.wait(_LONG)
+                return value.get()
+
+            return get
+
+        for chain in chains:
+            for each in chain:
+                each.evict()
+        assert together(*(getter(chain[2]) for chain in chains)) == [1, 1]
+        check_invariants(cache, [each for chain in chains for each in chain])
+
+
+def test_a_fault_wakes_those_who_wait() -> None:
+    """The thread that computed fails; the one that waited computes it itself."""
+    entered, go = Event(), Event()
+    runs: list[int] = []
+
+    def failing() -> Any:
+        runs.append(1)
+        if len(runs) == 2:
+            entered.set()
+            wait(go)
+            raise ValueError("the second run")
+        return vector(1)
+
+    cache = rc.Cache()
+    with cache:
+        y = rc.ap(failing)
+    y.evict()
+    errors: list[BaseException] = []
+
+    def first() -> None:
+        try:
+            y.get()
+        except ValueError as error:
+            errors.append(error)
+
+    one = Thread(target=first, daemon=True)
+    one.start()
+    wait(entered)
+    found: list[Any] = []
+    two = Thread(target=lambda: found.append(y.get()), daemon=True)
+    two.start()
+    while not cache._blocked and two.is_alive():
+        pass
+    go.set()
+    for thread in (one, two):
+        thread.join(_LONG)
+        assert not thread.is_alive()
+    assert [str(error) for error in errors] == ["the second run"]
+    assert found == [vector(1)]
+    assert len(runs) == 3
+    check_invariants(cache, [y])
+
+
+def test_handles_dropped_in_other_threads() -> None:
+    """Values made in one thread and dropped in others are gone."""
+    cache = rc.Cache()
+    with cache:
+        boxes = [[rc.ap(vector, number, each) for each in range(100)] for number in range(8)]
+    together(*(box.clear for box in boxes))
+    assert cache.stats().used == 0
+    check_invariants(cache)
+
+
+def test_each_thread_has_its_own_current_cache() -> None:
+    """`with cache:` in one thread is nothing to another."""
+    one, two = rc.Cache(), rc.Cache()
+    both = Barrier(2)
+
+    def within(cache: rc.Cache) -> Callable[[], bool]:
+        def work() -> bool:
+            with cache:
+                both.wait(_LONG)
+                return rc.current_cache() is cache
+
+        return work
+
+    assert together(within(one), within(two)) == [True, True]
+    with one:
+        assert together(rc.current_cache) == [rc.default_cache()]
+
+
+def test_events_of_many_threads_arrive_once_each() -> None:
+    """Sixteen threads' operations are all told, each once."""
+    cache = rc.Cache()
+
+    def work(number: int) -> Callable[[], Any]:
+        def run() -> Any:
+            with cache:
+                return [rc.ap(vector, number, each) for each in range(50)]
+
+        return run
+
+    with EventLog(cache) as log:
+        kept = together(*(work(number) for number in range(16)))
+        assert len(log.performed("Vector")) + len(log.performed("vector")) == 800
+        assert sorted(each.storages for each in log.performed()) == [(number,) for number in range(1, 801)]
+    assert len(kept) == 16
+
+
+def test_a_collector_run_inside_the_lock() -> None:
+    """Handles in garbage cycles, which the collector finds at any moment, are seen to without a deadlock."""
+    cache = rc.Cache(200)
+
+    def churn() -> None:
+        with cache:
+            for number in range(300):
+                cycle: list[Any] = [rc.ap(vector, number)]
+                cycle.append(cycle)
+                rc.ap(unit, cycle[0])
+
+    before = threading.active_count()
+    together(*[churn] * 4)
+    assert threading.active_count() == before
+    import gc
+
+    gc.collect()
+    assert cache.stats().used == 0
+    check_invariants(cache)
