@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -104,7 +104,7 @@ def missing(name: str) -> Row:
 def facts() -> dict[str, str]:
     """The machine and the versions that the figures belong to."""
     found = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "processor": _processor(),
         "cores": str(os.cpu_count()),
@@ -183,10 +183,7 @@ def page(reports: Sequence[Report], machine: dict[str, str], table: Callable[...
         parts.append(
             table(
                 ("", "minimum", "median", "unit", "note"),
-                [
-                    (each.name, number(each.least), number(each.median), each.unit, each.note)
-                    for each in report.rows
-                ],
+                [(each.name, number(each.least), number(each.median), each.unit, each.note) for each in report.rows],
             )
         )
     parts.append(f"{heading} Machine")

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
-from _common import MICRO, Measure, Report, Row, Target, in_turns, main, missing, row, say
+from _common import Measure, Report, Row, Target, in_turns, main, missing, row, say
 
 import recompute as rc
 
@@ -136,13 +136,14 @@ def away_and_back(depth: int) -> tuple[float, float, float]:
 def bookkeeping(count: int, keep: bool) -> float:
     """Bytes a tracked operation takes besides its value; what the interpreter allocates, by tracemalloc."""
     constant = 10**9
+    always = lambda _: constant
     values = [None] * count
     with rc.Cache():
         value = rc.pure(0)
         gc.collect()
         tracemalloc.start()
         for number in range(count):
-            value = rc.ap(lambda _: constant, value)
+            value = rc.ap(always, value)
             if keep:
                 values[number] = value
         size, _ = tracemalloc.get_traced_memory()
@@ -194,12 +195,6 @@ def autograd_forward(count: int) -> float:
     return (perf_counter() - began) / count
 
 
-def add_one(array: Any) -> Any:
-    import numpy as np
-
-    return np.add(array, 1.0)
-
-
 def _arrays(report: Report, quick: bool) -> None:
     """Small arrays and arrays of 1 MiB, beside the bare NumPy call and autograd's trace of it."""
     names = ("np.add of 8 numbers", "np.add of 1 MiB")
@@ -208,9 +203,14 @@ def _arrays(report: Report, quick: bool) -> None:
         report.rows.append(missing("np.add of 8 numbers, traced by autograd"))
         return
     import numpy as np
+
     import recompute_numpy
 
     rc.register(np.ndarray, recompute_numpy.adapter)  # also where the packages are not installed
+
+    def add_one(array: Any) -> Any:
+        return np.add(array, 1.0)
+
     small, large = np.zeros(8), np.zeros(2**17)
     counts = (2_000, 100) if quick else (20_000, 2_000)
     measures: dict[str, Measure] = {}
@@ -308,9 +308,7 @@ def measure(quick: bool) -> list[Report]:
     for name in tracked:
         report.ratios.append((f"{name}: over the bare call / the floor's", (report.row(name).known - least) / lowest))
     shallow, deep = back[0], back[-1]
-    report.ratios.append(
-        (f"rematerialize, chain of {deep[0]:,} / {shallow[0]:,}", deep[1].known / shallow[1].known)
-    )
+    report.ratios.append((f"rematerialize, chain of {deep[0]:,} / {shallow[0]:,}", deep[1].known / shallow[1].known))
     report.ratio("dask.delayed, build / tracked, kept", "dask.delayed, build (chain of 1,000)", tracked[0])
     report.ratio("dask.delayed, compute / rematerialize", "dask.delayed, compute, synchronous", back[0][1].name)
     report.ratio("cachey, hit / get of a resident value", "cachey, hit", "get of a resident value")

@@ -95,6 +95,7 @@ class Cache:
         self._fingerprints = Fingerprints() if verify else None
         self._number = 0  # of the newest storage
         self._executing = 0  # functions running now
+        self._leader: Flight | None = None  # goes first, when memory is too short for several
         self._blocked: list[Flight] = []  # threads that wait for memory or for a value
         self._dropped: deque[Value | Held | None] = deque()  # references that went, to be seen to under the lock
         self._late: set[Storage] = set()  # released while locked
@@ -142,6 +143,9 @@ class Cache:
                     self._abandon(flight.frames.pop())
             raise
         finally:
+            if self._leader is flight:
+                with self._lock:
+                    self._arrived(flight)
             if outer is not None:
                 outer.nested += self._clock() - start
             if self._dropped or self._events:
@@ -169,6 +173,8 @@ class Cache:
         """
         frames = flight.frames
         while frames:
+            if self._leader is not None and self._leader is not flight and not self._running_mine():
+                self._wait_for_leader(flight)
             frame = frames[-1]
             missing = frame.lock_arguments(self.now)
             if missing is not None:
@@ -295,6 +301,8 @@ class Cache:
         again = operation.runs > 0
         frame.running = False
         self._executing -= 1
+        if frame.found:
+            self._depend(operation, frame.found, again)
         homes: list[Storage | None] = []
         for each in made:
             homes.append(_home_among(operation.arguments, each[2]) if each[2] else None)
@@ -302,8 +310,6 @@ class Cache:
         self._make_room_now(reserved, operation, made, homes)
         self.now += cost
         operation.runs += 1
-        if frame.found:
-            self._depend(operation, frame.found, again)
         if again:
             self._rematerializations += 1
             self._remat_time += cost
@@ -373,10 +379,8 @@ class Cache:
                 self._settle_in(storage)
                 if buffer:
                     own[buffer] = storage
-            elif homes[number] is None and not any(
-                value.payload is payload or id(value.payload) == buffer for value in storage.values
-            ):
-                storage.pool.resize(storage, storage.size + size)  # two views of what neither of them owns
+            elif homes[number] is None and size > storage.size:  # two views of what neither of them owns
+                storage.pool.resize(storage, size)
             value = Value(payload, operation, storage)
             value.refs = 1
             self._join(value, operation, storage)
@@ -392,7 +396,10 @@ class Cache:
         payload, size, buffer, device, _ = made
         storage = value.storage
         if home is not None or storage.resident:
-            home = home or _home_among(operation.outputs, buffer)
+            if home is None:
+                home = _home_among(operation.outputs, buffer)
+                if home is not None and size > home.size:
+                    home.pool.resize(home, size)
             if home is None:
                 self._number += 1
                 home = Storage(self._pool(device), size, buffer, self._number, self.now)
@@ -479,6 +486,7 @@ class Cache:
             frame.running = False
             self._executing -= 1
         self._give_back(frame.reserved)
+        frame.reserved = ()
         self._unlock(frame)
         if frame.operation is not None and frame.operation.frame is frame:
             frame.operation.frame = None
@@ -488,25 +496,42 @@ class Cache:
     # Room when no candidate is left, and other threads
 
     def _make_way(self, pool: Pool, size: int, flight: Flight, what: Operation | None) -> None:
-        """Find room beyond the candidates, or raise BudgetError: let go locks that only wait, or wait for others."""
-        here = _running_here()
-        if any(each.give_way() for each in (flight, *(frame.flight for frame in here))):
-            return
-        if self._executing > sum(frame.cache is self for frame in here):
+        """Find room beyond the candidates, or raise BudgetError.
+
+        Memory that is too short for several threads may do for one: the first thread that finds no room leads, and the
+        others let go what only waits, until it has arrived. Then locks of its own outer frames give way.
+        """
+        mine = self._running_mine()
+        if (self._executing > mine or self._blocked) and not mine and flight is not ON_THE_GROUND:
+            if self._leader is None:
+                self._leader = flight
+            elif self._leader is not flight:
+                self._wait_for_leader(flight)
+                return
+        if self._executing > mine:
             self._wait(flight)
             return
-        stolen = False  # nobody else runs: whoever gets here first goes first
+        stolen = False
         for other in self._blocked:
-            for frame in other.frames:
-                if frame.locked and not frame.running:
-                    frame.let_go()
-                    stolen = True
-        if not stolen:
-            raise self._shortage(pool, size, what)
+            stolen = other.let_go() or stolen
+        if stolen:
+            return
+        if any(each.give_way() for each in (flight, *(running_here.flight for running_here in _running_here()))):
+            return
+        raise self._shortage(pool, size, what)
+
+    def _wait_for_leader(self, flight: Flight) -> None:
+        """Let another thread go first, with all the memory that this one does not need right now."""
+        while len(flight.frames) > 1:  # the leader may need what these were to bring: start over, later
+            self._abandon(flight.frames.pop())
+        flight.free_below = 0
+        flight.let_go()
+        while self._leader is not None and self._leader is not flight:
+            self._wait(flight)
 
     def _wait(self, flight: Flight) -> None:
         """Wait until another thread has finished something. Operations around this one do not run meanwhile."""
-        mine = sum(frame.cache is self for frame in _running_here())
+        mine = self._running_mine()
         self._executing -= mine
         self._blocked.append(flight)
         if not self._executing:
@@ -516,6 +541,16 @@ class Cache:
         finally:
             self._blocked.remove(flight)
             self._executing += mine
+
+    def _running_mine(self) -> int:
+        """How many of the functions that run now are around this call, in its own thread."""
+        return sum(each.cache is self for each in _running_here())
+
+    def _arrived(self, flight: Flight) -> None:
+        """A flight is over, with success or without: if it led, the others may go on."""
+        if self._leader is flight:
+            self._leader = None
+            self._changed.notify_all()
 
     def _shortage(self, pool: Pool, size: int, what: Operation | None) -> BudgetError:
         locked = max(0, pool.fixed - pool.sources - pool.pinned)
@@ -629,6 +664,9 @@ class Cache:
             self._own_cost(storage, -operation.cost)
         for argument in self._unlink(value, operation):
             self._forget(argument)
+        if self.release == "ignore":  # those without a use waited for an eviction, which will not come now
+            for each in [each for each in storage.values if not each.refs and not each.uses and each is not value]:
+                self._forget(each)
 
     def _forget(self, value: Value) -> None:
         """Nothing can need this value: drop it, and whatever that leaves without a use, on an explicit stack."""
@@ -648,6 +686,10 @@ class Cache:
                 self._neighbourhood.unlinking(storage)
             storage.values.remove(value)
             value.payload = EVICTED
+            if storage.resident and storage.values and all(each.payload is EVICTED for each in storage.values):
+                self._empty(storage, False)  # the others were never taken back or recomputed
+                if self._neighbourhood.asked:
+                    self._neighbourhood.evicted(storage)
             if self._fingerprints is not None:
                 self._fingerprints.forget(value)
             if operation is not None:
@@ -757,10 +799,11 @@ class Cache:
         digest = None if self._fingerprints is None else fingerprint(payload)
         device = "cpu" if kind.device is None else kind.device(payload)
         buffer = None if kind.buffer is None else kind.buffer(payload)
+        flight = Flight()
         try:
             with self._lock:
                 pool = self._pool(device)
-                self._allocate(pool, size, Flight(), None)
+                self._allocate(pool, size, flight, None)
                 self._number += 1
                 storage = Storage(pool, size, 0 if buffer is None else id(buffer), self._number, self.now)
                 storage.locks = 1
@@ -774,6 +817,9 @@ class Cache:
                 if self._listeners:
                     self._events.append(Added(self.now, pool.used, storage.number, size, device))
         finally:
+            if self._leader is flight:
+                with self._lock:
+                    self._arrived(flight)
             if self._dropped or self._events:
                 self._settle()
         return value
@@ -790,7 +836,7 @@ class Cache:
         It is `_perform`, `_reserve`, `_run` and `_store` written out, because calls are what an operation costs:
         benchmarks/operations.py has the figures. None, with nothing done, if the operation is not that simple.
         """
-        if self._fingerprints is not None or running.get() is not None:
+        if self._fingerprints is not None or self._leader is not None or running.get() is not None:
             return None
         arguments = operation.arguments
         payloads: list[Any] = []
@@ -820,6 +866,10 @@ class Cache:
                     for device, size in self._sizes.get(key):
                         pool = self._pools.get(device) or self._pool(device)
                         if pool.used + size > pool.limit or pool.adaptive is not None:
+                            if pool.fixed + pool.held + size > pool.limit:  # not without others, or not at all
+                                for each in arguments:
+                                    each.storage.pool.unlock(each.storage)
+                                return None
                             self._allocate(pool, size, ON_THE_GROUND, operation)
                         pool.take(size)
                         pool.fixed += size
@@ -846,7 +896,9 @@ class Cache:
             if cost < 0:
                 cost = 0.0
             with self._lock:
-                home = _home_among(arguments, buffer) if buffer else None
+                if frame.found:
+                    self._depend(operation, frame.found, again=False)
+                home = _home_among(operation.arguments, buffer) if buffer else None
                 pool = self._pools.get(device) or self._pool(device)
                 started = False
                 self._executing -= 1
@@ -866,8 +918,6 @@ class Cache:
                 self._operations += 1
                 operation.runs = 1
                 operation.cost = cost
-                if frame.found:
-                    self._depend(operation, frame.found, again=False)
                 if home is None:
                     self._number = number = self._number + 1
                     storage = Storage(pool, size, buffer, number, now)
@@ -988,7 +1038,7 @@ class Cache:
                 for pool in self._pools.values():
                     pool.set_budget(limits.of(pool.device))
                     try:
-                        self._allocate(pool, 0, Flight(), None)
+                        self._allocate(pool, 0, ON_THE_GROUND, None)
                     except BudgetError as error:
                         raise BudgetError(f"the new budget is too small: {error}") from None
             except BaseException:
@@ -1009,7 +1059,10 @@ class Cache:
         with self._lock:
             pool = self._pool(device)
             before = pool.used
-            while wanted is None or before - pool.used < wanted:
+            if wanted is None and self.policy.name != "none":
+                for storage in [each for each in pool.candidates if not each.locks]:
+                    self._evict(storage, "request")
+            while wanted is not None and before - pool.used < wanted:
                 victims = pool.candidates.choose(self.now)
                 if not victims:
                     break
@@ -1186,9 +1239,12 @@ def _home_among(values: tuple[Value | None, ...], buffer: int) -> Storage | None
 
 
 def _own_memory(made: list[Made], homes: list[Storage | None]) -> list[tuple[str, int]]:
-    """(device, bytes) of the outputs that share no memory with an argument; of equal ones, the first."""
-    own = {id(each[0]): (each[3], each[1]) for each, home in zip(made, homes, strict=True) if home is None and each[2]}
-    own.update((-number, (each[3], each[1])) for number, each in enumerate(made) if not each[2])
+    """(device, bytes) of the outputs that share no memory with an argument; of those that share it, the largest."""
+    own: dict[int, tuple[str, int]] = {}
+    for number, (each, home) in enumerate(zip(made, homes, strict=True)):
+        if home is None:
+            _, size, buffer, device, _ = each
+            own[buffer or -number] = (device, max(size, own[buffer][1]) if buffer in own else size)
     return [each for each in own.values() if each[1]]
 
 

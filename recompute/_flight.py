@@ -111,6 +111,15 @@ class Flight:
         self.frames.pop()
         self.free_below = min(self.free_below, max(0, len(self.frames) - 1))
 
+    def let_go(self) -> bool:
+        """Unlock whatever only waits; False if there was nothing."""
+        had = False
+        for frame in self.frames[self.free_below :]:
+            if frame.locked and not frame.running:
+                frame.let_go()
+                had = True
+        return had
+
     def give_way(self) -> bool:
         """Let go the outermost locks that wait for the frame on top; False if there are none, or progress ends.
 

@@ -17,6 +17,7 @@ from recompute._flight import running
 from recompute._graph import EVICTED, Operation, Value
 
 _SMALL: Final = 4096  # bytes
+_ONE: Final = 1  # compared by identity, which True is not
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -156,7 +157,7 @@ def ap(
     if arguments and result do not fit into the budget together. Cost: about two microseconds, and the function.
     """
     caller = sys._getframe(1)
-    if kwargs or nbytes is not None or nout != 1 or isinstance(function, Recomputable) or not callable(function):
+    if kwargs or nbytes is not None or nout is not _ONE or isinstance(function, Recomputable) or not callable(function):
         return _apply(function, args, kwargs, nout, nbytes, caller)
     cache: Cache | None = None  # from here on the hot path: benchmarks/operations.py
     positional: list[Any] = []
@@ -209,7 +210,7 @@ def _apply(
         cache = _common(cache, each)
     if cache is None:
         cache = current_cache()
-    declared = None if nbytes is None and nout == 1 else _declared(nout, nbytes)
+    declared = _declared(nout, nbytes)
     operation = Operation(function, positional, keywords, tuple(found), nout, declared, caller.f_code, caller.f_lasti)
     outputs = cache._apply(operation)
     handles: tuple[Recomputable[Any], ...] = tuple([Recomputable(cache, each) for each in outputs if each is not None])
@@ -233,8 +234,8 @@ def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] 
         raise ValueError(f"nout must be a whole number of outputs, at least 1, not {nout!r}")
     if nbytes is None:
         return None
-    sizes = (nbytes,) * nout if isinstance(nbytes, int) else tuple(nbytes)
-    if len(sizes) != nout or any(not hasattr(size, "__index__") or size < 0 for size in sizes):
+    sizes = tuple(nbytes) if isinstance(nbytes, Sequence) else (nbytes,) * nout
+    if len(sizes) != nout or not all(hasattr(size, "__index__") and size >= 0 for size in sizes):
         raise ValueError(f"nbytes must be bytes, at least 0: one number, or {nout} of them, not {nbytes!r}")
     return tuple(size.__index__() for size in sizes)
 

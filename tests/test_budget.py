@@ -44,7 +44,9 @@ def test_sizes(given: Any, expected: int) -> None:
     assert rc.Cache(given).budget == expected
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 0.5, -2.5, nan, inf, -inf, "12 parsecs", "", "MB", "-3MB", "1,5 GB", "nan", "0"])
+@pytest.mark.parametrize(
+    "wrong", [0, -1, 0.5, -2.5, nan, inf, -inf, "12 parsecs", "", "MB", "-3MB", "1,5 GB", "nan", "0"]
+)
 def test_what_is_no_size(wrong: Any) -> None:
     """Zero, negative, not a number, infinite or unknown units: a clear error, here and when set later."""
     with pytest.raises(ValueError, match="budget"):
@@ -73,7 +75,7 @@ def test_a_source_larger_than_the_budget() -> None:
     cache = rc.Cache(50)
     with cache:
         y = rc.ap(unit, nbytes=30)
-        with pytest.raises(rc.BudgetError, match=r"a source needs 80 B more on cpu.*\(30 bytes\)|a source needs 80 B"):
+        with pytest.raises(rc.BudgetError, match="a source needs 80 B more on cpu"):
             rc.pure(vector(*range(10)))
         assert y.resident
         assert cache.stats().used == 30

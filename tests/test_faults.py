@@ -50,7 +50,9 @@ class Scene:
         return stats.used, [each.resident for each in self.handles], stats.operations
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), MemoryError(), GeneratorExit()])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), MemoryError(), GeneratorExit()]
+)
 def test_an_operation_that_raises_again_and_then_does_not(error: BaseException) -> None:
     """The error passes through unchanged, the cache is as it was, and the next get works."""
     scene = Scene(Failing(error, 2, 3))
@@ -162,14 +164,15 @@ async def coroutine() -> int:
 )
 def test_what_can_be_read_only_once_is_refused(surface: Any, make: Callable[[], Any]) -> None:
     """As a result, as one of several, as a source and as an argument, also inside a list."""
-    for attempt in (
+    attempts: tuple[Callable[[], Any], ...] = (
         lambda: surface.ap(make),
         lambda: surface.ap(lambda: (1, make()), nout=2),
         lambda: surface.pure(make()),
         lambda: surface.ap(str, make()),
         lambda: surface.ap(str, [1, {"k": make()}]),
         lambda: surface.ap(str, key=make()),
-    ):
+    )
+    for attempt in attempts:
         with pytest.raises(TypeError, match="read only once"):
             attempt()
 
@@ -225,14 +228,19 @@ def test_a_senseless_nout(surface: Any, nout: Any) -> None:
 @pytest.mark.parametrize("nbytes", [-1, [1, 2], 1.5, "8"])
 def test_a_senseless_nbytes(surface: Any, nbytes: Any) -> None:
     """nbytes is not negative, and as many as there are outputs."""
-    with pytest.raises((ValueError, TypeError), match="nbytes|bytes"):
+    with pytest.raises((ValueError, TypeError), match="nbytes"):
         surface.ap(lambda: 1, nbytes=nbytes)
 
 
 @pytest.mark.parametrize("surface", [rc, Identity])
 def test_what_is_no_function(surface: Any) -> None:
     """ap and lift want something to call."""
-    for attempt in (lambda: surface.ap(7), lambda: surface.lift("f"), lambda: surface.ap(None, 1)):
+    attempts: tuple[Callable[[], Any], ...] = (
+        lambda: surface.ap(7),
+        lambda: surface.lift("f"),
+        lambda: surface.ap(None, 1),
+    )
+    for attempt in attempts:
         with pytest.raises(TypeError, match="function"):
             attempt()
     with pytest.raises(TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -163,7 +164,7 @@ def test_a_long_chain_of_unions_needs_no_recursion() -> None:
     """A hundred thousand nodes joined one by one are found."""
     forest = Components(lambda storage: None)
     nodes = [Component() for _ in range(100_000)]
-    for one, other in zip(nodes, nodes[1:], strict=False):
+    for one, other in pairwise(nodes):
         forest._union(one.root(), other.root())
     assert nodes[0].root() is nodes[-1].root()
 

@@ -10,7 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._policy import POLICIES, Dtr, DtrEq, DtrLocal, Lru, Msps, Nothing, Policy, Random, Scored, Size, policy_of
+from recompute._policy import (
+    POLICIES,
+    Dtr,
+    DtrEq,
+    DtrLocal,
+    Lru,
+    Msps,
+    Nothing,
+    Policy,
+    Random,
+    Scored,
+    Size,
+    policy_of,
+)
 from recompute._search import SEARCHES, Batch, Exact, IgnoreSmall, Sample, Search, search_of
 from recompute.testing import EventLog, ManualClock
 
@@ -66,7 +79,8 @@ def test_a_policy_by_name_class_object_and_function() -> None:
 
 def test_policies_are_frozen_values() -> None:
     """They compare, hash and print, and cannot be changed."""
-    assert Dtr() == Dtr() != DtrLocal()
+    policies: list[Policy] = [Dtr(), Dtr(), DtrLocal()]
+    assert policies[0] == policies[1] != policies[2]
     assert Random(seed=3) == Random(3) != Random(4)
     assert len({Lru(), Lru(), Size(), Msps(), Nothing(), Random(1), Random(1)}) == 5
     assert repr(Random(3)) == "Random(seed=3)"

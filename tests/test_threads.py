@@ -57,7 +57,8 @@ def test_sixteen_threads_under_pressure(policy: str, release: Any) -> None:
         return vector(number, sum(sum(each.numbers) for each in payloads) % 97)
 
     cache = rc.Cache(16 * 60, policy=policy, release=release)
-    expected, values = [], []
+    expected: list[tuple[int, int]] = []
+    values: list[rc.Recomputable[Any]] = []
     with cache:
         for number in range(120):
             above = [draw.randrange(max(0, number - 8), number) for _ in range(min(2, number))]

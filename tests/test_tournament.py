@@ -117,11 +117,7 @@ def spied(cache: rc.Cache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         policy = candidates.policy
         neighbours = 0.0
         if policy.neighbourhood == "components":
-            roots = {
-                each.component.root()
-                for each in near(storage)
-                if each.component is not None
-            }
+            roots = {each.component.root() for each in near(storage) if each.component is not None}
             neighbours = sum(root.cost for root in roots)
         elif policy.neighbourhood != "none":
             around = evicted_neighbourhood(storage, policy.neighbourhood == "exact")
@@ -139,7 +135,7 @@ def spied(cache: rc.Cache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         for each in chosen:
             choices[0] += 1
             best = min(scores.values())
-            assert scores[each] == best or best < inf and isclose(scores[each], best, rel_tol=1e-9), (
+            assert scores[each] == best or (best < inf and isclose(scores[each], best, rel_tol=1e-9)), (
                 f"chose {each.number} of score {scores[each]}, but {best} is the least of {len(scores)}"
             )
         return chosen
@@ -166,7 +162,7 @@ def test_exact_search_chooses_the_least_score(policy: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("policy", LINES)
 def test_exact_search_over_a_long_run(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand operations with random arguments, costs and sizes under a tight budget: every choice is the minimum."""
+    """A thousand random operations, of random costs and sizes, in a tight budget: every choice is the minimum."""
     clock = ManualClock()
     cache = rc.Cache(200, policy=policy, clock=clock)
     choices = spied(cache, monkeypatch)

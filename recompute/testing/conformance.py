@@ -71,7 +71,8 @@ class _Check:
         self.round_trip()
 
     def serves(self) -> None:
-        assert isinstance(self.adapter.name, str) and self.adapter.name, f"{self.who}: it has no name"
+        named = isinstance(self.adapter.name, str) and self.adapter.name != ""
+        assert named, f"{self.who}: it has no name"
         assert self.adapter.serves(type(self.make())), f"{self.who}: it does not serve the type"
 
     def size(self) -> None:
@@ -85,11 +86,11 @@ class _Check:
 
     def device(self) -> None:
         device = self.adapter.device(self.make())
-        assert type(device) is str and device, f"{self.who}: device gave {device!r}, which is not a name"
+        named = type(device) is str and device != ""
+        assert named, f"{self.who}: device gave {device!r}, which is not a name"
         devices = self.adapter.devices()
-        assert isinstance(devices, list) and all(type(each) is str for each in devices), (
-            f"{self.who}: devices gave {devices!r}, which is not a list of names"
-        )
+        listed = isinstance(devices, list) and all(type(each) is str for each in devices)
+        assert listed, f"{self.who}: devices gave {devices!r}, which is not a list of names"
         free = self.adapter.free_memory(device)
         assert free is None or (type(free) is int and free >= 0), f"{self.who}: free_memory gave {free!r}"
 
@@ -99,7 +100,8 @@ class _Check:
             same_hash = hash(one) == hash(other)
         except TypeError:
             raise AssertionError(f"{self.who}: signature gave {one!r}, which cannot be hashed") from None
-        assert one == other and same_hash, f"{self.who}: the signatures of equal values differ: {one!r}, {other!r}"
+        same = one == other and same_hash
+        assert same, f"{self.who}: the signatures of equal values differ: {one!r}, {other!r}"
 
     def fingerprint(self) -> None:
         value = self.make()
@@ -125,9 +127,8 @@ class _Check:
             assert mine is not self.adapter.buffer(other), f"{self.who}: two values of their own share a buffer"
         if self.view is not None:
             seen = self.view(value)
-            assert mine is not None and self.adapter.buffer(seen) is mine, (
-                f"{self.who}: a view does not share the buffer of what it looks at"
-            )
+            shared = mine is not None and self.adapter.buffer(seen) is mine
+            assert shared, f"{self.who}: a view does not share the buffer of what it looks at"
 
     def no_reference(self) -> None:
         value = self.make()

@@ -543,7 +543,7 @@ def run(
     *,
     check: Callable[[Interpreter], None] | None = None,
 ) -> list[Observation]:
-    """What can be observed of a program: of each step, and at the end without a budget. `check` is called after each."""
+    """What can be observed of a program: of each step, then of what is left. `check` is called after each step."""
     interpreter = Interpreter(surface, cache)
     found: list[Observation] = []
     for step in program:

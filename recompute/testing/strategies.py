@@ -31,6 +31,7 @@ from recompute.testing.programs import (
 DEVICES = ("cpu", "gpu:0")
 POLICIES = ("dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "random", "none")
 SEARCHES = ("exact", "sample", "ignore small", "batch")
+COMMON = ("add", "scale", "add", "halves")
 RELEASES = ("eager", "ignore", "banish")
 
 
@@ -45,18 +46,18 @@ def sources(devices: tuple[str, ...] = DEVICES) -> SearchStrategy[Source]:
 
 def applications(*, fickle: bool = True, faults: bool = True, declared: bool = True) -> SearchStrategy[Apply]:
     """Operations; `fickle` ones take other memory in every run, `faults` strike in the first to the fourth run."""
-    names = [name for name in FUNCTIONS if fickle or name not in FICKLE]
+    names = [name for name in (*FUNCTIONS, *3 * COMMON) if fickle or name not in FICKLE]
     hidden = st.lists(references(), min_size=1, max_size=2).map(tuple)
-    rarely: Any = st.one_of(st.just(()), st.just(()), hidden)
+    rarely: Any = st.one_of(st.just(()), st.just(()), st.just(()), st.just(()), hidden)
     return st.builds(
         Apply,
         st.sampled_from(names),
         st.lists(references(), max_size=3).map(tuple),
         st.sampled_from(("plain", "plain", "list", "dict", "nested", "keyword", "applied")),
-        st.sampled_from((0, 0, 0, 0, 2, 3, 4, 1)) if faults else st.just(0),
+        st.sampled_from((0,) * 12 + (2, 3, 4, 1)) if faults else st.just(0),
         rarely,
         st.sampled_from(("get", "evict", "apply")),
-        st.sampled_from((None, None, None, 0, 8, 40)) if declared else st.none(),
+        st.sampled_from((None,) * 6 + (0, 8, 40)) if declared else st.none(),
         st.sampled_from((1, 1, 0, 2, 10)),
     )
 
@@ -73,34 +74,30 @@ def steps(
     applied: SearchStrategy[Step] = applications(fickle=fickle, faults=faults, declared=declared)
     got: SearchStrategy[Step] = st.builds(Get, references())
     several = st.lists(references(), max_size=3).map(tuple)
-    choices: list[SearchStrategy[Step]] = [
-        sources(devices),
-        applied,
-        applied,
-        applied,
-        got,
-        got,
-        st.builds(Evict, references()),
-        st.builds(Evict, references()),
-        st.builds(Drop, references()),
-        st.builds(Drop, references()),
-        st.builds(Pin, references()),
-        st.builds(Unpin, references()),
-        st.builds(Detach, references()),
-        st.builds(Hold, references()),
-        st.just(LetGo()),
-        st.builds(Gather, several, st.sampled_from(("list", "tuple", "dict", "iterator", "traverse"))),
-        st.builds(Budget, st.integers(30, 150)),
-        st.builds(ReleaseMemory, st.one_of(st.none(), st.integers(1, 60)), st.sampled_from(devices)),
+    threaded = st.builds(Together, st.lists(references(), min_size=2, max_size=4).map(tuple))
+    weighted: list[tuple[int, SearchStrategy[Step]]] = [
+        (2, sources(devices)),
+        (12, applied),
+        (6, got),
+        (3, st.builds(Evict, references())),
+        (2, st.builds(Drop, references())),
+        (1, st.builds(Pin, references())),
+        (2, st.builds(Unpin, references())),
+        (1, st.builds(Detach, references())),
+        (3, st.builds(Hold, references())),
+        (1, st.just(LetGo())),
+        (1, st.builds(Gather, several, st.sampled_from(("list", "tuple", "dict", "iterator", "traverse")))),
+        (1, st.builds(Budget, st.integers(60, 200))),
+        (1, st.builds(ReleaseMemory, st.one_of(st.none(), st.integers(1, 60)), st.sampled_from(devices))),
+        (2 if threads else 0, threaded),
     ]
-    if threads:
-        choices.append(st.builds(Together, st.lists(references(), min_size=2, max_size=4).map(tuple)))
+    choices = [strategy for weight, strategy in weighted for _ in range(weight)]
     return st.integers(0, len(choices) - 1).flatmap(lambda index: choices[index])
 
 
 def programs(
     *,
-    most: int = 30,
+    most: int = 40,
     devices: tuple[str, ...] = DEVICES,
     threads: bool = False,
     faults: bool = True,
@@ -110,7 +107,8 @@ def programs(
     """Whole pipelines of up to `most` steps: DAGs of operations with everything that may happen to their values."""
     one = steps(devices=devices, threads=threads, faults=faults, fickle=fickle, declared=declared)
     short, long = st.lists(one, max_size=most // 2), st.lists(one, min_size=most // 2, max_size=most)
-    return st.tuples(st.lists(sources(devices), max_size=2), st.one_of(short, long, long)).map(lambda parts: Program((*parts[0], *parts[1])))
+    starts = st.lists(sources(devices), max_size=2)
+    return st.tuples(starts, st.one_of(short, long, long)).map(lambda parts: Program((*parts[0], *parts[1])))
 
 
 def settings_of_caches() -> SearchStrategy[dict[str, Any]]:
