@@ -154,7 +154,7 @@ def measure(quick: bool) -> list[Report]:
     for count in sizes:
         say(f"{count:,} candidates")
         for shape in SHAPES:
-            few = 2 if count >= 1_000_000 else repetitions
+            few = repetitions if count < 1_000_000 else 1 if shape == SHAPES[-1] else 2
             steps = min(10_000, max(1_000, count)) if not quick else 1_000
             _note(cache, count, shape, [in_cache(count, shape, DEFAULT, steps) for _ in range(few)])
             if shape == SHAPES[-1]:

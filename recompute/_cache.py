@@ -1,7 +1,7 @@
 """The engine: a cache whose values can be dropped and recomputed, as four callbacks with locks, threads and events.
 
 `_allocate`, `_perform`, `_evict` and `_rematerialize` are the whole of Dynamic Tensor Rematerialization (Kirisame et
-al., ICLR 2021, section 3). What surrounds them: arguments are brought back on an explicit stack of frames (a chain of
+al., ICLR 2021, figure 1). What surrounds them: arguments are brought back on an explicit stack of frames (a chain of
 a million evicted values is no deeper than one), functions run outside the lock, and whatever is raised, the frames
 in flight give back what they had locked and reserved.
 
@@ -58,7 +58,7 @@ class Cache:
         How to look for it: "exact", "sample", "ignore small", "batch", or a `Search`.
     release
         What happens when the last outside reference to a value goes: "eager" evicts it, "ignore" does nothing,
-        "banish" also forgets how it was made as soon as nothing evicted needs it (Kirisame et al., section 3.2).
+        "banish" also forgets how it was made as soon as nothing evicted needs it (the three modes of Kirisame et al.).
     clock
         Seconds; operations are costed by it.
     verify
@@ -554,25 +554,23 @@ class Cache:
 
     def _shortage(self, pool: Pool, size: int, what: Operation | None) -> BudgetError:
         locked = max(0, pool.fixed - pool.sources - pool.pinned)
-        taken = ", ".join(
-            f"{format_bytes(part)} {label}"
-            for part, label in (
-                (pool.sources, "in sources"),
-                (pool.pinned, "pinned"),
-                (locked, "locked by operations in flight"),
-                (pool.held, "evicted but held by the caller"),
-                (pool.used - pool.fixed - pool.held, "that the policy does not evict"),
-            )
-            if part > 0
-        )
+        impossible = pool.fixed + pool.held + size > pool.limit
+        parts = [
+            (pool.sources, "in sources"),
+            (pool.pinned, "pinned"),
+            (locked, "locked by operations in flight"),
+            (pool.held, "evicted but held by the caller"),
+            (0 if impossible else pool.used - pool.fixed - pool.held, "that the policy does not evict"),
+        ]
+        short = (pool.fixed + pool.held if impossible else pool.used) + size - int(pool.limit)
+        taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
         who = "a source" if what is None else f"{what.name} (created at {what.created})"
-        short = pool.used + size - pool.limit
-        if pool.fixed + pool.held + size > pool.limit:
-            short = pool.fixed + pool.held + size - pool.limit
         return BudgetError(
-            f"{who} needs {format_bytes(size)} more on {pool.device}, but of the budget of "
-            f"{format_bytes(pool.limit)} {taken or 'nothing'} must stay: {format_bytes(short)} ({int(short)} bytes) "
-            "too little; raise the budget, unpin or detach less, or let go of arrays from get()"
+            f"{who} needs {format_bytes(size)} more on {pool.device}, but the budget of {format_bytes(pool.limit)} is "
+            f"{format_bytes(short)} ({short} bytes) short"
+            + (f", with {taken}" if taken else "")
+            + "; raise the budget, "
+            "unpin, or let go of what get() returned"
         )
 
     # References that come and go
@@ -629,11 +627,17 @@ class Cache:
         elif self.release != "ignore":
             if self.release == "banish" and self._banish(storage):
                 return
-            if storage.resident and (len(storage.values) == 1 or not any(each.refs for each in storage.values)):
-                if not storage.locks:
-                    self._evict(storage, "release")
-                elif storage.locks > sum((each.operation is None) + each.pinned for each in storage.values):
-                    self._late.add(storage)
+            self._evict_unreferenced(storage)
+
+    def _evict_unreferenced(self, storage: Storage) -> None:
+        """Eager release: without outside references a storage is evicted, at once or when the last lock goes."""
+        values = storage.values
+        referred = values[0].refs if len(values) == 1 else any(each.refs for each in values)
+        if storage.resident and not referred:
+            if not storage.locks:
+                self._evict(storage, "release")
+            elif storage.locks > sum((each.operation is None) + each.pinned for each in storage.values):
+                self._late.add(storage)
 
     def _banish(self, storage: Storage) -> bool:
         """Forget a released storage and make sources of what was made from it; False: something evicted needs it."""
@@ -690,6 +694,8 @@ class Cache:
                 self._empty(storage, False)  # the others were never taken back or recomputed
                 if self._neighbourhood.asked:
                     self._neighbourhood.evicted(storage)
+            elif self.release == "eager" and storage.values:
+                self._evict_unreferenced(storage)
             if self._fingerprints is not None:
                 self._fingerprints.forget(value)
             if operation is not None:

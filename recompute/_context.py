@@ -29,6 +29,8 @@ def default_cache() -> Cache:
 
 def set_default_cache(cache: Cache | None) -> None:
     """Make `cache` the default one in every thread; None: a fresh unlimited one."""
+    if cache is not None and not hasattr(cache, "release_memory"):
+        raise TypeError(f"the default cache is a Cache, not {cache!r}; make one: Cache(budget={cache!r})")
     _default[:] = [] if cache is None else [cache]
 
 

@@ -120,7 +120,7 @@ class Components(Neighbourhood):
     """e~*: connected components by union-find, O(log* n) amortised a step.
 
     Union-find cannot split, so a storage that comes back takes its cost with it and leaves its connections behind:
-    the phantom connections of the published algorithm (appendix C). Nothing is joined before the first question: a
+    the phantom connections of the published algorithm. Nothing is joined before the first question: a
     cache that never runs short pays nothing, and starts from the true components when it does.
     """
 
@@ -147,7 +147,8 @@ class Components(Neighbourhood):
     def evicted(self, storage: Storage) -> None:
         own = self._enter(storage)
         for each in evicted_neighbours(storage):
-            own = self._union(own, self.root(each))
+            other = self.root(each)  # which may join what was evicted before the first question, this storage included
+            own = self._union(own.root(), other.root())
 
     def restored(self, storage: Storage) -> None:
         if storage.component is not None:

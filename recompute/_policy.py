@@ -58,7 +58,7 @@ class Dtr(_DTR):
 
 @dataclass(frozen=True)
 class DtrEq(_DTR):
-    """The same with evicted components kept by union-find: h_DTR-eq of Kirisame et al., section 4.1 and appendix C."""
+    """The same with evicted components kept by union-find: h_DTR-eq of Kirisame et al., section 4.1."""
 
     name = "dtr-eq"
     neighbourhood = "components"

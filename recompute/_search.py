@@ -1,7 +1,7 @@
 """Candidate search: which of the resident, unlocked storages of a pool has the smallest score.
 
 `exact` is a kinetic tournament for scores that are lines in time, and a scan for others. `sample`, `ignore small` and
-`batch` are the approximations of the DTR prototype (Kirisame et al., section 5 and appendix E).
+`batch` are approximations; the first two are those of the DTR prototype (Kirisame et al., section 5).
 
 A locked storage may stay in a search: it is passed over, and dropped from the tournament when it comes up.
 """

@@ -1,11 +1,11 @@
 """For tests of programs that use the cache, of adapters, and of the cache itself.
 
-    Identity            the same surface, nothing evicted: what a program must give
-    ManualClock         time that moves when told to
-    EventLog            what a cache did
-    check_invariants    whether a cache's books are right
-    check_adapter       whether an adapter keeps its promises
-    strategies          Hypothesis strategies of whole programs; a module to be imported by name
+Identity            the same surface, nothing evicted: what a program must give
+ManualClock         time that moves when told to
+EventLog            what a cache did
+check_invariants    whether a cache's books are right
+check_adapter       whether an adapter keeps its promises
+strategies          Hypothesis strategies of whole programs; a module to be imported by name
 """
 
 from recompute.testing._clock import ManualClock

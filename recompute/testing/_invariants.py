@@ -148,9 +148,7 @@ def _check_operations(cache: Cache, operations: list[Operation], idle: bool) -> 
         assert not cache._executing, f"{cache._executing} functions count as running"
 
 
-def _check_pool(
-    cache: Cache, pool: Pool, storages: list[Storage], operations: list[Operation], idle: bool
-) -> None:
+def _check_pool(cache: Cache, pool: Pool, storages: list[Storage], operations: list[Operation], idle: bool) -> None:
     resident = [storage for storage in storages if storage.resident]
     reserved = sum(
         size

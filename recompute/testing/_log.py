@@ -26,9 +26,7 @@ class EventLog:
     def performed(self, function: str | None = None, *, again: bool | None = None) -> list[Performed]:
         """Runs: of `function`, or of all; first ones (`again=False`), repeated ones (True) or both (None)."""
         return [
-            event
-            for event in self.of(Performed)
-            if function in (None, event.function) and again in (None, event.again)
+            event for event in self.of(Performed) if function in (None, event.function) and again in (None, event.again)
         ]
 
     def names(self, *, again: bool | None = None) -> list[str]:
