@@ -32,6 +32,8 @@ class Node:
     """The floor: a tracked operation with nothing but its function, its arguments and its value."""
 
     __slots__ = ("arguments", "function", "value")
+    arguments: tuple[Node, ...]
+    value: Any
 
     def __init__(self, function: Callable[..., Any], *arguments: Node) -> None:
         self.function = function
@@ -153,7 +155,7 @@ def bookkeeping(count: int, keep: bool) -> float:
 
 def dask_delayed(count: int) -> tuple[float, float]:
     """Build a chain, and compute it in this thread."""
-    from dask import delayed
+    from dask.delayed import delayed
 
     lazy = delayed(trivial, pure=False)
     began = perf_counter()
