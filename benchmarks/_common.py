@@ -58,7 +58,8 @@ class Target:
     @property
     def verdict(self) -> str:
         share = abs(self.value / self.most - 1)
-        return f"met, {share:.0%} below" if self.met else f"missed by {share:.0%}"
+        about = f"{share:.0%}" if share >= 0.01 else "less than 1%"
+        return f"met, {about} below" if self.met else f"missed by {about}"
 
 
 @dataclass

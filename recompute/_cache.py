@@ -282,8 +282,12 @@ class Cache:
             )
         declared = operation.declared
         size = kind.nbytes(payload) if declared is None else declared[number]
-        if kind.freeze is not None and all(payload is not each.payload for each in operation.arguments):
-            kind.freeze(payload)
+        if kind.freeze is not None:
+            for argument in operation.arguments:
+                if payload is argument.payload:
+                    break  # frozen when it was made, or a source, which is the caller's
+            else:
+                kind.freeze(payload)
         digest = None
         if self._fingerprints is not None:
             digest = fingerprint(payload)
@@ -305,7 +309,11 @@ class Cache:
             self._depend(operation, frame.found, again)
         homes: list[Storage | None] = []
         for each in made:
-            homes.append(_home_among(operation.arguments, each[2]) if each[2] else None)
+            home = _home_among(operation.arguments, each[2]) if each[2] else None
+            if home is not None and not home.locks:  # got at run time; making room must not evict it now
+                home.pool.lock(home)
+                frame.locked.append(home)
+            homes.append(home)
         reserved, frame.reserved = frame.reserved, ()
         self._make_room_now(reserved, operation, made, homes)
         self.now += cost
@@ -395,11 +403,11 @@ class Cache:
         """An evicted value was computed again; should it share memory otherwise than before, it moves."""
         payload, size, buffer, device, _ = made
         storage = value.storage
+        if home is None:
+            home = _home_among(operation.outputs, buffer)
+            if home is not None and size > home.size:
+                home.pool.resize(home, size)
         if home is not None or storage.resident:
-            if home is None:
-                home = _home_among(operation.outputs, buffer)
-                if home is not None and size > home.size:
-                    home.pool.resize(home, size)
             if home is None:
                 self._number += 1
                 home = Storage(self._pool(device), size, buffer, self._number, self.now)
@@ -407,7 +415,7 @@ class Cache:
             if home is not storage:
                 if not storage.resident:
                     self._neighbourhood.unlinking(storage)
-                storage.values.remove(value)
+                storage.values = tuple([each for each in storage.values if each is not value])
                 if not storage.values:
                     self._vanish(storage, source=False)
                 elif all(each.operation is not operation for each in storage.values):
@@ -433,7 +441,7 @@ class Cache:
             storage.cost += operation.cost
         elif all(each.operation is not operation for each in storage.values):
             self._own_cost(storage, operation.cost)
-        storage.values.append(value)
+        storage.values += (value,)
 
     def _settle_in(self, storage: Storage) -> None:
         """Count a storage that has just become resident."""
@@ -688,7 +696,7 @@ class Cache:
                 self._vanish(storage, source=operation is None)
             elif not storage.resident:
                 self._neighbourhood.unlinking(storage)
-            storage.values.remove(value)
+            storage.values = tuple([each for each in storage.values if each is not value])
             value.payload = EVICTED
             if storage.resident and storage.values and all(each.payload is EVICTED for each in storage.values):
                 self._empty(storage, False)  # the others were never taken back or recomputed
@@ -815,7 +823,7 @@ class Cache:
                 storage.locks = 1
                 value = Value(payload, None, storage)
                 value.refs = 1
-                storage.values.append(value)
+                storage.values = (value,)
                 self._settle_in(storage)
                 pool.sources += size
                 if self._fingerprints is not None:
@@ -909,17 +917,16 @@ class Cache:
                 started = False
                 self._executing -= 1
                 if not self._unlimited:
-                    made: list[Made] = [(payload, size, buffer, device, None)]
                     if room is pool and home is None and size <= reserved:
                         pool.used -= reserved
                         pool.fixed -= reserved
                         room = None
-                    else:
+                    elif room is not None or pool.used + size > pool.limit:
                         taken = ((room, reserved),) if room is not None else ()
                         room = None
-                        self._make_room_now(taken, operation, made, [home])
+                        self._make_room_now(taken, operation, [(payload, size, buffer, device, None)], [home])
                     if size != reserved or home is not None:
-                        self._sizes.learn(key, _own_memory(made, [home]))
+                        self._sizes.learn(key, ((device, size),) if size and home is None else ())
                 self.now = now = self.now + cost
                 self._operations += 1
                 operation.runs = 1
@@ -930,8 +937,7 @@ class Cache:
                     storage.cost = cost
                     value = Value(payload, operation, storage)
                     value.refs = 1
-                    storage.values.append(value)
-                    operation.outputs = (value,)
+                    storage.values = operation.outputs = (value,)
                     pool.used = used = pool.used + size
                     if used > pool.peak:
                         pool.peak = used

@@ -92,7 +92,7 @@ class Storage:
         self.locks = 0  # operations in flight, pins and sources; a candidate for eviction has none
         self.slot = -1  # where the candidate search keeps it
         self.resident = True
-        self.values: list[Value] = []
+        self.values: tuple[Value, ...] = ()
         self.component: Component | None = None
         self.held: Held | None = None  # evicted, but somebody outside has the buffer
 

@@ -165,8 +165,10 @@ def ap(
     for argument in args:
         cls = type(argument)
         if cls is Recomputable:
-            if argument._cache is not cache:
-                cache = _common(cache, argument)
+            if cache is None:
+                cache = argument._cache
+            elif argument._cache is not cache:
+                _common(cache, argument)  # raises
             argument = argument._value
             found.append(argument)
         elif not kinds[cls].plain:

@@ -23,7 +23,10 @@ class LearntSizes:
         self, function: Any, payloads: list[Any], keywords: dict[str, Any] | None = None, nout: int = 1
     ) -> Hashable:
         """Under which the sizes of a call's outputs are filed."""
-        parts: list[Any] = [_identity(function), nout]
+        code = getattr(function, "__code__", None)
+        if code is None or getattr(function, "__closure__", None):
+            code = _identity(function)
+        parts: list[Any] = [code, nout]
         for payload in payloads:
             signature = kinds[type(payload)].signature
             parts.append(payload if signature is None else signature(payload))

@@ -73,13 +73,30 @@ class Tournament:
         return self._winner[1]
 
     def _climb(self, slot: int, now: float) -> None:
-        winner, expiry = self._winner, self._expiry
+        """Play from a leaf upwards: `_play` written out, because this is most of what an eviction costs."""
+        winner, expiry, slope, origin, base = self._winner, self._expiry, self._slope, self._origin, self._base
         node = (self._capacity + slot) >> 1
         while node:
-            before, until = winner[node], expiry[node]
-            self._play(node, now)
-            if winner[node] == before != slot and expiry[node] == until:
-                return  # nothing above can tell the difference
+            child = 2 * node
+            left, right = winner[child], winner[child + 1]
+            until = expiry[child]
+            if expiry[child + 1] < until:
+                until = expiry[child + 1]
+            if left < 0:
+                left = right
+            elif right >= 0:
+                mine, other = slope[left], slope[right]
+                gap = base[left] + mine * (now - origin[left]) - base[right] - other * (now - origin[right])
+                if gap < 0 or (gap == 0 and right > left):
+                    left, gap, mine, other = right, -gap, other, mine
+                if other > mine:
+                    crossing = now + gap / (other - mine) * _EARLY
+                    if crossing < until:
+                        until = crossing
+            if winner[node] == left != slot and expiry[node] <= until:
+                return  # nothing above can tell the difference; at worst it looks again too early
+            winner[node] = left
+            expiry[node] = until
             node >>= 1
 
     def _play(self, node: int, now: float) -> None:
