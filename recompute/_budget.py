@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 Limit = int | Callable[[int], int]
 """Bytes, or a function from the bytes in use now to the bytes allowed now."""
+
+Budget = int | float | str | Callable[[int], int] | None
+"""What people write: bytes, text, a function, or None for unlimited."""
 
 _UNITS: Final = {"": 1, "b": 1} | {
     prefix + unit: base**power
@@ -87,3 +90,36 @@ def _free_memory() -> Callable[[], int]:
             "or give available(probe=...) a function that returns the free bytes"
         ) from None
     return lambda: int(psutil.virtual_memory().available)
+
+
+class Limits:
+    """A budget as given, checked, and what it means for a device."""
+
+    def __init__(self, budget: Any) -> None:
+        self.devices: dict[str, Limit | None] | None = None
+        self.everywhere: Limit | None = None
+        if isinstance(budget, Mapping):
+            for device in budget:
+                if not isinstance(device, str):
+                    raise TypeError(f"a budget by device maps names such as 'cpu' to sizes, not {device!r}")
+            self.devices = {device: _limit(each) for device, each in budget.items()}
+        else:
+            self.everywhere = _limit(budget)
+
+    @property
+    def given(self) -> Any:
+        return self.everywhere if self.devices is None else dict(self.devices)
+
+    def of(self, device: str) -> Limit | None:
+        return self.everywhere if self.devices is None else self.devices.get(device)
+
+    def __repr__(self) -> str:
+        if self.devices is not None:
+            return f"{self.devices}"
+        if isinstance(self.everywhere, int):
+            return format_bytes(self.everywhere)
+        return "unlimited" if self.everywhere is None else repr(self.everywhere)
+
+
+def _limit(budget: Any) -> Limit | None:
+    return budget if budget is None or callable(budget) else parse_bytes(budget)

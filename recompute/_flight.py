@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from recompute._graph import EVICTED, Operation, Storage, Value
 
 if TYPE_CHECKING:
-    from recompute._cache import Cache
+    from recompute._engine import Engine
     from recompute._pool import Pool
 
 
@@ -26,7 +26,7 @@ class Running:
 
     __slots__ = ("born", "cache", "flight", "found", "nested", "outer")
 
-    def __init__(self, cache: Cache, flight: Flight, born: int) -> None:
+    def __init__(self, cache: Engine, flight: Flight, born: int) -> None:
         self.cache = cache
         self.flight = flight
         self.born = born  # storages with a higher number were made by the function itself
@@ -40,7 +40,7 @@ class Frame(Running):
 
     __slots__ = ("arguments", "key", "locked", "operation", "reserved", "running", "todo")
 
-    def __init__(self, cache: Cache, operation: Operation | None, flight: Flight) -> None:
+    def __init__(self, cache: Engine, operation: Operation | None, flight: Flight) -> None:
         self.cache, self.flight, self.born, self.outer, self.nested, self.found = cache, flight, 0, None, 0.0, None
         self.operation = operation  # None: a Goal
         self.arguments = operation.arguments if operation is not None else ()
@@ -90,7 +90,7 @@ class Goal(Frame):
 
     __slots__ = ("arrive", "result")
 
-    def __init__(self, cache: Cache, value: Value, arrive: Callable[[Value], Any]) -> None:
+    def __init__(self, cache: Engine, value: Value, arrive: Callable[[Value], Any]) -> None:
         super().__init__(cache, None, Flight())
         self.arguments = (value,)
         self.arrive = arrive

@@ -11,10 +11,12 @@ from typing import Any, Final, Generic, TypeVar, overload
 from recompute._adapter import kinds
 from recompute._arguments import pack
 from recompute._budget import format_bytes
-from recompute._cache import INTERRUPT, Cache
+from recompute._cache import Cache
 from recompute._context import current_cache
 from recompute._flight import running
 from recompute._graph import EVICTED, Operation, Value
+from recompute._lifetimes import INTERRUPT
+from recompute._repair import HANDLES
 
 _SMALL: Final = 4096  # bytes
 _ONE: Final = 1  # compared by identity, which True is not
@@ -46,6 +48,7 @@ class Recomputable(Generic[T]):
             else:
                 self._cache._drop(value)
         except KeyboardInterrupt:  # would be lost in a destructor: the next use of the cache raises it
+            self._cache._interrupted = True
             self._cache._dropped.append(INTERRUPT)
         except AttributeError:  # interrupted before it was complete
             return
@@ -120,13 +123,17 @@ class Recomputable(Generic[T]):
         return f"<Recomputable {what}: {state}, {format_bytes(value.storage.size)}>"
 
 
+HANDLES.append(Recomputable)
+
+
 def pure(value: T) -> Recomputable[T]:
     """A source: a value without a recipe, which is never evicted. Not copied: leave it as it is from now on.
 
     Raises BudgetError if it does not fit into the budget, TypeError if it can be read only once.
     """
     cache = current_cache()
-    return Recomputable(cache, cache._add_source(value))
+    with cache._noting:
+        return Recomputable(cache, cache._add_source(value))
 
 
 def ap(
@@ -185,6 +192,9 @@ def ap(
             value = cache._apply(operation)[0]
             assert value is not None
         return Recomputable(cache, value)
+    except KeyboardInterrupt:
+        cache._interrupted = True
+        raise
     finally:
         if cache._dropped or cache._events:
             cache._settle()
@@ -214,9 +224,10 @@ def _apply(
         cache = current_cache()
     declared = _declared(nout, nbytes)
     operation = Operation(function, positional, keywords, tuple(found), nout, declared, caller.f_code, caller.f_lasti)
-    outputs = cache._apply(operation)
-    handles: tuple[Recomputable[Any], ...] = tuple([Recomputable(cache, each) for each in outputs if each is not None])
-    return handles[0] if nout == 1 else handles
+    with cache._noting:
+        outputs = cache._apply(operation)
+        handles: list[Recomputable[Any]] = [Recomputable(cache, each) for each in outputs if each is not None]
+        return handles[0] if nout == 1 else tuple(handles)
 
 
 def _common(cache: Cache | None, argument: Recomputable[Any]) -> Cache:

@@ -89,6 +89,9 @@ LAYERS = [
     ["_arguments", "_budget", "_neighbours", "_verify"],
     ["_search", "_sizes"],
     ["_flight", "_pool", "_context"],
+    ["_repair"],
+    ["_lifetimes"],
+    ["_engine"],
     ["_cache"],
     ["_recomputable"],
 ]

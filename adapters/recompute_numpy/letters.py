@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import recompute as rc
-from recompute._events import Event
-from recompute._pictures import residency, save
+from recompute.events import Event
+from recompute.pictures import residency, save
 
 Array = NDArray[np.float64]
 Letters = NDArray[np.uint8]

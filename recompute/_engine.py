@@ -1,0 +1,804 @@
+"""The engine: Dynamic Tensor Rematerialization as four callbacks, with locks, threads and events.
+
+`_allocate`, `_perform`, `_evict` and `_rematerialize` are the whole of it (Kirisame et al., ICLR 2021, figure 1;
+`_evict` is in _lifetimes). What surrounds them: arguments are brought back on an explicit stack of frames (a chain of a
+million evicted values is no deeper than one), functions run outside the lock, and whatever is raised, the frames in
+flight give back what they had locked and reserved.
+
+One lock guards everything below this file in the house; its methods hold it, unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Condition
+from types import CodeType
+from typing import Any
+
+from recompute._adapter import fingerprint, kinds
+from recompute._arguments import fill
+from recompute._budget import Limits, format_bytes
+from recompute._errors import BudgetError
+from recompute._events import Added, Performed
+from recompute._flight import ON_THE_GROUND, Flight, Frame, Goal, Made, Room, Running, running
+from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
+from recompute._lifetimes import Lifetimes
+from recompute._policy import Policy
+from recompute._pool import Pool
+from recompute._python import ATOMIC
+from recompute._search import Search, candidates
+from recompute._sizes import LearntSizes
+
+
+class Engine(Lifetimes):
+    """Performs operations within the limits, and brings evicted values back."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        policy: Policy,
+        search: Search,
+        release: ReleaseMode,
+        clock: Callable[[], float],
+        verify: bool,
+    ) -> None:
+        super().__init__(policy, release, verify)
+        self.search = search
+        self._limits = limits
+        self._unlimited = limits.given is None
+        self._clock = clock
+        self._changed = Condition(self._lock)
+        self._sizes = LearntSizes()
+        self._number = 0  # of the newest storage
+        self._leader: Flight | None = None  # goes first, when memory is too short for several
+        self._blocked: list[Flight] = []  # threads that wait for memory or for a value
+        self._operations = self._rematerializations = 0
+        self._remat_time = 0.0
+        self._again: dict[CodeType | str, list[float]] = {}  # function -> [times, seconds]
+
+    # The four callbacks
+
+    def _allocate(self, pool: Pool, size: int, flight: Flight, what: Operation | None) -> bool:
+        """Evict until `size` more bytes fit; False if the frame on top lost its locks while it waited for others."""
+        while pool.used + size > pool.refresh():
+            fits = pool.fixed + pool.held + size <= pool.limit
+            victims = pool.candidates.choose(self.now) if fits else []
+            for victim in victims:
+                self._evict(victim, "pressure")
+            if not victims:
+                self._make_way(pool, size, flight, what)
+                if flight.frames and flight.frames[-1].todo is None:
+                    return False
+        return True
+
+    def _perform(self, frame: Frame) -> None:
+        """Run the operation of `frame` after bringing back its arguments. Called without the lock."""
+        flight = frame.flight
+        flight.frames.append(frame)
+        outer = running.get()
+        if self._interrupted and outer is None:
+            self._recover()
+        start = self._clock() if outer is not None else 0.0
+        try:
+            with self._lock:
+                ready = self._rematerialize(flight)
+            while ready is not None:
+                made, cost = self._run(ready)
+                with self._lock:
+                    self._store(ready, made, cost)
+                    flight.pop()
+                    ready = self._rematerialize(flight)
+        except BaseException as error:
+            running.set(outer)  # an interrupt may have kept _run from it
+            with self._lock:
+                while flight.frames:
+                    self._abandon(flight.frames.pop())
+            self._interrupted = self._interrupted or not isinstance(error, Exception)
+            raise
+        finally:
+            if self._leader is flight:
+                with self._lock:
+                    self._arrived(flight)
+            if outer is not None:
+                outer.nested += self._clock() - start
+            if self._dropped or self._events:
+                self._settle()
+
+    def _rematerialize(self, flight: Flight) -> Frame | None:
+        """Lock what the frame on top needs, with a new frame on top for what is evicted; the frame that can run now.
+
+        None: the goal is reached.
+        """
+        frames = flight.frames
+        while frames:
+            if self._leader is not None and self._leader is not flight and not self._running_mine():
+                self._wait_for_leader(flight)
+            frame = frames[-1]
+            missing = frame.lock_arguments(self.now)
+            if missing is not None:
+                operation = missing.operation
+                assert operation is not None, "a source is never evicted"
+                if missing.ghost is not None and self._take_back(missing):
+                    continue
+                if operation.frame is None:
+                    operation.frame = Frame(self, operation, flight)
+                    frames.append(operation.frame)
+                elif operation.frame.flight in (flight, *(each.flight for each in _running_here())):
+                    raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
+                else:
+                    self._wait(flight)
+            elif frame.operation is None:
+                assert isinstance(frame, Goal)
+                frame.result = frame.arrive(frame.arguments[0])
+                self._unlock(frame)
+                flight.pop()
+            elif self._reserve(frame, frame.operation):
+                return frame
+        return None
+
+    # An operation in flight
+
+    def _reserve(self, frame: Frame, operation: Operation) -> bool:
+        """Make room for the outputs, as far as their sizes are known; False if the arguments must be locked again."""
+        for device, size in self._expected(frame, operation):
+            pool = self._pools.get(device) or self._pool(device)
+            tight = pool.used + size > pool.limit or pool.adaptive is not None
+            if tight and not self._allocate(pool, size, frame.flight, operation):
+                self._give_back(frame.reserved)
+                frame.reserved = ()
+                return False
+            pool.take(size)
+            pool.fixed += size
+            frame.reserved += ((pool, size),)
+        frame.running = True
+        frame.born = self._number
+        self._executing += 1
+        return True
+
+    def _expected(self, frame: Frame, operation: Operation) -> Sequence[tuple[str, int]]:
+        """(device, bytes) of the outputs: as before, as declared, or as learnt; empty if unknown."""
+        if operation.runs:
+            if len(operation.outputs) == 1 and operation.outputs[0] is not None:
+                storage = operation.outputs[0].storage
+                return () if storage.resident else ((storage.pool.device, storage.size),)
+            storages = [each.storage for each in operation.outputs if each is not None]
+            if len(storages) > 1:
+                storages = list(dict.fromkeys(storages))
+            return [(each.pool.device, each.size) for each in storages if not each.resident]
+        if operation.declared is not None:
+            device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
+            return [(device, size) for size in operation.declared]
+        if self._unlimited:
+            return ()
+        keywords = operation.keywords
+        named = None if keywords is None else dict(zip(keywords, fill(keywords.values()), strict=True))
+        frame.key = self._sizes.key(operation.function, fill(operation.positional), named, operation.nout)
+        return self._sizes.get(frame.key)
+
+    def _give_back(self, reserved: Room) -> None:
+        for pool, size in reserved:
+            pool.used -= size
+            pool.fixed -= size
+
+    def _run(self, frame: Frame) -> tuple[list[Made], float]:
+        """Call the function: its outputs, measured, and its cost without what it spent in the cache. Takes no lock."""
+        operation = frame.operation
+        assert operation is not None
+        if self._fingerprints is not None:
+            for argument in operation.arguments:
+                self._fingerprints.check_untouched(argument)
+        positional = fill(operation.positional)
+        keywords = operation.keywords
+        clock = self._clock
+        outer = frame.outer = running.get()
+        running.set(frame)
+        start = clock()
+        try:
+            if keywords is None:
+                result = operation.function(*positional)
+            else:
+                result = operation.function(*positional, **dict(zip(keywords, fill(keywords.values()), strict=True)))
+        except BaseException as error:
+            _say_where(error, operation)
+            raise
+        finally:
+            cost = clock() - start - frame.nested
+            running.set(outer)
+        if operation.nout == 1:
+            made = [self._measure(operation, 0, result)]
+        else:
+            made = [self._measure(operation, number, each) for number, each in enumerate(_outputs(operation, result))]
+        return made, cost if cost > 0 else 0.0
+
+    def _measure(self, operation: Operation, number: int, payload: Any) -> Made:
+        """Ask the adapter about one output. Without the lock."""
+        kind = kinds[type(payload)]
+        if kind.readonce:
+            raise TypeError(
+                f"{operation.name} returned a {type(payload).__name__}, which can be read only once, but its result "
+                f"is kept and read again; return a list or a tuple instead (created at {operation.created})"
+            )
+        declared = operation.declared
+        size = kind.nbytes(payload) if declared is None else declared[number]
+        if kind.freeze is not None:
+            for argument in operation.arguments:
+                if payload is argument.payload:
+                    break  # frozen when it was made, or a source, which is the caller's
+            else:
+                kind.freeze(payload)
+        digest = None
+        if self._fingerprints is not None:
+            digest = fingerprint(payload)
+            value = operation.outputs[number] if operation.runs else None
+            if value is not None:
+                self._fingerprints.check_repeated(operation, value, digest)
+        device = "cpu" if kind.device is None else kind.device(payload)
+        buffer = None if kind.buffer is None else kind.buffer(payload)  # last: nbytes and freeze may count references
+        return payload, size, 0 if buffer is None else id(buffer), device, digest
+
+    def _store(self, frame: Frame, made: list[Made], cost: float) -> None:
+        """Keep the outputs, record the cost, let the arguments go."""
+        operation = frame.operation
+        assert operation is not None
+        again = operation.runs > 0
+        frame.running = False
+        self._executing -= 1
+        if frame.found:
+            self._depend(operation, frame.found, again)
+        homes: list[Storage | None] = []
+        for each in made:
+            home = _home_among(operation.arguments, each[2]) if each[2] else None
+            if home is not None and not home.locks:  # got at run time; making room must not evict it now
+                home.pool.lock(home)
+                frame.locked.append(home)
+            homes.append(home)
+        reserved, frame.reserved = frame.reserved, ()
+        self._make_room_now(reserved, operation, made, homes)
+        self.now += cost
+        operation.runs += 1
+        if again:
+            self._rematerializations += 1
+            self._remat_time += cost
+            key = getattr(operation.function, "__code__", None) or operation.name
+            count = self._again.get(key)
+            if count is None:
+                count = self._again[key] = [0, 0.0]
+            count[0] += 1
+            count[1] += cost
+            for number, value in enumerate(operation.outputs):
+                if value is not None and value.payload is EVICTED:
+                    self._restore(value, operation, made[number], homes[number])
+            if cost < operation.cost:  # the first run of a compiled function is not its cost
+                self._reprice(operation, cost)
+        else:
+            self._operations += 1
+            operation.cost = cost
+            self._create(operation, made, homes)
+            if frame.key is not None:
+                self._sizes.learn(frame.key, _own_memory(made, homes))
+        if self._listeners:
+            self._events.append(self._performed(operation, cost, again))
+        operation.frame = None
+        self._unlock(frame)
+        if self._banishable and again:
+            for argument in operation.arguments:
+                if argument.storage in self._banishable:
+                    self._banish(argument.storage)
+        if self._blocked:
+            self._changed.notify_all()
+
+    def _make_room_now(
+        self, reserved: Room, operation: Operation, made: list[Made], homes: list[Storage | None]
+    ) -> None:
+        """Turn the room reserved into room for what was made; if that is more, evict after the fact."""
+        if reserved:
+            self._give_back(reserved)
+            pool, size = reserved[0]
+            if len(made) == 1 and made[0][1] <= size and made[0][3] == pool.device:
+                return  # the ordinary case: the size was known
+        if self._unlimited:
+            return
+        if operation.runs:
+            wanted = [each is not None and each.payload is EVICTED for each in operation.outputs]
+            made = [each for each, needed in zip(made, wanted, strict=True) if needed]
+            homes = [each for each, needed in zip(homes, wanted, strict=True) if needed]
+        needs: dict[Pool, int] = {}
+        for device, size in _own_memory(made, homes):
+            pool = self._pool(device)
+            needs[pool] = needs.get(pool, 0) + size
+        for pool, size in needs.items():
+            if pool.used + size > pool.limit and size > sum(room for one, room in reserved if one is pool):
+                pool.overshoot = max(pool.overshoot, pool.used + size - int(pool.limit))
+                pool.peak = max(pool.peak, pool.used + size)
+                self._allocate(pool, size, ON_THE_GROUND, operation)
+
+    def _create(self, operation: Operation, made: list[Made], homes: list[Storage | None]) -> None:
+        """The outputs of a first run, each on the storage it shares or on one of its own."""
+        outputs: list[Value | None] = []
+        own: dict[int, Storage] = {}  # by buffer: outputs may share memory with each other
+        for number, (payload, size, buffer, device, digest) in enumerate(made):
+            storage = homes[number] or own.get(buffer)
+            if storage is None:
+                self._number += 1
+                pool = self._pools.get(device) or self._pool(device)
+                storage = Storage(pool, size, buffer, self._number, self.now)
+                self._settle_in(storage)
+                if buffer:
+                    own[buffer] = storage
+            elif homes[number] is None and size > storage.size:  # two views of what neither of them owns
+                storage.pool.resize(storage, size)
+            value = Value(payload, operation, storage)
+            value.refs = 1
+            self._join(value, operation, storage)
+            outputs.append(value)
+            if self._fingerprints is not None:
+                self._fingerprints.note(value, digest)
+        operation.outputs = tuple(outputs)
+        for argument in operation.arguments:
+            argument.add_user(operation)
+
+    def _restore(self, value: Value, operation: Operation, made: Made, home: Storage | None) -> None:
+        """An evicted value was computed again; should it share memory otherwise than before, it moves."""
+        payload, size, buffer, device, _ = made
+        storage = value.storage
+        if home is None:
+            home = _home_among(operation.outputs, buffer)
+            if home is not None and size > home.size:
+                home.pool.resize(home, size)
+        if home is not None or storage.resident:
+            if home is None:
+                self._number += 1
+                home = Storage(self._pool(device), size, buffer, self._number, self.now)
+                self._settle_in(home)
+            if home is not storage:
+                if not storage.resident:
+                    self._neighbourhood.unlinking(storage)
+                storage.values = tuple([each for each in storage.values if each is not value])
+                if not storage.values:
+                    self._vanish(storage, source=False)
+                elif all(each.operation is not operation for each in storage.values):
+                    self._own_cost(storage, -operation.cost)
+                self._join(value, operation, home)
+        else:
+            if self._neighbourhood.asked:
+                self._neighbourhood.restored(storage)
+            storage.resident = True
+            storage.held = None  # should anybody still hold the old buffer, that stays counted on its own
+            if storage.pool.device != device:
+                storage.pool = self._pool(device)
+            storage.size, storage.buffer = size, buffer
+            for each in storage.values:
+                each.ghost = None
+            self._settle_in(storage)
+        value.payload = payload
+
+    def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
+        """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""
+        value.storage = storage
+        if not storage.values:
+            storage.cost += operation.cost
+        elif all(each.operation is not operation for each in storage.values):
+            self._own_cost(storage, operation.cost)
+        storage.values += (value,)
+
+    def _reprice(self, operation: Operation, cost: float) -> None:
+        """A repeated run was cheaper: that is the cost from now on."""
+        change = cost - operation.cost
+        operation.cost = cost
+        for storage in {each.storage for each in operation.outputs if each is not None}:
+            self._own_cost(storage, change)
+
+    def _depend(self, operation: Operation, found: list[Value], again: bool) -> None:
+        """Values that the function asked for at run time are arguments from now on."""
+        new = [each for each in dict.fromkeys(found) if each not in operation.arguments and (each.refs or each.uses)]
+        operation.arguments += tuple(new)
+        if again:
+            for value in new:
+                value.add_user(operation)
+
+    def _unlock(self, frame: Frame) -> None:
+        """Let the arguments go, and evict those that were released in the meantime."""
+        frame.let_go()
+        if self._late:
+            self._evict_late(frame.arguments)
+
+    def _abandon(self, frame: Frame) -> None:
+        """After a fault: what the frame had taken is given back."""
+        if frame.running:
+            frame.running = False
+            self._executing -= 1
+        self._give_back(frame.reserved)
+        frame.reserved = ()
+        self._unlock(frame)
+        if frame.operation is not None and frame.operation.frame is frame:
+            frame.operation.frame = None
+        if self._blocked:
+            self._changed.notify_all()
+
+    # Room when no candidate is left, and other threads
+
+    def _make_way(self, pool: Pool, size: int, flight: Flight, what: Operation | None) -> None:
+        """Find room beyond the candidates, or raise BudgetError.
+
+        Memory that is too short for several threads may do for one: the first thread that finds no room leads, and the
+        others let go what only waits, until it has arrived. Then locks of its own outer frames give way.
+        """
+        mine = self._running_mine()
+        if (self._executing > mine or self._blocked) and not mine and flight is not ON_THE_GROUND:
+            if self._leader is None:
+                self._leader = flight
+            elif self._leader is not flight:
+                self._wait_for_leader(flight)
+                return
+        if self._executing > mine:
+            self._wait(flight)
+            return
+        stolen = False
+        for other in self._blocked:
+            stolen = other.let_go() or stolen
+        if stolen:
+            return
+        if any(each.give_way() for each in (flight, *(running_here.flight for running_here in _running_here()))):
+            return
+        raise self._shortage(pool, size, what)
+
+    def _wait_for_leader(self, flight: Flight) -> None:
+        """Let another thread go first, with all the memory that this one does not need right now."""
+        while len(flight.frames) > 1:  # the leader may need what these were to bring: start over, later
+            self._abandon(flight.frames.pop())
+        flight.free_below = 0
+        flight.let_go()
+        while self._leader is not None and self._leader is not flight:
+            self._wait(flight)
+
+    def _wait(self, flight: Flight) -> None:
+        """Wait until another thread has finished something. Operations around this one do not run meanwhile."""
+        mine = self._running_mine()
+        self._executing -= mine
+        self._blocked.append(flight)
+        if not self._executing:
+            self._changed.notify_all()  # nobody runs: those who wait for memory must look again
+        try:
+            self._changed.wait()
+        finally:
+            self._blocked.remove(flight)
+            self._executing += mine
+
+    def _running_mine(self) -> int:
+        """How many of the functions that run now are around this call, in its own thread."""
+        return sum(each.cache is self for each in _running_here())
+
+    def _arrived(self, flight: Flight) -> None:
+        """A flight is over, with success or without: if it led, the others may go on."""
+        if self._leader is flight:
+            self._leader = None
+            self._changed.notify_all()
+
+    def _shortage(self, pool: Pool, size: int, what: Operation | None) -> BudgetError:
+        locked = max(0, pool.fixed - pool.sources - pool.pinned)
+        impossible = pool.fixed + pool.held + size > pool.limit
+        parts = [
+            (pool.sources, "in sources"),
+            (pool.pinned, "pinned"),
+            (locked, "locked by operations in flight"),
+            (pool.held, "evicted but held by the caller"),
+            (0 if impossible else pool.used - pool.fixed - pool.held, "that the policy does not evict"),
+        ]
+        short = (pool.fixed + pool.held if impossible else pool.used) + size - int(pool.limit)
+        taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
+        who = "a source" if what is None else f"{what.name} (created at {what.created})"
+        return BudgetError(
+            f"{who} needs {format_bytes(size)} more on {pool.device}, but the budget of {format_bytes(pool.limit)} is "
+            f"{format_bytes(short)} ({short} bytes) short"
+            + (f", with {taken}" if taken else "")
+            + "; raise the budget, "
+            "unpin, or let go of what get() returned"
+        )
+
+    # What the surface calls, without the lock
+
+    def _add_source(self, payload: Any) -> Value:
+        kind = kinds[type(payload)]
+        if kind.readonce:
+            raise TypeError(
+                f"a {type(payload).__name__} can be read only once, but a value may be read again; make a list of it"
+            )
+        size = kind.nbytes(payload)
+        digest = None if self._fingerprints is None else fingerprint(payload)
+        device = "cpu" if kind.device is None else kind.device(payload)
+        buffer = None if kind.buffer is None else kind.buffer(payload)
+        flight = Flight()
+        try:
+            with self._lock:
+                pool = self._pool(device)
+                self._allocate(pool, size, flight, None)
+                self._number += 1
+                storage = Storage(pool, size, 0 if buffer is None else id(buffer), self._number, self.now)
+                storage.locks = 1
+                value = Value(payload, None, storage)
+                value.refs = 1
+                storage.values = (value,)
+                self._settle_in(storage)
+                pool.sources += size
+                if self._fingerprints is not None:
+                    self._fingerprints.note(value, digest)
+                if self._listeners:
+                    self._events.append(Added(self.now, pool.used, storage.number, size, device))
+        finally:
+            if self._leader is flight:
+                with self._lock:
+                    self._arrived(flight)
+            if self._dropped or self._events:
+                self._settle()
+        return value
+
+    def _apply(self, operation: Operation) -> tuple[Value | None, ...]:
+        """Perform a new operation; its outputs, each with one outside reference."""
+        self._note_found(operation.arguments)
+        self._perform(Frame(self, operation, Flight()))
+        return operation.outputs
+
+    def _apply_at_once(self, operation: Operation) -> Value | None:
+        """`_apply` for one output, resident arguments, and none by name or in containers: the hot path.
+
+        It is `_perform`, `_reserve`, `_run` and `_store` written out, because calls are what an operation costs:
+        benchmarks/operations.py has the figures. None, with nothing done, if the operation is not that simple.
+        """
+        if self._fingerprints is not None or self._leader is not None or running.get() is not None:
+            return None
+        if self._interrupted:
+            self._recover()
+        arguments = operation.arguments
+        payloads: list[Any] = []
+        room: Pool | None = None
+        reserved = 0
+        started = False
+        try:
+            with self._lock:
+                while self._dropped:
+                    self._gone(self._dropped.popleft())
+                for value in arguments:
+                    if value.payload is EVICTED:
+                        return None
+                now = self.now
+                for part in operation.positional:
+                    if type(part) is Value:
+                        payloads.append(part.payload)
+                        storage = part.storage
+                        storage.last_access = now
+                        if not storage.locks:
+                            storage.pool.fixed += storage.size
+                        storage.locks += 1
+                    else:
+                        payloads.append(part)
+                if not self._unlimited:
+                    key = self._sizes.key(operation.function, payloads)
+                    for device, size in self._sizes.get(key):
+                        pool = self._pools.get(device) or self._pool(device)
+                        if pool.used + size > pool.limit or pool.adaptive is not None:
+                            if pool.fixed + pool.held + size > pool.limit:  # not without others, or not at all
+                                for each in arguments:
+                                    each.storage.pool.unlock(each.storage)
+                                return None
+                            self._allocate(pool, size, ON_THE_GROUND, operation)
+                        pool.take(size)
+                        pool.fixed += size
+                        room, reserved = pool, size
+                self._executing += 1
+                started = True
+                frame = Running(self, ON_THE_GROUND, self._number)
+            clock = self._clock
+            running.set(frame)
+            start = clock()
+            try:
+                payload = operation.function(*payloads)
+            except BaseException as error:
+                _say_where(error, operation)
+                raise
+            finally:
+                cost = clock() - start - frame.nested
+                running.set(None)
+            measure = ATOMIC.get(type(payload))
+            if measure is not None:
+                size, buffer, device = measure(payload), 0, "cpu"
+            else:
+                _, size, buffer, device, _ = self._measure(operation, 0, payload)
+            if cost < 0:
+                cost = 0.0
+            with self._lock:
+                if frame.found:
+                    self._depend(operation, frame.found, again=False)
+                home = _home_among(operation.arguments, buffer) if buffer else None
+                pool = self._pools.get(device) or self._pool(device)
+                started = False
+                self._executing -= 1
+                if not self._unlimited:
+                    if room is pool and home is None and size <= reserved:
+                        pool.used -= reserved
+                        pool.fixed -= reserved
+                        room = None
+                    elif room is not None or pool.used + size > pool.limit:
+                        taken = ((room, reserved),) if room is not None else ()
+                        room = None
+                        self._make_room_now(taken, operation, [(payload, size, buffer, device, None)], [home])
+                    if size != reserved or home is not None:
+                        self._sizes.learn(key, ((device, size),) if size and home is None else ())
+                self.now = now = self.now + cost
+                self._operations += 1
+                operation.runs = 1
+                operation.cost = cost
+                if home is None:
+                    self._number = number = self._number + 1
+                    storage = Storage(pool, size, buffer, number, now)
+                    storage.cost = cost
+                    value = Value(payload, operation, storage)
+                    value.refs = 1
+                    storage.values = operation.outputs = (value,)
+                    pool.used = used = pool.used + size
+                    if used > pool.peak:
+                        pool.peak = used
+                    if size:
+                        pool.candidates.add(storage)
+                    for each in operation.arguments:
+                        each.uses += 1
+                        if each.users is None:
+                            each.users = [operation]
+                        else:
+                            each.users.append(operation)
+                else:
+                    self._create(operation, [(payload, size, buffer, device, None)], [home])
+                for each in arguments:
+                    storage = each.storage
+                    storage.locks -= 1
+                    if not storage.locks:
+                        storage.pool.fixed -= storage.size
+                        if storage.slot < 0 and storage.size:
+                            storage.pool.candidates.add(storage)
+                if self._late:
+                    self._evict_late(arguments)
+                if self._blocked:
+                    self._changed.notify_all()
+                if self._listeners:
+                    self._events.append(self._performed(operation, cost, again=False))
+            return operation.outputs[0]
+        except BaseException as error:
+            running.set(None)
+            self._interrupted = self._interrupted or not isinstance(error, Exception)
+            with self._lock:
+                if started:
+                    self._executing -= 1
+                if room is not None:
+                    room.used -= reserved
+                    room.fixed -= reserved
+                if payloads and not operation.runs:
+                    for each in arguments:
+                        each.storage.pool.unlock(each.storage)
+                    self._evict_late(arguments)
+                self._changed.notify_all()
+            raise
+
+    def _note_found(self, values: tuple[Value, ...]) -> None:
+        """Inside an operation's function: what it asks for, and did not make itself, is a dependency."""
+        outer = running.get()
+        if outer is not None and outer.cache is self:
+            if outer.found is None:
+                outer.found = []
+            outer.found += [value for value in values if value.storage.number <= outer.born]
+
+    def _bring(self, value: Value, arrive: Callable[[Value], Any]) -> Any:
+        """Make `value` resident and call `arrive` on it under the lock."""
+        self._note_found((value,))
+        goal = Goal(self, value, arrive)
+        self._perform(goal)
+        return goal.result
+
+    def _get(self, value: Value) -> Any:
+        """The payload, by the slow path: evicted, inside an operation, or verified."""
+        payload = self._bring(value, _payload)
+        if self._fingerprints is not None:
+            self._fingerprints.check_untouched(value)
+        return payload
+
+    def _evict_now(self, value: Value) -> bool:
+        with self._noting, self._lock:
+            storage = value.storage
+            evictable = value.payload is not EVICTED and not storage.locks
+            if evictable:
+                self._evict(storage, "request")
+        if self._dropped or self._events:
+            self._settle()
+        return evictable
+
+    def _pin(self, value: Value) -> None:
+        if not value.pinned:
+            value.pinned = True
+            value.storage.pool.lock(value.storage)
+            value.storage.pool.pinned += value.storage.size
+
+    def _unpin(self, value: Value) -> None:
+        with self._noting, self._lock:
+            if value.pinned:
+                self._unpin_locked(value)
+        if self._dropped or self._events:
+            self._settle()
+
+    # Small things
+
+    def _pool(self, device: str) -> Pool:
+        pool = self._pools.get(device)
+        if pool is None:
+            found = candidates(self.search, self.policy, self._neighbourhood)
+            pool = self._pools[device] = Pool(device, found, self._limits.of(device))
+        return pool
+
+    def _performed(self, operation: Operation, cost: float, again: bool) -> Performed:
+        storages = dict.fromkeys(each.storage for each in operation.outputs if each is not None)
+        used = sum(pool.used for pool in {storage.pool for storage in storages})
+        return Performed(
+            self.now,
+            used,
+            operation.name,
+            cost,
+            again,
+            tuple(storage.number for storage in storages),
+            tuple(storage.size for storage in storages),
+            tuple(argument.storage.number for argument in operation.arguments),
+        )
+
+
+def _payload(value: Value) -> Any:
+    return value.payload
+
+
+def _running_here() -> list[Running]:
+    """The operations whose functions run in this thread or task, the innermost first."""
+    frames = []
+    frame = running.get()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.outer
+    return frames
+
+
+def _outputs(operation: Operation, result: Any) -> tuple[Any, ...]:
+    if operation.nout == 1:
+        return (result,)
+    try:
+        outputs = tuple(result)
+    except TypeError:
+        outputs = ()
+        what = f"a {type(result).__name__}"
+    else:
+        what = f"{len(outputs)} values"
+    if len(outputs) != operation.nout:
+        raise ValueError(
+            f"{operation.name} (created at {operation.created}) returned {what}, but nout={operation.nout} outputs "
+            "were announced"
+        )
+    return outputs
+
+
+def _home_among(values: tuple[Value | None, ...], buffer: int) -> Storage | None:
+    """The storage among those of `values` whose memory an output shares."""
+    if buffer:
+        for value in values:
+            if value is not None and value.storage.buffer == buffer:
+                return value.storage
+    return None
+
+
+def _own_memory(made: list[Made], homes: list[Storage | None]) -> list[tuple[str, int]]:
+    """(device, bytes) of the outputs that share no memory with an argument; of those that share it, the largest."""
+    own: dict[int, tuple[str, int]] = {}
+    for number, (each, home) in enumerate(zip(made, homes, strict=True)):
+        if home is None:
+            _, size, buffer, device, _ = each
+            own[buffer or -number] = (device, max(size, own[buffer][1]) if buffer in own else size)
+    return [each for each in own.values() if each[1]]
+
+
+def _say_where(error: BaseException, operation: Operation) -> None:
+    try:
+        error.add_note(f"in {operation.name}, an operation created at {operation.created}")
+    except Exception:  # an exception class may forbid it, and the error itself matters more
+        return

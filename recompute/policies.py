@@ -1,0 +1,22 @@
+"""Policies and searches as objects, to choose their parameters: `Cache(policy=Random(seed=3), search=Batch(4.0))`."""
+
+from recompute._policy import Dtr, DtrEq, DtrLocal, Lru, Msps, Nothing, Policy, Random, Scored, Size
+from recompute._search import Batch, Exact, IgnoreSmall, Sample, Search
+
+__all__ = [
+    "Batch",
+    "Dtr",
+    "DtrEq",
+    "DtrLocal",
+    "Exact",
+    "IgnoreSmall",
+    "Lru",
+    "Msps",
+    "Nothing",
+    "Policy",
+    "Random",
+    "Sample",
+    "Scored",
+    "Search",
+    "Size",
+]
