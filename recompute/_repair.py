@@ -86,8 +86,7 @@ def _count_again(cache: Lifetimes, by_storage: dict[Storage, list[Value]]) -> No
         held = sum(each.size for each in cache._held if each.pool is pool)
         pool.used = pool.held = held
         pool.fixed = pool.sources = pool.pinned = 0
-        for storage in list(pool.candidates):
-            pool.candidates.remove(storage)
+        pool.candidates.clear()
     cache._executing = 0
     cache._late.clear()
     cache._banishable.clear()

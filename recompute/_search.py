@@ -47,6 +47,10 @@ class Candidates(ABC):
         """The own cost or the size of `storage` changed, or its neighbourhood's cost fell. O(1)."""
 
     @abstractmethod
+    def clear(self) -> None:
+        """Forget all of them, whatever state they are in."""
+
+    @abstractmethod
     def choose(self, now: float) -> list[Storage]:
         """Whom to evict, best first; empty if there is nobody."""
 
@@ -71,6 +75,9 @@ class _List(Candidates):
             self._storages[storage.slot] = last
             last.slot = storage.slot
         storage.slot = -1
+
+    def clear(self) -> None:
+        self._storages = []
 
     def __iter__(self) -> Iterator[Storage]:
         return iter(self._storages)
@@ -166,6 +173,10 @@ class Tournaments(Candidates):
         self._holes += 1
         if 2 * self._holes > len(self._storages) + 64:
             self._close_ranks()
+
+    def clear(self) -> None:
+        self._storages, self._holes, self._tournament = [], 0, None
+        self._changed.clear()
 
     def changed(self, storage: Storage) -> None:
         if storage.slot >= 0 and self._tournament is not None:
