@@ -487,8 +487,9 @@ class Engine(Lifetimes):
         short = (pool.fixed + pool.held if impossible else pool.used) + size - int(pool.limit)
         taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
         who = "a source" if what is None else f"{what.name} (created at {what.created})"
+        need = f"{who} needs {format_bytes(size)} more on {pool.device}, but the" if size else "the"
         return BudgetError(
-            f"{who} needs {format_bytes(size)} more on {pool.device}, but the budget of {format_bytes(pool.limit)} is "
+            f"{need} budget of {format_bytes(pool.limit)} is "
             f"{format_bytes(short)} ({short} bytes) short"
             + (f", with {taken}" if taken else "")
             + "; raise the budget, "
