@@ -249,8 +249,7 @@ class Engine(Lifetimes):
         for each in made:
             home = _home_among(operation.arguments, each[2]) if each[2] else None
             if home is not None and not home.locks:  # got at run time; making room must not evict it now
-                home.pool.lock(home)
-                frame.locked.append(home)
+                frame.lock(home)
             homes.append(home)
         reserved, frame.reserved = frame.reserved, ()
         self._make_room_now(reserved, operation, made, homes)
@@ -642,10 +641,11 @@ class Engine(Lifetimes):
                         pool.candidates.add(storage)
                     for each in operation.arguments:
                         each.uses += 1
-                        if each.users is None:
-                            each.users = [operation]
+                        if each.using is None:
+                            each.using = operation
                         else:
-                            each.users.append(operation)
+                            each.uses -= 1
+                            each.add_user(operation)
                 else:
                     self._create(operation, [(payload, size, buffer, device, None)], [home])
                 for each in arguments:

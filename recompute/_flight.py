@@ -45,7 +45,7 @@ class Frame(Running):
         self.operation = operation  # None: a Goal
         self.arguments = operation.arguments if operation is not None else ()
         self.todo: list[Value] | None = None  # evicted arguments, the next one last; None: not looked at yet
-        self.locked: list[Storage] = []
+        self.locked: list[Storage] | None = None  # many frames of a deep chain wait without a lock
         self.reserved: Room = ()  # room made for the outputs
         self.key: Any = None  # under which the sizes of the outputs are learnt
         self.running = False  # the function runs, outside the lock
@@ -61,24 +61,30 @@ class Frame(Running):
                 if value.payload is EVICTED:
                     todo.append(value)
                 else:
-                    storage.pool.lock(storage)
-                    self.locked.append(storage)
+                    self.lock(storage)
             if len(todo) > 1:
                 todo = self.todo = list(reversed(by_peak(list(dict.fromkeys(todo)))))
         while todo:
             value = todo[-1]
             if value.payload is EVICTED:
                 return value
-            value.storage.pool.lock(value.storage)
-            self.locked.append(value.storage)
+            self.lock(value.storage)
             todo.pop()
         return None
 
+    def lock(self, storage: Storage) -> None:
+        """Keep a storage until `let_go`."""
+        storage.pool.lock(storage)
+        if self.locked is None:
+            self.locked = [storage]
+        else:
+            self.locked.append(storage)
+
     def let_go(self) -> None:
         """Unlock everything; the arguments will be looked at again."""
-        locked, self.locked = self.locked, []
+        locked, self.locked = self.locked, None
         self.todo = None
-        for storage in locked:
+        for storage in locked or ():
             storage.pool.unlock(storage)
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ long as something can need it. The way back (value -> users) is unlinked by the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import ReferenceType
@@ -32,36 +32,46 @@ EVICTED: Final = _Evicted()
 class Value:
     """One result of an operation, or a source: what a `Recomputable` refers to."""
 
-    __slots__ = ("ghost", "operation", "payload", "pinned", "refs", "storage", "users", "uses")
+    __slots__ = ("ghost", "operation", "payload", "pinned", "refs", "storage", "uses", "using")
 
     def __init__(self, payload: Any, operation: Operation | None, storage: Storage) -> None:
         self.payload = payload
         self.operation = operation  # None: a source
         self.storage = storage
         self.refs = 0  # outside references
-        self.users: list[Operation] | None = None  # operations that take it; dead ones are swept now and then
+        # The operations that take it: mostly one, so no list is made for that. Dead ones are swept now and then.
+        self.using: Operation | list[Operation] | None = None
         self.uses = 0  # how many of them are alive
         self.pinned = False
         self.ghost: ReferenceType[Any] | None = None  # the evicted payload, while somebody outside holds it
 
+    @property
+    def users(self) -> Sequence[Operation]:
+        """The operations that take this value, dead ones among them, some more than once."""
+        using = self.using
+        return using if isinstance(using, list) else () if using is None else (using,)
+
     def living_users(self) -> Iterator[Operation]:
         """The operations that take this value, each once."""
-        return (user for user in dict.fromkeys(self.users or ()) if user.outputs)
+        return (user for user in dict.fromkeys(self.users) if user.outputs)
 
     def add_user(self, operation: Operation) -> None:
         self.uses += 1
-        if self.users is None:
-            self.users = [operation]
+        using = self.using
+        if using is None:
+            self.using = operation
+        elif isinstance(using, list):
+            using.append(operation)
         else:
-            self.users.append(operation)
+            self.using = [using, operation]
 
     def remove_user(self) -> None:
         """Forget one user, already dead; sweeping half of the list at a time makes this O(1) amortised."""
         self.uses -= 1
         if not self.uses:
-            self.users = None
-        elif self.users is not None and len(self.users) > 2 * self.uses + 8:
-            self.users = [user for user in self.users if user.outputs]
+            self.using = None
+        elif isinstance(self.using, list) and len(self.using) > 2 * self.uses + 8:
+            self.using = [user for user in self.using if user.outputs]
 
 
 class Storage:
@@ -107,7 +117,7 @@ class Storage:
     def neighbours_down(self) -> Iterator[Storage]:
         """The storages made from it."""
         for value in self.values:
-            for user in value.users or ():
+            for user in value.users:
                 for output in user.outputs:
                     if output is not None and output.storage is not self:
                         yield output.storage

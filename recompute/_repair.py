@@ -50,7 +50,7 @@ def repair(cache: Lifetimes) -> None:
     operations = {value.operation for value in values if value.operation is not None}
     for value in values:
         value.refs = value.uses = 0
-        value.users = None
+        value.using = None
     for each in everything:
         if issubclass(type(each), tuple(HANDLES)) and hasattr(each, "_value") and each._cache is cache:
             each._value.refs += 1
