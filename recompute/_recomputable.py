@@ -161,7 +161,8 @@ def ap(
         and that much is counted. One number for all outputs, or one each.
 
     What the function raises passes through, with a note that says where the operation was created. Raises BudgetError
-    if arguments and result do not fit into the budget together. Cost: about five microseconds, and the function (docs/results/machinery.md).
+    if arguments and result do not fit into the budget together. Cost: about five microseconds, and the function
+    (docs/results/machinery.md).
     """
     caller = sys._getframe(1)
     if kwargs or nbytes is not None or nout is not _ONE or isinstance(function, Recomputable) or not callable(function):
