@@ -640,11 +640,10 @@ class Engine(Lifetimes):
                     if size:
                         pool.candidates.add(storage)
                     for each in operation.arguments:
-                        each.uses += 1
                         if each.using is None:
+                            each.uses = 1
                             each.using = operation
                         else:
-                            each.uses -= 1
                             each.add_user(operation)
                 else:
                     self._create(operation, [(payload, size, buffer, device, None)], [home])
