@@ -269,3 +269,14 @@ def test_two_outputs_that_are_one_object_are_counted_once() -> None:
             assert cache.stats().used == 24
             assert cache.stats().overshoot == 0
             check_invariants(cache, pair)
+
+
+def test_a_budget_that_asks_the_machine() -> None:
+    """Without a probe the budget is the wanted share of the memory that psutil sees free, and of what is in use."""
+    psutil = pytest.importorskip("psutil", reason="the extra `adaptive` is not installed")
+    whole = rc.available(1.0)(0)
+    assert 0 < whole <= psutil.virtual_memory().total
+    with rc.Cache(rc.available(0.5)) as cache:
+        value = rc.ap(unit, nbytes=30)
+    assert value.get() == 1
+    assert 0 < (cache.stats().pools[0].budget or 0) < psutil.virtual_memory().total
