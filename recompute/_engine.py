@@ -19,8 +19,8 @@ from recompute._adapter import fingerprint, kinds
 from recompute._arguments import fill
 from recompute._budget import Limits, format_bytes
 from recompute._errors import BudgetError
-from recompute._events import Added, Performed
-from recompute._flight import ON_THE_GROUND, Flight, Frame, Goal, Made, Room, Running, running
+from recompute._events import Accessed, Added, Detached, Performed, Pinned, Unpinned
+from recompute._flight import ON_THE_GROUND, Flight, Frame, Goal, Made, Room, Running, by_peak, running
 from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
 from recompute._lifetimes import Lifetimes
 from recompute._policy import Policy
@@ -32,6 +32,8 @@ from recompute._sizes import LearntSizes
 
 class Engine(Lifetimes):
     """Performs operations within the limits, and brings evicted values back."""
+
+    pool_class = Pool
 
     def __init__(
         self,
@@ -49,7 +51,8 @@ class Engine(Lifetimes):
         self._clock = clock
         self._changed = Condition(self._lock)
         self._sizes = LearntSizes()
-        self._number = 0  # of the newest storage
+        self._order: Callable[[list[Value]], list[Value]] = by_peak  # in which evicted arguments are brought back
+        self._number = 0  # of the newest value
         self._leader: Flight | None = None  # goes first, when memory is too short for several
         self._blocked: list[Flight] = []  # threads that wait for memory or for a value
         self._operations = self._rematerializations = 0
@@ -86,6 +89,7 @@ class Engine(Lifetimes):
                 made, cost = self._run(ready)
                 with self._lock:
                     self._store(ready, made, cost)
+                    del made  # or what it holds could not be evicted for the operations that follow
                     flight.pop()
                     ready = self._rematerialize(flight)
         except BaseException as error:
@@ -140,7 +144,13 @@ class Engine(Lifetimes):
 
     def _reserve(self, frame: Frame, operation: Operation) -> bool:
         """Make room for the outputs, as far as their sizes are known; False if the arguments must be locked again."""
-        for device, size in self._expected(frame, operation):
+        expected = self._expected(frame, operation)
+        if len(expected) > 1:
+            together: dict[str, int] = {}
+            for device, size in expected:
+                together[device] = together.get(device, 0) + size
+            expected = list(together.items())
+        for device, size in expected:
             pool = self._pools.get(device) or self._pool(device)
             tight = pool.used + size > pool.limit or pool.adaptive is not None
             if tight and not self._allocate(pool, size, frame.flight, operation):
@@ -276,7 +286,7 @@ class Engine(Lifetimes):
             if frame.key is not None:
                 self._sizes.learn(frame.key, _own_memory(made, homes))
         if self._listeners:
-            self._events.append(self._performed(operation, cost, again))
+            self._events.append(self._performed(operation, cost, again, sum(size for _, size in reserved)))
         operation.frame = None
         self._unlock(frame)
         if self._banishable and again:
@@ -317,8 +327,8 @@ class Engine(Lifetimes):
         own: dict[int, Storage] = {}  # by buffer: outputs may share memory with each other
         for number, (payload, size, buffer, device, digest) in enumerate(made):
             storage = homes[number] or own.get(buffer)
+            self._number += 1
             if storage is None:
-                self._number += 1
                 pool = self._pools.get(device) or self._pool(device)
                 storage = Storage(pool, size, buffer, self._number, self.now)
                 self._settle_in(storage)
@@ -326,7 +336,8 @@ class Engine(Lifetimes):
                     own[buffer] = storage
             elif homes[number] is None and size > storage.size:  # two views of what neither of them owns
                 storage.pool.resize(storage, size)
-            value = Value(payload, operation, storage)
+            storage.last_access = self.now
+            value = Value(payload, operation, storage, self._number)
             value.refs = 1
             self._join(value, operation, storage)
             outputs.append(value)
@@ -515,7 +526,7 @@ class Engine(Lifetimes):
                 self._number += 1
                 storage = Storage(pool, size, 0 if buffer is None else id(buffer), self._number, self.now)
                 storage.locks = 1
-                value = Value(payload, None, storage)
+                value = Value(payload, None, storage, self._number)
                 value.refs = 1
                 storage.values = (value,)
                 self._settle_in(storage)
@@ -631,7 +642,7 @@ class Engine(Lifetimes):
                     self._number = number = self._number + 1
                     storage = Storage(pool, size, buffer, number, now)
                     storage.cost = cost
-                    value = Value(payload, operation, storage)
+                    value = Value(payload, operation, storage, number)
                     value.refs = 1
                     storage.values = operation.outputs = (value,)
                     pool.used = used = pool.used + size
@@ -659,7 +670,7 @@ class Engine(Lifetimes):
                 if self._blocked:
                     self._changed.notify_all()
                 if self._listeners:
-                    self._events.append(self._performed(operation, cost, again=False))
+                    self._events.append(self._performed(operation, cost, False, reserved))
             return operation.outputs[0]
         except BaseException as error:
             running.set(None)
@@ -694,10 +705,15 @@ class Engine(Lifetimes):
 
     def _get(self, value: Value) -> Any:
         """The payload, by the slow path: evicted, inside an operation, or verified."""
-        payload = self._bring(value, _payload)
+        payload = self._bring(value, self._read)
         if self._fingerprints is not None:
             self._fingerprints.check_untouched(value)
         return payload
+
+    def _read(self, value: Value) -> Any:
+        if self._listeners:
+            self._events.append(Accessed(self.now, value.storage.pool.used, value.number))
+        return value.payload
 
     def _evict_now(self, value: Value) -> bool:
         with self._noting, self._lock:
@@ -709,7 +725,14 @@ class Engine(Lifetimes):
             self._settle()
         return evictable
 
+    def _detach(self, value: Value) -> None:
+        if self._listeners:
+            self._events.append(Detached(self.now, value.storage.pool.used, value.number))
+        self._cut(value)
+
     def _pin(self, value: Value) -> None:
+        if self._listeners:
+            self._events.append(Pinned(self.now, value.storage.pool.used, value.number))
         if not value.pinned:
             value.pinned = True
             value.storage.pool.lock(value.storage)
@@ -719,6 +742,8 @@ class Engine(Lifetimes):
         with self._noting, self._lock:
             if value.pinned:
                 self._unpin_locked(value)
+                if self._listeners:
+                    self._events.append(Unpinned(self.now, value.storage.pool.used, value.number))
         if self._dropped or self._events:
             self._settle()
 
@@ -728,11 +753,12 @@ class Engine(Lifetimes):
         pool = self._pools.get(device)
         if pool is None:
             found = candidates(self.search, self.policy, self._neighbourhood)
-            pool = self._pools[device] = Pool(device, found, self._limits.of(device))
+            pool = self._pools[device] = self.pool_class(device, found, self._limits.of(device))
         return pool
 
-    def _performed(self, operation: Operation, cost: float, again: bool) -> Performed:
-        storages = dict.fromkeys(each.storage for each in operation.outputs if each is not None)
+    def _performed(self, operation: Operation, cost: float, again: bool, room: int) -> Performed:
+        results = [each for each in operation.outputs if each is not None]
+        storages = dict.fromkeys(each.storage for each in results)
         used = sum(pool.used for pool in {storage.pool for storage in storages})
         return Performed(
             self.now,
@@ -743,11 +769,12 @@ class Engine(Lifetimes):
             tuple(storage.number for storage in storages),
             tuple(storage.size for storage in storages),
             tuple(argument.storage.number for argument in operation.arguments),
+            tuple(each.number for each in results),
+            tuple(each.storage.number for each in results),
+            tuple(argument.number for argument in operation.arguments),
+            next((each.pool.device for each in storages), "cpu"),
+            None if self._unlimited else room,
         )
-
-
-def _payload(value: Value) -> Any:
-    return value.payload
 
 
 def _running_here() -> list[Running]:

@@ -33,7 +33,11 @@ class Added(Event):
 
 @dataclass(frozen=True, slots=True)
 class Performed(Event):
-    """An operation ran: fired when its outputs are stored. `again`: it was a rematerialization."""
+    """An operation ran: fired when its outputs are stored. `again`: it was a rematerialization.
+
+    `storages`, each once, with their `nbytes`; `arguments` are storages, too. `results` are the values that can still
+    be needed, on the storages `homes`; `inputs` are the values taken.
+    """
 
     function: str
     cost: float
@@ -41,15 +45,69 @@ class Performed(Event):
     storages: tuple[int, ...]
     nbytes: tuple[int, ...]
     arguments: tuple[int, ...]
+    results: tuple[int, ...] = ()
+    homes: tuple[int, ...] = ()
+    inputs: tuple[int, ...] = ()
+    device: str = "cpu"
+    room: int | None = None
+    """Bytes that were set aside before the run, because its sizes were known; None: without a budget nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted(Event):
-    """A storage was dropped: to make room, because its last reference went, or on request."""
+    """A storage was dropped: to make room, because its last reference went, or on request.
+
+    `held`: somebody outside still has what `get` returned, so its bytes stay counted until `LetGo`. `ghosts`: the values
+    that could be taken back from there.
+    """
 
     storage: int
     nbytes: int
     why: Reason
+    held: bool = False
+    ghosts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo(Event):
+    """Nobody outside has the evicted storage any more: its bytes are free."""
+
+    storage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accessed(Event):
+    """`get` returned a value. Fired with the value in memory."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    """The last outside reference to a value has gone."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned(Event):
+    """`pin` brought a value into memory to stay."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned(Event):
+    """A pinned value may be evicted again."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detached(Event):
+    """`detach` made a source of a value."""
+
+    value: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Frame(Running):
                 else:
                     self.lock(storage)
             if len(todo) > 1:
-                todo = self.todo = list(reversed(by_peak(list(dict.fromkeys(todo)))))
+                todo = self.todo = list(reversed(self.cache._order(list(dict.fromkeys(todo)))))
         while todo:
             value = todo[-1]
             if value.payload is EVICTED:

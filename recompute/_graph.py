@@ -32,9 +32,10 @@ EVICTED: Final = _Evicted()
 class Value:
     """One result of an operation, or a source: what a `Recomputable` refers to."""
 
-    __slots__ = ("ghost", "operation", "payload", "pinned", "refs", "storage", "uses", "using")
+    __slots__ = ("ghost", "number", "operation", "payload", "pinned", "refs", "storage", "uses", "using")
 
-    def __init__(self, payload: Any, operation: Operation | None, storage: Storage) -> None:
+    def __init__(self, payload: Any, operation: Operation | None, storage: Storage, number: int) -> None:
+        self.number = number  # in order of creation; events speak of it
         self.payload = payload
         self.operation = operation  # None: a source
         self.storage = storage
@@ -96,7 +97,7 @@ class Storage:
         self.pool = pool
         self.size = size  # bytes
         self.buffer = buffer  # the identity of the memory, while resident; 0: never shared
-        self.number = number  # in order of creation; events speak of it
+        self.number = number  # that of its first value
         self.last_access = now  # on the compute clock
         self.cost = 0.0  # seconds: the operations that make the values on it, each once
         self.locks = 0  # operations in flight, pins and sources; a candidate for eviction has none

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Final
 
 from recompute._adapter import kinds, weak, weak_to
-from recompute._events import Event, Evicted, Forgotten, Listener, Reason, TakenBack
+from recompute._events import Event, Evicted, Forgotten, LetGo, Listener, Reason, Released, TakenBack
 from recompute._flight import running
 from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
 from recompute._neighbours import NEIGHBOURHOODS
@@ -59,6 +59,7 @@ class Lifetimes:
         self._banishable: set[Storage] = set()  # released, but an evicted value still needs them
         self._held: set[Held] = set()
         self._listeners: list[Listener] = []
+        self._attentive = verify  # `get` of what is in memory is more than a look
         self._events: deque[Event] = deque()
         self._evictions = self._releases = self._recoveries = 0
 
@@ -72,10 +73,15 @@ class Lifetimes:
         else:
             self._evictions += 1
         if self._listeners:
-            self._events.append(Evicted(self.now, storage.pool.used, storage.number, storage.size, why))
+            self._events.append(self._evicted(storage, why))
         if self.release == "ignore":
             for value in [each for each in storage.values if not each.refs and not each.uses]:
                 self._forget(value)
+
+    def _evicted(self, storage: Storage, why: Reason) -> Evicted:
+        held = storage.held is not None
+        ghosts = [each.number for each in storage.values if held and each.ghost is not None and each.ghost() is not None]
+        return Evicted(self.now, storage.pool.used, storage.number, storage.size, why, held, tuple(ghosts))
 
     def _empty(self, storage: Storage, watch: bool) -> None:
         """Drop the payloads of a resident storage; what somebody outside still holds stays counted until let go."""
@@ -97,7 +103,7 @@ class Lifetimes:
         if buffer is None:
             pool.used -= storage.size
             return
-        held = storage.held = Held(pool, storage.size)
+        held = storage.held = Held(pool, storage.size, storage.number)
         held.reference = weak_to(buffer, lambda _: self._drop(held))
         pool.held += held.size
         self._held.add(held)
@@ -135,14 +141,16 @@ class Lifetimes:
             held.pool.held -= held.size
             held.pool.used -= held.size
             held.reference = None
+            if self._listeners:
+                self._events.append(LetGo(self.now, held.pool.used, held.number))
 
     def _settle_in(self, storage: Storage) -> None:
         """Count a storage that has just become resident."""
         storage.pool.take(storage.size)
         if storage.locks:
             storage.pool.fixed += storage.size
-        elif storage.size:
-            storage.pool.candidates.add(storage)
+        else:
+            storage.pool.admit(storage)
 
     def _own_cost(self, storage: Storage, change: float) -> None:
         storage.cost = max(0.0, storage.cost + change)
@@ -196,6 +204,8 @@ class Lifetimes:
         if isinstance(reference, Value):
             reference.refs -= 1
             if not reference.refs:
+                if self._listeners:
+                    self._events.append(Released(self.now, reference.storage.pool.used, reference.number))
                 self._released(reference)
         elif isinstance(reference, Held):
             self._let_go(reference)
@@ -205,6 +215,7 @@ class Lifetimes:
     def _unsubscribe(self, listener: Listener) -> None:
         if listener in self._listeners:
             self._listeners.remove(listener)
+            self._attentive = bool(self._listeners) or self._fingerprints is not None
 
     def _released(self, value: Value) -> None:
         """The last outside reference to `value` has gone."""

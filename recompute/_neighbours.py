@@ -4,7 +4,8 @@ Four answers of rising price: nothing, the exact evicted ancestors, the exact ne
 descendants), and its approximation by connected components in a union-find forest.
 
 A neighbourhood that grows makes candidates dearer, which a search may notice late: it checks a candidate's cost before
-it believes in it. One that shrinks makes them cheaper, and the search must hear of it at once: that is `fell`.
+it believes in it. One that shrinks makes them cheaper, and the search must hear of it: that is `fell`. So that not each
+little fall makes the search look at everything again, it may reckon with a `floor` below the cost.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Neighbourhood(ABC):
     @abstractmethod
     def cost(self, storage: Storage) -> float:
         """Seconds of compute in the evicted neighbourhood of a resident storage."""
+
+    def floor(self, storage: Storage) -> float:
+        """A cost that the neighbourhood does not fall below without `fell` being told."""
+        return self.cost(storage)
 
     def evicted(self, storage: Storage) -> None:
         """`storage` has just been evicted."""
@@ -94,17 +99,21 @@ def closure(storage: Storage, direction: Callable[[Storage], Iterator[Storage]])
     return seen
 
 
+_FLOOR: Final = 0.95
+
+
 class Component:
     """A node of the union-find forest; a root stands for an undirected component of evicted storages."""
 
-    __slots__ = ("cost", "members", "parent", "prune_at", "watchers", "weight")
+    __slots__ = ("cost", "floor", "members", "parent", "prune_at", "watchers", "weight")
 
     def __init__(self) -> None:
         self.parent: Component | None = None
         self.cost = 0.0  # seconds: the own costs of its members
+        self.floor = 0.0  # what the watchers reckon with: told when the cost falls below it
         self.members = 0
         self.weight = 1  # nodes below: union by size
-        self.watchers: set[Storage] = set()  # the candidates whose known score rests on this cost
+        self.watchers: set[Storage] = set()  # the candidates whose known score rests on the floor
         self.prune_at = 16
 
     def root(self) -> Component:
@@ -126,16 +135,51 @@ class Components(Neighbourhood):
 
     def cost(self, storage: Storage) -> float:
         self.asked = True
-        roots = {self.root(each) for each in evicted_neighbours(storage)}
         total = 0.0
-        for root in roots:
+        for root in self._roots(storage):
             total += root.cost
+        return total
+
+    def floor(self, storage: Storage) -> float:
+        self.asked = True
+        total = 0.0
+        for root in self._roots(storage):
+            floor = root.cost * _FLOOR
+            if floor > root.floor:  # who reckons with less hears of a fall earlier than need be
+                root.floor = floor
+            total += root.floor
             watchers = root.watchers
             watchers.add(storage)
             if len(watchers) > root.prune_at:  # forget those that are no candidates any more
                 root.watchers = {each for each in watchers if each.slot >= 0}
                 root.prune_at = 2 * len(root.watchers) + 16
         return total
+
+    def _roots(self, storage: Storage) -> set[Component]:
+        """The components next to a storage: loops written out, because most of a search is spent here."""
+        roots: set[Component] = set()
+        for value in storage.values:
+            operation = value.operation
+            if operation is not None:
+                for argument in operation.arguments:
+                    each = argument.storage
+                    if not each.resident and each is not storage:
+                        component = each.component
+                        if component is None or component.parent is not None:
+                            component = self.root(each)
+                        roots.add(component)
+            using = value.using
+            if using is not None:
+                for user in using if isinstance(using, list) else (using,):
+                    for output in user.outputs:
+                        if output is not None:
+                            each = output.storage
+                            if not each.resident and each is not storage:
+                                component = each.component
+                                if component is None or component.parent is not None:
+                                    component = self.root(each)
+                                roots.add(component)
+        return roots
 
     def root(self, storage: Storage) -> Component:
         """The component of an evicted storage."""
@@ -156,6 +200,12 @@ class Components(Neighbourhood):
             storage.component = None
             root.members -= 1
             self._change(root, -storage.cost)
+            self.unlinking(storage)
+
+    def unlinking(self, storage: Storage) -> None:
+        for each in (*storage.neighbours_up(), *storage.neighbours_down()):
+            if each.slot >= 0:  # a candidate, which may have no other link to the component
+                self.fell(each)
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         if storage.component is not None:
@@ -163,7 +213,8 @@ class Components(Neighbourhood):
 
     def _change(self, root: Component, change: float) -> None:
         root.cost = max(0.0, root.cost + change) if root.members else 0.0
-        if change <= 0 and root.watchers:
+        if root.cost < root.floor or not root.members:
+            root.floor = 0.0
             watchers, root.watchers = root.watchers, set()  # who is scored again will watch again
             for each in watchers:
                 self.fell(each)
@@ -182,6 +233,7 @@ class Components(Neighbourhood):
         b.parent = a
         a.weight += b.weight
         a.cost += b.cost
+        a.floor += b.floor
         a.members += b.members
         if len(a.watchers) < len(b.watchers):
             a.watchers, b.watchers = b.watchers, a.watchers

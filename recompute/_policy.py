@@ -30,6 +30,8 @@ class Policy(ABC):
 
     name: ClassVar[str]
     neighbourhood: ClassVar[Neighbourhood] = "none"
+    published: ClassVar[bool] = True
+    """Whether it is somebody else's, to be compared in the form in which it was published."""
 
     @abstractmethod
     def line(self, cost: float, neighbours: float, size: int) -> Line | None:

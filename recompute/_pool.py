@@ -71,8 +71,12 @@ class Pool:
         storage.locks -= 1
         if not storage.locks and storage.resident:
             self.fixed -= storage.size
-            if storage.slot < 0 and storage.size:
-                self.candidates.add(storage)
+            self.admit(storage)
+
+    def admit(self, storage: Storage) -> None:
+        """A resident, unlocked storage is a candidate from now on, if anything is gained by its eviction."""
+        if storage.slot < 0 and storage.size:
+            self.candidates.add(storage)
 
     def resize(self, storage: Storage, size: int) -> None:
         """A resident storage turned out to have another size."""
@@ -83,8 +87,8 @@ class Pool:
             self.fixed += change
         elif storage.slot >= 0:
             self.candidates.changed(storage)
-        elif size:
-            self.candidates.add(storage)
+        else:
+            self.admit(storage)
 
     def __repr__(self) -> str:
         return f"<pool {self.device}: {self.used} of {self.limit} bytes used>"
@@ -93,9 +97,10 @@ class Pool:
 class Held:
     """Bytes that were evicted while somebody outside kept the buffer: counted as used until they are let go."""
 
-    __slots__ = ("pool", "reference", "size")
+    __slots__ = ("number", "pool", "reference", "size")
 
-    def __init__(self, pool: Pool, size: int) -> None:
+    def __init__(self, pool: Pool, size: int, number: int) -> None:
+        self.number = number  # of the storage
         self.pool = pool
         self.size = size
         self.reference: ReferenceType[object] | None = None

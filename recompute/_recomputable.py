@@ -41,7 +41,8 @@ class Recomputable(Generic[T]):
     def __del__(self) -> None:
         try:
             value = self._value
-            if value.uses and not value.storage.buffer and value.storage.size < _SMALL:
+            storage = value.storage
+            if value.uses and not storage.buffer and storage.resident and storage.size < _SMALL:
                 # All that could go now is a number or the like. The next use of the cache sees to it: that is cheaper,
                 # and leaves an interrupt less time to strike here.
                 self._cache._dropped.append(value)
@@ -62,7 +63,7 @@ class Recomputable(Generic[T]):
         value = self._value
         payload = value.payload
         cache = self._cache
-        if payload is EVICTED or cache._fingerprints is not None or running.get() is not None:
+        if payload is EVICTED or cache._attentive or running.get() is not None:
             return cache._get(value)  # type: ignore[no-any-return]  # a payload has any type
         value.storage.last_access = cache.now
         return payload  # type: ignore[no-any-return]
@@ -86,7 +87,7 @@ class Recomputable(Generic[T]):
 
         What it was made from can go, and repeated steps (`w = step(w).detach()`) keep no history.
         """
-        self._cache._bring(self._value, self._cache._cut)
+        self._cache._bring(self._value, self._cache._detach)
         return self
 
     def map(self, function: Callable[[T], U]) -> Recomputable[U]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf, isqrt
 from typing import ClassVar, Final
@@ -149,7 +149,8 @@ class Tournaments(Candidates):
     """Exact, in O(log n) amortised, for a policy whose 1 / score is a line in staleness.
 
     Nothing is scored before the first choice. After it, what changed is noted by slot (`_changed`) and played at the
-    next choice; what only made a candidate dearer (a later access, a neighbour evicted) is found when it comes up.
+    next choice; what only made a candidate dearer (a later access, a neighbour evicted) is found when it comes up. The
+    lines are estimates that are never too low; the one that comes up is replaced by the exact one, and wins if it stays.
     """
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
@@ -197,15 +198,16 @@ class Tournaments(Candidates):
             known = tournament.line(slot)
             if self.policy.neighbourhood == "none" and known[2] == storage.last_access:
                 return [storage]
-            line = (*self._line(storage), storage.last_access)
+            line = (*self._line(storage, self.neighbourhood.cost), storage.last_access)
             if line == known:
                 return [storage]
             tournament.set(slot, *line, now)
+            self._changed.add(slot)  # exact for now; from the next choice on, an estimate again
         return []
 
-    def _line(self, storage: Storage) -> tuple[float, float]:
+    def _line(self, storage: Storage, neighbours: Callable[[Storage], float]) -> tuple[float, float]:
         self.scored += 1
-        line = self.policy.line(storage.cost, self.neighbourhood.cost(storage), storage.size)
+        line = self.policy.line(storage.cost, neighbours(storage), storage.size)
         assert line is not None
         return line
 
@@ -218,7 +220,7 @@ class Tournaments(Candidates):
             tournament = self._tournament = Tournament(2 * len(self._storages) + 64)
             for slot, storage in enumerate(self._storages):
                 assert storage is not None
-                tournament.enter(slot, *self._line(storage), storage.last_access)
+                tournament.enter(slot, *self._line(storage, self.neighbourhood.floor), storage.last_access)
             tournament.build(now)
         else:
             for slot in self._changed:
@@ -226,7 +228,7 @@ class Tournaments(Candidates):
                 if storage is None:
                     tournament.clear(slot, now)
                 else:
-                    tournament.set(slot, *self._line(storage), storage.last_access, now)
+                    tournament.set(slot, *self._line(storage, self.neighbourhood.floor), storage.last_access, now)
             self._changed.clear()
         return tournament
 

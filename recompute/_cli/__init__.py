@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, Protocol
 
 from recompute import BudgetError, ImpureError, __version__
-from recompute._cli import _demo, _doctor, _run
+from recompute._cli import _demo, _doctor, _run, _simulate
 from recompute._cli._output import CommandError, complain, flush, silence
 
 _EXAMPLES: Final = """\
@@ -21,6 +21,7 @@ examples:
   recompute run --record train.py                run once without a budget; remember the peak
   recompute run --budget 25% train.py            run again within a quarter of that memory
   recompute run --budget 1.5GiB -m package.train
+  recompute simulate train.recompute.jsonl.gz --budget 50%    what would half the memory have cost?
   recompute doctor                               what is installed, and what it sees
 """
 
@@ -35,7 +36,7 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: Final[tuple[Command, ...]] = (_run, _demo, _doctor)
+COMMANDS: Final[tuple[Command, ...]] = (_run, _simulate, _demo, _doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

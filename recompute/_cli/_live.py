@@ -88,6 +88,12 @@ class Live:
             self._shown = ""
 
 
+def bar(done: int, of: int, width: int = 20) -> str:
+    """How much is done, as a picture."""
+    full = width * done // max(1, of)
+    return f"[{'#' * full}{'.' * (width - full)}]"
+
+
 def fit(parts: Sequence[str], width: int) -> str:
     """As many of the parts, from the first, as fit into `width` columns; of a single one as much as fits."""
     text = "  ".join(parts)

@@ -1,0 +1,3 @@
+"""The simulator: recorded programs replayed through the library's own cache, with a virtual clock and placeholders."""
+
+from __future__ import annotations

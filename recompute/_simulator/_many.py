@@ -1,0 +1,91 @@
+"""Many replays at once, on the cores there are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from recompute._simulator._replay import Run, baseline, simulate
+from recompute._traces._program import Program
+
+_WORTH_A_PROCESS: Final = 100_000  # steps: less is done before another Python has started
+
+
+@dataclass(frozen=True)
+class Job:
+    """One replay to be done: of the program with this number, with these arguments of `simulate`."""
+
+    program: int
+    budget: float | int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def simulate_many(
+    programs: Sequence[Program],
+    jobs: Sequence[Job],
+    *,
+    processes: int | None = None,
+    done: Callable[[int], None] | None = None,
+) -> Iterator[Run]:
+    """The replays of `jobs`, in order, as they become ready.
+
+    `processes`: at most so many at a time, by default one a core; with 1, or little to do, all happens here. `done` is
+    told how many are ready. What a replay raises is raised here, and the others are given up.
+    """
+    peaks = [baseline(program) for program in programs]
+    steps = sum(len(programs[job.program].steps) for job in jobs)
+    count = min(len(jobs), processes or cores(), max(1, steps // _WORTH_A_PROCESS))
+    if count <= 1:
+        for number, job in enumerate(jobs, 1):
+            run = _run(programs, peaks, job)
+            if done is not None:
+                done(number)
+            yield run
+        return
+    ready = 0
+
+    def count_one(future: Future[Run]) -> None:
+        nonlocal ready
+        ready += 1
+        if done is not None and not future.cancelled():
+            done(ready)
+
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads is not safe
+    pool = ProcessPoolExecutor(count, context, _start, (list(programs), peaks))
+    try:
+        longest_first = sorted(
+            range(len(jobs)), key=lambda at: (-len(programs[jobs[at].program].steps), jobs[at].budget)
+        )
+        futures: list[Future[Run]] = [Future()] * len(jobs)
+        for at in longest_first:
+            futures[at] = pool.submit(_work, jobs[at])
+            futures[at].add_done_callback(count_one)
+        for future in futures:
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_here: dict[str, Any] = {}
+"""In a worker: the programs and their peaks, sent once."""
+
+
+def _start(programs: list[Program], peaks: list[dict[str, int]]) -> None:
+    _here.update(programs=programs, peaks=peaks)
+
+
+def _work(job: Job) -> Run:
+    return _run(_here["programs"], _here["peaks"], job)
+
+
+def _run(programs: Sequence[Program], peaks: Sequence[Mapping[str, int]], job: Job) -> Run:
+    return simulate(programs[job.program], job.budget, peak=peaks[job.program], **job.options)

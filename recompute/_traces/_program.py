@@ -1,0 +1,100 @@
+"""A recorded program: its operations, and the order in which it ran them and let go of their results.
+
+Names are resolved when a trace is read. What is left are numbers: of values, of storages (which aliases share) and of
+calls, each counted from zero in order of creation. The simulator and the planners read nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["source", "call", "get", "keep", "drop", "pin", "unpin", "detach", "evict", "hold", "let go"]
+"""What a step does with a value: `keep` and `drop` are its first and last outside reference (a new value has one).
+
+`hold` and `let go`: what `get` returned is kept outside. `call` has the number of a call, `evict` that of a storage.
+"""
+
+Step = tuple[Kind, int]
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read: file, line, what is wrong."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One operation. `arguments` and `results` are values; an argument may occur more than once."""
+
+    name: str
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    cost: float
+    """Of the first run, in units of the program."""
+    again: list[float] = field(default_factory=list)
+    """Of the second and later runs, where they were recorded; the last one serves from then on."""
+    room: int | None = None
+    """Bytes that were known to be needed before the first run; None: those of the results."""
+
+
+@dataclass(slots=True)
+class Program:
+    """What one run of a program did.
+
+    Its results are the values in `outputs`: at the end they are brought back into memory, in this order, and kept.
+    """
+
+    name: str
+    unit: float = 1.0
+    """Seconds in one unit of cost."""
+    sizes: list[int] = field(default_factory=list)
+    """Storage -> bytes."""
+    devices: list[str] = field(default_factory=list)
+    """Storage -> the device that it lies on."""
+    homes: list[int] = field(default_factory=list)
+    """Value -> storage."""
+    makers: list[int] = field(default_factory=list)
+    """Value -> call; -1: a source."""
+    calls: list[Call] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    marks: list[tuple[int, str]] = field(default_factory=list)
+    """(number of the call that comes next, text)."""
+    outputs: list[int] = field(default_factory=list)
+    published: bool = False
+    """Whether it comes from a trace in the published format."""
+    revived: set[int] = field(default_factory=set)
+    """Values that are used after their last reference was dropped, which only a published trace can do."""
+
+    @property
+    def model_time(self) -> float:
+        """The cost of all calls, each run once, in units."""
+        return sum(call.cost for call in self.calls)
+
+    def add_storage(self, size: int, device: str = "cpu") -> int:
+        """Memory for results to share; its number."""
+        self.sizes.append(size)
+        self.devices.append(device)
+        return len(self.sizes) - 1
+
+    def add_source(self, size: int, device: str = "cpu") -> int:
+        """A value that is not computed; its number."""
+        value = self._add_value(self.add_storage(size, device), -1)
+        self.steps.append(("source", value))
+        return value
+
+    def add_call(self, name: str, arguments: Sequence[int], homes: Sequence[int], cost: float) -> tuple[int, ...]:
+        """An operation that makes one value on each of the storages `homes`; the values."""
+        number = len(self.calls)
+        results = tuple([self._add_value(home, number) for home in homes])
+        self.calls.append(Call(name, tuple(arguments), results, cost))
+        self.steps.append(("call", number))
+        return results
+
+    def _add_value(self, home: int, maker: int) -> int:
+        self.homes.append(home)
+        self.makers.append(maker)
+        return len(self.homes) - 1
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}: {len(self.calls):,} operations, {len(self.sizes):,} storages>"

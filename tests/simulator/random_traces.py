@@ -1,0 +1,39 @@
+"""Random recorded programs: aliases, several outputs, operations of no bytes, values dropped early, late and never."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from recompute._traces._program import Program
+
+SIZES = (1, 2, 3, 5, 8, 0)
+COSTS = (1, 2, 3, 7, 20)
+
+
+@st.composite
+def programs(draw: Any, most: int = 25, published: bool = True) -> Program:
+    """A program whose values are used only while they are referred to; a third of it reads in reverse order."""
+    program = Program("random", unit=1e-9, published=published)
+    alive = [program.add_source(draw(st.sampled_from(SIZES))) for _ in range(draw(st.integers(1, 2)))]
+    for _ in range(draw(st.integers(1, most))):
+        recent = draw(st.booleans())
+        at = st.integers(max(0, len(alive) - 3), len(alive) - 1) if recent else st.integers(0, len(alive) - 1)
+        arguments = [alive[each] for each in draw(st.lists(at, min_size=1, max_size=3))]
+        homes: list[int] = []
+        for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
+            kind = draw(st.sampled_from(("new", "new", "new", "alias", "sibling")))
+            if kind == "alias":
+                homes.append(program.homes[draw(st.sampled_from(arguments))])
+            elif kind == "sibling" and homes:
+                homes.append(homes[-1])
+            else:
+                homes.append(program.add_storage(draw(st.sampled_from(SIZES))))
+        alive += program.add_call("f", arguments, homes, draw(st.sampled_from(COSTS)))
+        for value in draw(st.lists(st.sampled_from(alive), max_size=2, unique=True)):
+            if program.makers[value] >= 0:
+                program.steps.append(("drop", value))
+                alive.remove(value)
+    program.outputs = [value for value in alive if program.makers[value] >= 0]
+    return program
