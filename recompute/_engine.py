@@ -66,6 +66,8 @@ class Engine(Lifetimes):
         while pool.used + size > pool.refresh():
             fits = pool.fixed + pool.held + size <= pool.limit
             victims = pool.candidates.choose(self.now) if fits else []
+            if victims and self.policy.reprieves:
+                victims = self._spare(pool, size, victims)
             for victim in victims:
                 self._evict(victim, "pressure")
             if not victims:
@@ -139,6 +141,27 @@ class Engine(Lifetimes):
             elif self._reserve(frame, frame.operation):
                 return frame
         return None
+
+    def _spare(self, pool: Pool, size: int, victims: list[Storage]) -> list[Storage]:
+        """Choose until `size` bytes fit; of all victims those that are really necessary, the first ones first."""
+        if pool.used - sum(each.size for each in victims) + size <= pool.limit:
+            return victims
+        chosen: list[Storage] = []
+        while victims:
+            for each in victims:
+                self._set_aside(each)
+            chosen += victims
+            victims = pool.candidates.choose(self.now) if pool.used + size > pool.limit else []
+        spared: set[Storage] = set()
+        if pool.used + size <= pool.limit:
+            for each in reversed(chosen):
+                if pool.used + each.size + size <= pool.limit:
+                    self._put_back(each)
+                    spared.add(each)
+        doomed = [each for each in chosen if each not in spared]
+        for each in doomed:
+            self._put_back(each)
+        return doomed
 
     # An operation in flight
 

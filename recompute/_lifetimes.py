@@ -16,7 +16,7 @@ from recompute._adapter import kinds, weak, weak_to
 from recompute._events import Event, Evicted, Forgotten, LetGo, Listener, Reason, Released, TakenBack
 from recompute._flight import running
 from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
-from recompute._neighbours import NEIGHBOURHOODS
+from recompute._needs import NEIGHBOURHOODS, referred
 from recompute._policy import Policy
 from recompute._pool import Held, Pool
 from recompute._repair import elsewhere, repair
@@ -80,8 +80,23 @@ class Lifetimes:
 
     def _evicted(self, storage: Storage, why: Reason) -> Evicted:
         held = storage.held is not None
-        ghosts = [each.number for each in storage.values if held and each.ghost is not None and each.ghost() is not None]
+        ghosts = [
+            each.number for each in storage.values if held and each.ghost is not None and each.ghost() is not None
+        ]
         return Evicted(self.now, storage.pool.used, storage.number, storage.size, why, held, tuple(ghosts))
+
+    def _set_aside(self, storage: Storage) -> None:
+        """As if it were evicted, until it is put back under the same hold of the lock."""
+        storage.resident = False
+        storage.pool.candidates.remove(storage)
+        storage.pool.used -= storage.size
+        self._neighbourhood.evicted(storage)
+
+    def _put_back(self, storage: Storage) -> None:
+        self._neighbourhood.restored(storage)
+        storage.resident = True
+        storage.pool.used += storage.size
+        storage.pool.candidates.add(storage)
 
     def _empty(self, storage: Storage, watch: bool) -> None:
         """Drop the payloads of a resident storage; what somebody outside still holds stays counted until let go."""
@@ -220,6 +235,8 @@ class Lifetimes:
     def _released(self, value: Value) -> None:
         """The last outside reference to `value` has gone."""
         storage = value.storage
+        if self._neighbourhood.asked and not referred(storage):
+            self._neighbourhood.released(storage)
         if value.pinned:
             self._unpin_locked(value)  # nobody else could
         if not value.uses and not self._ignored(value):
@@ -231,9 +248,7 @@ class Lifetimes:
 
     def _evict_unreferenced(self, storage: Storage) -> None:
         """Eager release: without outside references a storage is evicted, at once or when the last lock goes."""
-        values = storage.values
-        referred = values[0].refs if len(values) == 1 else any(each.refs for each in values)
-        if storage.resident and not referred:
+        if storage.resident and not referred(storage):
             if not storage.locks:
                 self._evict(storage, "release")
             elif storage.locks > sum((each.operation is None) + each.pinned for each in storage.values):

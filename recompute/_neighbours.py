@@ -11,11 +11,14 @@ little fall makes the search look at everything again, it may reckon with a `flo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
 
 from recompute._graph import Storage
 from recompute._policy import Neighbourhood as Name
+
+if TYPE_CHECKING:
+    from recompute._pool import Pool
 
 Fell = Callable[[Storage], None]
 
@@ -26,6 +29,14 @@ class Neighbourhood(ABC):
     def __init__(self, fell: Fell) -> None:
         self.fell = fell
         self.asked = False  # nobody needs to be told before the first question
+        self.pressure = 0.0  # from 0 to 1, in steps; where it matters, all costs are new after a step
+
+    def prepare(self, pool: Pool) -> None:
+        """Before a choice in `pool`: see how short memory is."""
+
+    def superfluous(self, storage: Storage) -> bool:
+        """Whether losing a resident storage costs nothing, as far as can be seen."""
+        return False
 
     @abstractmethod
     def cost(self, storage: Storage) -> float:
@@ -41,11 +52,17 @@ class Neighbourhood(ABC):
     def restored(self, storage: Storage) -> None:
         """`storage`, evicted until now, becomes resident or is forgotten; its links are still there."""
 
+    def released(self, storage: Storage) -> None:
+        """Nobody outside refers to `storage` any more."""
+
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         """The own cost of an evicted `storage` has changed."""
 
     def unlinking(self, storage: Storage) -> None:
         """An evicted `storage` is about to lose a value, and the links that came with it."""
+
+    def restart(self, evicted: Iterable[Storage]) -> None:
+        """All that was known is void: these are the evicted storages."""
 
 
 class NoNeighbours(Neighbourhood):
@@ -263,11 +280,3 @@ def evicted_neighbours(storage: Storage) -> Iterator[Storage]:
     for each in storage.neighbours_down():
         if not each.resident:
             yield each
-
-
-NEIGHBOURHOODS: Final[dict[Name, Callable[[Fell], Neighbourhood]]] = {
-    "none": NoNeighbours,
-    "ancestors": lambda fell: Closure(fell, descendants=False),
-    "exact": lambda fell: Closure(fell, descendants=True),
-    "components": Components,
-}

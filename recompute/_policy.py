@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar, Final, Literal, cast
 
-Neighbourhood = Literal["none", "ancestors", "exact", "components"]
+Neighbourhood = Literal["none", "ancestors", "exact", "components", "needed"]
 
 _LEAST: Final = 1e-30  # seconds; stands in for a cost of zero, so that a ratio stays finite
 Line = tuple[float, float]
@@ -32,6 +32,12 @@ class Policy(ABC):
     neighbourhood: ClassVar[Neighbourhood] = "none"
     published: ClassVar[bool] = True
     """Whether it is somebody else's, to be compared in the form in which it was published."""
+    reprieves: ClassVar[bool] = False
+    """Whether a victim is spared that those chosen after it made superfluous."""
+
+    def under(self, pressure: float) -> Policy:
+        """The policy when the share `pressure` (0 to 1) of what is needed is out; see `Neighbourhood.pressure`."""
+        return self
 
     @abstractmethod
     def line(self, cost: float, neighbours: float, size: int) -> Line | None:
@@ -105,6 +111,30 @@ class Msps(Policy):
 
 
 @dataclass(frozen=True)
+class Needed(Policy):
+    """What nobody needs first; then (c0 + cost at stake) / (size * staleness ** q), q = 1 - pressure / 2.
+
+    The library's own. At stake are the evicted ancestors and those evicted descendants that somebody still needs
+    (`Needs`). With memory to spare it is h_DTR without the dead; the shorter memory gets, the less it trusts staleness,
+    which in a program that returns to its early values, as a backward pass does, is wrong about the future.
+    docs/policies.md has what was tried.
+    """
+
+    name = "needed"
+    neighbourhood = "needed"
+    published = False
+    reprieves = True
+    pressure: float = 0.0
+
+    def under(self, pressure: float) -> Policy:
+        return replace(self, pressure=pressure)
+
+    def line(self, cost: float, neighbours: float, size: int) -> Line:
+        # (1 / score) ** (1 / q): the same order, and a line in staleness.
+        return 0.0, (size / (cost + neighbours or _LEAST)) ** (1 / (1 - self.pressure / 2))
+
+
+@dataclass(frozen=True)
 class Random(Policy):
     """Any of them: each candidate draws its place once, when it becomes one."""
 
@@ -133,7 +163,7 @@ class Nothing(Policy):
 class Scored(Policy):
     """A user's own score, a function of (cost, neighbours, size, staleness), searched by a scan.
 
-    `neighbourhood` says what `neighbours` is: "none" (0), "ancestors", "exact" or "components".
+    `neighbourhood` says what `neighbours` is: "none" (0), "ancestors", "exact", "components" or "needed".
     """
 
     function: Score
@@ -151,19 +181,20 @@ class Scored(Policy):
         return self.function(cost, neighbours, size, staleness)
 
 
-DEFAULT: Final = "dtr-eq"
+DEFAULT: Final = "needed"
 POLICIES: Final[dict[str, type[Policy]]] = {
-    policy.name: policy for policy in (Dtr, DtrEq, DtrLocal, Lru, Size, Msps, Random, Nothing)
+    policy.name: policy for policy in (Needed, Dtr, DtrEq, DtrLocal, Lru, Size, Msps, Random, Nothing)
 }
-"""The published policies by name."""
+"""The policies by name."""
 
 
 def policy_of(policy: str | Policy | type[Policy] | Score) -> Policy:
     """A policy from its name, from an object, or from a function of (cost, neighbours, size, staleness)."""
     if isinstance(policy, str):
-        if policy not in POLICIES:
+        found = POLICIES.get(DEFAULT if policy == "default" else policy)
+        if found is None:
             raise ValueError(f"unknown policy {policy!r}; choose from {', '.join(POLICIES)}, or give a function")
-        return POLICIES[policy]()
+        return found()
     if isinstance(policy, type) and issubclass(policy, Policy):
         return policy()
     if isinstance(policy, Policy):

@@ -30,6 +30,7 @@ class Pool:
     def __init__(self, device: str, candidates: Candidates, budget: Limit | None) -> None:
         self.device = device
         self.candidates = candidates
+        candidates.pool = self
         self.used = 0
         self.peak = 0
         self.fixed = 0  # of used: what no eviction frees now: locked storages and reserved room

@@ -108,3 +108,4 @@ def _count_again(cache: Lifetimes, by_storage: dict[Storage, list[Value]]) -> No
         pool.sources += storage.size if any(value.operation is None for value in kept) else 0
         pool.pinned += storage.size * sum(value.pinned for value in kept)
         cache._settle_in(storage)
+    cache._neighbourhood.restart(each for each in by_storage if not each.resident and each.values)

@@ -13,12 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf, isqrt
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from recompute._graph import Storage
 from recompute._neighbours import Neighbourhood
 from recompute._policy import Nothing, Policy
 from recompute._tournament import Tournament
+
+if TYPE_CHECKING:
+    from recompute._pool import Pool
+
+
+_ABOVE: Final = 1e150
+_STEEPER: Final = 2.0**600  # keeps the order among those who are above
 
 
 class Candidates(ABC):
@@ -27,13 +34,35 @@ class Candidates(ABC):
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
         self.policy = policy
         self.neighbourhood = neighbourhood
+        self._pressure = neighbourhood.pressure
         self.scored = 0  # scores computed so far
+        self.pool: Pool  # whose candidates they are
+
+    def prepare(self) -> bool:
+        """Before a choice; True if all scores are new, because memory is shorter than it was."""
+        neighbourhood, before = self.neighbourhood, self.neighbourhood.pressure
+        neighbourhood.prepare(self.pool)
+        if neighbourhood.pressure == before == self._pressure:
+            return False
+        self._pressure = neighbourhood.pressure
+        self.policy = self.policy.under(self._pressure)
+        return True
 
     def score(self, storage: Storage, now: float) -> float:
-        """The score of one candidate by its definition."""
+        """The score of one candidate by its definition; what nobody needs comes before all others."""
         self.scored += 1
         neighbours = self.neighbourhood.cost(storage)
-        return self.policy.score(storage.cost, neighbours, storage.size, now - storage.last_access)
+        score = self.policy.score(storage.cost, neighbours, storage.size, now - storage.last_access)
+        return min(score, 1e100) * 1e-200 if self.neighbourhood.superfluous(storage) else score
+
+    def line(self, storage: Storage, neighbours: Callable[[Storage], float]) -> tuple[float, float]:
+        """(base, slope) of one over the score; that of what nobody needs is above all others."""
+        self.scored += 1
+        line = self.policy.line(storage.cost, neighbours(storage), storage.size)
+        assert line is not None
+        if self.neighbourhood.superfluous(storage):
+            return line[0] + _ABOVE, line[1] * _STEEPER
+        return line
 
     @abstractmethod
     def add(self, storage: Storage) -> None:
@@ -83,6 +112,7 @@ class _List(Candidates):
         return iter(self._storages)
 
     def unlocked(self) -> list[Storage]:
+        self.prepare()
         return [storage for storage in self._storages if not storage.locks]
 
     def best(self, among: list[Storage], now: float) -> list[Storage]:
@@ -187,6 +217,8 @@ class Tournaments(Candidates):
         return (storage for storage in self._storages if storage is not None)
 
     def choose(self, now: float) -> list[Storage]:
+        if self.prepare():
+            self._tournament = None
         tournament = self._catch_up(now)
         while (slot := tournament.highest(now)) >= 0:
             storage = self._storages[slot]
@@ -198,18 +230,12 @@ class Tournaments(Candidates):
             known = tournament.line(slot)
             if self.policy.neighbourhood == "none" and known[2] == storage.last_access:
                 return [storage]
-            line = (*self._line(storage, self.neighbourhood.cost), storage.last_access)
+            line = (*self.line(storage, self.neighbourhood.cost), storage.last_access)
             if line == known:
                 return [storage]
             tournament.set(slot, *line, now)
             self._changed.add(slot)  # exact for now; from the next choice on, an estimate again
         return []
-
-    def _line(self, storage: Storage, neighbours: Callable[[Storage], float]) -> tuple[float, float]:
-        self.scored += 1
-        line = self.policy.line(storage.cost, neighbours(storage), storage.size)
-        assert line is not None
-        return line
 
     def _catch_up(self, now: float) -> Tournament:
         """Play what has changed since the last choice."""
@@ -220,7 +246,7 @@ class Tournaments(Candidates):
             tournament = self._tournament = Tournament(2 * len(self._storages) + 64)
             for slot, storage in enumerate(self._storages):
                 assert storage is not None
-                tournament.enter(slot, *self._line(storage, self.neighbourhood.floor), storage.last_access)
+                tournament.enter(slot, *self.line(storage, self.neighbourhood.floor), storage.last_access)
             tournament.build(now)
         else:
             for slot in self._changed:
@@ -228,7 +254,7 @@ class Tournaments(Candidates):
                 if storage is None:
                     tournament.clear(slot, now)
                 else:
-                    tournament.set(slot, *self._line(storage, self.neighbourhood.floor), storage.last_access, now)
+                    tournament.set(slot, *self.line(storage, self.neighbourhood.floor), storage.last_access, now)
             self._changed.clear()
         return tournament
 

@@ -1,6 +1,6 @@
 """Policies and searches as objects, to choose their parameters: `Cache(policy=Random(seed=3), search=Batch(4.0))`."""
 
-from recompute._policy import Dtr, DtrEq, DtrLocal, Lru, Msps, Nothing, Policy, Random, Scored, Size
+from recompute._policy import Dtr, DtrEq, DtrLocal, Lru, Msps, Needed, Nothing, Policy, Random, Scored, Size
 from recompute._search import Batch, Exact, IgnoreSmall, Sample, Search
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "IgnoreSmall",
     "Lru",
     "Msps",
+    "Needed",
     "Nothing",
     "Policy",
     "Random",

@@ -17,6 +17,7 @@ from recompute._policy import (
     DtrLocal,
     Lru,
     Msps,
+    Needed,
     Nothing,
     Policy,
     Random,
@@ -53,8 +54,8 @@ def test_a_score_is_its_published_formula(
 
 
 def test_which_neighbourhood_each_policy_asks_for() -> None:
-    """e* for dtr, union-find for dtr-eq, ancestors for msps, nothing for the others."""
-    expected = {"dtr": "exact", "dtr-eq": "components", "msps": "ancestors"}
+    """What is needed for the default, e* for dtr, union-find for dtr-eq, ancestors for msps, else nothing."""
+    expected = {"needed": "needed", "dtr": "exact", "dtr-eq": "components", "msps": "ancestors"}
     assert {name: policy.neighbourhood for name, policy in POLICIES.items()} == {
         name: expected.get(name, "none") for name in POLICIES
     }
@@ -67,11 +68,11 @@ def test_a_policy_by_name_class_object_and_function() -> None:
         return cost
 
     assert policy_of("dtr-eq") == policy_of(DtrEq) == policy_of(DtrEq()) == DtrEq()
-    assert rc.Cache().policy == DtrEq()
+    assert rc.Cache().policy == Needed() == policy_of("default")
     assert policy_of(own) == Scored(own)
     assert policy_of(own).neighbourhood == "components"
     assert Scored(own, of="exact").neighbourhood == "exact"
-    with pytest.raises(ValueError, match="choose from dtr, dtr-eq"):
+    with pytest.raises(ValueError, match="choose from needed, dtr, dtr-eq"):
         rc.Cache(policy="drt")
     with pytest.raises(TypeError, match="a policy is a name"):
         rc.Cache(policy=7)  # type: ignore[arg-type]  # on purpose
@@ -137,6 +138,7 @@ def by(key: Any) -> list[int]:
 @pytest.mark.parametrize(
     ("policy", "key"),
     [
+        ("needed", lambda c, m, s: c / (m * s)),
         ("dtr", lambda c, m, s: c / (m * s)),
         ("dtr-eq", lambda c, m, s: c / (m * s)),
         ("dtr-local", lambda c, m, s: c / (m * s)),

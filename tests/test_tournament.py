@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from math import inf, isclose
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute._graph import Storage
-from recompute._policy import POLICIES, policy_of
+from recompute._policy import POLICIES, Needed, policy_of
 from recompute._search import Candidates, Tournaments
 from recompute._tournament import Tournament
 from recompute.testing import ManualClock
@@ -113,16 +114,44 @@ def spied(cache: rc.Cache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     choose = Tournaments.choose
     choices = [0]
 
+    monkeypatch.setattr("recompute._needs._REACH", 10**6)  # walks without an end: then every choice is exact
+
     def score(candidates: Candidates, storage: Storage, now: float) -> float:
         policy = candidates.policy
         neighbours = 0.0
-        if policy.neighbourhood == "components":
+        if isinstance(policy, Needed):
+            x, above = policy.pressure, evicted_neighbourhood(storage, False)
+            below = reached(storage, needed)
+            dead = [each for each in below_of(storage) if not each.resident and not needed(each)]
+            costs = [sum(each.cost for each in group) for group in (above, below, dead)]
+            neighbours = (1 - x / 2) * (costs[0] + costs[1]) + (1 - x) * costs[2]
+            if not needed(storage):
+                return min(policy.score(storage.cost, neighbours, storage.size, now - storage.last_access), 1e9) / 1e99
+        elif policy.neighbourhood == "components":
             roots = {each.component.root() for each in near(storage) if each.component is not None}
             neighbours = sum(root.cost for root in roots)
         elif policy.neighbourhood != "none":
             around = evicted_neighbourhood(storage, policy.neighbourhood == "exact")
             neighbours = sum(each.cost for each in around)
         return policy.score(storage.cost, neighbours, storage.size, now - storage.last_access)
+
+    def below_of(storage: Storage) -> set[Storage]:
+        return set(storage.neighbours_down())
+
+    def needed(storage: Storage) -> bool:
+        """The dead rule, by its definition."""
+        return any(each.refs for one in {storage} | reached(storage, lambda _: True) for each in one.values)
+
+    def reached(storage: Storage, through: Callable[[Storage], bool]) -> set[Storage]:
+        """What is made from it through evicted storages that fulfil a condition, as these do."""
+        found: set[Storage] = set()
+        stack = [storage]
+        while stack:
+            for each in below_of(stack.pop()) - found - {storage}:
+                if not each.resident and through(each):
+                    found.add(each)
+                    stack.append(each)
+        return found
 
     def near(storage: Storage) -> set[Storage]:
         both = [*storage.neighbours_up(), *storage.neighbours_down()]

@@ -138,8 +138,7 @@ class Replay:
         self.cache = machine(budget, policy, search, release, self.clock)
         self._values: list[Value | None] = [None] * len(program.homes)
         self._handles: list[Recomputable[Any] | None] = [None] * len(program.homes)
-        self._on: list[list[int]] = [[] for _ in program.sizes]  # storage -> values
-        self._evicted = {which for kind, which in program.steps if kind == "evict"}  # storages
+        self._evicted = {which for kind, which in program.steps if kind == "evict"}
         counts: Counter[int] = Counter() if published else Counter(program.homes)
         self._aliased = frozenset(home for home, count in counts.items() if count > 1)
         self._held: dict[int, list[Any]] = {}  # value -> payloads that are kept outside, the oldest first
@@ -192,7 +191,6 @@ class Replay:
     def _enter(self, value: int, made: Value) -> None:
         self._values[value] = made
         self._handles[value] = Recomputable(self.cache, made)
-        self._on[self.program.homes[value]].append(value)
         self.cache.adopt(made)
 
     def _value(self, value: int) -> Value:
@@ -217,14 +215,13 @@ class Replay:
             self._handles[value] = None
         elif value not in self.program.revived:
             self._handles[value] = None
-            if self.program.homes[value] not in self._evicted:
+            if value not in self._evicted:
                 self._values[value] = None
 
-    def _evict(self, storage: int) -> None:
-        for value in self._on[storage]:
-            found = self._values[value]
-            if found is not None:
-                self.cache._evict_now(found)
+    def _evict(self, value: int) -> None:
+        found = self._values[value]
+        if found is not None:
+            self.cache._evict_now(found)
 
     def _hold(self, value: int) -> None:
         found = self._values[value]
@@ -277,7 +274,7 @@ def simulate(
         raise ValueError(f"limit is an overhead, at least 1, not {limit!r}")
     peak = baseline(program) if peak is None else peak
     budgets = _budgets(budget, peak)
-    policy_object = policy_of(DEFAULT if policy == "default" else policy)
+    policy_object = policy_of(policy)
     published = program.published and policy_object.published if machine is None else machine == "published"
     replay = Replay(
         program, budgets, policy=policy_object, search=search, release=release, limit=limit, published=published

@@ -9,6 +9,7 @@ from typing import Any
 
 from recompute._cache import Cache
 from recompute._graph import EVICTED, Operation, Storage, Value
+from recompute._needs import Needs
 from recompute._neighbours import Closure, Components
 from recompute._pool import Pool
 
@@ -39,6 +40,8 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
             _check_components(neighbourhood, storages)
         elif isinstance(neighbourhood, Closure):
             _check_closures(neighbourhood, storages)
+        elif isinstance(neighbourhood, Needs):
+            _check_needs(neighbourhood, storages)
 
 
 def _alive(cache: Cache, values: list[Value]) -> list[Storage]:
@@ -272,6 +275,25 @@ def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
             assert isclose(answer, cost, rel_tol=1e-6, abs_tol=1e-9), (
                 f"the evicted neighbourhood of storage {storage.number} costs {cost}, not {answer}"
             )
+
+
+def _check_needs(neighbourhood: Needs, storages: list[Storage]) -> None:
+    evicted = [storage for storage in storages if not storage.resident]
+    out = {each: each.size for each in evicted if any(value.refs for value in each.values)}
+    assert neighbourhood._out == out, "what is evicted but referred to is not what is counted as out"
+    for pool, size in neighbourhood._bytes_out.items():
+        assert size == sum(each.size for each in out if each.pool is pool), f"{pool} has not {size} bytes out"
+    needed, stack = set(out), list(out)
+    while stack:
+        for each in stack.pop().neighbours_up():
+            if not each.resident and each not in needed:
+                needed.add(each)
+                stack.append(each)
+    lost = [each.number for each in needed - neighbourhood._counted.keys()]
+    assert not lost, f"the evicted storages {lost} are needed, but not counted"
+    times = Counter(argument for above in neighbourhood._counted.values() for argument in above)
+    assert times == Counter(neighbourhood._needing), "storages are not counted as often as they are needed"
+    assert not any(each.resident for each in neighbourhood._counted), "a resident storage counts as evicted"
 
 
 def _close(cache: Cache, a: float, b: float) -> bool:

@@ -29,7 +29,7 @@ from recompute.testing.programs import (
 )
 
 DEVICES = ("cpu", "gpu:0")
-POLICIES = ("dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "random", "none")
+POLICIES = ("needed", "dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "random", "none")
 SEARCHES = ("exact", "sample", "ignore small", "batch")
 COMMON = ("add", "scale", "add", "halves")
 RELEASES = ("eager", "ignore", "banish")

@@ -1,0 +1,207 @@
+"""Which evicted values will be asked for again, and what it takes to bring them back.
+
+A storage is needed when somebody outside refers to it, or when a needed evicted storage is made from it: that is the
+dead rule. What is not needed costs nothing to lose, goes first, and does not make its neighbours dearer. The pressure
+says how much of what is needed is already out; the scarcer memory is, the less a policy should trust the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import floor, inf, sqrt
+from typing import TYPE_CHECKING, Final
+
+from recompute._graph import Storage
+from recompute._neighbours import Closure, Components, Fell, Neighbourhood, NoNeighbours
+from recompute._policy import Neighbourhood as Name
+
+if TYPE_CHECKING:
+    from recompute._pool import Pool
+
+_REACH: Final = 64
+"""Evicted storages that one walk looks at: what is farther away hardly changes the order, and a walk stays O(1)."""
+
+_STEPS: Final = 64
+"""Pressure is known in so many steps, and never falls: all scores are new after each."""
+
+
+class Needs(Neighbourhood):
+    """The cost at stake, w (above + below) + (1 - x) dead: x is the pressure, w = 1 - x / 2.
+
+    above: the nearest evicted ancestors; below: the nearest needed evicted descendants; dead: the evicted storages made
+    from it that nobody needs.
+    """
+
+    def __init__(self, fell: Fell) -> None:
+        super().__init__(fell)
+        self.asked = True  # who refers to what cannot be made up for later
+        self._needing: dict[Storage, int] = {}  # storage -> needed evicted storages that are made from it
+        self._counted: dict[Storage, tuple[Storage, ...]] = {}  # needed and evicted -> where it is counted in _needing
+        self._out: dict[Storage, int] = {}  # evicted, but referred to -> bytes
+        self._bytes_out: dict[Pool, int] = {}
+
+    def prepare(self, pool: Pool) -> None:
+        out = self._bytes_out.get(pool, 0)
+        room = pool.limit - pool.sources - pool.pinned
+        if out and room < inf:
+            step = floor(_STEPS * sqrt(out / (out + max(1, room)))) / _STEPS
+            if step > self.pressure:
+                self.pressure = step
+
+    def cost(self, storage: Storage) -> float:
+        below, dead = self._below(storage)
+        return (1 - self.pressure / 2) * (self._above(storage) + below) + (1 - self.pressure) * dead
+
+    def superfluous(self, storage: Storage) -> bool:
+        return storage not in self._needing and not referred(storage)
+
+    def evicted(self, storage: Storage) -> None:
+        if referred(storage):
+            self._out[storage] = storage.size
+            self._bytes_out[storage.pool] = self._bytes_out.get(storage.pool, 0) + storage.size
+            self._count(storage)
+        elif storage in self._needing:
+            self._count(storage)
+
+    def restored(self, storage: Storage) -> None:
+        self.unlinking(storage)
+        self._no_longer_out(storage)
+        self._discount(storage)
+
+    def released(self, storage: Storage) -> None:
+        if storage.resident:
+            if storage.slot >= 0:
+                self.fell(storage)
+            return
+        self._no_longer_out(storage)
+        if storage not in self._needing:
+            self.unlinking(storage)
+            self._discount(storage)
+
+    def own_cost_changed(self, storage: Storage, change: float) -> None:
+        if change < 0:
+            self.unlinking(storage)
+
+    def unlinking(self, storage: Storage) -> None:
+        for direction in (Storage.neighbours_up, Storage.neighbours_down):
+            for each in _rim(storage, direction):
+                if each.slot >= 0:
+                    self.fell(each)
+
+    def restart(self, evicted: Iterable[Storage]) -> None:
+        for books in (self._needing, self._counted, self._out, self._bytes_out):
+            books.clear()
+        for each in evicted:
+            self.evicted(each)
+
+    def _no_longer_out(self, storage: Storage) -> None:
+        size = self._out.pop(storage, 0)
+        if size:
+            self._bytes_out[storage.pool] -= size
+
+    def _count(self, storage: Storage) -> None:
+        """An evicted storage is needed: so are those that it is made from."""
+        stack = [storage]
+        while stack:
+            each = stack.pop()
+            if each in self._counted:
+                continue
+            above = self._counted[each] = tuple(set(each.neighbours_up()))
+            for argument in above:
+                self._needing[argument] = self._needing.get(argument, 0) + 1
+                if not argument.resident:
+                    stack.append(argument)
+
+    def _discount(self, storage: Storage) -> None:
+        """An evicted storage is no longer needed, or no longer evicted."""
+        stack = [storage]
+        while stack:
+            for argument in self._counted.pop(stack.pop(), ()):
+                left = self._needing[argument] - 1
+                if left:
+                    self._needing[argument] = left
+                    continue
+                del self._needing[argument]
+                if argument.resident:
+                    if argument.slot >= 0:
+                        self.fell(argument)
+                elif argument not in self._out:
+                    stack.append(argument)
+
+    def _above(self, storage: Storage) -> float:
+        """The own costs of the nearest evicted ancestors: loops written out, because a search mostly walks."""
+        total = 0.0
+        seen = {storage}
+        near = [storage]
+        for each in near:  # grows
+            for value in each.values:
+                operation = value.operation
+                if operation is not None:
+                    for argument in operation.arguments:
+                        other = argument.storage
+                        if not other.resident and other not in seen:
+                            seen.add(other)
+                            total += other.cost
+                            near.append(other)
+            if len(near) > _REACH:
+                break
+        return total
+
+    def _below(self, storage: Storage) -> tuple[float, float]:
+        """The own costs of the nearest needed evicted descendants, and of the dead storages made from it."""
+        total = dead = 0.0
+        counted = self._counted
+        seen = {storage}
+        near = [storage]
+        for each in near:  # grows
+            for value in each.values:
+                using = value.using
+                if using is None:
+                    continue
+                for user in using if isinstance(using, list) else (using,):
+                    for output in user.outputs:
+                        if output is None:
+                            continue
+                        other = output.storage
+                        if not other.resident and other not in seen:
+                            seen.add(other)
+                            if other in counted:
+                                total += other.cost
+                                near.append(other)
+                            elif each is storage:
+                                dead += other.cost
+            if len(near) > _REACH:
+                break
+        return total, dead
+
+
+def referred(storage: Storage) -> bool:
+    """Whether somebody outside refers to a value on it."""
+    values = storage.values
+    return values[0].refs > 0 if len(values) == 1 else any(each.refs for each in values)
+
+
+def _rim(storage: Storage, direction: Callable[[Storage], Iterable[Storage]]) -> set[Storage]:
+    """The resident storages whose walk may have come by."""
+    seen = {storage}
+    near = [storage]
+    rim: set[Storage] = set()
+    for each in near:  # grows
+        for other in direction(each):
+            if other.resident:
+                rim.add(other)
+            elif other not in seen:
+                seen.add(other)
+                near.append(other)
+        if len(near) > _REACH:
+            break
+    return rim
+
+
+NEIGHBOURHOODS: Final[dict[Name, Callable[[Fell], Neighbourhood]]] = {
+    "none": NoNeighbours,
+    "ancestors": lambda fell: Closure(fell, descendants=False),
+    "exact": lambda fell: Closure(fell, descendants=True),
+    "components": Components,
+    "needed": Needs,
+}
