@@ -7,7 +7,7 @@ says how much of what is needed is already out; the scarcer memory is, the less 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import floor, inf, sqrt
 from typing import TYPE_CHECKING, Final
 
@@ -18,11 +18,17 @@ from recompute._policy import Neighbourhood as Name
 if TYPE_CHECKING:
     from recompute._pool import Pool
 
-_REACH: Final = 64
-"""Evicted storages that one walk looks at: what is farther away hardly changes the order, and a walk stays O(1)."""
+_REACH: Final = 32
+"""Evicted storages that one walk looks at; beyond them it leaps, over what was found when others went."""
+
+_RIM: Final = 4
 
 _STEPS: Final = 64
 """Pressure is known in so many steps, and never falls: all scores are new after each."""
+
+
+Stretch = tuple[float, tuple[Storage, ...]]
+"""Evicted storages on one side of another: their cost, and some of the resident ones at their far end."""
 
 
 class Needs(Neighbourhood):
@@ -39,6 +45,8 @@ class Needs(Neighbourhood):
         self._counted: dict[Storage, tuple[Storage, ...]] = {}  # needed and evicted -> where it is counted in _needing
         self._out: dict[Storage, int] = {}  # evicted, but referred to -> bytes
         self._bytes_out: dict[Pool, int] = {}
+        self._beyond: dict[Storage, tuple[Stretch, Stretch]] = {}  # evicted -> above and below it, when it went
+        self._last: tuple[Storage, Stretch, Stretch] | None = None  # the newest answer
 
     def prepare(self, pool: Pool) -> None:
         out = self._bytes_out.get(pool, 0)
@@ -49,13 +57,20 @@ class Needs(Neighbourhood):
                 self.pressure = step
 
     def cost(self, storage: Storage) -> float:
+        above = self._above(storage)
         below, dead = self._below(storage)
-        return (1 - self.pressure / 2) * (self._above(storage) + below) + (1 - self.pressure) * dead
+        self._last = storage, above, below
+        return (1 - self.pressure / 2) * (above[0] + below[0]) + (1 - self.pressure) * dead
 
     def superfluous(self, storage: Storage) -> bool:
         return storage not in self._needing and not referred(storage)
 
     def evicted(self, storage: Storage) -> None:
+        if self._bytes_out:
+            if self._last is None or self._last[0] is not storage:
+                self.cost(storage)
+            assert self._last is not None
+            self._beyond[storage] = self._last[1:]
         if referred(storage):
             self._out[storage] = storage.size
             self._bytes_out[storage.pool] = self._bytes_out.get(storage.pool, 0) + storage.size
@@ -67,6 +82,7 @@ class Needs(Neighbourhood):
         self.unlinking(storage)
         self._no_longer_out(storage)
         self._discount(storage)
+        self._beyond.pop(storage, None)
 
     def released(self, storage: Storage) -> None:
         if storage.resident:
@@ -89,7 +105,8 @@ class Needs(Neighbourhood):
                     self.fell(each)
 
     def restart(self, evicted: Iterable[Storage]) -> None:
-        for books in (self._needing, self._counted, self._out, self._bytes_out):
+        self._last = None
+        for books in (self._needing, self._counted, self._out, self._bytes_out, self._beyond):
             books.clear()
         for each in evicted:
             self.evicted(each)
@@ -128,31 +145,36 @@ class Needs(Neighbourhood):
                 elif argument not in self._out:
                     stack.append(argument)
 
-    def _above(self, storage: Storage) -> float:
+    def _above(self, storage: Storage) -> Stretch:
         """The own costs of the nearest evicted ancestors: loops written out, because a search mostly walks."""
         total = 0.0
         seen = {storage}
         near = [storage]
+        rim: list[Storage] = []
         for each in near:  # grows
             for value in each.values:
                 operation = value.operation
                 if operation is not None:
                     for argument in operation.arguments:
                         other = argument.storage
-                        if not other.resident and other not in seen:
+                        if other not in seen:
                             seen.add(other)
-                            total += other.cost
-                            near.append(other)
+                            if not other.resident:
+                                total += other.cost
+                                near.append(other)
+                            elif argument.operation is not None:
+                                rim.append(other)
             if len(near) > _REACH:
-                break
-        return total
+                return self._leap(0, total, near[near.index(each) + 1 :], seen)
+        return total, tuple(rim[:_RIM])
 
-    def _below(self, storage: Storage) -> tuple[float, float]:
+    def _below(self, storage: Storage) -> tuple[Stretch, float]:
         """The own costs of the nearest needed evicted descendants, and of the dead storages made from it."""
         total = dead = 0.0
         counted = self._counted
         seen = {storage}
         near = [storage]
+        rim: list[Storage] = []
         for each in near:  # grows
             for value in each.values:
                 using = value.using
@@ -160,19 +182,38 @@ class Needs(Neighbourhood):
                     continue
                 for user in using if isinstance(using, list) else (using,):
                     for output in user.outputs:
-                        if output is None:
+                        if output is None or output.storage in seen:
                             continue
                         other = output.storage
-                        if not other.resident and other not in seen:
-                            seen.add(other)
-                            if other in counted:
-                                total += other.cost
-                                near.append(other)
-                            elif each is storage:
-                                dead += other.cost
+                        seen.add(other)
+                        if other.resident:
+                            rim.append(other)
+                        elif other in counted:
+                            total += other.cost
+                            near.append(other)
+                        elif each is storage:
+                            dead += other.cost
             if len(near) > _REACH:
+                return self._leap(1, total, near[near.index(each) + 1 :], seen), dead
+        return (total, tuple(rim[:_RIM])), dead
+
+    def _leap(self, direction: int, total: float, near: Sequence[Storage], seen: set[Storage]) -> Stretch:
+        """Go on from stretch to stretch, each as it was when its near end went, along the dearest of those that meet."""
+        rim: tuple[Storage, ...] = ()
+        for _ in range(_REACH):
+            stretches = [self._beyond[each][direction] for each in near if each in self._beyond]
+            if not stretches:
                 break
-        return total, dead
+            cost, rim = max(stretches, key=_cost)
+            total += cost
+            near = [each for each in rim if not each.resident and each not in seen]
+            seen.update(near)
+            total += sum([each.cost for each in near])
+        return total, rim
+
+
+def _cost(stretch: Stretch) -> float:
+    return stretch[0]
 
 
 def referred(storage: Storage) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from recompute._pool import Pool
 
 
+_AMORTISED: Final = 64  # scores a choice, at most, so that pressure is answered in time but not all the time
 _ABOVE: Final = 1e150
 _STEEPER: Final = 2.0**600  # keeps the order among those who are above
 
@@ -35,15 +36,19 @@ class Candidates(ABC):
         self.policy = policy
         self.neighbourhood = neighbourhood
         self._pressure = neighbourhood.pressure
+        self._choices = 0  # since all scores were new
         self.scored = 0  # scores computed so far
         self.pool: Pool  # whose candidates they are
 
     def prepare(self) -> bool:
         """Before a choice; True if all scores are new, because memory is shorter than it was."""
-        neighbourhood, before = self.neighbourhood, self.neighbourhood.pressure
-        neighbourhood.prepare(self.pool)
-        if neighbourhood.pressure == before == self._pressure:
+        neighbourhood = self.neighbourhood
+        self._choices += 1
+        if _AMORTISED * self._choices > len(self):  # to score all of them anew takes O(n)
+            neighbourhood.prepare(self.pool)
+        if neighbourhood.pressure == self._pressure:
             return False
+        self._choices = 0
         self._pressure = neighbourhood.pressure
         self.policy = self.policy.under(self._pressure)
         return True
@@ -84,6 +89,10 @@ class Candidates(ABC):
         """Whom to evict, best first; empty if there is nobody."""
 
     @abstractmethod
+    def __len__(self) -> int:
+        """How many, roughly."""
+
+    @abstractmethod
     def __iter__(self) -> Iterator[Storage]: ...
 
 
@@ -107,6 +116,9 @@ class _List(Candidates):
 
     def clear(self) -> None:
         self._storages = []
+
+    def __len__(self) -> int:
+        return len(self._storages)
 
     def __iter__(self) -> Iterator[Storage]:
         return iter(self._storages)
@@ -212,6 +224,9 @@ class Tournaments(Candidates):
     def changed(self, storage: Storage) -> None:
         if storage.slot >= 0 and self._tournament is not None:
             self._changed.add(storage.slot)
+
+    def __len__(self) -> int:
+        return len(self._storages) - self._holes
 
     def __iter__(self) -> Iterator[Storage]:
         return (storage for storage in self._storages if storage is not None)
