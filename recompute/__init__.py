@@ -15,8 +15,9 @@ from recompute._adapter import Adapter, register, register_size, sizeof
 from recompute._budget import available
 from recompute._cache import Cache
 from recompute._context import current_cache, default_cache, set_default_cache
-from recompute._errors import BudgetError, ImpureError
+from recompute._errors import BudgetError, ImpureError, StagingError
 from recompute._recomputable import Recomputable, ap, lift, pure, sequence, traverse
+from recompute._staging import stage
 from recompute._stats import Stats
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "Cache",
     "ImpureError",
     "Recomputable",
+    "StagingError",
     "Stats",
     "ap",
     "available",
@@ -39,5 +41,6 @@ __all__ = [
     "sequence",
     "set_default_cache",
     "sizeof",
+    "stage",
     "traverse",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from recompute import _context
 from recompute._budget import Budget, Limits, format_bytes, parse_bytes
@@ -16,6 +18,9 @@ from recompute._graph import ReleaseMode, qualified
 from recompute._policy import DEFAULT, Policy, Score, policy_of
 from recompute._search import Search, search_of
 from recompute._stats import PoolStats, Recomputed, Stats
+
+if TYPE_CHECKING:
+    from recompute._traces._write import Recorder
 
 
 class Cache(Engine):
@@ -39,6 +44,10 @@ class Cache(Engine):
         Seconds; operations are costed by it.
     verify
         Compare digests of results: `ImpureError` if a second run differs or a value was changed in place. Slow.
+    trace
+        A file that every event is written to, for `recompute.traces.read`: JSON lines, compressed if it ends in ".gz".
+        Complete whenever the outermost `with cache:` ends, and when the cache goes. Raises OSError if it cannot be
+        opened; an error while writing is a warning. Cost: some microseconds an event.
     """
 
     def __init__(
@@ -50,12 +59,14 @@ class Cache(Engine):
         release: ReleaseMode = "eager",
         clock: Callable[[], float] = perf_counter,
         verify: bool = False,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
         if not callable(clock):
             raise TypeError(f"clock must be a function that returns seconds, not {clock!r}")
         super().__init__(Limits(budget), policy_of(policy), search_of(search), release, clock, verify)
+        self._record = None if trace is None else self._start_recording(trace)
 
     @property
     def budget(self) -> Any:
@@ -152,6 +163,7 @@ class Cache(Engine):
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener(event)` for every event from now on; returns a function that stops it."""
         self._listeners.append(listener)
+        self._attentive = True
         return lambda: self._unsubscribe(listener)
 
     def __enter__(self) -> Cache:
@@ -160,6 +172,30 @@ class Cache(Engine):
 
     def __exit__(self, *exception: object) -> None:
         _context.leave()
+        if self._record is not None and not _context.is_entered(self):
+            self._flush_trace()
+
+    def _start_recording(self, trace: str | os.PathLike[str]) -> Recorder:
+        from recompute._traces._write import Recorder
+
+        recorder = Recorder(
+            trace,
+            {
+                "policy": self.policy.name,
+                "search": self.search.name,
+                "release": self.release,
+                "budget": self._limits.given,
+            },
+        )
+        self.subscribe(recorder)
+        weakref.finalize(self, recorder.close)  # also when the interpreter ends
+        return recorder
+
+    def _flush_trace(self) -> None:
+        """The trace, if there is one, is a complete file from here on."""
+        if self._record is not None:
+            self._settle()
+            self._record.flush()
 
     def __repr__(self) -> str:
         used = sum(pool.used for pool in self._pools.values())

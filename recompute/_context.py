@@ -40,3 +40,8 @@ def enter(cache: Cache) -> None:
 
 def leave() -> None:
     _entered.set(_entered.get()[:-1])
+
+
+def is_entered(cache: Cache) -> bool:
+    """Whether a `with cache:` is around this."""
+    return cache in _entered.get()

@@ -734,7 +734,7 @@ class Engine(Lifetimes):
         return payload
 
     def _read(self, value: Value) -> Any:
-        if self._listeners:
+        if self._listeners and not self._running_mine():
             self._events.append(Accessed(self.now, value.storage.pool.used, value.number))
         return value.payload
 

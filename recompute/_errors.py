@@ -13,3 +13,7 @@ class BudgetError(MemoryError):
 
 class ImpureError(RuntimeError):
     """`Cache(verify=True)` saw a function whose second run differed, or a cached value that was changed in place."""
+
+
+class StagingError(ValueError):
+    """A function cannot be staged, or a staged one was called with what it was not staged for; nothing has changed."""

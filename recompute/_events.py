@@ -57,8 +57,8 @@ class Performed(Event):
 class Evicted(Event):
     """A storage was dropped: to make room, because its last reference went, or on request.
 
-    `held`: somebody outside still has what `get` returned, so its bytes stay counted until `LetGo`. `ghosts`: the values
-    that could be taken back from there.
+    `held`: somebody outside still has what `get` returned, so its bytes stay counted until `LetGo`. `ghosts`: the
+    values that could be taken back from there.
     """
 
     storage: int
@@ -77,7 +77,7 @@ class LetGo(Event):
 
 @dataclass(frozen=True, slots=True)
 class Accessed(Event):
-    """`get` returned a value. Fired with the value in memory."""
+    """`get` returned a value. Not fired inside of a function, where `get` makes an argument of it: see `Performed`."""
 
     value: int
 

@@ -101,7 +101,7 @@ class Storage:
         self.last_access = now  # on the compute clock
         self.cost = 0.0  # seconds: the operations that make the values on it, each once
         self.locks = 0  # operations in flight, pins and sources; a candidate for eviction has none
-        self.slot = -1  # where the candidate search keeps it
+        self.slot = -1  # where the candidate search keeps it; -1: nowhere; less: it was passed over while locked
         self.resident = True
         self.values: tuple[Value, ...] = ()
         self.component: Component | None = None

@@ -110,7 +110,7 @@ class Lifetimes:
             value.payload = EVICTED
         storage.resident = False
         storage.buffer = 0
-        if storage.slot >= 0:
+        if storage.slot != -1:
             pool.candidates.remove(storage)
         if storage.locks:
             pool.fixed -= storage.size

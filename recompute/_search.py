@@ -3,7 +3,7 @@
 `exact` is a kinetic tournament for scores that are lines in time, and a scan for others. `sample`, `ignore small` and
 `batch` are approximations; the first two are those of the DTR prototype (Kirisame et al., section 5).
 
-A locked storage may stay in a search: it is passed over, and dropped from the tournament when it comes up.
+A locked storage may stay in a search: it is passed over, and leaves the tournament for as long when it comes up.
 """
 
 from __future__ import annotations
@@ -203,15 +203,19 @@ class Tournaments(Candidates):
         self._tournament: Tournament | None = None
 
     def add(self, storage: Storage) -> None:
-        slot = storage.slot = len(self._storages)
-        self._storages.append(storage)
+        slot = -2 - storage.slot
+        if slot < 0:
+            slot = len(self._storages)
+            self._storages.append(storage)
+        storage.slot = slot  # that it had before it was locked: then the order says nothing of past searches
         if self._tournament is not None:
             self._changed.add(slot)
 
     def remove(self, storage: Storage) -> None:
-        self._storages[storage.slot] = None
+        slot = storage.slot if storage.slot >= 0 else -2 - storage.slot
+        self._storages[slot] = None
         if self._tournament is not None:
-            self._changed.add(storage.slot)
+            self._changed.add(slot)
         storage.slot = -1
         self._holes += 1
         if 2 * self._holes > len(self._storages) + 64:
@@ -239,8 +243,8 @@ class Tournaments(Candidates):
             storage = self._storages[slot]
             assert storage is not None
             if storage.locks:
-                self.remove(storage)
-                tournament = self._catch_up(now)
+                tournament.clear(slot, now)
+                storage.slot = -2 - slot  # until it is unlocked
                 continue
             known = tournament.line(slot)
             if self.policy.neighbourhood == "none" and known[2] == storage.last_access:

@@ -1,5 +1,33 @@
 """The types of events that `Cache.subscribe` delivers."""
 
-from recompute._events import Added, Event, Evicted, Forgotten, Listener, Performed, TakenBack
+from recompute._events import (
+    Accessed,
+    Added,
+    Detached,
+    Event,
+    Evicted,
+    Forgotten,
+    LetGo,
+    Listener,
+    Performed,
+    Pinned,
+    Released,
+    TakenBack,
+    Unpinned,
+)
 
-__all__ = ["Added", "Event", "Evicted", "Forgotten", "Listener", "Performed", "TakenBack"]
+__all__ = [
+    "Accessed",
+    "Added",
+    "Detached",
+    "Event",
+    "Evicted",
+    "Forgotten",
+    "LetGo",
+    "Listener",
+    "Performed",
+    "Pinned",
+    "Released",
+    "TakenBack",
+    "Unpinned",
+]

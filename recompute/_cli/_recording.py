@@ -1,4 +1,7 @@
-"""A recording: the peak of a run without a budget, so that a later run can ask for a share of it."""
+"""A recording: the peak of a run without a budget, so that a later run can ask for a share of it.
+
+Its events are in a trace next to it: see recompute._traces.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,10 @@ class Program:
         """Where its recording is by default: in the current directory."""
         stem = self.name if self.module else Path(self.name).resolve().stem
         return Path(f"{stem}.recompute.json")
+
+    def trace(self, recording: Path) -> Path:
+        """Where the events of its recorded run are by default: next to the recording."""
+        return recording.with_name(self.recording().with_suffix(".jsonl.gz").name)
 
     def identity(self, recording: Path) -> str:
         """The same for the same program, also after a move of the folder that holds both program and recording."""

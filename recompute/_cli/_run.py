@@ -41,7 +41,7 @@ _MOST: Final = 5  # functions in the report
 
 _EXAMPLES: Final = """\
 examples:
-  recompute run --record train.py --epochs 3        once without a budget; writes train.recompute.json
+  recompute run --record train.py --epochs 3        once without a budget; writes train.recompute.json and a trace
   recompute run --budget 25% train.py --epochs 3    within a quarter of the peak recorded there
   recompute run --budget 1.5GiB --policy lru train.py
   recompute run --budget 512MB --json -m package.train | tail -n 1
@@ -66,6 +66,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--verify", action="store_true", help="check that functions are pure (slow)")
     add("--record", action="store_true", help="run without a budget and record the peak")
     add("--recording", metavar="PATH", type=Path, help="the recording; default SCRIPT.recompute.json in this directory")
+    add(
+        "--trace",
+        metavar="PATH",
+        type=Path,
+        help="write the events; with --record: by default SCRIPT.recompute.jsonl.gz",
+    )
     add("--json", action="store_true", help="the report as a JSON object, the last line of stdout")
     add("-m", dest="module", action="store_true", help="run a module, as python -m does")
     add("script", help="a script, or a module with -m")
@@ -85,6 +91,8 @@ class Report:
     """How the budget was asked for, if not in bytes."""
     recording: Path | None
     """Where this run is recorded."""
+    trace: Path | None
+    """Where its events are."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,20 +101,32 @@ def run(options: argparse.Namespace) -> int:
     if not program.module and not Path(program.name).exists():
         raise CommandError(f"there is no script {program.name}")
     budget, asked = _budget(options, program, path)
+    trace: Path | None = options.trace or (program.trace(path) if options.record else None)
     try:
         cache = Cache(
-            budget, policy=options.policy, search=options.search, release=options.release, verify=options.verify
+            budget,
+            policy=options.policy,
+            search=options.search,
+            release=options.release,
+            verify=options.verify,
+            trace=trace,
         )
     except (TypeError, ValueError) as error:
         raise CommandError(str(error)) from None
+    except OSError as error:
+        raise CommandError(f"the trace cannot be written to {trace}: {error.strerror}; choose --trace PATH") from None
 
     ending, wall_time, line_is_open = _execute(program, cache, options.json)
     stats = cache.stats()
+    cache._flush_trace()
     problem = ending.error or ("" if stats.peak else "the cache held nothing")
     if options.record and not problem:
         problem = _recording.write(path, program, stats, wall_time)
     recorded = path if options.record and not problem else None
-    report = Report(program, cache, stats, ending, wall_time, asked, recorded)
+    if trace is not None and options.record and not recorded:
+        trace.unlink(missing_ok=True)
+        trace = None
+    report = Report(program, cache, stats, ending, wall_time, asked, recorded, trace)
     if not ending.ours and (stats.operations or not ending.error):
         _show(report)
     if options.json:
@@ -215,6 +235,8 @@ def _show(report: Report) -> None:
     ]
     if report.recording is not None:
         pairs.append(("recording", str(report.recording)))
+    if report.trace is not None:
+        pairs.append(("trace", str(report.trace)))
     if ending.status == 130 and is_terminal(sys.stderr):
         print(file=sys.stderr)  # after ^C
     name = f"-m {program.name}" if program.module else program.name
@@ -254,6 +276,7 @@ def _figures(report: Report) -> dict[str, Any]:
         "search": cache.search.name,
         "release": cache.release,
         "recording": None if report.recording is None else str(report.recording),
+        "trace": None if report.trace is None else str(report.trace),
         **figures,
         "overhead": stats.overhead,
         "compute_time": stats.model_time + stats.remat_time,

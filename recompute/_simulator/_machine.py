@@ -67,11 +67,12 @@ class Machine(Cache):
         self.rooms = {}
 
     def _expected(self, frame: Frame, operation: Operation) -> Sequence[tuple[str, int]]:
-        room = None if operation.runs else self.rooms.pop(operation, None)
-        if room is None:
+        if operation.runs:
             return super()._expected(frame, operation)
         function: Any = operation.function
-        return [(function.devices[0], room)] if room else ()
+        room = self.rooms.pop(operation, None)
+        known: Sequence[tuple[str, int]] = function.room
+        return known if room is None else [(function.devices[0], room)] if room else ()
 
     def adopt(self, value: Value) -> None:
         """A value was made."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from recompute._errors import BudgetError
 from recompute._events import Listener
-from recompute._graph import Operation, ReleaseMode, Value
+from recompute._graph import EVICTED, Operation, ReleaseMode, Value
 from recompute._policy import DEFAULT, Policy, policy_of
 from recompute._recomputable import Recomputable
 from recompute._search import Search
@@ -224,8 +224,9 @@ class Replay:
             self.cache._evict_now(found)
 
     def _hold(self, value: int) -> None:
-        found = self._values[value]
-        self._held.setdefault(value, []).append(None if found is None else found.payload)
+        found, held = self._values[value], self._held.setdefault(value, [])
+        payload = None if found is None else found.payload
+        held.append(held[-1] if held and payload in (None, EVICTED) else payload)
 
 
 def baseline(program: Program) -> dict[str, int]:

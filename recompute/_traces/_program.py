@@ -13,7 +13,7 @@ from typing import Literal
 Kind = Literal["source", "call", "get", "keep", "drop", "pin", "unpin", "detach", "evict", "hold", "let go"]
 """What a step does with a value: `keep` and `drop` are its first and last outside reference (a new value has one).
 
-`hold` and `let go`: what `get` returned is kept outside. `call` has the number of a call, `evict` that of a storage.
+`hold` and `let go`: what `get` returned is kept outside. `call` has the number of a call.
 """
 
 Step = tuple[Kind, int]

@@ -1,8 +1,15 @@
 """The library's own trace format: a header, then the events of a cache as JSON lines, then an end.
 
 An event is an object of its fields, with its type under "event" (recompute.events says what each means). What the
-cache decided (evictions under pressure, rematerializations) is there for the reader, and for pictures; the program is
-what its user did.
+cache decided (evictions under pressure, rematerializations) is there for pictures; the program is what its user did.
+
+A replay under the same budget, policy, search and release makes the same decisions, with these exceptions:
+
+* Operations that failed, and those that did not fit: what was evicted or brought back for them is not.
+* Functions that use the cache themselves: what they get counts as an argument, and is brought back before they run.
+* Results that take other memory in every run, and lists of values (`sequence`), which keep those in memory.
+* Memory that is held outside by something other than a value that `get` returned, such as a view of it.
+* A budget that changed on the way, or follows the machine; threads; `verify`; policies that draw random numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +33,9 @@ class Recorded:
         self._values: dict[int, int] = {}  # number in the trace -> value
         self._storages: dict[int, int] = {}  # number in the trace -> storage
         self._seen: dict[int, dict[int, int]] = {}  # storage -> values that went outside -> the step after that
-        self._made: dict[int, dict[int, int]] = {}  # storage -> its values -> the step after that
+        self._where: dict[int, int] = {}  # value -> number of its storage now: it may move when it is made again
+        self._released: set[int] = set()  # values without an outside reference
+        self._made: dict[int, dict[int, int]] = {}  # storage in memory -> its values -> the step after that
         self._held: dict[int, list[list[int]]] = {}  # storage -> values that are held outside, after each eviction
         self._between: list[tuple[int, Step]] = []  # steps that were found out later: (number of the next step, step)
         self._ended = False
@@ -37,7 +46,7 @@ class Recorded:
             "Evicted": self._evicted,
             "LetGo": self._let_go,
             "Accessed": self._accessed,
-            "Released": lambda line: self._step("drop", self._value(line, "value")),
+            "Released": self._drop,
             "Pinned": lambda line: self._step("pin", self._value(line, "value")),
             "Unpinned": lambda line: self._step("unpin", self._value(line, "value")),
             "Detached": lambda line: self._step("detach", self._value(line, "value")),
@@ -91,9 +100,8 @@ class Recorded:
                 raise ValueError("an operation runs again whose first run is not there")
             self.program.calls[makers.pop()].again.append(cost)
             for result, home in zip(results, _naturals(line, "homes"), strict=False):
-                if result in self._values:  # on memory of its own, all of a sudden
-                    storage = self._storages.setdefault(home, self.program.homes[self._values[result]])
-                    self._made.setdefault(storage, {})[self._values[result]] = len(self.program.steps) + 1
+                if result in self._values:
+                    self._make(self._values[result], home, len(self.program.steps) + 1)
             return
         device, homes = _text(line, "device"), _naturals(line, "homes")
         storages, sizes = _naturals(line, "storages"), _naturals(line, "nbytes")
@@ -105,47 +113,63 @@ class Recorded:
         for storage, size in zip(storages, sizes, strict=True):
             if storage not in self._storages:
                 self._storages[storage] = self.program.add_storage(size, device)
-        made = self.program.add_call(
-            _text(line, "function"), inputs, [self._storages[each] for each in homes], cost
-        )
+        made = self.program.add_call(_text(line, "function"), inputs, [self._storages[each] for each in homes], cost)
         self._values.update(zip(results, made, strict=True))
-        for value in made:
-            self._made.setdefault(self.program.homes[value], {})[value] = len(self.program.steps)
+        for value, home in zip(made, homes, strict=True):
+            self._make(value, home, len(self.program.steps))
         if line.get("room") is not None:
             self.program.calls[-1].room = _natural(line, "room")
 
+    def _make(self, value: int, storage: int, step: int) -> None:
+        """A value is in memory after that many steps, unless it was already."""
+        before = self._where.get(value, storage)
+        if before != storage:
+            self._made.get(before, {}).pop(value, None)
+        self._where[value] = storage
+        self._storages.setdefault(storage, self.program.homes[value])
+        self._made.setdefault(storage, {}).setdefault(value, step)
+
     def _evicted(self, line: dict[str, Any]) -> None:
-        storage = self._storage(line, "storage")
+        storage = self._storage(line)
         if line.get("held") is True:
-            known = self._values
-            self._hold(storage, [self._known(known, each, "value") for each in _naturals(line, "ghosts")])
+            self._hold(storage, [self._known(self._values, each, "value") for each in _naturals(line, "ghosts")])
+        values = self._made.pop(storage, {})
         self._seen.pop(storage, None)
         if line.get("why") == "request":
-            self._step("evict", storage)
+            for value in values:  # the first that the cache has not forgotten will do it
+                self._step("evict", value)
 
     def _accessed(self, line: dict[str, Any]) -> None:
         value = self._value(line, "value")
         self._step("get", value)
-        self._seen.setdefault(self.program.homes[value], {})[value] = len(self.program.steps)
+        self._seen.setdefault(self._where.get(value, -1), {})[value] = len(self.program.steps)
 
-    def _hold(self, storage: int, values: Sequence[int]) -> None:
-        """A storage that is gone turns out to be held outside: since `get` returned the values, or they were made."""
-        made, steps = self._made.get(storage, {}), len(self.program.steps)
-        since = made | self._seen.get(storage, {})
-        held = [each for each in values or made if each in since]
+    def _hold(self, storage: int, ghosts: Sequence[int]) -> None:
+        """A storage that is gone turns out to be held outside: since `get` returned the values, or they were made.
+
+        By its `ghosts`, or by values that the cache has forgotten, too.
+        """
+        since = self._made.get(storage, {}) | self._seen.get(storage, {})
+        held = [each for each in ghosts or self._released.intersection(since) if each in since]
+        steps = len(self.program.steps)
         self._held.setdefault(storage, []).append(held)
         self._between += [(min(since[each], steps), ("hold", each)) for each in held]
 
+    def _drop(self, line: dict[str, Any]) -> None:
+        value = self._value(line, "value")
+        self._released.add(value)
+        self._step("drop", value)
+
     def _taken_back(self, line: dict[str, Any]) -> None:
         """Whoever held it may go on, or let go, which nobody hears while it is in memory."""
-        storage = self._storage(line, "storage")
+        storage = self._storage(line)
         after = len(self.program.steps) + 1
         values = self._held[storage].pop() if self._held.get(storage) else []
         self._between += [(after, ("let go", value)) for value in values]
-        self._seen[storage] = dict.fromkeys(values, after)
+        self._made[storage] = dict.fromkeys(values, after)
 
     def _let_go(self, line: dict[str, Any]) -> None:
-        storage = self._storage(line, "storage")
+        storage = self._storage(line)
         if not self._held.get(storage):  # it was not evicted, but forgotten
             self._hold(storage, ())
         for value in self._held[storage].pop(0):
@@ -157,8 +181,10 @@ class Recorded:
     def _value(self, line: dict[str, Any], key: str) -> int:
         return self._known(self._values, _natural(line, key), "value")
 
-    def _storage(self, line: dict[str, Any], key: str) -> int:
-        return self._known(self._storages, _natural(line, key), "storage")
+    def _storage(self, line: dict[str, Any]) -> int:
+        """The number of a storage in the trace, where it has been made."""
+        self._known(self._storages, number := _natural(line, "storage"), "storage")
+        return number
 
     @staticmethod
     def _known(numbers: dict[int, int], number: int, what: str) -> int:
@@ -194,7 +220,7 @@ def _text(line: dict[str, Any], key: str) -> str:
 
 
 def _cost(line: dict[str, Any]) -> float:
-    cost = line.get("cost")
+    cost: Any = line.get("cost")
     if type(cost) not in (int, float) or not math.isfinite(cost):
         raise ValueError(f"{line.get('event')} needs a number as cost, not {cost!r}")
     if cost < 0:

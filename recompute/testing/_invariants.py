@@ -108,7 +108,7 @@ def _check_storage(cache: Cache, storage: Storage, idle: bool) -> None:
         assert not candidate, f"{who} is evicted and a candidate for eviction"
     elif not storage.locks and storage.size:
         assert candidate, f"{who} is resident and unlocked, but no candidate"
-    assert (storage.slot >= 0) == candidate, f"{who} has slot {storage.slot}, but candidate is {candidate}"
+    assert (storage.slot != -1) == candidate, f"{who} has slot {storage.slot}, but candidate is {candidate}"
 
 
 def _check_value(value: Value) -> None:

@@ -17,6 +17,7 @@ import recompute
 from recompute._cli import main
 from recompute._cli._live import Live, fit
 from recompute._cli._output import seconds
+from recompute.traces import read
 
 ROOT = Path(recompute.__file__).parents[1]
 
@@ -130,6 +131,29 @@ def test_recording_elsewhere(script: Script, capsys: pytest.CaptureFixture[str])
     assert "(50% of " in capsys.readouterr().err
 
 
+def test_record_writes_a_trace(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """The events are next to the recording, the report says where, and they are a program that can be read."""
+    name = script(CHAIN, "folder/script.py")
+    assert main(["run", "--record", "--recording", "folder/peak.json", "--json", name]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(lines(out)[-1])["trace"] == str(Path("folder/script.recompute.jsonl.gz"))
+    assert "script.recompute.jsonl.gz" in err
+    program = read(Path("folder/script.recompute.jsonl.gz"))
+    assert [call.name for call in program.calls] == ["grow"] * 20 + ["both"] * 21
+
+
+def test_trace_of_any_run(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--trace` works under a budget, too; without it and `--record` there is none."""
+    name = script(CHAIN)
+    assert main(["run", "--budget", "8kB", "--trace", "mine.jsonl", "--json", name]) == 0
+    figures = json.loads(lines(capsys.readouterr().out)[-1])
+    assert figures["trace"] == "mine.jsonl"
+    assert len(read("mine.jsonl").calls) == figures["operations"]
+    assert main(["run", "--json", name]) == 0
+    assert json.loads(lines(capsys.readouterr().out)[-1])["trace"] is None
+    assert {path.name for path in Path().iterdir()} == {"script.py", "mine.jsonl"}
+
+
 def test_other_arguments_are_a_warning(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     """A recording made with other arguments still serves, with a warning that names both."""
     name = script(CHAIN)
@@ -179,6 +203,7 @@ def test_useless_recording(script: Script, capsys: pytest.CaptureFixture[str], c
         (["--release", "best"], "invalid choice: 'best'"),
         (["--record", "--budget", "5MB"], "leave out one of --record and --budget"),
         (["--record", "--recording", "nowhere/peak.json"], "cannot be written"),
+        (["--trace", "nowhere/run.jsonl"], "the trace cannot be written to nowhere"),
         (["--bogus"], "--bogus"),
     ],
 )
@@ -262,7 +287,7 @@ def test_failed_run_reports_and_is_not_recorded(script: Script, capsys: pytest.C
     err = capsys.readouterr().err
     assert "recompute run script.py: ZeroDivisionError: division by zero" in err
     assert lines(err)[-1].startswith("recompute: error: nothing was recorded: ZeroDivisionError")
-    assert not Path("script.recompute.json").exists()
+    assert [path.name for path in Path().iterdir()] == ["script.py"]
 
 
 def test_record_of_nothing(script: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,106 @@
+"""Measures what a trace costs: microseconds an operation with and without one, and bytes an event in the file.
+
+The function adds 1 to a number, so what is left is the machinery. Each step makes one value and releases the one before
+it, which is evicted: three events. Beside it: the same with a listener that does nothing, which is what the events
+themselves cost, and the writing of events that exist already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from _common import Measure, Report, Row, in_turns, main, row, say
+from operations import trivial
+
+import recompute as rc
+from recompute._traces._write import Recorder
+from recompute.events import Evicted, Performed, Released
+from recompute.traces import read
+
+
+def chain(count: int, trace: Path | None, listener: Callable[[Any], None] | None = None) -> float:
+    """A chain with only the last value kept, the end of the trace included."""
+    cache = rc.Cache("10 GB", trace=trace)
+    if listener is not None:
+        cache.subscribe(listener)
+    began = perf_counter()
+    with cache:
+        value = rc.pure(0)
+        for _ in range(count):
+            value = rc.ap(trivial, value)
+    return (perf_counter() - began) / count
+
+
+def gets(count: int, trace: Path | None) -> float:
+    """`get` of a resident value."""
+    with rc.Cache(trace=trace):
+        value = rc.ap(trivial, rc.pure(0))
+        began = perf_counter()
+        for _ in range(count):
+            value.get()
+        return (perf_counter() - began) / count
+
+
+def writing(count: int, path: Path) -> float:
+    """Seconds an event, of those of a chain."""
+    recorder = Recorder(path, {})
+    events: list[Any] = []
+    for number in range(1, count // 3):
+        made = (number + 1,)
+        before = (number,)
+        events += (
+            Performed(number * 1e-6, 32, "trivial", 1e-6, False, made, (32,), before, made, made, before, "cpu", 32),
+            Released(number * 1e-6, 32, number),
+            Evicted(number * 1e-6, 32, number, 32, "release"),
+        )
+    began = perf_counter()
+    for event in events:
+        recorder(event)
+    recorder.close()
+    return (perf_counter() - began) / len(events)
+
+
+def reading(path: Path) -> float:
+    began = perf_counter()
+    program = read(path)
+    return (perf_counter() - began) / len(program.calls)
+
+
+def measure(quick: bool) -> list[Report]:
+    report = Report(
+        "Recording",
+        "Microseconds an operation of a chain (three events each), of a `get`, or of an event, as the line says.",
+    )
+    count = 5_000 if quick else 50_000
+    say(f"chains of {count:,} operations, with and without a trace")
+    with TemporaryDirectory() as folder:
+        plain, zipped = Path(folder) / "run.jsonl", Path(folder) / "run.jsonl.gz"
+        measures: dict[str, Measure] = {
+            "operation, no trace": lambda: chain(count, None),
+            "operation, a listener that does nothing": lambda: chain(count, None, lambda event: None),
+            "operation, plain trace": lambda: chain(count, plain),
+            "operation, compressed trace": lambda: chain(count, zipped),
+            "read an operation, plain": lambda: reading(plain),
+            "read an operation, compressed": lambda: reading(zipped),
+            "get, no trace": lambda: gets(count, None),
+            "get, compressed trace": lambda: gets(count, Path(folder) / "gets.jsonl.gz"),
+            "write an event, plain": lambda: writing(count, Path(folder) / "events.jsonl"),
+            "write an event, compressed": lambda: writing(count, Path(folder) / "events.jsonl.gz"),
+        }
+        for name, seconds in in_turns(measures, 2 if quick else 7).items():
+            report.rows.append(row(name, seconds))
+        for name, path in (("plain", plain), ("compressed", zipped)):
+            size = os.path.getsize(path) / (3 * count)
+            report.rows.append(Row(f"size of an event, {name}", size, size, "bytes"))
+    for name in ("plain trace", "compressed trace"):
+        report.ratio(f"operation: {name} / none", f"operation, {name}", "operation, no trace")
+    return [report]
+
+
+if __name__ == "__main__":
+    main(measure, __doc__)

@@ -1,0 +1,233 @@
+"""Staging: the same results as without it, within the budget, along a straight line; and a clear no to other graphs."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recompute as rc
+from recompute._staging import Staged
+from recompute.planners import PlanError, verify
+from recompute.testing._vectors import Buffer, Vector, vector
+
+Steps = list[tuple[str, list[int]]]
+
+
+def added(*vectors: Vector) -> Vector:
+    return vector(*[sum(each.numbers[0] for each in vectors) + len(vectors)] * 3)
+
+
+def split(*vectors: Vector) -> tuple[Vector, Vector]:
+    return vector(vectors[0].numbers[0]), vector(vectors[-1].numbers[0], 7)
+
+
+def window(*vectors: Vector) -> Vector:
+    return vectors[0].view(0, 1)
+
+
+def run(steps: Steps, *inputs: Any) -> list[Any]:
+    """Recomputables from inputs: each step takes some of the values so far."""
+    values = list(inputs)
+    for name, positions in steps:
+        arguments = [values[position % len(values)] for position in positions]
+        if name == "split":
+            values += rc.ap(split, *arguments, nout=2)
+        else:
+            values.append(rc.ap({"added": added, "window": window}[name], *arguments))
+    return values[-3:]
+
+
+positions = st.lists(st.one_of(st.integers(-4, -1), st.integers(0, 9)), min_size=1, max_size=3)
+programs = st.lists(st.tuples(st.sampled_from(("added", "added", "split", "window")), positions), min_size=3, max_size=20)
+
+
+def staged(steps: Steps, inputs: list[Vector], share: float) -> Staged[Any]:
+    """Within a share of the peak, or all of it if that is the least that can be done."""
+    try:
+        return rc.stage(run, steps, *inputs, budget=share, time_limit=0.1)
+    except PlanError:
+        return rc.stage(run, steps, *inputs, budget=1.0, time_limit=0.1)
+
+
+@settings(max_examples=25)
+@given(programs, st.integers(1, 3), st.floats(0.4, 1.2))
+def test_a_staged_function_returns_what_the_function_returns(steps: Steps, count: int, share: float) -> None:
+    """For other inputs of the same shapes, too; and its plan passes the verifier."""
+    function = staged(steps, [vector(number, 1) for number in range(count)], share)
+    verify(function.program, function.plan)
+    others = [vector(10 * number, 2) for number in range(count)]
+    with rc.Cache():
+        expected = [each.get() for each in run(steps, *map(rc.pure, others))]
+    assert expected == function(steps, *others)
+
+
+@settings(max_examples=25)
+@given(programs, st.floats(0.4, 1.0))
+def test_what_is_alive_stays_within_the_budget(steps: Steps, share: float) -> None:
+    """Counted by the buffers that exist whenever one is made, inputs included."""
+    inputs = [vector(1, 1), vector(2, 2)]
+    function = staged(steps, inputs, share)
+    alive: list[int] = [0]
+    most = [0]
+
+    class Counted(Buffer):
+        __slots__ = ()
+
+        def __init__(self, numbers: tuple[int, ...], device: str = "cpu", slack: int = 0) -> None:
+            super().__init__(numbers, device, slack)
+            alive[0] += 8 * len(numbers)
+            most[0] = max(most[0], alive[0])
+
+        def __del__(self) -> None:
+            alive[0] -= 8 * len(self.numbers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recompute.testing._vectors.Buffer", Counted)
+        inputs = [vector(1, 1), vector(2, 2)]
+        result = function(steps, *inputs)
+    assert most[0] <= function.plan.budget
+    del result
+
+
+def double(values: Any) -> Any:
+    return rc.ap(added, values)
+
+
+def test_a_budget_in_bytes_holds_for_the_example_too() -> None:
+    """The example is run within it, with recomputation if need be."""
+
+    def chain(x: Any) -> Any:
+        states = [x]
+        for _ in range(12):
+            states.append(rc.ap(added, states[-1]))
+        while len(states) > 1:
+            x = rc.ap(added, x, states.pop())
+        return x
+
+    function = rc.stage(chain, vector(1, 1, 1), budget=8 * 3 * 8, time_limit=1.0)
+    assert function.plan.peak <= 8 * 3 * 8
+    assert function.plan.overhead > 1
+    with rc.Cache():
+        assert function(vector(5, 1, 1)) == chain(rc.pure(vector(5, 1, 1))).get()
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_inputs_and_results_may_be_nested() -> None:
+    """Lists, dicts, tuples and named tuples; arguments by name; constants, and inputs that are results."""
+
+    def tangle(pair: Pair, *, more: dict[str, list[Any]], times: int) -> dict[str, Any]:
+        constant = rc.pure(vector(100))
+        total = rc.ap(added, pair.left, *more["all"], constant)
+        for _ in range(times):
+            total = rc.ap(lambda parts, by: added(*parts["p"], by), {"p": [total, pair.right]}, by=pair.left)
+        return {"total": Pair(total, [total]), "same": pair.left, "plain": 7}
+
+    def arguments(start: int) -> tuple[Any, Any]:
+        return Pair(vector(start), vector(start + 1)), {"more": {"all": [vector(start + 2)]}, "times": 2}
+
+    example, keywords = arguments(0)
+    function = rc.stage(tangle, example, budget=1.0, **keywords)
+    pair, keywords = arguments(5)
+    result = function(pair, **keywords)
+    with rc.Cache():
+        wrapped = Pair(*map(rc.pure, pair))
+        expected = tangle(wrapped, more={"all": [rc.pure(vector(7))]}, times=2)["total"][0].get()
+    assert result == {"total": Pair(expected, [expected]), "same": vector(5), "plain": 7}
+
+
+def test_recomputables_may_be_given() -> None:
+    """As examples and later: their values are taken."""
+    with rc.Cache():
+        function = rc.stage(double, rc.pure(vector(1)), budget=1.0)
+        assert function(rc.pure(vector(4))) == function(vector(4)) == added(vector(4))
+
+
+def test_another_graph_is_refused() -> None:
+    """Other shapes, structures, and plain arguments: one line that says which argument, and what to do."""
+
+    def some(values: list[Any], times: int = 1) -> Any:
+        return rc.ap(added, *values)
+
+    function = rc.stage(some, [vector(1), vector(2)], 3, budget=1.0)
+    for arguments, where in (
+        (([vector(1), vector(2, 3)], 3), r"argument 0\[1\] differs"),
+        (([vector(1)], 3), "argument 0 differs"),
+        (((vector(1), vector(2)), 3), "argument 0 differs"),
+        (([vector(1), vector(2)], 4), "argument 1 differs from the example: 4 instead of 3"),
+        (([vector(1), vector(2)],), "the positional arguments differ"),
+        (([vector(1), vector(2)], 3.0), "argument 1 differs"),
+        (([1, 2], 3), r"argument 0\[0\] differs"),
+    ):
+        with pytest.raises(rc.StagingError, match=where) as caught:
+            function(*arguments)
+        assert "stage the function again" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_graph_that_depends_on_a_value_is_refused() -> None:
+    """get, pin and detach while it is recorded; a function without Recomputables is no graph."""
+    for peek in (lambda x: x.get(), lambda x: x.pin(), lambda x: x.detach()):
+        with pytest.raises(rc.StagingError, match="cannot be staged"):
+            rc.stage(lambda x, peek=peek: peek(rc.ap(added, x)), vector(1), budget=1.0)
+    with pytest.raises(rc.StagingError, match="cannot be staged"):
+        rc.stage(lambda x: rc.ap(lambda: x.get()), vector(1), budget=1.0)
+    with pytest.raises(rc.StagingError, match="returned no Recomputable"):
+        rc.stage(lambda x: 3, vector(1), budget=1.0)
+
+
+def test_results_of_another_size_are_refused() -> None:
+    """The plan's memory would not hold: the operation is named."""
+    sizes = [1]
+
+    def fickle(x: Vector) -> Vector:
+        return vector(*[0] * sizes[0])
+
+    def pair(x: Vector) -> list[Vector]:
+        return [x] * (1 + sizes[0])
+
+    function = rc.stage(lambda x: rc.ap(fickle, x), vector(1), budget=1.0)
+    assert function(vector(1)) == vector(0)
+    both = rc.stage(lambda x: rc.ap(pair, x, nout=2), vector(1), budget=1.0)
+    sizes[0] = 2
+    with pytest.raises(rc.StagingError, match=r"fickle \(created at .*\) made 16 B instead of 8 B"):
+        function(vector(1))
+    with pytest.raises(rc.StagingError, match=r"pair .* returned 3 values instead of 2"):
+        both(vector(1))
+
+
+def test_it_runs_without_a_cache() -> None:
+    """Nothing is recorded in the current cache, by staging or by running."""
+    with rc.Cache() as cache:
+        function = rc.stage(double, vector(1), budget=1.0)
+        function(vector(2))
+        assert cache.stats().operations == 0
+    assert "1 operations in 1 runs" in repr(function)
+    assert function.__name__ == "double"
+
+
+def test_what_a_function_raises_passes_through() -> None:
+    """While staging and while running."""
+
+    def divide(x: Vector) -> Vector:
+        return vector(1 // x.numbers[0])
+
+    with pytest.raises(ZeroDivisionError):
+        rc.stage(lambda x: rc.ap(divide, x), vector(0), budget=1.0)
+    function = rc.stage(lambda x: rc.ap(divide, x), vector(1), budget=1.0)
+    with pytest.raises(ZeroDivisionError):
+        function(vector(0))
+    assert function(vector(1)) == vector(1)
+
+
+def test_a_budget_that_nothing_meets_says_so() -> None:
+    """PlanError for a share, BudgetError for bytes in which not even the example fits."""
+    with pytest.raises(PlanError):
+        rc.stage(double, vector(1), budget=0.1)
+    with pytest.raises(rc.BudgetError):
+        rc.stage(double, vector(1, 2, 3), budget=24)

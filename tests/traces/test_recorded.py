@@ -1,0 +1,267 @@
+"""Writing and reading the library's own format: what is in the file, when, and what becomes of errors."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recompute as rc
+from recompute._events import Accessed, Added, Event, Evicted, Performed
+from recompute._traces._write import Recorder, write
+from recompute.testing import EventLog, ManualClock
+from recompute.testing._vectors import vector
+from recompute.traces import TraceError, read
+
+ROOT = Path(rc.__file__).parents[1]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    return [json.loads(line) for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()]
+
+
+def test_header(tmp_path: Path) -> None:
+    """It says who wrote the trace, and how the cache was set."""
+    path = tmp_path / "run.jsonl"
+    with rc.Cache("2 kB", policy="lru", search="sample", release="ignore", trace=path):
+        pass
+    header, end = lines(path)
+    assert header["recompute-trace"] == 1
+    assert header["recompute"] == rc.__version__
+    assert {"python", "time"} <= set(header)
+    assert [header[each] for each in ("policy", "search", "release", "budget")] == ["lru", "sample", "ignore", 2000]
+    assert end == {"event": "End"}
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_every_event_is_a_line(tmp_path: Path, name: str) -> None:
+    """In order, with all of its fields; tuples are lists."""
+    path = tmp_path / name
+    cache = rc.Cache("100 B", trace=str(path))
+    with cache, EventLog(cache) as log:
+        values = [rc.pure(vector(1, 2)), *(rc.ap(vector, number, 0, 0) for number in range(4))]
+        held = values[1].get()
+        values[1].evict()
+        values[1].get()
+        values[1].evict()
+        del held
+        values[2].pin().unpin().detach()
+        both = rc.ap(lambda one, two: (one.view(0, 1), two), values[1], values[2], nout=2, nbytes=8)
+        del values, both
+    kinds = {type(event).__name__ for event in log}
+    assert kinds >= {"Added", "Performed", "Evicted", "LetGo", "TakenBack", "Accessed", "Released", "Pinned"}
+    assert kinds >= {"Unpinned", "Detached", "Forgotten"}
+    fields = [
+        {"event": type(event).__name__} | {each: getattr(event, each) for each in type(event).__match_args__}
+        for event in log
+    ]
+    assert json.loads(json.dumps(fields)) == lines(path)[1:-1]
+    assert read(path).calls
+
+
+def test_a_name_may_have_any_character(tmp_path: Path) -> None:
+    """Functions and devices are quoted."""
+    path = tmp_path / "run.jsonl"
+    odd = 'a "b"\n\\ü'
+    events = [Performed(1.0, 8, odd, 1.0, False, (1,), (8,), (), (1,), (1,), (), odd, None), Added(1.0, 8, 2, 8, odd)]
+    write(path, events, policy="none")
+    program = read(path)
+    assert program.calls[0].name == odd
+    assert program.devices == [odd, odd]
+    assert lines(path)[0]["policy"] == "none"
+
+
+def test_the_program_is_what_the_user_did(tmp_path: Path) -> None:
+    """Sources, calls, gets, drops, requests; what the cache did by itself is not in the steps."""
+    path = tmp_path / "run.jsonl"
+    with rc.Cache("64 B", trace=path, clock=ManualClock()):
+        x = rc.pure(vector(1, 2))
+        y = rc.ap(vector, 1, 2, 3)
+        z = rc.ap(lambda one, two: vector(4, 5, 6), x, y, nbytes=24)
+        w = rc.ap(lambda: vector(7), nbytes=8)  # z makes room
+        assert not z.resident
+        y.evict()
+        z.get()
+        w.pin()
+        w.unpin()
+        w.detach()
+        del y, w
+    program = read(path)
+    assert program.steps == [
+        ("source", 0), ("call", 0), ("call", 1), ("call", 2), ("evict", 1), ("get", 2), ("pin", 3), ("unpin", 3),
+        ("detach", 3), ("drop", 1), ("drop", 3),
+    ]  # fmt: skip
+    assert [call.arguments for call in program.calls] == [(), (0, 1), ()]
+    assert (program.sizes, program.devices) == ([16, 24, 24, 8], ["cpu"] * 4)
+    assert program.calls[1].again == [0.0]
+    assert [call.room for call in program.calls] == [0, 24, 8]
+
+
+def test_what_was_held_outside_is_held_again(tmp_path: Path) -> None:
+    """From the get on, to the moment when it was let go."""
+    path = tmp_path / "run.jsonl"
+    with rc.Cache(trace=path):
+        y = rc.ap(vector, 1, 2)
+        held = y.get()
+        y.evict()
+        del held
+    program = read(path)
+    assert program.steps == [("call", 0), ("get", 0), ("hold", 0), ("evict", 0), ("let go", 0)]
+
+
+def test_a_trace_is_complete_after_each_block(tmp_path: Path) -> None:
+    """The outermost one; events that come later follow, and are complete after the next block."""
+    path = tmp_path / "run.jsonl.gz"
+    cache = rc.Cache(trace=path)
+    with cache:
+        one = rc.ap(vector, 1)
+        with cache:
+            two = rc.ap(vector, 2)
+        with pytest.raises(TraceError):
+            read(path)
+    assert len(read(path).calls) == 2
+    one.get()
+    assert ("get", 0) not in read(path).steps
+    with cache:
+        two.get()
+    assert read(path).steps[-2:] == [("get", 0), ("get", 1)]
+
+
+def test_a_trace_is_complete_when_the_cache_goes(tmp_path: Path) -> None:
+    """Also without a block."""
+    path = tmp_path / "run.jsonl"
+    cache = rc.Cache(trace=path)
+    rc.set_default_cache(cache)
+    try:
+        assert rc.ap(vector, 1).get() == vector(1)
+    finally:
+        rc.set_default_cache(None)
+    del cache
+    gc.collect()
+    assert len(read(path).calls) == 1
+
+
+def test_a_trace_is_complete_when_the_program_ends(tmp_path: Path) -> None:
+    """A default cache is never left, and its trace is written at the interpreter's exit."""
+    path = tmp_path / "run.jsonl.gz"
+    code = (
+        f"import recompute as rc; rc.set_default_cache(rc.Cache(trace={str(path)!r})); "
+        "kept = [rc.ap(str, n) for n in range(5)]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert len(read(path).calls) == 5
+
+
+def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
+    """Its trace has no end, and says so."""
+    path = tmp_path / "run.jsonl"
+    code = (
+        f"import os, recompute as rc; cache = rc.Cache(trace={str(path)!r}); cache.__enter__()\n"
+        "kept = [rc.ap(str, n) for n in range(10_000)]; os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert len(path.read_text().splitlines()) > 1000
+    with pytest.raises(TraceError, match="the event End is missing"):
+        read(path)
+
+
+def test_batches(tmp_path: Path) -> None:
+    """What is written while the run goes on is whole lines, in whole members of a gzip file."""
+    path = tmp_path / "run.jsonl.gz"
+    recorder = Recorder(path, {})
+    for number in range(30_000):
+        recorder(Accessed(float(number), 0, number))
+    before = lines(path)
+    assert 10_000 < len(before) < 30_001
+    recorder.close()
+    after = lines(path)
+    assert after[: len(before)] == before
+    assert [line["value"] for line in after[1:-1]] == list(range(30_000))
+    recorder.close()
+    recorder.flush()
+    assert lines(path) == after
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    """OSError when the cache is made."""
+    with pytest.raises(FileNotFoundError):
+        rc.Cache(trace=tmp_path / "none" / "run.jsonl")
+    with pytest.raises(OSError, match=r"directory|denied"):
+        rc.Cache(trace=tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
+@pytest.mark.parametrize("count", [1, 10_000])
+def test_a_full_disk_is_a_warning(count: int) -> None:
+    """In the middle or at the end: the run goes on, and the warning comes once."""
+    cache = rc.Cache(trace="/dev/full")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with cache:
+            kept = [rc.ap(str, number) for number in range(count)]
+        with cache:
+            kept[0].get()
+    (warning,) = caught
+    assert "the trace /dev/full" in str(warning.message)
+    assert kept[-1].get() == str(count - 1)
+    assert cache.stats().operations == count
+
+
+def test_a_trace_changes_nothing(tmp_path: Path) -> None:
+    """Statistics and decisions are those of the run without one."""
+
+    def run(**options: Any) -> tuple[Any, list[Event]]:
+        cache = rc.Cache("100 B", clock=ManualClock(), **options)
+        with cache, EventLog(cache) as log:
+            values = [rc.ap(vector, number, 0, 0) for number in range(8)]
+            for value in values:
+                value.get()
+            return cache.stats(), [event for event in log if isinstance(event, (Evicted, Performed))]
+
+    assert run(trace=tmp_path / "run.jsonl") == run()
+
+
+def test_the_trace_of_a_child_process(tmp_path: Path) -> None:
+    """A fork does not write into its parent's trace."""
+    if not hasattr(os, "fork"):
+        pytest.skip("there are no forks on this system")
+    path = tmp_path / "run.jsonl"
+    code = (
+        f"import os, recompute as rc\n"
+        f"with rc.Cache(trace={str(path)!r}):\n"
+        "    kept = [rc.ap(str, 1)]\n"
+        "    if not os.fork():\n"
+        "        kept.append(rc.ap(str, 2))\n"
+        "        raise SystemExit\n"
+        "    os.wait()\n"
+        "    kept.append(rc.ap(str, 3))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    assert len(read(path).calls) == 2
+
+
+def test_results_that_move_are_read(tmp_path: Path) -> None:
+    """A rerun that shares memory otherwise than the first run did makes a storage that no first run had."""
+    path = tmp_path / "run.jsonl"
+    runs = iter(range(9))
+
+    def restless(one: Any) -> Any:
+        copy = vector(*one.numbers)
+        return (one, copy) if next(runs) % 2 else (copy, one)
+
+    with rc.Cache(trace=path):
+        x = rc.ap(vector, 1, 2)
+        y, z = rc.ap(restless, x, nout=2)
+        for each in (x, y, z, y, z):
+            each.evict()
+            each.get()
+    assert len(read(path).calls) == 2
