@@ -37,6 +37,7 @@ def test_what_is_exported() -> None:
         "Cache",
         "ImpureError",
         "Recomputable",
+        "StagingError",
         "Stats",
         "ap",
         "available",
@@ -49,6 +50,7 @@ def test_what_is_exported() -> None:
         "sequence",
         "set_default_cache",
         "sizeof",
+        "stage",
         "traverse",
     } == set(rc.__all__)
     for name in rc.__all__:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from recompute._budget import format_bytes, parse_bytes
 from recompute._cli._live import Live, bar
@@ -12,10 +12,11 @@ from recompute._cli._output import CommandError, print_json, print_list, seconds
 from recompute._graph import ReleaseMode
 from recompute._policy import DEFAULT, POLICIES
 from recompute._search import SEARCHES, search_of
-from recompute._simulator._many import Job, simulate_many
-from recompute._simulator._replay import MachineName, Run
 from recompute._traces._program import Program, TraceError
 from recompute._traces._read import read
+
+if TYPE_CHECKING:
+    from recompute._simulator._replay import Run
 
 NAME = "simulate"
 HELP = "replay a recorded program under other budgets and policies"
@@ -27,8 +28,9 @@ examples:
   recompute simulate unet.jsonl --budget 4GB --policy all --json
 
 A trace is what `recompute run --record` or Cache(trace=...) wrote, or one in the format of the DTR authors' simulator.
-A budget is a share of the peak of a run without a budget (0.4 or 40%), or bytes (512MB). Overhead is all compute divided
-by the compute without eviction; a run is given up as thrashing above the limit, or as oom when something does not fit.
+A budget is a share of the peak of a run without a budget (0.4 or 40%), or bytes (512MB). Overhead is all compute
+divided by the compute without eviction; a run is given up as thrashing above the limit, or as oom when something does
+not fit.
 """
 
 
@@ -44,10 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     modes = get_args(ReleaseMode)
     add("--release", metavar="MODE", default="eager", choices=modes, help=f"{', '.join(modes)}; default eager")
     add("--limit", metavar="OVERHEAD", default="2.0", help="give a run up above this overhead; default 2.0")
-    machines = get_args(MachineName)
     add(
         "--machine",
-        choices=machines,
+        choices=("published", "library"),
         help="the habits of the published simulator, or the cache as it is; by default the former for published "
         "policies on published traces",
     )
@@ -77,6 +78,8 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from recompute._simulator._many import Job, simulate_many  # process pools: not for every command
+
     try:
         search_of(options.search)
     except ValueError as error:
