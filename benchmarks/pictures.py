@@ -39,6 +39,7 @@ BUDGETS: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 PLANNERS: Final = ("own", "chen-sqrt", "chen-greedy")
 LENGTHS: Final = (16, 32, 64, 128, 256, 512, 1024)
 LARGEST: Final = 80_000  # bytes of an SVG that is kept
+LEGIBLE: Final = 0.3
 LEAST: Final = 0.001  # of the peak: smaller values are no rows of the residency charts
 
 
@@ -85,7 +86,10 @@ def draw_chain(into: Path, n: int = 64) -> None:
 
 
 def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: float) -> None:
-    """Residency and memory of one program under the least budget that the default policy survives."""
+    """Residency and memory of one program under the least budget that the default policy survives.
+
+    Memory is drawn for `LEGIBLE` of the peak at least: below, lines lie on the axis.
+    """
     survived = [
         run.budget_ratio
         for run in runs
@@ -94,17 +98,18 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
     if not survived:
         print(f"{program.name}: the default policy survives no budget")
         return
-    share, peak = min(survived), baseline(program)
+    name, share, peak = stem(program), min(survived), baseline(program)
+    events: list[Event] = []
+    run = simulate(program, share, listener=events.append, peak=peak)
+    title = f"{name} in {share:.0%} of its memory, default policy, {told(run)}"
+    draw_residency(f"residency-{name}", program, events, run.budget_bytes, title, into, program.unit)
+
+    share = max(share, LEGIBLE)
     tracks: dict[str, list[Event]] = {}
     for policy in ("default", "dtr-eq", "lru"):
-        events: list[Event] = []
+        events = []
         run = simulate(program, share, policy=policy, listener=events.append, peak=peak)
-        told = run.status if run.overhead is None else f"overhead {run.overhead:.2f}"
-        tracks[f"{policy} ({told})"] = events
-        if policy == "default":
-            name, budget = stem(program), run.budget_bytes
-            title = f"{name} in {share:.0%} of its memory, default policy, {told}"
-            draw_residency(f"residency-{name}", program, events, budget, title, into, program.unit)
+        tracks[f"{policy} ({told(run)})"] = events
     (best,) = plan_all([program], [["own"]], [share], time_limit=time_limit)
     if best.plan is not None:
         tracks[f"own (overhead {best.overhead:.2f})"] = plan_events(program, best.plan)
@@ -112,7 +117,7 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
     simulate(program, 1 << 62, policy="none", listener=whole.append, peak=peak)
     figure = memory(
         tracks,
-        budget=budget,
+        budget=run.budget_bytes,
         whole=whole,
         title=f"{name} in {share:.0%} of its memory",
         marks={each: moments(events, program.marks) for each, events in tracks.items()},
@@ -121,11 +126,16 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
     keep(f"memory-{name}", figure, into)
 
 
+def told(run: Run) -> str:
+    return run.status if run.overhead is None else f"overhead {run.overhead:.2f}"
+
+
 def draw_residency(
     name: str, program: Program, events: list[Event], budget: int, title: str, into: Path, unit: float | str
 ) -> None:
     marks = moments(events, program.marks)
-    keep(name, residency(events, title=title, budget=budget, least=LEAST, marks=marks, unit=unit), into)
+    least = 0.0 if isinstance(unit, str) else LEAST  # all values of the chain are alike
+    keep(name, residency(events, title=title, budget=budget, least=least, marks=marks, unit=unit), into)
 
 
 def keep(name: str, figure: Figure, into: Path) -> None:

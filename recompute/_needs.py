@@ -198,7 +198,7 @@ class Needs(Neighbourhood):
         return (total, tuple(rim[:_RIM])), dead
 
     def _leap(self, direction: int, total: float, near: Sequence[Storage], seen: set[Storage]) -> Stretch:
-        """Go on from stretch to stretch, each as it was when its near end went, along the dearest of those that meet."""
+        """Go on from stretch to stretch, each as it was when its near end went, along the dearest where they meet."""
         rim: tuple[Storage, ...] = ()
         for _ in range(_REACH):
             stretches = [self._beyond[each][direction] for each in near if each in self._beyond]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from recompute._graph import Storage
-from recompute._policy import Neighbourhood as Name
 
 if TYPE_CHECKING:
     from recompute._pool import Pool

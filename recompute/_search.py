@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from recompute._pool import Pool
 
 
-_AMORTISED: Final = 64  # scores a choice, at most, so that pressure is answered in time but not all the time;
-_FEW: Final = 2000  # so many candidates are scored anew at once
+_AMORTISED: Final = 128  # scores a choice, at most: pressure is answered in time, but not all the time
 _ABOVE: Final = 1e150
 _STEEPER: Final = 2.0**600  # keeps the order among those who are above
 
@@ -45,7 +44,7 @@ class Candidates(ABC):
         """Before a choice; True if all scores are new, because memory is shorter than it was."""
         neighbourhood = self.neighbourhood
         self._choices += 1
-        if _AMORTISED * self._choices > len(self) - _FEW:  # to score all of them anew takes O(n)
+        if _AMORTISED * self._choices > len(self):  # to score all of them anew takes O(n)
             neighbourhood.prepare(self.pool)
         if neighbourhood.pressure == self._pressure:
             return False
@@ -193,7 +192,7 @@ class Tournaments(Candidates):
 
     Nothing is scored before the first choice. After it, what changed is noted by slot (`_changed`) and played at the
     next choice; what only made a candidate dearer (a later access, a neighbour evicted) is found when it comes up. The
-    lines are estimates that are never too low; the one that comes up is replaced by the exact one, and wins if it stays.
+    lines are estimates that are never too low; what comes up gets its exact line, and wins if it stays.
     """
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:

@@ -229,9 +229,7 @@ class _Graph:
         missing = [each for each in operation.arguments if each not in self.slots]
         assert not missing, f"{operation} takes values that nothing made"
         arguments = [self.slots[each] for each in operation.arguments]
-        results = self.program.add_call(
-            operation.name, arguments, [storages[home] for home, _ in made], operation.cost
-        )
+        results = self.program.add_call(operation.name, arguments, [storages[home] for home, _ in made], operation.cost)
         for slot, value in zip(results, operation.outputs, strict=True):
             if value is not None:
                 self.slots[value] = slot

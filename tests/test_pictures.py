@@ -1,9 +1,10 @@
-"""Pictures of residency: the right bars from the events of a cache, in a figure that stays small."""
+"""Pictures: what is drawn is what the data say, in figures that stay small."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,25 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute._events import Added, Event, Evicted, Forgotten, Performed, TakenBack
-from recompute._pictures import Bar, bars, residency, save
+from recompute._pictures._bars import Bar, bars, large
+from recompute._pictures._style import looks
+from recompute._traces._chain import chain
+from recompute.pictures import (
+    REGIMES,
+    ChainPoint,
+    Floor,
+    Point,
+    accesses,
+    chain_cost,
+    memory,
+    moments,
+    overhead,
+    plan_events,
+    residency,
+    save,
+)
+from recompute.planners import METHODS, plan
+from recompute.simulator import simulate
 from recompute.testing import ManualClock
 
 EVENTS: list[Event] = [
@@ -121,8 +140,8 @@ def test_figures_are_saved_by_ending(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.usefixtures("_matplotlib")
-def test_many_bars_are_few_objects(tmp_path: Path) -> None:
-    """Thousands of bars are one collection a colour, and a vector file of them stays small."""
+def test_many_bars_are_one_image(tmp_path: Path) -> None:
+    """Thousands of bars are one image, in which even the shortest is to be seen, and a vector file of it is small."""
     events: list[Event] = []
     for number in range(1, 4_001):
         events.append(Performed(2.0 * number, 10, "f", 1.0, False, (number,), (10,), ()))
@@ -131,9 +150,45 @@ def test_many_bars_are_few_objects(tmp_path: Path) -> None:
         events.append(Evicted(2.0 * number + 1, 0, number, 10, "pressure"))
     figure = residency(events, labels={number: str(number) for number in range(1, 4_001)})
     above = figure.axes[0]
-    assert [len(each.get_paths()) for each in above.collections] == [4_000, 4_000]
+    (image,) = above.images
+    assert above.collections[:] == []
+    assert image.get_extent() == [0, 8_000, -0.5, 3_999.5]
+    shown = image.get_array()
+    assert all((row != 255).any() for row in shown)
+    assert {
+        "blue": bool((shown[:, :, 2] > shown[:, :, 0]).any()),
+        "vermilion": bool((shown[:, :, 0] > shown[:, :, 2]).any()),
+    } == {"blue": True, "vermilion": True}
     assert len(above.get_yticks()) <= 24
-    assert save(figure, tmp_path / "many.svg").stat().st_size < 1_000_000
+    assert save(figure, tmp_path / "many.svg").stat().st_size < 200_000
+    assert save(figure, tmp_path / "many.png").stat().st_size < 100_000
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_small_values_can_be_left_out() -> None:
+    """`least` keeps the storages of at least that share of the most bytes used, and the axis says so."""
+    above = residency(EVENTS, least=0.25, labels={1: "x", 2: "f(x)", 3: "g(x)"}).axes[0]
+    assert [text.get_text() for text in above.get_yticklabels()] == ["f(x)", "g(x)"]
+    assert above.get_ylabel() == "values of at least 25% of the peak"
+    assert large(EVENTS, 0.5) == {3}
+    with pytest.raises(ValueError, match="nothing to draw"):
+        residency(EVENTS, least=0.9)
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_marks_are_lines_with_their_text() -> None:
+    """A mark is a line through both axes; the start of the backward pass is called so; units may have any name."""
+    above, below = residency(EVENTS, marks=[(3.0, "BACKWARD"), (4.0, "step 2")], unit="operations").axes
+    for axes in (above, below):
+        assert [line.get_xdata()[0] for line in axes.lines][-2:] == [3.0, 4.0]
+    assert [text.get_text() for text in above.texts] == ["backward pass", "step 2"]
+    assert below.get_xlabel() == "compute time [operations]"
+
+
+def test_marks_fall_before_the_operation_they_name() -> None:
+    """Marks are counted in first runs; what was recomputed for that operation comes after the mark."""
+    assert moments(EVENTS, [(0, "start"), (1, "g"), (2, "h"), (3, "end")]) == [(0.0, "start"), (1.0, "g"), (3.0, "h")]
+    assert moments(EVENTS, []) == []
 
 
 @pytest.mark.usefixtures("_matplotlib")
@@ -160,10 +215,185 @@ def test_the_budget_line_is_not_crossed() -> None:
     assert 0 < highest <= peak <= 400
 
 
+@pytest.mark.usefixtures("_matplotlib")
+def test_memory_is_a_line_for_each_policy() -> None:
+    """Lines with names in order, the budget, a run without one behind, and a triangle where each mark falls."""
+    other: list[Event] = [Added(0.0, 100, 1, 100, "cpu"), Performed(2.0, 300, "f", 2.0, False, (2,), (200,), (1,))]
+    figure = memory(
+        {"default": EVENTS, "lru (oom)": other},
+        budget=600,
+        whole=EVENTS,
+        title="Two",
+        marks={"default": [(3.0, "BACKWARD")], "lru (oom)": [(1.0, "BACKWARD")]},
+    )
+    (axes,) = figure.axes
+    drawn = {line.get_label(): line for line in axes.lines}
+    assert list(drawn["default"].get_xdata()) == [0.0, 1.0, 3.0, 4.0, 5.0]
+    assert list(drawn["default"].get_ydata()) == [100, 300, 500, 700, 700]
+    assert list(drawn["lru (oom)"].get_ydata()) == [100, 300]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["without a budget", "default", "lru (oom)"]
+    assert [text.get_text() for text in axes.texts] == ["budget", "backward pass"]
+    assert sorted(line.get_xdata()[0] for line in axes.lines if line.get_marker() == "^") == [1.0, 3.0]
+    assert [600, 600] in [list(line.get_ydata()) for line in axes.lines]
+    assert axes.get_ylabel() == "memory used [bytes]"
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_long_runs_keep_their_peaks() -> None:
+    """Thousands of moments are thinned, and the most of each stretch stays."""
+    events: list[Event] = [
+        Performed(float(number), 900 if number == 7_001 else number % 10, "f", 1.0, False, (1,), (1,), ())
+        for number in range(1, 10_001)
+    ]
+    (line,) = memory({"dtr": events}).axes[0].lines
+    assert len(line.get_xdata()) <= 501
+    assert max(line.get_ydata()) == 900
+    assert line.get_xdata()[-1] == pytest.approx(10_000, rel=0.01)
+
+
+POINTS = [
+    Point("a.jsonl", "dtr", 0.9, 1.1),
+    Point("a.jsonl", "dtr", 0.8, 1.3),
+    Point("a.jsonl", "dtr", 0.7, None),
+    Point("a.jsonl", "lru", 0.9, None),
+    Point("a.jsonl", "own", 0.9, 1.05, "planner", 1.02),
+    Point("a.jsonl", "own", 0.8, 1.2, "planner", 1.04),
+    Point("b.jsonl.gz", "dtr", 0.8, 1.0),
+]
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_overhead_has_a_panel_for_each_trace() -> None:
+    """A line for each policy and planner, a cross where it fails, bars for bounds, grey for what all need."""
+    figure = overhead(POINTS, floors={"a.jsonl": Floor(0.1, 0.3)}, title="Overhead")
+    first, second = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["a", "b"]
+    lines = {(line.get_marker(), *line.get_xdata()): list(line.get_ydata()) for line in first.lines}
+    dtr, own = looks(["dtr", "own"]).values()
+    assert lines[dtr.marker, 0.9, 0.8, 0.7][:2] == [1.1, 1.3]
+    assert lines[own.marker, 0.9, 0.8] == [1.05, 1.2]
+    assert lines["x", 0.8] == [1.3]
+    assert lines["x", 0.9] == [2.0]  # it fails at once
+    assert lines["_", 0.9, 0.8] == [1.02, 1.04]
+    assert len(first.patches) == 2
+    assert second.patches[:] == []
+    assert first.get_xlim() == second.get_xlim() == (0.0, 1.0)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "dtr", "lru", "own", "fails below", "proved bound", "inputs and weights", "+ largest operation",
+    ]  # fmt: skip
+    assert first.get_ylabel().startswith("overhead")
+    assert figure.get_suptitle() == "Overhead"
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_replays_are_points() -> None:
+    """What `simulate` returns can be drawn as it is; the floor is that of the program."""
+    program = chain(16)
+    runs = [simulate(program, share, policy="dtr") for share in (0.9, 0.5)]
+    (axes,) = overhead(runs, floors={program.name: Floor.of(program, 17)}).axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [[run.overhead for run in runs]]
+    assert Floor.of(program, 17) == Floor(0.0, 3 / 17)
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_accesses_are_lines_of_policy_and_search() -> None:
+    """Candidates scored on a logarithmic axis; the search is named only where there are several."""
+    program = chain(16)
+    runs = [
+        simulate(program, share, policy="dtr", search=search) for search in ("exact", "sample") for share in (0.9, 0.5)
+    ]
+    figure = accesses([*runs, simulate(program, 1e-9, policy="dtr")])
+    (axes,) = figure.axes
+    assert axes.get_yscale() == "log"
+    assert sorted(list(line.get_ydata()) for line in axes.lines) == sorted(
+        [run.candidates_scored for run in runs[at : at + 2]][::-1] for at in (0, 2)
+    )
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dtr, exact", "dtr, sample"]
+    assert [text.get_text() for text in accesses(runs[:2]).legends[0].get_texts()] == ["dtr"]
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_the_chain_is_drawn_beside_its_optimum() -> None:
+    """Operations per step for each policy, and no policy is below the optimum under the same budget."""
+    points = [
+        ChainPoint("dtr-eq", n, regime, 2 * n * (simulate(chain(n), grown(n), policy="dtr-eq", limit=50).overhead or 0))
+        for regime, grown in REGIMES.items()
+        for n in (8, 16, 32)
+    ]
+    figure = chain_cost([*points, ChainPoint("lru", 8, next(iter(REGIMES)), None)], title="Chain")
+    assert [axes.get_title() for axes in figure.axes] == [f"budget {regime} values" for regime in REGIMES]
+    for axes in figure.axes:
+        best = next(line for line in axes.lines if line.get_linewidth() == 5)
+        (own,) = [line for line in axes.lines if line.get_marker() == looks(["dtr-eq"])["dtr-eq"].marker]
+        assert list(best.get_xdata()) == list(own.get_xdata()) == [8, 16, 32]
+        assert all(least <= cost for least, cost in zip(best.get_ydata(), own.get_ydata(), strict=True))
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_a_plan_is_drawn_like_a_run() -> None:
+    """The events of a plan have its peak, its cost, and a run for each computation."""
+    program = chain(12)
+    found = plan(program, 5, "revolve")
+    events = plan_events(program, found)
+    assert max(event.used for event in events) == found.peak
+    assert events[-1].time <= found.overhead * program.model_time == found.computes
+    assert sum(isinstance(event, Performed) for event in events) == found.computes
+    assert sum(isinstance(event, Performed) and event.again for event in events) == found.computes - 24
+    assert [text for _, text in moments(events, program.marks)] == ["BACKWARD"]
+    above = residency(events, unit="operations").axes[0]
+    assert [len(each.get_paths()) for each in above.collections] == [
+        len([bar for bar in bars(events) if bar.again is it]) for it in (False, True)
+    ]
+
+
+def test_names_are_told_apart_three_ways() -> None:
+    """Policies differ in colour, in marker and in dashes; a name looks alike alone and among others."""
+    policies = looks(["default", "dtr-eq", "dtr", "dtr-local", "msps", "lru", "size", "random"])
+    for kind in ("colour", "marker", "dashes"):
+        assert len({getattr(look, kind) for look in policies.values()}) == len(policies)
+    assert looks(["lru"])["lru"] == policies["lru"] == looks(["lru (oom)"])["lru (oom)"]
+    methods = looks(METHODS)
+    assert len({(look.colour, look.marker, look.hollow) for look in (*policies.values(), *methods.values())}) == len(
+        policies
+    ) + len(methods)
+    strangers = looks(["dtr", *[f"mine {number}" for number in range(6)]])
+    assert len({look.marker for look in strangers.values()}) == 7
+
+
+EMPTY: list[Callable[[], object]] = [
+    lambda: memory({}),
+    lambda: memory({"dtr": []}),
+    lambda: overhead([]),
+    lambda: accesses([]),
+    lambda: chain_cost([]),
+    lambda: chain_cost([ChainPoint("dtr", 8, "2 √n", None)]),
+]
+
+
+@pytest.mark.usefixtures("_matplotlib")
+@pytest.mark.parametrize("draw", EMPTY)
+def test_no_picture_without_content(draw: Callable[[], object]) -> None:
+    """What has nothing to show is an error that says so."""
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw()
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
+    """Files have no dates and no random names, and text in SVG stays text; an unknown ending is refused."""
+    for ending in ("png", "svg", "pdf"):
+        files = [save(overhead(POINTS, title="Two traces"), tmp_path / f"{number}.{ending}") for number in (1, 2)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert ">Two traces</text>" in (tmp_path / "1.svg").read_text()
+    with pytest.raises(ValueError, match=r"must be one of \.png, \.svg, \.pdf"):
+        save(overhead(POINTS), tmp_path / "picture.gif")
+
+
 def test_drawing_opens_no_window() -> None:
     """Neither importing the module loads matplotlib, nor drawing loads pyplot, which has global state."""
     code = (
-        "import sys, recompute._pictures as p; from recompute._events import Added; print('matplotlib' in sys.modules);"
+        "import sys, recompute.pictures as p; from recompute._events import Added; print('matplotlib' in sys.modules);"
         "p.residency([Added(0.0, 1, 1, 1, 'cpu')]); print('matplotlib.pyplot' in sys.modules)"
     )
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")

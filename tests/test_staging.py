@@ -42,7 +42,9 @@ def run(steps: Steps, *inputs: Any) -> list[Any]:
 
 
 positions = st.lists(st.one_of(st.integers(-4, -1), st.integers(0, 9)), min_size=1, max_size=3)
-programs = st.lists(st.tuples(st.sampled_from(("added", "added", "split", "window")), positions), min_size=3, max_size=20)
+programs = st.lists(
+    st.tuples(st.sampled_from(("added", "added", "split", "window")), positions), min_size=3, max_size=20
+)
 
 
 def staged(steps: Steps, inputs: list[Vector], share: float) -> Staged[Any]:

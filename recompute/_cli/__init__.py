@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, Protocol
 
 from recompute import BudgetError, ImpureError, __version__
-from recompute._cli import _demo, _doctor, _run, _simulate
+from recompute._cli import _compare, _demo, _doctor, _plan, _plot, _run, _simulate
 from recompute._cli._output import CommandError, complain, flush, silence
 
 _EXAMPLES: Final = """\
@@ -22,6 +22,8 @@ examples:
   recompute run --budget 25% train.py            run again within a quarter of that memory
   recompute run --budget 1.5GiB -m package.train
   recompute simulate train.recompute.jsonl.gz --budget 50%    what would half the memory have cost?
+  recompute compare train.recompute.jsonl.gz                  policies and planners side by side
+  recompute plot residency train.recompute.jsonl.gz           what was in memory when
   recompute doctor                               what is installed, and what it sees
 """
 
@@ -36,7 +38,7 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: Final[tuple[Command, ...]] = (_run, _simulate, _demo, _doctor)
+COMMANDS: Final[tuple[Command, ...]] = (_run, _simulate, _plan, _compare, _plot, _demo, _doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

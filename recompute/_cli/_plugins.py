@@ -6,7 +6,14 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from typing import Final
 
 DISTRIBUTION: Final = "recompute-cache"
-EXTRAS: Final = {"numpy": "numpy", "matplotlib": "plot", "psutil": "adaptive", "rich": "cli", "hypothesis": "test"}
+EXTRAS: Final = {
+    "numpy": "numpy",
+    "matplotlib": "plot",
+    "psutil": "adaptive",
+    "rich": "cli",
+    "scipy": "plan",
+    "hypothesis": "test",
+}
 """Optional package -> the extra that installs it."""
 NOT_INSTALLED: Final = (
     f"recompute itself is not installed, so its adapters and demos cannot be found: pip install {DISTRIBUTION}, "

@@ -78,7 +78,7 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from recompute._simulator._many import Job, simulate_many  # process pools: not for every command
+    from recompute._simulator._many import Job, cores, simulate_many  # process pools: not for every command
 
     try:
         search_of(options.search)
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         "machine": options.machine,
     }
     wanted, chosen = budgets(options.budget), policies(options.policy)
-    processes = None if options.processes is None else _count(options.processes)
+    processes = cores() if options.processes is None else _count(options.processes)
     programs = load(options.traces)
     jobs = [
         Job(number, budget, {"policy": policy, **common})

@@ -1,4 +1,4 @@
-"""The cache that a program is replayed through: the library's own, or with the few habits of the published simulator."""
+"""The cache that a program is replayed through: the library's own, or with the habits of the published simulator."""
 
 from __future__ import annotations
 

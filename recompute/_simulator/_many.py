@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from recompute._simulator._replay import Run, baseline, simulate
 from recompute._traces._program import Program
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _WORTH_A_PROCESS: Final = 100_000  # steps: less is done before another Python has started
 
@@ -28,17 +29,18 @@ def simulate_many(
     programs: Sequence[Program],
     jobs: Sequence[Job],
     *,
-    processes: int | None = None,
+    processes: int = 1,
     done: Callable[[int], None] | None = None,
 ) -> Iterator[Run]:
     """The replays of `jobs`, in order, as they become ready.
 
-    `processes`: at most so many at a time, by default one a core; with 1, or little to do, all happens here. `done` is
-    told how many are ready. What a replay raises is raised here, and the others are given up.
+    `processes`: at most so many at a time; with 1, or little to do, all happens here. More of them are spawned, so a
+    script that asks for them needs `if __name__ == "__main__":`. `done` is told how many are ready. What a replay
+    raises is raised here, and the others are given up.
     """
     peaks = [baseline(program) for program in programs]
     steps = sum(len(programs[job.program].steps) for job in jobs)
-    count = min(len(jobs), processes or cores(), max(1, steps // _WORTH_A_PROCESS))
+    count = min(len(jobs), processes, max(1, steps // _WORTH_A_PROCESS))
     if count <= 1:
         for number, job in enumerate(jobs, 1):
             run = _run(programs, peaks, job)
@@ -46,6 +48,9 @@ def simulate_many(
                 done(number)
             yield run
         return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor  # here: once it is loaded, Python's exit waits for its pools
+
     ready = 0
 
     def count_one(future: Future[Run]) -> None:
@@ -60,12 +65,12 @@ def simulate_many(
         longest_first = sorted(
             range(len(jobs)), key=lambda at: (-len(programs[jobs[at].program].steps), jobs[at].budget)
         )
-        futures: list[Future[Run]] = [Future()] * len(jobs)
+        futures: dict[int, Future[Run]] = {}
         for at in longest_first:
             futures[at] = pool.submit(_work, jobs[at])
             futures[at].add_done_callback(count_one)
-        for future in futures:
-            yield future.result()
+        for at in range(len(jobs)):
+            yield futures[at].result()
     finally:
         pool.shutdown(cancel_futures=True)
 

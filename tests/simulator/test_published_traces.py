@@ -1,4 +1,4 @@
-"""On the recorded training iterations: the published policies give the published figures, and the default better ones."""
+"""On recorded training iterations the published policies give the published figures, and the default better ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def run(trace: str, policy: str, budget: float) -> Run:
 @pytest.mark.parametrize(("trace", "policy"), FIGURES)
 def test_the_published_figures(trace: str, policy: str) -> None:
     """The overhead at every budget within 0.001, and the same budgets fail."""
-    for budget, expected in list(zip(BUDGETS, FIGURES[trace, policy], strict=True))[:: 4 if (trace, policy) in _SLOW else 1]:
+    for budget, expected in list(zip(BUDGETS, FIGURES[trace, policy], strict=True))[
+        :: 4 if (trace, policy) in _SLOW else 1
+    ]:
         found = run(trace, policy, budget)
         assert (expected is None) == (found.status != "ok"), f"at {budget}: {found.status}"
         assert expected is None or found.overhead == pytest.approx(expected, abs=0.001), f"at {budget}"

@@ -1,0 +1,122 @@
+"""Evidence on recorded training iterations: the published figures again, the default policy, what a replay costs.
+
+    python benchmarks/simulator.py TRACES_FOLDER [--into docs/results]
+
+writes simulator.md and simulator.json. Times are of one process, one replay after another; ratios between policies are
+of one run. The figures of the published simulator are in tests/simulator/published_figures.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+from _common import facts
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulator"))
+from published_figures import BUDGETS, FIGURES  # beside the tests that use them, too
+
+from recompute.simulator import Run, baseline, simulate
+from recompute.traces import Program, read
+
+RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
+TRACES: Final = ("unet", "resnet32", "transformer", "treelstm")
+POLICIES: Final = ("default", "dtr-eq", "dtr", "dtr-local", "msps", "lru", "size")
+
+AUTHORS: Final = {"unet": 0.1, "treelstm": 8.0}
+"""Seconds that the authors' simulator takes for its slowest run with dtr-eq, on this class of machine."""
+
+HEAD: Final = """# Recorded programs, replayed
+
+Overheads on four training iterations that the DTR authors recorded, by `python benchmarks/simulator.py FOLDER`. The
+published policies run as their authors' simulator runs them, the default as the library runs it. `oom`: something did
+not fit; `thrash`: an overhead above 2.
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", type=Path, help="the folder with unet.jsonl and the others")
+    parser.add_argument("--into", metavar="FOLDER", type=Path, default=RESULTS, help="where the results go")
+    options = parser.parse_args()
+    machine = facts()
+    lines: list[str] = []
+    everything: list[dict[str, Any]] = []
+    speeds: list[tuple[str, ...]] = []
+    for name in TRACES:
+        start = perf_counter()
+        program = read(options.traces / f"{name}.jsonl")
+        parsed = perf_counter() - start
+        peak = baseline(program)
+        runs = {policy: [_run(program, policy, budget, peak) for budget in BUDGETS] for policy in POLICIES}
+        everything += [{**each.as_dict(), "trace": name} for group in runs.values() for each in group]
+        lines += _overheads(name, program, runs)
+        for policy, group in runs.items():
+            slowest = max(group, key=lambda each: each.seconds)
+            known = AUTHORS.get(name) if policy == "dtr-eq" else None
+            speeds.append(
+                (
+                    name,
+                    policy,
+                    f"{sum(each.seconds for each in group):.2f}",
+                    f"{slowest.seconds:.2f}",
+                    f"{slowest.budget_ratio:.1f} ({slowest.status})",
+                    f"{max(1e6 * each.seconds / max(1, each.evictions) for each in group):.0f}",
+                    f"{known / slowest.seconds:.0f} times faster than {known} s" if known else "",
+                )
+            )
+        print(f"{name}: read in {parsed:.2f} s", file=sys.stderr)
+    lines += ["## What a replay takes", ""]
+    lines += _table(
+        ("trace", "policy", "nine budgets, s", "slowest, s", "at", "us an eviction, at most", "the authors' simulator"),
+        speeds,
+    )
+    lines += ["", "## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]
+    text = HEAD + "\n".join(lines)
+    print(text)
+    options.into.mkdir(parents=True, exist_ok=True)
+    (options.into / "simulator.md").write_text(text, encoding="utf-8")
+    (options.into / "simulator.json").write_text(
+        json.dumps({"machine": machine, "runs": everything}, indent=1) + "\n", encoding="utf-8"
+    )
+
+
+def _run(program: Program, policy: str, budget: float, peak: dict[str, int]) -> Run:
+    return simulate(program, budget, policy=policy, peak=peak)
+
+
+def _overheads(name: str, program: Program, runs: dict[str, list[Run]]) -> list[str]:
+    rows = []
+    for policy, group in runs.items():
+        figures = FIGURES.get((name, policy))
+        off = "" if figures is None else f"{_difference(figures, group):.4f}"
+        rows.append((policy, *[f"{run.overhead:.3f}" if run.overhead else run.status for run in group], off))
+    peak = runs["default"][0].baseline_peak_bytes
+    return [
+        f"## {name}",
+        "",
+        f"{len(program.calls):,} operations, {len(program.sizes):,} storages, a peak of {peak:,} bytes.",
+        "",
+        *_table(("policy", *[f"{budget:.1f}" for budget in BUDGETS], "off the published figure by"), rows),
+        "",
+    ]
+
+
+def _difference(figures: list[float | None], group: list[Run]) -> float:
+    """The largest; infinite if another budget fails."""
+    same = all((figure is None) == (run.overhead is None) for figure, run in zip(figures, group, strict=True))
+    both = [abs(figure - run.overhead) for figure, run in zip(figures, group, strict=True) if figure and run.overhead]
+    return max(both, default=0.0) if same else float("inf")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return ["| " + " | ".join(each) + " |" for each in (head, ("---",) * len(head), *rows)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A plan: the straight line of operations to run and storages to free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Action = tuple[Literal["compute", "free"], int]
+"""Run an operation (the number of a call), or let go of a storage."""
+
+_HEADER: Final = "recompute plan"
+
+
+class PlanError(ValueError):
+    """There is no such plan, or a plan that does not do what it should: one line that says why."""
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """A schedule of one program under one budget."""
+
+    program: str
+    """The program's name."""
+    method: str
+    budget: int
+    """Bytes, the program's sources included."""
+    steps: tuple[Action, ...]
+    peak: int
+    """Bytes in use at the worst moment, the sources included."""
+    overhead: float
+    """The cost of all runs divided by the cost of each operation once."""
+    bound: float | None = None
+    """The method proved that none of its plans under this budget has a smaller overhead. None: it proved nothing.
+
+    For Revolve's that is any plan, for Checkmate's those in which stages run each operation at most once, in order.
+    """
+    seconds: float = 0.0
+    """What planning took."""
+    note: str = ""
+    """What else the method says."""
+
+    @property
+    def is_optimal(self) -> bool:
+        """The overhead is the least there is, and that is proved."""
+        return self.bound is not None and self.overhead <= self.bound * (1 + 1e-9)
+
+    @property
+    def computes(self) -> int:
+        """How many times an operation is run."""
+        return sum(kind == "compute" for kind, _ in self.steps)
+
+    def __repr__(self) -> str:
+        proved = ", optimal" if self.is_optimal else f", at least {self.bound:.4f}" if self.bound is not None else ""
+        return (
+            f"<plan of {self.program} by {self.method}: overhead {self.overhead:.4f}{proved}, "
+            f"peak {self.peak:,} of {self.budget:,} bytes, {self.computes:,} runs>"
+        )
+
+    def to_lines(self) -> Iterator[str]:
+        """JSON lines: what the plan is, then one line a step."""
+        about = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "steps"}
+        yield json.dumps({_HEADER: 1, **about})
+        for kind, which in self.steps:
+            yield json.dumps({kind: which})
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[str]) -> Plan:
+        """The plan that `to_lines` wrote. Raises PlanError, with the number of the line that is wrong."""
+        about: dict[str, object] | None = None
+        steps: list[Action] = []
+        number = 0
+        for number, text in enumerate(lines, 1):
+            try:
+                line = json.loads(text)
+                if about is None:
+                    if line.pop(_HEADER) != 1:
+                        raise ValueError("not a plan of this version")
+                    about = dict(line)
+                    continue
+                ((kind, which),) = line.items()
+                if kind not in ("compute", "free") or type(which) is not int:
+                    raise ValueError("not a step")
+                steps.append((kind, which))
+            except (ValueError, KeyError, AttributeError, TypeError):
+                raise PlanError(f"line {number} is not a line of a plan: {text.strip()[:40]!r}") from None
+        try:
+            return cls(steps=tuple(steps), **(about or {}))  # type: ignore[arg-type]
+        except TypeError:
+            raise PlanError(f"line {min(1, number)} does not say what the plan is; is this a file of a plan?") from None

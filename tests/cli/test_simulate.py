@@ -1,0 +1,188 @@
+"""`recompute simulate`: what it prints for scripts, how budgets and policies are named, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_traces import training, write
+
+from recompute._cli import main
+from recompute._policy import POLICIES
+
+KEYS = [
+    "trace", "policy", "search", "release", "budget_bytes", "budget_ratio", "status", "overhead", "model_time",
+    "total_time", "peak_bytes", "baseline_peak_bytes", "evictions", "rematerializations", "candidates_scored",
+    "seconds",
+]  # fmt: skip
+PEAK = 910  # ten bytes of input, and nine values
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return write(tmp_path / "small.jsonl", training())
+
+
+def simulate(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    """The objects that a successful call with --json prints."""
+    assert main(["simulate", *arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_keys_of_a_run(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object a run, with these keys in this order, and figures that fit together."""
+    (run,) = simulate(capsys, trace, "--budget", "0.5", "--policy", "dtr-eq")
+    assert list(run) == KEYS
+    assert (run["trace"], run["policy"], run["search"], run["release"]) == ("small.jsonl", "dtr-eq", "exact", "eager")
+    assert (run["budget_bytes"], run["budget_ratio"], run["baseline_peak_bytes"]) == (PEAK // 2, 0.5, PEAK)
+    assert run["status"] == "ok"
+    assert run["overhead"] == pytest.approx(run["total_time"] / run["model_time"])
+    assert run["model_time"] == pytest.approx(16e-6)
+    assert 0 < run["peak_bytes"] <= run["budget_bytes"]
+    assert run["rematerializations"] > 0
+    assert run["evictions"] > 0
+    assert run["candidates_scored"] > 0
+
+
+def test_failures_have_no_overhead(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What does not fit is oom, what recomputes too much is a thrash; both are answers, not errors."""
+    (small,) = simulate(capsys, trace, "--budget", "150 B")
+    assert (small["status"], small["overhead"]) == ("oom", None)
+    (slow,) = simulate(capsys, trace, "--budget", "0.4", "--limit", "1.01")
+    assert (slow["status"], slow["overhead"]) == ("thrash", None)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["0.5"], [455]),
+        (["50%"], [455]),
+        (["500"], [500]),
+        (["0.5 kB"], [500]),
+        (["0.9,0.5"], [819, 455]),
+        (["0.9, 0.5", "600"], [819, 455, 600]),
+        (["1"], [910]),
+    ],
+)
+def test_budgets(given: list[str], expected: list[int], trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shares, percentages and bytes; with commas and repeated, in the order given."""
+    runs = simulate(capsys, trace, *[part for each in given for part in ("--budget", each)])
+    assert [run["budget_bytes"] for run in runs] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], ["default"]),
+        (["default"], ["default"]),
+        (["dtr", "lru"], ["dtr", "lru"]),
+        (["dtr,lru", "dtr"], ["dtr", "lru"]),
+        (["all"], list(POLICIES)),
+        (["default,all"], ["default", *POLICIES]),
+    ],
+)
+def test_policies(given: list[str], expected: list[str], trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names as they were asked for, each once; `all` stands for every one, and none for the default."""
+    runs = simulate(capsys, trace, "--budget", "0.9", *[part for each in given for part in ("--policy", each)])
+    assert [run["policy"] for run in runs] == expected
+
+
+def test_several_traces_plain_and_gzip(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs come trace by trace, and a compressed trace is the same program."""
+    other = write(tmp_path / "small.jsonl.gz", training())
+    runs = simulate(capsys, trace, other, "--budget", "0.5,0.4", "--policy", "dtr")
+    assert [run["trace"] for run in runs] == ["small.jsonl"] * 2 + ["small.jsonl.gz"] * 2
+    assert [run["overhead"] for run in runs[:2]] == [run["overhead"] for run in runs[2:]]
+
+
+def test_tables(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json: one budget shows all about each run, several a row of overheads for each policy."""
+    assert main(["simulate", trace, "--budget", "0.5", "--policy", "dtr"]) == 0
+    one = capsys.readouterr().out
+    assert one.startswith("small.jsonl: 16 operations, peak 910 B")
+    assert "rematerializations" in one
+    assert main(["simulate", trace, "--budget", "0.9,0.5,0.1", "--policy", "dtr,lru"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["overhead", "90%", "50%", "10%"]
+    assert [line.split()[0] for line in lines[3:5]] == ["dtr", "lru"]
+    assert lines[3].split()[-1] == "oom"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "lots"], "lots"),
+        (["--budget", "0"], "above zero"),
+        (["--budget=-5%"], "above zero"),
+        (["--budget", "0.5,"], "share of the peak"),
+        (["--budget", "nan"], "above zero"),
+        ([], "--budget"),
+        (["--budget", "0.5", "--policy", "best"], "unknown policy 'best'"),
+        (["--budget", "0.5", "--search", "blind"], "blind"),
+        (["--budget", "0.5", "--limit", "0.5"], "--limit"),
+        (["--budget", "0.5", "--release", "never"], "never"),
+        (["--budget", "0.5", "--processes", "0"], "--processes"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that names what is wrong, and status 2, before anything runs."""
+    assert main(["simulate", trace, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("recompute: error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_no_such_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not there is one line with its name."""
+    assert main(["simulate", str(tmp_path / "none.jsonl"), "--budget", "0.5"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "none.jsonl cannot be read" in line
+
+
+CONSTANT = '{"INSTRUCTION": "CONSTANT", "NAME": "x"}\n{"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (CONSTANT + "{oops\n", 3, "JSON"),
+        (CONSTANT + "[1]\n", 3, "object"),
+        (CONSTANT + '{"INSTRUCTION": "JUMP"}\n', 3, "JUMP"),
+        (CONSTANT + '{"INSTRUCTION": "CALL", "NAME": "f", "ARGS": ["y"], "RESULT": [], "TIME": "1"}\n', 3, "'y'"),
+        (
+            '{"INSTRUCTION": "CONSTANT", "NAME": "x"}\n{"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": "-1"}\n',
+            2,
+            "neg",
+        ),
+        ('{"INSTRUCTION": "CONSTANT", "NAME": "x"}\n', 1, "truncated"),
+        ("", 1, "empty"),
+    ],
+)
+def test_malformed_traces(
+    text: str, line: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with file, line number and what is wrong, and a non-zero status."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    assert main(["simulate", str(path), "--budget", "0.5"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"recompute: error: {path}:{line}: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_damaged_gzip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A compressed file that ends too early is one line, too."""
+    path = Path(write(tmp_path / "cut.jsonl.gz", training()))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert main(["simulate", str(path), "--budget", "0.5"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"recompute: error: {path}:")
+    assert "truncated" in line

@@ -1,0 +1,205 @@
+"""Every method's plan passes the judge; none beats the exhaustive optimum, and the good ones reach it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from exhaustive import least_cost
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_programs import programs, whole
+
+from recompute._plans._exact import beam, exact
+from recompute._plans._liveness import cost_of
+from recompute._plans._problem import problem_of
+from recompute._traces._chain import chain
+from recompute._traces._program import Program
+from recompute.planners import METHODS, Plan, PlanError, plan, verify
+
+QUICK: dict[str, Any] = {"rounds": 60}
+
+
+def options_of(method: str) -> dict[str, Any]:
+    return QUICK if method == "own" else {"time_limit": 10.0} if method == "checkmate" else {}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=60)
+@given(program=programs(), share=st.floats(0.1, 1.0))
+def test_a_plan_passes_the_judge_or_there_is_none(method: str, program: Program, share: float) -> None:
+    """What `plan` returns is within the budget, and does what it says."""
+    budget = 2 + int(share * whole(program))
+    try:
+        found = plan(program, budget, method, **options_of(method))
+    except PlanError:
+        return
+    assert verify(program, found) == (found.peak, pytest.approx(found.overhead))
+    assert found.peak <= found.budget == budget
+    assert found.bound is None or found.overhead >= found.bound * (1 - 1e-6)
+
+
+@settings(max_examples=60)
+@given(program=programs(operations=6), share=st.floats(0.0, 0.7))
+def test_own_is_within_a_percent_of_the_optimum_of_small_programs(program: Program, share: float) -> None:
+    """And it finds a plan wherever there is one."""
+    budget = 2 + int(share * sum(program.sizes))
+    best = least_cost(without_gets(program), budget)
+    if best is None:
+        with pytest.raises(PlanError):
+            plan(without_gets(program), budget, **QUICK)
+        return
+    found = plan(without_gets(program), budget, **QUICK)
+    assert best * (1 - 1e-9) <= found.overhead * program.model_time <= best * 1.01 + 1e-9
+
+
+@settings(max_examples=40)
+@given(program=programs(operations=6), share=st.floats(0.0, 0.7))
+def test_checkmate_against_exhaustive_search(program: Program, share: float) -> None:
+    """Its plans cost at least the optimum, and its own bound is reached when the solver is done."""
+    budget = 2 + int(share * sum(program.sizes))
+    program = without_gets(program)
+    best = least_cost(program, budget)
+    try:
+        found = plan(program, budget, "checkmate", time_limit=10.0)
+    except PlanError:
+        return
+    assert best is not None
+    assert found.bound is not None
+    assert best <= found.overhead * program.model_time + 1e-6
+    assert found.overhead == pytest.approx(found.bound, rel=1e-4)
+
+
+@settings(max_examples=25)
+@given(program=programs(operations=12, uniform=True), share=st.floats(0.2, 0.8))
+def test_own_is_within_a_percent_of_checkmate(program: Program, share: float) -> None:
+    """On small graphs, where Checkmate's optimum is proved."""
+    budget = 2 + int(share * sum(program.sizes))
+    try:
+        best = plan(program, budget, "checkmate", time_limit=20.0)
+    except PlanError:
+        return
+    assert plan(program, budget, rounds=150).overhead <= best.overhead * 1.01 + 1e-9
+
+
+@settings(max_examples=40)
+@given(program=programs(operations=6), share=st.floats(0.0, 0.7))
+def test_search_over_states_against_exhaustive_search(program: Program, share: float) -> None:
+    """A* finds the optimum, a wide beam on so small a program too."""
+    problem = problem_of(without_gets(program), 2 + int(share * sum(program.sizes)))
+    best = least_cost(program, 2 + int(share * sum(program.sizes)))
+    found = beam(problem, 1000, 10_000)
+    if best is None:
+        assert found is None
+        with pytest.raises(PlanError, match="no schedule runs the program"):
+            exact(problem, 100_000)
+        return
+    for sequence in (found, exact(problem, 100_000)):
+        assert sequence is not None
+        assert cost_of(problem, sequence) == pytest.approx(best)
+
+
+def without_gets(program: Program) -> Program:
+    program.steps = [step for step in program.steps if step[0] != "get"]
+    return program
+
+
+@given(program=programs(), seed=st.integers(0, 3))
+@settings(max_examples=20)
+def test_the_same_seed_gives_the_same_plan(program: Program, seed: int) -> None:
+    """Where the rounds end the search."""
+
+    def once() -> object:
+        try:
+            return plan(program, 2 + sum(program.sizes) // 2, seed=seed, **QUICK).steps
+        except PlanError as error:
+            return str(error)
+
+    assert once() == once()
+
+
+def test_merged_operations_are_proved_for_themselves_only() -> None:
+    """Checkmate on a coarser program gives a plan of the whole one, without a bound, and says why."""
+    program = chain(12)
+    found = plan(program, 6, "checkmate", operations=16)
+    assert verify(program, found)[0] <= 6
+    assert found.bound is None
+    assert "merged to 16 operations" in found.note
+
+
+def test_a_large_program_is_refused_by_checkmate() -> None:
+    """With the cure."""
+    with pytest.raises(PlanError, match="merge them with operations="):
+        plan(chain(100), 20, "checkmate")
+
+
+def test_checkmate_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without SciPy."""
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ImportError, match=r"pip install 'recompute-cache\[plan\]'"):
+        plan(chain(4), 3, "checkmate")
+
+
+@pytest.mark.parametrize("method", [each for each in METHODS if each != "revolve"])
+def test_a_budget_that_cannot_do_is_one_clear_line(method: str) -> None:
+    """It says what would do."""
+    with pytest.raises(PlanError, match=r"infeasible.*give") as caught:
+        plan(chain(30), 2, method)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_infeasible_segmentation_names_the_least_that_works() -> None:
+    """And that works indeed."""
+    program = chain(64)
+    for method in ("chen-sqrt", "chen-greedy"):
+        with pytest.raises(PlanError, match=r"needs [\d,]+ bytes") as caught:
+            plan(program, 5, method)
+        least = int(str(caught.value).split("needs ")[1].split(" bytes")[0].replace(",", ""))
+        assert plan(program, least, method).peak == least
+        assert 8 <= least <= 32
+
+
+def test_wrong_arguments_are_refused() -> None:
+    """Methods, options, budgets and devices."""
+    program = chain(3)
+    with pytest.raises(ValueError, match="unknown method 'magic'; known are own,"):
+        plan(program, 5, "magic")
+    with pytest.raises(ValueError, match="'revolve' has no option 'seed'; known: none"):
+        plan(program, 5, "revolve", seed=1)
+    with pytest.raises(ValueError, match="a budget is a share"):
+        plan(program, -1)
+    program.add_source(1, "gpu")
+    with pytest.raises(ValueError, match="one device"):
+        plan(program, 5)
+
+
+def test_progress_is_told() -> None:
+    """It ends at one, with the overhead of the plan."""
+    heard: list[tuple[float, float]] = []
+    program = chain(14)
+    program.sizes[3] = 2  # no longer uniform
+    found = plan(program, 8, rounds=50, progress=lambda share, least: heard.append((share, least)))
+    assert heard[-1] == (1.0, pytest.approx(found.overhead))
+    assert [share for share, _ in heard] == sorted(share for share, _ in heard)
+
+
+def test_workers_share_the_search() -> None:
+    """Processes with other seeds; the best plan counts."""
+    program = chain(14)
+    program.sizes[3] = 2
+    found = plan(program, 6, rounds=20, workers=2)
+    assert verify(program, found)[1] <= plan(program, 6, rounds=20).overhead + 1e-9
+
+
+def test_a_plan_reads_back_from_lines() -> None:
+    """And says in one line what it is."""
+    found = plan(chain(6), 4, "revolve")
+    assert Plan.from_lines(found.to_lines()) == found
+    assert repr(found).startswith("<plan of chain of 6 by revolve: overhead 1.1667, optimal, peak 4 of 4 bytes")
+    with pytest.raises(PlanError, match="line 1 is not"):
+        Plan.from_lines(["[]"])
+    with pytest.raises(PlanError, match="line 3 is not"):
+        Plan.from_lines([*list(found.to_lines())[:2], '{"compute": "x"}'])
+    with pytest.raises(PlanError, match="does not say"):
+        Plan.from_lines([])
