@@ -105,10 +105,10 @@ class Engine(Lifetimes):
             if self._leader is flight:
                 with self._lock:
                     self._arrived(flight)
-            if outer is not None:
-                outer.nested += self._clock() - start
             if self._dropped or self._events:
                 self._settle()
+            if outer is not None:
+                outer.nested += self._clock() - start
 
     def _rematerialize(self, flight: Flight) -> Frame | None:
         """Lock what the frame on top needs, with a new frame on top for what is evicted; the frame that can run now.
@@ -780,6 +780,24 @@ class Engine(Lifetimes):
         return pool
 
     def _performed(self, operation: Operation, cost: float, again: bool, room: int) -> Performed:
+        if len(operation.outputs) == 1 and (value := operation.outputs[0]) is not None:  # mostly, and quicker
+            storage = value.storage
+            pool, home = storage.pool, (storage.number,)
+            return Performed(
+                self.now,
+                pool.used,
+                operation.name,
+                cost,
+                again,
+                home,
+                (storage.size,),
+                tuple([argument.storage.number for argument in operation.arguments]),
+                (value.number,),
+                home,
+                tuple([argument.number for argument in operation.arguments]),
+                pool.device,
+                None if self._unlimited else room,
+            )
         results = [each for each in operation.outputs if each is not None]
         storages = dict.fromkeys(each.storage for each in results)
         used = sum(pool.used for pool in {storage.pool for storage in storages})

@@ -80,11 +80,10 @@ class Closure(Neighbourhood):
 
     def cost(self, storage: Storage) -> float:
         self.asked = True
-        evicted = {each for each in closure(storage, Storage.neighbours_up) if not each.resident}
+        evicted = evicted_above(storage)
         if self.descendants:
-            evicted.update(each for each in closure(storage, Storage.neighbours_down) if not each.resident)
-            evicted.discard(storage)
-        return sum(each.cost for each in evicted)
+            evicted |= evicted_below(storage)
+        return sum([each.cost for each in evicted])
 
     def restored(self, storage: Storage) -> None:
         directions = [Storage.neighbours_down]
@@ -100,6 +99,43 @@ class Closure(Neighbourhood):
 
     def unlinking(self, storage: Storage) -> None:
         self.restored(storage)
+
+
+def evicted_above(storage: Storage) -> set[Storage]:
+    """What it is made from, through evicted storages: loops written out, because exact policies do little else."""
+    found: set[Storage] = set()
+    stack = [storage]
+    while stack:
+        for value in stack.pop().values:
+            operation = value.operation
+            if operation is not None:
+                for argument in operation.arguments:
+                    each = argument.storage
+                    if not each.resident and each not in found:
+                        found.add(each)
+                        stack.append(each)
+    found.discard(storage)
+    return found
+
+
+def evicted_below(storage: Storage) -> set[Storage]:
+    """What is made from it, through evicted storages."""
+    found: set[Storage] = set()
+    stack = [storage]
+    while stack:
+        for value in stack.pop().values:
+            using = value.using
+            if using is None:
+                continue
+            for user in using if isinstance(using, list) else (using,):
+                for output in user.outputs:
+                    if output is not None:
+                        each = output.storage
+                        if not each.resident and each not in found:
+                            found.add(each)
+                            stack.append(each)
+    found.discard(storage)
+    return found
 
 
 def closure(storage: Storage, direction: Callable[[Storage], Iterator[Storage]]) -> set[Storage]:

@@ -123,7 +123,7 @@ def test_extras_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
     _, report = examine(capsys)
     assert report["recompute"] == recompute.__version__
     assert report["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert list(report["extras"]) == ["numpy", "matplotlib", "psutil", "rich", "hypothesis"]
+    assert list(report["extras"]) == ["numpy", "matplotlib", "psutil", "rich", "scipy", "hypothesis"]
     main(["doctor"])
     out = capsys.readouterr().out
     assert recompute.__version__ in out
