@@ -191,13 +191,10 @@ class Engine(Lifetimes):
     def _expected(self, frame: Frame, operation: Operation) -> Sequence[tuple[str, int]]:
         """(device, bytes) of the outputs: as before, as declared, or as learnt; empty if unknown."""
         if operation.runs:
-            if len(operation.outputs) == 1 and operation.outputs[0] is not None:
-                storage = operation.outputs[0].storage
-                return () if storage.resident else ((storage.pool.device, storage.size),)
-            storages = [each.storage for each in operation.outputs if each is not None]
-            if len(storages) > 1:
-                storages = list(dict.fromkeys(storages))
-            return [(each.pool.device, each.size) for each in storages if not each.resident]
+            if operation.room is not None:  # the function makes all of them again, whichever are wanted
+                return operation.room
+            storage = next(each.storage for each in operation.outputs if each is not None)
+            return () if storage.resident else ((storage.pool.device, storage.size),)
         if operation.declared is not None:
             device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
             return [(device, size) for size in operation.declared]
@@ -284,6 +281,8 @@ class Engine(Lifetimes):
             if home is not None and not home.locks:  # got at run time; making room must not evict it now
                 frame.lock(home)
             homes.append(home)
+        if operation.nout > 1:
+            operation.room = _own_memory(made, homes)
         reserved, frame.reserved = frame.reserved, ()
         self._make_room_now(reserved, operation, made, homes)
         self.now += cost

@@ -139,6 +139,7 @@ class Operation:
         "nout",
         "outputs",
         "positional",
+        "room",
         "runs",
     )
 
@@ -159,6 +160,9 @@ class Operation:
         self.arguments = arguments  # every value it depends on, found at run time ones included
         self.nout = nout
         self.declared = declared  # bytes of each output, if the caller said
+        self.room: Sequence[tuple[str, int]] | None = (
+            None  # (device, bytes) that several outputs took, forgotten ones too
+        )
         self.code = code  # where it was created
         self.instruction = instruction
         self.outputs: tuple[Value | None, ...] = ()  # None: can never be needed again; empty: nor can the operation

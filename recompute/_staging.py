@@ -50,7 +50,7 @@ def stage(
         Arrays (what an adapter serves) and Recomputables, also inside tuples, lists and dicts, become inputs: later
         ones must have the same shapes and types. Everything else is part of the graph: later ones must be equal.
     budget
-        Bytes ("512MB") for inputs, constants, intermediate and final results together, or a share (a float) of the
+        Bytes ("512MB") for inputs, constants, intermediate and final results together, or a share (0.4, "40%") of the
         peak without a budget. For bytes, the example runs within the budget, too.
     method, time_limit
         Of `recompute.planners.plan`: how to plan, and how many seconds that may take.
@@ -60,8 +60,7 @@ def stage(
     """
     from recompute._plans._plan import plan
 
-    share = budget if isinstance(budget, float) else None
-    limit = None if share is not None else parse_bytes(budget)
+    share, limit = _share_or_bytes(budget)
     recorder = _Recorder(limit)
     with recorder:
         inputs: list[Recomputable[Any]] = []
@@ -78,6 +77,14 @@ def stage(
     staged: Staged[T] = Staged(graph, layout, wanted, planned)
     update_wrapper(staged, function, updated=())
     return staged
+
+
+def _share_or_bytes(budget: Any) -> tuple[float | None, int | None]:
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        budget = float(budget.strip()[:-1]) / 100
+    if not isinstance(budget, str) and not hasattr(budget, "__index__"):
+        return float(budget), None
+    return None, parse_bytes(budget)
 
 
 class Staged(Generic[T]):
@@ -269,7 +276,7 @@ class _Layout:
         if isinstance(argument, _CONTAINERS):
             self._known.append((where, _structure(argument)))
             if isinstance(argument, dict):
-                argument = {key: argument[key] for key in sorted(argument, key=str)}
+                argument = {key: argument[key] for key in sorted(argument, key=_by_type)}
                 return {key: self.take(each, _inside(where, key), inputs) for key, each in argument.items()}
             parts = [self.take(each, _inside(where, at), inputs) for at, each in enumerate(argument)]
             return parts if isinstance(argument, list) else _rebuild(argument, parts)
@@ -332,7 +339,11 @@ def _look(payload: Any) -> Any:
 
 
 def _structure(container: Any) -> Any:
-    return type(container), sorted(container, key=str) if isinstance(container, dict) else len(container)
+    return type(container), sorted(container, key=_by_type) if isinstance(container, dict) else len(container)
+
+
+def _by_type(key: Any) -> tuple[str, str]:
+    return type(key).__name__, str(key)
 
 
 def _rebuild(like: Any, parts: list[Any]) -> Any:

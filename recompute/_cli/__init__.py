@@ -13,7 +13,7 @@ from typing import Final, NoReturn, Protocol
 
 from recompute import BudgetError, ImpureError, __version__
 from recompute._cli import _compare, _demo, _doctor, _plan, _plot, _run, _simulate
-from recompute._cli._output import CommandError, complain, flush, silence
+from recompute._cli._output import CommandError, complain, flush, no_interrupt_lost, silence
 
 _EXAMPLES: Final = """\
 examples:
@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(argv)
         run: Callable[[argparse.Namespace], int] = options.run
-        status = run(options)
+        with no_interrupt_lost():
+            status = run(options)
         flush(sys.stdout)
     except SystemExit as stop:  # argparse has shown the help or the version
         return int(stop.code or 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import select
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
@@ -159,3 +161,23 @@ def seconds(time: float) -> str:
     whole = round(time)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
+
+
+@contextmanager
+def no_interrupt_lost() -> Iterator[None]:
+    """Python ignores what a destructor raises, also a Ctrl-C that falls into one: raise that again a bit later."""
+    before = sys.unraisablehook
+
+    def hook(lost: sys.UnraisableHookArgs) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            later = threading.Timer(0.01, _thread.interrupt_main)
+            later.daemon = True
+            later.start()
+        else:
+            before(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

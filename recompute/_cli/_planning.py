@@ -17,6 +17,7 @@ from recompute._plans._schedule import Plan, PlanError
 from recompute._plans._verify import verify
 from recompute._simulator._many import cores
 from recompute._traces._program import Program
+from recompute._workers import workers
 
 TIME_LIMIT: Final = 20.0
 _TIMED: Final = ("own", "checkmate")
@@ -184,17 +185,11 @@ def make_many(
             yield make(programs[job.program], job, progress)
             done(number)
         return
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor  # here: once it is loaded, Python's exit waits for its pools
-
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _start, (list(programs),))
-    try:
+    with workers(count, _start, list(programs)) as pool:
         futures = [pool.submit(_work, job) for job in jobs]
         for number, future in enumerate(futures, 1):
             yield future.result()
             done(number)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 _here: list[Program] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import pkgutil
 import runpy
@@ -16,7 +15,7 @@ from types import ModuleType, TracebackType
 from typing import Final
 
 from recompute import BudgetError, ImpureError
-from recompute._cli._output import CommandError, complain, flush, reader_gone, silence
+from recompute._cli._output import CommandError, complain, flush, no_interrupt_lost, reader_gone, silence
 from recompute._cli._recording import Program
 
 
@@ -37,7 +36,7 @@ def execute(program: Program) -> Ending:
     Raises CommandError if there is no such program.
     """
     others = set(threading.enumerate())
-    with _stage(program), _no_interrupt_lost():
+    with _stage(program), no_interrupt_lost():
         try:
             try:
                 _start(program)
@@ -89,26 +88,6 @@ def _stage(program: Program) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
-
-
-@contextmanager
-def _no_interrupt_lost() -> Iterator[None]:
-    """Python ignores what a destructor raises, also a Ctrl-C that falls into one: raise that again a bit later."""
-    before = sys.unraisablehook
-
-    def hook(lost: sys.UnraisableHookArgs) -> None:
-        if issubclass(lost.exc_type, KeyboardInterrupt):
-            later = threading.Timer(0.01, _thread.interrupt_main)
-            later.daemon = True
-            later.start()
-        else:
-            before(lost)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 def _ending(program: Program, error: BaseException) -> Ending:

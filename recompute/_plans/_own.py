@@ -17,6 +17,7 @@ from recompute._plans._liveness import cost_of, prune, schedule
 from recompute._plans._problem import Problem
 from recompute._plans._revolve import revolve
 from recompute._plans._schedule import PlanError
+from recompute._workers import workers
 
 Progress = Callable[[float, float], None]
 """Hears the share of the planning that is done, and the least overhead so far."""
@@ -63,10 +64,7 @@ def own(
     """
     if effort.workers > 1:
         efforts = [Effort(effort.rounds, effort.time_limit, effort.seed + number) for number in range(effort.workers)]
-        from concurrent.futures import ProcessPoolExecutor  # here: once it is loaded, Python's exit waits for its pools
-        from multiprocessing import get_context
-
-        with ProcessPoolExecutor(effort.workers, get_context("spawn")) as pool:
+        with workers(effort.workers, _nothing) as pool:
             found = list(pool.map(_work, [(problem, turn, each) for each in efforts]))
         return min(found, key=lambda each: cost_of(problem, each[0]))
     start = perf_counter()
@@ -91,6 +89,10 @@ def own(
     if not starts:
         raise PlanError(_infeasible(problem))
     return _search(problem, starts, effort, start + effort.time_limit, progress), None
+
+
+def _nothing() -> None:
+    """What a worker needs before it works."""
 
 
 def _work(given: tuple[Problem, int | None, Effort]) -> tuple[list[int], float | None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recompute._simulator._replay import Run, baseline, simulate
 from recompute._traces._program import Program
+from recompute._workers import workers
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -48,9 +49,6 @@ def simulate_many(
                 done(number)
             yield run
         return
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor  # here: once it is loaded, Python's exit waits for its pools
-
     ready = 0
 
     def count_one(future: Future[Run]) -> None:
@@ -59,20 +57,14 @@ def simulate_many(
         if done is not None and not future.cancelled():
             done(ready)
 
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads is not safe
-    pool = ProcessPoolExecutor(count, context, _start, (list(programs), peaks))
-    try:
-        longest_first = sorted(
-            range(len(jobs)), key=lambda at: (-len(programs[jobs[at].program].steps), jobs[at].budget)
-        )
+    longest_first = sorted(range(len(jobs)), key=lambda at: (-len(programs[jobs[at].program].steps), jobs[at].budget))
+    with workers(count, _start, list(programs), peaks) as pool:
         futures: dict[int, Future[Run]] = {}
         for at in longest_first:
             futures[at] = pool.submit(_work, jobs[at])
             futures[at].add_done_callback(count_one)
         for at in range(len(jobs)):
             yield futures[at].result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def cores() -> int:

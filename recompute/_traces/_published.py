@@ -51,6 +51,8 @@ class Published:
         if self._pending is not None:
             raise ValueError(f"the file is truncated: {self._pending.lacks()}")
         program = self.program
+        if not math.isfinite(program.model_time):
+            raise ValueError("the TIME of all operations together is too large a number")
         kept = (self._values[name] for name in self._values if self._held[name] > 0)
         program.outputs = [value for value in dict.fromkeys(kept) if program.makers[value] >= 0]
         return program
@@ -72,11 +74,8 @@ class Published:
         self._complete()
 
     def _memory(self, line: dict[str, Any]) -> None:
-        size = _number(line, "MEMORY")
-        if size != int(size):
-            raise ValueError(f"MEMORY must be whole bytes, not {line['MEMORY']!r}")
         pending, name = self._described(line)
-        pending.sizes[name] = int(size)
+        pending.sizes[name] = _bytes(line)
         self._complete()
 
     def _alias(self, line: dict[str, Any]) -> None:
@@ -232,6 +231,16 @@ def _number(line: dict[str, Any], key: str) -> float:
     if number < 0:
         raise ValueError(f"{key} must not be negative, but is {given}")
     return number
+
+
+def _bytes(line: dict[str, Any]) -> int:
+    size = _number(line, "MEMORY")
+    if size != int(size):
+        raise ValueError(f"MEMORY must be whole bytes, not {line['MEMORY']!r}")
+    try:
+        return int(line["MEMORY"])  # exact, where a float is not
+    except ValueError:
+        return int(size)
 
 
 def _index(given: Any, key: str, count: int, least: int) -> int:

@@ -66,9 +66,7 @@ def read(path: str | Path) -> Program:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that are not empty, numbered from one."""
-    with open(path, "rb") as raw:
-        start = raw.read(2)
-    with gzip.open(path) if start == _GZIP else open(path, "rb") as file:
+    with open(path, "rb") as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, line.decode("utf-8", "replace")
