@@ -66,14 +66,13 @@ def main() -> None:
                     f"{sum(each.seconds for each in group):.2f}",
                     f"{slowest.seconds:.2f}",
                     f"{slowest.budget_ratio:.1f} ({slowest.status})",
-                    f"{max(1e6 * each.seconds / max(1, each.evictions) for each in group):.0f}",
                     f"{known / slowest.seconds:.0f} times faster than {known} s" if known else "",
                 )
             )
         print(f"{name}: read in {parsed:.2f} s", file=sys.stderr)
     lines += ["## What a replay takes", ""]
     lines += _table(
-        ("trace", "policy", "nine budgets, s", "slowest, s", "at", "us an eviction, at most", "the authors' simulator"),
+        ("trace", "policy", "nine budgets, s", "slowest, s", "at", "the authors' simulator"),
         speeds,
     )
     lines += ["", "## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]

@@ -22,8 +22,9 @@ from _common import MICRO, Report, Row, Target, main, say
 
 import recompute as rc
 from recompute._graph import Storage
-from recompute._neighbours import NEIGHBOURHOODS
+from recompute._needs import NEIGHBOURHOODS
 from recompute._policy import DEFAULT, Score, policy_of
+from recompute._pool import Pool
 from recompute._search import candidates, search_of
 from recompute.testing import ManualClock
 
@@ -106,6 +107,7 @@ def alone(count: int, shape: str, steps: int) -> Bare:
     """The search structure of the default policy by itself: no cache, no neighbours, the same lines."""
     policy = policy_of(DEFAULT)
     search = candidates(search_of("exact"), policy, NEIGHBOURHOODS[policy.neighbourhood](lambda _: None))
+    Pool("cpu", search, None)
     upcoming = costs(shape)
     now = 0.0
 

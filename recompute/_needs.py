@@ -47,6 +47,7 @@ class Needs(Neighbourhood):
         self._bytes_out: dict[Pool, int] = {}
         self._beyond: dict[Storage, tuple[Stretch, Stretch]] = {}  # evicted -> above and below it, when it went
         self._last: tuple[Storage, Stretch, Stretch] | None = None  # the newest answer
+        self._questioned = False  # nobody reckons with a cost before the first question
 
     def prepare(self, pool: Pool) -> None:
         out = self._bytes_out.get(pool, 0)
@@ -57,6 +58,10 @@ class Needs(Neighbourhood):
                 self.pressure = step
 
     def cost(self, storage: Storage) -> float:
+        self._questioned = True
+        return self._cost(storage)
+
+    def _cost(self, storage: Storage) -> float:
         above = self._above(storage)
         below, dead = self._below(storage)
         self._last = storage, above, below
@@ -66,9 +71,9 @@ class Needs(Neighbourhood):
         return storage not in self._needing and not referred(storage)
 
     def evicted(self, storage: Storage) -> None:
-        if self._bytes_out:
+        if self._questioned:
             if self._last is None or self._last[0] is not storage:
-                self.cost(storage)
+                self._cost(storage)
             assert self._last is not None
             self._beyond[storage] = self._last[1:]
         if referred(storage):
@@ -99,6 +104,8 @@ class Needs(Neighbourhood):
             self.unlinking(storage)
 
     def unlinking(self, storage: Storage) -> None:
+        if not self._questioned:
+            return
         for direction in (Storage.neighbours_up, Storage.neighbours_down):
             for each in _rim(storage, direction):
                 if each.slot >= 0:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from recompute._pool import Pool
 
 
-_AMORTISED: Final = 128  # scores a choice, at most: pressure is answered in time, but not all the time
+_AMORTISED: Final = 8  # scores a choice, at most: pressure is answered in time, but not all the time,
+_FEW: Final = 2000  # unless there are few candidates
 _ABOVE: Final = 1e150
 _STEEPER: Final = 2.0**600  # keeps the order among those who are above
 
@@ -44,7 +45,7 @@ class Candidates(ABC):
         """Before a choice; True if all scores are new, because memory is shorter than it was."""
         neighbourhood = self.neighbourhood
         self._choices += 1
-        if _AMORTISED * self._choices > len(self):  # to score all of them anew takes O(n)
+        if _AMORTISED * self._choices > len(self) - _FEW:  # to score all of them anew takes O(n)
             neighbourhood.prepare(self.pool)
         if neighbourhood.pressure == self._pressure:
             return False

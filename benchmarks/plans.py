@@ -1,0 +1,86 @@
+"""Plans on recorded training iterations: what can be had if the future is known, beside figures from before.
+
+    python benchmarks/plans.py TRACES_FOLDER [--time-limit 15] [--into docs/results]
+
+writes plans.md. Every plan is verified. Planning is searched until the time limit (seconds), one plan a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from _common import facts
+
+from recompute.planners import PlanError, plan, verify
+from recompute.simulator import simulate
+from recompute.traces import read
+
+RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
+BUDGETS: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
+TRACES: Final = ("unet", "resnet32", "transformer", "treelstm")
+METHODS: Final = ("own", "chen-greedy", "chen-sqrt")
+
+BEFORE: Final = {
+    "unet": {0.5: 1.101, 0.4: 1.141, 0.3: 1.349},
+    "resnet32": {0.5: 1.093, 0.3: 1.169, 0.2: 1.218, 0.1: 1.764},
+    "transformer": {0.5: 1.049, 0.3: 1.080, 0.2: 1.135, 0.15: 1.200},
+}
+"""The best that was known: some fifty policies that know the next use, then local search over their weights."""
+
+HEAD: Final = """# Plans
+
+Overheads of schedules made in advance, on the four training iterations that the DTR authors recorded, by
+`python benchmarks/plans.py FOLDER`: the library's planner and Chen's, beside the best figures known before and the
+default policy, which knows only the past. Every plan was checked by the verifier.
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", type=Path, help="the folder with unet.jsonl and the others")
+    parser.add_argument("--time-limit", type=float, default=15.0, help="seconds for each plan of the library's planner")
+    parser.add_argument("--into", metavar="FOLDER", type=Path, default=RESULTS, help="where the results go")
+    options = parser.parse_args()
+    machine = facts()
+    jobs = [
+        (str(options.traces / f"{name}.jsonl"), budget, method, options.time_limit)
+        for name in TRACES
+        for method in (*METHODS, "default")
+        for budget in BUDGETS
+    ]
+    with ProcessPoolExecutor(2) as pool:
+        found = dict(zip(jobs, pool.map(_overhead, jobs), strict=True))
+    lines: list[str] = []
+    for name in TRACES:
+        path = str(options.traces / f"{name}.jsonl")
+        rows = [(each, [found[path, budget, each, options.time_limit] for budget in BUDGETS]) for each in METHODS]
+        rows.append(("known before", [BEFORE.get(name, {}).get(budget) for budget in BUDGETS]))
+        rows.append(("default policy", [found[path, budget, "default", options.time_limit] for budget in BUDGETS]))
+        lines += [f"## {name}", "", f"| method | {' | '.join(map(str, BUDGETS))} |", "|---" * (len(BUDGETS) + 1) + "|"]
+        lines += [f"| {label} | {' | '.join(f'{each:.4f}' if each else '' for each in row)} |" for label, row in rows]
+        lines.append("")
+    lines += [f"The library's planner had {options.time_limit:g} seconds for each plan, on one core.", ""]
+    lines += ["## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]
+    text = HEAD + "\n".join(lines)
+    print(text)
+    (options.into / "plans.md").write_text(text, encoding="utf-8")
+
+
+def _overhead(job: tuple[str, float, str, float]) -> float | None:
+    path, budget, method, time_limit = job
+    program = read(path)
+    if method == "default":
+        return simulate(program, budget).overhead
+    try:
+        found = plan(program, budget, method, **({"time_limit": time_limit} if method == "own" else {}))
+    except PlanError:
+        return None
+    return verify(program, found)[1]
+
+
+if __name__ == "__main__":
+    main()
