@@ -17,23 +17,20 @@ from typing import Any
 
 from recompute._adapter import fingerprint, kinds
 from recompute._arguments import fill
-from recompute._budget import Limits, format_bytes
-from recompute._errors import BudgetError
-from recompute._events import Accessed, Added, Detached, Performed, Pinned, Unpinned
+from recompute._budget import Limits
+from recompute._events import Accessed, Added, Detached, Pinned, Unpinned
 from recompute._flight import ON_THE_GROUND, Flight, Frame, Goal, Made, Room, Running, by_peak, running
 from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
-from recompute._lifetimes import Lifetimes
 from recompute._policy import Policy
 from recompute._pool import Pool
 from recompute._python import ATOMIC
-from recompute._search import Search, candidates
+from recompute._results import Results, home_among, own_memory
+from recompute._search import Search
 from recompute._sizes import LearntSizes
 
 
-class Engine(Lifetimes):
+class Engine(Results):
     """Performs operations within the limits, and brings evicted values back."""
-
-    pool_class = Pool
 
     def __init__(
         self,
@@ -44,15 +41,11 @@ class Engine(Lifetimes):
         clock: Callable[[], float],
         verify: bool,
     ) -> None:
-        super().__init__(policy, release, verify)
-        self.search = search
-        self._limits = limits
-        self._unlimited = limits.given is None
+        super().__init__(limits, policy, search, release, verify)
         self._clock = clock
         self._changed = Condition(self._lock)
         self._sizes = LearntSizes()
         self._order: Callable[[list[Value]], list[Value]] = by_peak  # in which evicted arguments are brought back
-        self._number = 0  # of the newest value
         self._leader: Flight | None = None  # goes first, when memory is too short for several
         self._blocked: list[Flight] = []  # threads that wait for memory or for a value
         self._operations = self._rematerializations = 0
@@ -102,11 +95,7 @@ class Engine(Lifetimes):
             self._interrupted = self._interrupted or not isinstance(error, Exception)
             raise
         finally:
-            if self._leader is flight:
-                with self._lock:
-                    self._arrived(flight)
-            if self._dropped or self._events:
-                self._settle()
+            self._arrived(flight)
             if outer is not None:
                 outer.nested += self._clock() - start
 
@@ -277,12 +266,12 @@ class Engine(Lifetimes):
             self._depend(operation, frame.found, again)
         homes: list[Storage | None] = []
         for each in made:
-            home = _home_among(operation.arguments, each[2]) if each[2] else None
+            home = home_among(operation.arguments, each[2]) if each[2] else None
             if home is not None and not home.locks:  # got at run time; making room must not evict it now
                 frame.lock(home)
             homes.append(home)
         if operation.nout > 1:
-            operation.room = _own_memory(made, homes)
+            operation.room = own_memory(made, homes)
         reserved, frame.reserved = frame.reserved, ()
         self._make_room_now(reserved, operation, made, homes)
         self.now += cost
@@ -306,7 +295,7 @@ class Engine(Lifetimes):
             operation.cost = cost
             self._create(operation, made, homes)
             if frame.key is not None:
-                self._sizes.learn(frame.key, _own_memory(made, homes))
+                self._sizes.learn(frame.key, own_memory(made, homes))
         if self._listeners:
             self._events.append(self._performed(operation, cost, again, sum(size for _, size in reserved)))
         operation.frame = None
@@ -334,7 +323,7 @@ class Engine(Lifetimes):
             made = [each for each, needed in zip(made, wanted, strict=True) if needed]
             homes = [each for each, needed in zip(homes, wanted, strict=True) if needed]
         needs: dict[Pool, int] = {}
-        for device, size in _own_memory(made, homes):
+        for device, size in own_memory(made, homes):
             pool = self._pool(device)
             needs[pool] = needs.get(pool, 0) + size
         for pool, size in needs.items():
@@ -342,91 +331,6 @@ class Engine(Lifetimes):
                 pool.overshoot = max(pool.overshoot, pool.used + size - int(pool.limit))
                 pool.peak = max(pool.peak, pool.used + size)
                 self._allocate(pool, size, ON_THE_GROUND, operation)
-
-    def _create(self, operation: Operation, made: list[Made], homes: list[Storage | None]) -> None:
-        """The outputs of a first run, each on the storage it shares or on one of its own."""
-        outputs: list[Value | None] = []
-        own: dict[int, Storage] = {}  # by buffer: outputs may share memory with each other
-        for number, (payload, size, buffer, device, digest) in enumerate(made):
-            storage = homes[number] or own.get(buffer)
-            self._number += 1
-            if storage is None:
-                pool = self._pools.get(device) or self._pool(device)
-                storage = Storage(pool, size, buffer, self._number, self.now)
-                self._settle_in(storage)
-                if buffer:
-                    own[buffer] = storage
-            elif homes[number] is None and size > storage.size:  # two views of what neither of them owns
-                storage.pool.resize(storage, size)
-            storage.last_access = self.now
-            value = Value(payload, operation, storage, self._number)
-            value.refs = 1
-            self._join(value, operation, storage)
-            outputs.append(value)
-            if self._fingerprints is not None:
-                self._fingerprints.note(value, digest)
-        operation.outputs = tuple(outputs)
-        for argument in operation.arguments:
-            argument.add_user(operation)
-
-    def _restore(self, value: Value, operation: Operation, made: Made, home: Storage | None) -> None:
-        """An evicted value was computed again; should it share memory otherwise than before, it moves."""
-        payload, size, buffer, device, _ = made
-        storage = value.storage
-        if home is None:
-            home = _home_among(operation.outputs, buffer)
-            if home is not None and size > home.size:
-                home.pool.resize(home, size)
-        if home is not None or storage.resident:
-            if home is None:
-                self._number += 1
-                home = Storage(self._pool(device), size, buffer, self._number, self.now)
-                self._settle_in(home)
-            if home is not storage:
-                if not storage.resident:
-                    self._neighbourhood.unlinking(storage)
-                storage.values = tuple([each for each in storage.values if each is not value])
-                if not storage.values:
-                    self._vanish(storage, source=False)
-                elif all(each.operation is not operation for each in storage.values):
-                    self._own_cost(storage, -operation.cost)
-                self._join(value, operation, home)
-        else:
-            if self._neighbourhood.asked:
-                self._neighbourhood.restored(storage)
-            storage.resident = True
-            storage.held = None  # should anybody still hold the old buffer, that stays counted on its own
-            if storage.pool.device != device:
-                storage.pool = self._pool(device)
-            storage.size, storage.buffer = size, buffer
-            for each in storage.values:
-                each.ghost = None
-            self._settle_in(storage)
-        value.payload = payload
-
-    def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
-        """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""
-        value.storage = storage
-        if not storage.values:
-            storage.cost += operation.cost
-        elif all(each.operation is not operation for each in storage.values):
-            self._own_cost(storage, operation.cost)
-        storage.values += (value,)
-
-    def _reprice(self, operation: Operation, cost: float) -> None:
-        """A repeated run was cheaper: that is the cost from now on."""
-        change = cost - operation.cost
-        operation.cost = cost
-        for storage in {each.storage for each in operation.outputs if each is not None}:
-            self._own_cost(storage, change)
-
-    def _depend(self, operation: Operation, found: list[Value], again: bool) -> None:
-        """Values that the function asked for at run time are arguments from now on."""
-        new = [each for each in dict.fromkeys(found) if each not in operation.arguments and (each.refs or each.uses)]
-        operation.arguments += tuple(new)
-        if again:
-            for value in new:
-                value.add_user(operation)
 
     def _unlock(self, frame: Frame) -> None:
         """Let the arguments go, and evict those that were released in the meantime."""
@@ -472,7 +376,7 @@ class Engine(Lifetimes):
             return
         if any(each.give_way() for each in (flight, *(running_here.flight for running_here in _running_here()))):
             return
-        raise self._shortage(pool, size, what)
+        raise pool.shortage(size, what)
 
     def _wait_for_leader(self, flight: Flight) -> None:
         """Let another thread go first, with all the memory that this one does not need right now."""
@@ -501,32 +405,13 @@ class Engine(Lifetimes):
         return sum(each.cache is self for each in _running_here())
 
     def _arrived(self, flight: Flight) -> None:
-        """A flight is over, with success or without: if it led, the others may go on."""
+        """A flight is over, with success or without: if it led, the others may go on. Called without the lock."""
         if self._leader is flight:
-            self._leader = None
-            self._changed.notify_all()
-
-    def _shortage(self, pool: Pool, size: int, what: Operation | None) -> BudgetError:
-        locked = max(0, pool.fixed - pool.sources - pool.pinned)
-        impossible = pool.fixed + pool.held + size > pool.limit
-        parts = [
-            (pool.sources, "in sources"),
-            (pool.pinned, "pinned"),
-            (locked, "locked by operations in flight"),
-            (pool.held, "evicted but held by the caller"),
-            (0 if impossible else pool.used - pool.fixed - pool.held, "that the policy does not evict"),
-        ]
-        short = (pool.fixed + pool.held if impossible else pool.used) + size - int(pool.limit)
-        taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
-        who = "a source" if what is None else f"{what.name} (created at {what.created})"
-        need = f"{who} needs {format_bytes(size)} more on {pool.device}, but the" if size else "the"
-        return BudgetError(
-            f"{need} budget of {format_bytes(pool.limit)} is "
-            f"{format_bytes(short)} ({short} bytes) short"
-            + (f", with {taken}" if taken else "")
-            + "; raise the budget, "
-            "unpin, or let go of what get() returned"
-        )
+            with self._lock:
+                self._leader = None
+                self._changed.notify_all()
+        if self._dropped or self._events:
+            self._settle()
 
     # What the surface calls, without the lock
 
@@ -558,11 +443,7 @@ class Engine(Lifetimes):
                 if self._listeners:
                     self._events.append(Added(self.now, pool.used, storage.number, size, device))
         finally:
-            if self._leader is flight:
-                with self._lock:
-                    self._arrived(flight)
-            if self._dropped or self._events:
-                self._settle()
+            self._arrived(flight)
         return value
 
     def _apply(self, operation: Operation) -> tuple[Value | None, ...]:
@@ -641,7 +522,7 @@ class Engine(Lifetimes):
             with self._lock:
                 if frame.found:
                     self._depend(operation, frame.found, again=False)
-                home = _home_among(operation.arguments, buffer) if buffer else None
+                home = home_among(operation.arguments, buffer) if buffer else None
                 pool = self._pools.get(device) or self._pool(device)
                 started = False
                 self._executing -= 1
@@ -769,53 +650,6 @@ class Engine(Lifetimes):
         if self._dropped or self._events:
             self._settle()
 
-    # Small things
-
-    def _pool(self, device: str) -> Pool:
-        pool = self._pools.get(device)
-        if pool is None:
-            found = candidates(self.search, self.policy, self._neighbourhood)
-            pool = self._pools[device] = self.pool_class(device, found, self._limits.of(device))
-        return pool
-
-    def _performed(self, operation: Operation, cost: float, again: bool, room: int) -> Performed:
-        if len(operation.outputs) == 1 and (value := operation.outputs[0]) is not None:  # mostly, and quicker
-            storage = value.storage
-            pool, home = storage.pool, (storage.number,)
-            return Performed(
-                self.now,
-                pool.used,
-                operation.name,
-                cost,
-                again,
-                home,
-                (storage.size,),
-                tuple([argument.storage.number for argument in operation.arguments]),
-                (value.number,),
-                home,
-                tuple([argument.number for argument in operation.arguments]),
-                pool.device,
-                None if self._unlimited else room,
-            )
-        results = [each for each in operation.outputs if each is not None]
-        storages = dict.fromkeys(each.storage for each in results)
-        used = sum(pool.used for pool in {storage.pool for storage in storages})
-        return Performed(
-            self.now,
-            used,
-            operation.name,
-            cost,
-            again,
-            tuple(storage.number for storage in storages),
-            tuple(storage.size for storage in storages),
-            tuple(argument.storage.number for argument in operation.arguments),
-            tuple(each.number for each in results),
-            tuple(each.storage.number for each in results),
-            tuple(argument.number for argument in operation.arguments),
-            next((each.pool.device for each in storages), "cpu"),
-            None if self._unlimited else room,
-        )
-
 
 def _running_here() -> list[Running]:
     """The operations whose functions run in this thread or task, the innermost first."""
@@ -843,25 +677,6 @@ def _outputs(operation: Operation, result: Any) -> tuple[Any, ...]:
             "were announced"
         )
     return outputs
-
-
-def _home_among(values: tuple[Value | None, ...], buffer: int) -> Storage | None:
-    """The storage among those of `values` whose memory an output shares."""
-    if buffer:
-        for value in values:
-            if value is not None and value.storage.buffer == buffer:
-                return value.storage
-    return None
-
-
-def _own_memory(made: list[Made], homes: list[Storage | None]) -> list[tuple[str, int]]:
-    """(device, bytes) of the outputs that share no memory with an argument; of those that share it, the largest."""
-    own: dict[int, tuple[str, int]] = {}
-    for number, (each, home) in enumerate(zip(made, homes, strict=True)):
-        if home is None:
-            _, size, buffer, device, _ = each
-            own[buffer or -number] = (device, max(size, own[buffer][1]) if buffer in own else size)
-    return [each for each in own.values() if each[1]]
 
 
 def _say_where(error: BaseException, operation: Operation) -> None:

@@ -19,6 +19,12 @@ from recompute._graph import Storage
 if TYPE_CHECKING:
     from recompute._pool import Pool
 
+_FLOOR: Final = 0.95
+"""Of a component's cost: what its watchers reckon with, so that it may fall by a twentieth before they hear of it.
+
+Nearer to one they are told, and scored anew, at each little fall; far below, the search checks many for nothing.
+"""
+
 Fell = Callable[[Storage], None]
 
 
@@ -149,9 +155,6 @@ def closure(storage: Storage, direction: Callable[[Storage], Iterator[Storage]])
                 if not each.resident:
                     stack.append(each)
     return seen
-
-
-_FLOOR: Final = 0.95
 
 
 class Component:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import inf
 from weakref import ReferenceType
 
-from recompute._budget import Limit
-from recompute._graph import Storage
+from recompute._budget import Limit, format_bytes
+from recompute._errors import BudgetError
+from recompute._graph import Operation, Storage
 from recompute._search import Candidates
 
 
@@ -90,6 +91,29 @@ class Pool:
             self.candidates.changed(storage)
         else:
             self.admit(storage)
+
+    def shortage(self, size: int, what: Operation | None) -> BudgetError:
+        """The error that `what` (None: a source) cannot have `size` more bytes: what takes the room, and what to do."""
+        locked = max(0, self.fixed - self.sources - self.pinned)
+        impossible = self.fixed + self.held + size > self.limit
+        parts = [
+            (self.sources, "in sources"),
+            (self.pinned, "pinned"),
+            (locked, "locked by operations in flight"),
+            (self.held, "evicted but held by the caller"),
+            (0 if impossible else self.used - self.fixed - self.held, "that the policy does not evict"),
+        ]
+        short = (self.fixed + self.held if impossible else self.used) + size - int(self.limit)
+        taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
+        who = "a source" if what is None else f"{what.name} (created at {what.created})"
+        need = f"{who} needs {format_bytes(size)} more on {self.device}, but the" if size else "the"
+        return BudgetError(
+            f"{need} budget of {format_bytes(self.limit)} is "
+            f"{format_bytes(short)} ({short} bytes) short"
+            + (f", with {taken}" if taken else "")
+            + "; raise the budget, "
+            "unpin, or let go of what get() returned"
+        )
 
     def __repr__(self) -> str:
         return f"<pool {self.device}: {self.used} of {self.limit} bytes used>"

@@ -19,10 +19,11 @@ from recompute._flight import Flight, Frame
 from recompute._lifetimes import Lifetimes
 from recompute._neighbours import Components
 from recompute._pool import Pool
+from recompute._results import Results
 from recompute._search import Tournaments
 from recompute.testing import check_invariants
 
-PARTS = (Engine, Lifetimes, Pool, Frame, Flight, Tournaments, Components)
+PARTS = (Engine, Results, Lifetimes, Pool, Frame, Flight, Tournaments, Components)
 STRIDE = 5  # of the crossings at which an interrupt strikes; each test parameter takes other ones
 
 

@@ -94,6 +94,7 @@ LAYERS = [
     ["_flight", "_pool", "_context"],
     ["_repair"],
     ["_lifetimes"],
+    ["_results"],
     ["_engine"],
     ["_cache"],
     ["_recomputable"],
