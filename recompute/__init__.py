@@ -13,6 +13,10 @@ The layers, from the top; imports run downwards only:
 """
 
 from recompute._adapter import Adapter, register, register_size, sizeof
+from recompute._array_adapter import ArrayAdapter, Outline
+from recompute._arrays._array import RecomputableArray
+from recompute._arrays._namespace import namespace
+from recompute._arrays._wrap import array, asarray, wrap
 from recompute._budget import available
 from recompute._cache import Cache
 from recompute._context import current_cache, default_cache, set_default_cache
@@ -25,17 +29,23 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adapter",
+    "ArrayAdapter",
     "BudgetError",
     "Cache",
     "ImpureError",
+    "Outline",
     "Recomputable",
+    "RecomputableArray",
     "StagingError",
     "Stats",
     "ap",
+    "array",
+    "asarray",
     "available",
     "current_cache",
     "default_cache",
     "lift",
+    "namespace",
     "pure",
     "register",
     "register_size",
@@ -44,4 +54,5 @@ __all__ = [
     "sizeof",
     "stage",
     "traverse",
+    "wrap",
 ]

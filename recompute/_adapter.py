@@ -28,6 +28,7 @@ class Adapter:
     """
 
     name: str = "python"
+    arrays: bool = False
 
     def serves(self, cls: type) -> bool:
         """Whether values of this type are the adapter's business; others get the defaults."""
@@ -75,7 +76,19 @@ class Adapter:
 class Kind:
     """An adapter resolved for one type. None in the place of a method means that there is nothing to call."""
 
-    __slots__ = ("adapter", "buffer", "device", "freeze", "nbytes", "plain", "readonce", "signature", "watch")
+    __slots__ = (
+        "adapter",
+        "array",
+        "buffer",
+        "device",
+        "freeze",
+        "nbytes",
+        "outline",
+        "plain",
+        "readonce",
+        "signature",
+        "watch",
+    )
 
     def __init__(self, adapter: Adapter, cls: type) -> None:
         own = type(adapter)
@@ -86,6 +99,8 @@ class Kind:
         self.device = adapter.device if own.device is not Adapter.device else None
         self.freeze = adapter.freeze if own.freeze is not Adapter.freeze else None
         self.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
+        self.array = adapter.arrays
+        self.outline: Callable[[Any], Any] | None = getattr(adapter, "outline", None) if adapter.arrays else None
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
         # As an argument: no container and no Recomputable, which the operation has to look into.
         self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not hasattr(cls, "_value")

@@ -9,6 +9,12 @@ from recompute._adapter import kinds
 from recompute._graph import Value
 
 
+class Several(tuple[Any, ...]):
+    """What a function returned that was not asked how many outputs it would have."""
+
+    __slots__ = ()
+
+
 class Nest:
     """A tuple, list or dict among the arguments, as it was: each run gets a fresh one with the payloads filled in."""
 

@@ -158,6 +158,7 @@ class Cache(Engine):
                 scored=sum(each.candidates.scored for each in self._pools.values()),
                 recomputed=tuple(sorted(again, key=lambda each: (-each.seconds, -each.times, each.function))),
                 pools=pools,
+                coercions=self._coercions,
             )
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any
 
 from recompute._adapter import fingerprint, kinds
-from recompute._arguments import fill
+from recompute._arguments import Several, fill
 from recompute._budget import Limits
 from recompute._events import Accessed, Added, Detached, Pinned, Unpinned
 from recompute._flight import ON_THE_GROUND, Flight, Frame, Goal, Made, Room, Running, by_peak, running
@@ -191,7 +191,7 @@ class Engine(Results):
             return ()
         keywords = operation.keywords
         named = None if keywords is None else dict(zip(keywords, fill(keywords.values()), strict=True))
-        frame.key = self._sizes.key(operation.function, fill(operation.positional), named, operation.nout)
+        frame.key = self._sizes.key(operation.function, fill(operation.positional), named, operation.nout or 1)
         return self._sizes.get(frame.key)
 
     def _give_back(self, reserved: Room) -> None:
@@ -223,6 +223,8 @@ class Engine(Results):
         finally:
             cost = clock() - start - frame.nested
             running.set(outer)
+        if not operation.nout:
+            operation.nout = len(result) if type(result) is Several else 1
         if operation.nout == 1:
             made = [self._measure(operation, 0, result)]
         else:
@@ -487,7 +489,12 @@ class Engine(Results):
                         payloads.append(part)
                 if not self._unlimited:
                     key = self._sizes.key(operation.function, payloads)
-                    for device, size in self._sizes.get(key):
+                    known = self._sizes.get(key)
+                    if len(known) > 1:
+                        for each in arguments:
+                            each.storage.pool.unlock(each.storage)
+                        return None
+                    for device, size in known:
                         pool = self._pools.get(device) or self._pool(device)
                         if pool.used + size > pool.limit or pool.adaptive is not None:
                             if pool.fixed + pool.held + size > pool.limit:  # not without others, or not at all
@@ -512,6 +519,19 @@ class Engine(Results):
             finally:
                 cost = clock() - start - frame.nested
                 running.set(None)
+            if operation.nout != 1:
+                if type(payload) is Several:
+                    operation.nout = len(payload)
+                    made = [self._measure(operation, number, each) for number, each in enumerate(payload)]
+                    del payload
+                    with self._lock:
+                        whole = Frame(self, operation, ON_THE_GROUND)
+                        whole.found, whole.locked = frame.found, [each.storage for each in arguments]
+                        whole.reserved = () if room is None else ((room, reserved),)
+                        room, started = None, False
+                        self._store(whole, made, max(cost, 0.0))
+                    return operation.outputs[0]
+                operation.nout = 1
             measure = ATOMIC.get(type(payload))
             if measure is not None:
                 size, buffer, device = measure(payload), 0, "cpu"

@@ -32,7 +32,9 @@ EVICTED: Final = _Evicted()
 class Value:
     """One result of an operation, or a source: what a `Recomputable` refers to."""
 
-    __slots__ = ("ghost", "number", "operation", "payload", "pinned", "refs", "storage", "uses", "using")
+    __slots__ = ("ghost", "number", "operation", "outline", "payload", "pinned", "refs", "storage", "uses", "using")
+
+    outline: Any  # what is known of an evicted array; set by its first eviction
 
     def __init__(self, payload: Any, operation: Operation | None, storage: Storage, number: int) -> None:
         self.number = number  # in order of creation; events speak of it

@@ -61,7 +61,9 @@ class Lifetimes:
         self._listeners: list[Listener] = []
         self._attentive = verify  # `get` of what is in memory is more than a look
         self._events: deque[Event] = deque()
-        self._evictions = self._releases = self._recoveries = 0
+        self._evictions = self._releases = self._recoveries = self._coercions = 0
+        self._history = 0  # values that nobody refers to but operations
+        self._history_limit = 10_000  # when the array wrapper warns of it
 
     def _evict(self, storage: Storage, why: Reason) -> None:
         """Drop the values on a resident, unlocked storage."""
@@ -107,6 +109,8 @@ class Lifetimes:
             if kind.watch is not None and watch and value.payload is not EVICTED:
                 reference = reference or weak(kind, value.payload)
                 value.ghost = weak_to(value.payload)
+            if kind.outline is not None and value.refs:
+                value.outline = kind.outline(value.payload)
             value.payload = EVICTED
         storage.resident = False
         storage.buffer = 0
@@ -239,6 +243,8 @@ class Lifetimes:
             self._neighbourhood.released(storage)
         if value.pinned:
             self._unpin_locked(value)  # nobody else could
+        if value.uses:
+            self._history += 1
         if not value.uses and not self._ignored(value):
             self._forget(value)
         elif self.release != "ignore":
@@ -349,8 +355,10 @@ class Lifetimes:
         unused = []
         for argument in arguments:
             argument.remove_user()
-            if not argument.uses and not argument.refs and not self._ignored(argument):
-                unused.append(argument)
+            if not argument.uses and not argument.refs:
+                self._history -= 1
+                if not self._ignored(argument):
+                    unused.append(argument)
         return unused
 
     def _ignored(self, value: Value) -> bool:

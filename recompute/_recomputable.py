@@ -38,6 +38,11 @@ class Recomputable(Generic[T]):
         self._cache = cache
         self._value = value  # which counts this reference already
 
+    @classmethod
+    def _of(cls, cache: Cache, value: Value) -> Recomputable[Any]:
+        """What refers to a result if one of the arguments is of this class."""
+        return Recomputable(cache, value)
+
     def __del__(self) -> None:
         try:
             value = self._value
@@ -177,7 +182,7 @@ def ap(
             if cache is None:
                 cache = argument._cache
             elif argument._cache is not cache:
-                _common(cache, argument)  # raises
+                common_cache(cache, argument)  # raises
             argument = argument._value
             found.append(argument)
         elif not kinds[cls].plain:
@@ -221,18 +226,20 @@ def _apply(
     keywords = {name: pack(argument, keep, found) for name, argument in kwargs.items()} if kwargs else None
     cache: Cache | None = None
     for each in keep:
-        cache = _common(cache, each)
+        cache = common_cache(cache, each)
     if cache is None:
         cache = current_cache()
     declared = _declared(nout, nbytes)
     operation = Operation(function, positional, keywords, tuple(found), nout, declared, caller.f_code, caller.f_lasti)
+    cls = next((type(each) for each in keep if type(each) is not Recomputable), Recomputable)
     with cache._noting:
         outputs = cache._apply(operation)
-        handles: list[Recomputable[Any]] = [Recomputable(cache, each) for each in outputs if each is not None]
+        handles: list[Recomputable[Any]] = [cls._of(cache, each) for each in outputs if each is not None]
         return handles[0] if nout == 1 else tuple(handles)
 
 
-def _common(cache: Cache | None, argument: Recomputable[Any]) -> Cache:
+def common_cache(cache: Cache | None, argument: Recomputable[Any]) -> Cache:
+    """The cache of `argument`; raises ValueError if that is not `cache`."""
     if cache is not None and argument._cache is not cache:
         raise ValueError(
             "the arguments belong to two caches; make all of them in one, or pass the value: argument.get()"

@@ -72,4 +72,8 @@ def _cell(cell: Any) -> Hashable:
 
 def _constant(value: Any) -> Hashable:
     cls: type = type(value)
+    if cls is tuple:
+        return tuple(map(_constant, value))
+    if cls is slice:
+        return _constant((value.start, value.stop, value.step))
     return value if cls in (int, bool, float, str, type(None)) else cls

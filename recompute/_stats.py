@@ -60,6 +60,8 @@ class Stats:
     recomputed: tuple[Recomputed, ...]
     """Functions that ran again, most compute first."""
     pools: tuple[PoolStats, ...]
+    coercions: int = 0
+    """How often a wrapped array was given as a plain one or as a number: `get`, `np.asarray`, `float`, `print`, ..."""
 
     @property
     def overhead(self) -> float:

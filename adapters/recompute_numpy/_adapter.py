@@ -16,7 +16,7 @@ _SAMPLE: Final = 1_000  # elements of an object array that are looked at; more a
 _X87: Final = np.finfo(np.longdouble).nmant == 63  # a long double has ten bytes of number, the rest is padding
 
 
-class NumpyAdapter(rc.Adapter):
+class NumpyAdapter(rc.ArrayAdapter):
     """Arrays of any subclass, and NumPy's scalars. The memory of an array is the array at the end of its `.base`s."""
 
     name = "numpy"
@@ -63,6 +63,48 @@ class NumpyAdapter(rc.Adapter):
                 self._owners[id(owner)] = owner
             if isinstance(value, np.ma.MaskedArray):
                 np.ma.getmask(value).setflags(write=False)
+
+    def empty(self, outline: rc.Outline) -> Any:
+        """Memory whose axes lie in the same order; contiguous."""
+        if outline.strides is None:
+            return np.empty(outline.shape, outline.dtype)
+        strides = outline.strides
+        order = sorted(range(len(strides)), key=lambda axis: -abs(strides[axis]))
+        return np.empty([outline.shape[axis] for axis in order], outline.dtype).transpose(np.argsort(order))
+
+    def copy(self, value: Any) -> Any:
+        """Writable, with the same order of axes; a scalar is a scalar."""
+        return value.copy(order="K") if isinstance(value, np.ndarray) else value
+
+    def source(self, value: Any) -> Any:
+        """A read-only view: the array itself stays as its owner has it."""
+        return self.result(value)
+
+    def result(self, value: Any) -> Any:
+        """A read-only view, unless it is read-only already."""
+        if not isinstance(value, np.ndarray) or not value.flags.writeable:
+            return value
+        view = value.view()
+        view.setflags(write=False)
+        return view
+
+    def snapshot(self, value: Any) -> Any:
+        """The array itself if neither it nor what it is a view of can be written to."""
+        below = value
+        while isinstance(below, np.ndarray) and not below.flags.writeable:
+            below = below.base
+        return value if below is None or isinstance(below, bytes) else self.copy(value)
+
+    def check(self, value: Any) -> None:
+        """No arrays of Python objects: what happens to their elements cannot be seen."""
+        if value.dtype.hasobject:
+            raise TypeError(
+                f"an array of Python objects ({value.dtype!r}) cannot be wrapped, since its elements may change; give "
+                "it a numeric dtype, or use rc.pure and rc.ap"
+            )
+
+    def namespace(self) -> Any:
+        return np
 
     def signature(self, value: Any) -> Hashable:
         """Shape and dtype; of a single integer or boolean the value, since it may be a size."""

@@ -1,0 +1,9 @@
+"""Arrays whose operations are remembered: array code runs on them unchanged.
+
+_wrap        array, asarray, wrap
+_namespace   the functions of an array library, with wrapped arrays as results
+_array       RecomputableArray: operators, attributes, indexing, coercion
+_dispatch    the protocols by which array libraries hand their functions over (NEP 13, NEP 18); copy-on-write
+_operate     one operation: operands to values, results to arrays
+_call        a call as it will be repeated: where the arrays stand in it, and what shape its results have
+"""

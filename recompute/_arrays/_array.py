@@ -1,0 +1,446 @@
+"""`RecomputableArray`: an array that may be dropped and recomputed, on which array code runs unchanged."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from recompute._adapter import kinds
+from recompute._array_adapter import ArrayAdapter, Outline
+from recompute._arrays._dispatch import MUTATING_METHODS, Changed, array_function, array_ufunc
+from recompute._arrays._operate import SCALARS, call, operate
+from recompute._budget import format_bytes
+from recompute._cache import Cache
+from recompute._graph import EVICTED, Value
+from recompute._recomputable import Recomputable
+
+
+def _binary(function: Callable[..., Any], reflected: bool = False) -> Callable[[RecomputableArray, Any], Any]:
+    """An operator of two operands. Two arrays, or an array and a number, take the hot path: benchmarks/arrays.py."""
+
+    def apply(self: RecomputableArray, other: Any) -> Any:
+        cls = type(other)
+        value = self._value
+        if cls in SCALARS:
+            positional = (other, value) if reflected else (value, other)
+            return operate(RecomputableArray, self._cache, function, positional, (value,), sys._getframe(1))
+        if cls is RecomputableArray:
+            cache, second = self._cache, other._value
+            adapter = kinds[type(value.payload)].adapter
+            if other._cache is cache and kinds[type(second.payload)].adapter is adapter and adapter.arrays:
+                pair = (second, value) if reflected else (value, second)
+                return operate(RecomputableArray, cache, function, pair, pair, sys._getframe(1))
+        elif _defers_to(cls):
+            return NotImplemented
+        args = (other, self) if reflected else (self, other)
+        return call(RecomputableArray, self._cache, function, args, {}, sys._getframe(1))
+
+    return apply
+
+
+def _unary(function: Callable[..., Any]) -> Callable[[RecomputableArray], Any]:
+    def apply(self: RecomputableArray) -> Any:
+        value = self._value
+        return operate(RecomputableArray, self._cache, function, (value,), (value,), sys._getframe(1))
+
+    return apply
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[[RecomputableArray, Any], Any]:
+    """An operator that changes its left operand: here a new version of it."""
+    changed = Changed(function)
+
+    def apply(self: RecomputableArray, other: Any) -> Any:
+        if _defers_to(type(other)):
+            return NotImplemented
+        return self._become(call(RecomputableArray, self._cache, changed, (self, other), {}, sys._getframe(1)))
+
+    return apply
+
+
+def _defers_to(cls: type) -> bool:
+    """Whether a type that is no array has operators of its own for arrays, as the boxes of autograd libraries do."""
+    return hasattr(cls, "__array_priority__") and not issubclass(cls, Recomputable) and not kinds[cls].array
+
+
+class RecomputableArray(Recomputable[Any]):
+    """An array of NumPy, CuPy, JAX or another library, as a `Recomputable`; made by `rc.array`.
+
+    Operators, indexing, methods, and the functions of its library give `RecomputableArray`s; `shape`, `dtype` and the
+    like never recompute. What changes an array in place (`x += 1`, `x[0] = 1`, `x.sort()`, `out=x`) makes a new version
+    to which `x` refers from then on: views and values made before do not see the change. Coercions (`get`,
+    `np.asarray`, `float`, `bool`, `print`) recompute if need be, are counted in the stats, and give read-only arrays,
+    or copies where the library has no such thing.
+    """
+
+    __slots__ = ()
+    __array_priority__: ClassVar[float] = 90.0  # above arrays, below the boxes of autograd
+    __hash__ = None  # type: ignore[assignment]  # as arrays: == compares elements
+
+    @classmethod
+    def _of(cls, cache: Cache, value: Value) -> Recomputable[Any]:
+        payload = value.payload
+        array = hasattr(value, "outline") if payload is EVICTED else kinds[type(payload)].array
+        return cls(cache, value) if array else Recomputable(cache, value)
+
+    @property
+    def cache(self) -> Cache:
+        """The cache it belongs to."""
+        return self._cache
+
+    # What is known without the content
+
+    def _outline(self) -> Any:
+        """The array itself while it is there, else what is known of it: shape, dtype, strides."""
+        value = self._value
+        payload = value.payload
+        if payload is not EVICTED:
+            return payload
+        return value.outline if hasattr(value, "outline") else super().get()
+
+    @property
+    def _type(self) -> type:
+        known = self._outline()
+        return known.cls if type(known) is Outline else type(known)
+
+    @property
+    def _adapter(self) -> ArrayAdapter:
+        return kinds[self._type].adapter  # type: ignore[return-value]  # an array's adapter is one
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._outline().shape  # type: ignore[no-any-return]  # of an array of any library
+
+    @shape.setter
+    def shape(self, shape: int | tuple[int, ...]) -> None:
+        self._become(self.reshape(shape))
+
+    @property
+    def dtype(self) -> Any:
+        return self._outline().dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return self._outline().size  # type: ignore[no-any-return]
+
+    @property
+    def itemsize(self) -> int:
+        return self._outline().dtype.itemsize  # type: ignore[no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        return self._outline().nbytes  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        shape = self.shape
+        if not shape:
+            raise TypeError("len() of an array without dimensions")
+        return shape[0]
+
+    # Views
+
+    @property
+    def T(self) -> RecomputableArray:
+        """The transpose. Of an evicted array an evicted one: nothing is recomputed until its content is needed."""
+        return _attribute(self, "T", sys._getframe(1))  # type: ignore[no-any-return]
+
+    @property
+    def real(self) -> RecomputableArray:
+        return _attribute(self, "real", sys._getframe(1))  # type: ignore[no-any-return]
+
+    @real.setter
+    def real(self, part: Any) -> None:
+        self._become(call(RecomputableArray, self._cache, Changed(_set_real), (self, part), {}, sys._getframe(1)))
+
+    @property
+    def imag(self) -> RecomputableArray:
+        return _attribute(self, "imag", sys._getframe(1))  # type: ignore[no-any-return]
+
+    @imag.setter
+    def imag(self, part: Any) -> None:
+        self._become(call(RecomputableArray, self._cache, Changed(_set_imag), (self, part), {}, sys._getframe(1)))
+
+    @property
+    def flat(self) -> Flat:
+        """The elements in C order, to be read and written."""
+        return Flat(self)
+
+    # Indexing
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._value
+        cls = type(key)
+        if cls is int or (cls is slice and _fixed(key)) or (cls is tuple and all(map(_fixed, key))):
+            return operate(RecomputableArray, self._cache, operator.getitem, (value, key), (value,), sys._getframe(1))
+        return call(RecomputableArray, self._cache, operator.getitem, (self, key), {}, sys._getframe(1))
+
+    def __setitem__(self, key: Any, content: Any) -> None:
+        args = (self, key, content)
+        self._become(call(RecomputableArray, self._cache, Changed(operator.setitem), args, {}, sys._getframe(1)))
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over an array without dimensions")
+        return (self[each] for each in range(self.shape[0]))
+
+    def __contains__(self, element: Any) -> bool:
+        return bool((self == element).any())
+
+    # Operators
+
+    __add__, __radd__, __iadd__ = _binary(operator.add), _binary(operator.add, True), _in_place(operator.iadd)
+    __sub__, __rsub__, __isub__ = _binary(operator.sub), _binary(operator.sub, True), _in_place(operator.isub)
+    __mul__, __rmul__, __imul__ = _binary(operator.mul), _binary(operator.mul, True), _in_place(operator.imul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _binary(operator.truediv, True)
+    __itruediv__ = _in_place(operator.itruediv)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _binary(operator.floordiv, True)
+    __ifloordiv__ = _in_place(operator.ifloordiv)
+    __mod__, __rmod__, __imod__ = _binary(operator.mod), _binary(operator.mod, True), _in_place(operator.imod)
+    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _binary(operator.pow, True), _in_place(operator.ipow)
+    __matmul__, __rmatmul__ = _binary(operator.matmul), _binary(operator.matmul, True)
+    __imatmul__ = _in_place(operator.imatmul)
+    __and__, __rand__, __iand__ = _binary(operator.and_), _binary(operator.and_, True), _in_place(operator.iand)
+    __or__, __ror__, __ior__ = _binary(operator.or_), _binary(operator.or_, True), _in_place(operator.ior)
+    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _binary(operator.xor, True), _in_place(operator.ixor)
+    __lshift__, __rlshift__ = _binary(operator.lshift), _binary(operator.lshift, True)
+    __ilshift__ = _in_place(operator.ilshift)
+    __rshift__, __rrshift__ = _binary(operator.rshift), _binary(operator.rshift, True)
+    __irshift__ = _in_place(operator.irshift)
+    __eq__ = _binary(operator.eq)  # type: ignore[assignment]  # element by element, as arrays compare
+    __ne__ = _binary(operator.ne)  # type: ignore[assignment]
+    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
+    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
+    __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
+    __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
+
+    def __divmod__(self, other: Any) -> Any:
+        if _defers_to(type(other)):
+            return NotImplemented
+        return call(RecomputableArray, self._cache, divmod, (self, other), {}, sys._getframe(1))
+
+    def __rdivmod__(self, other: Any) -> Any:
+        if _defers_to(type(other)):
+            return NotImplemented
+        return call(RecomputableArray, self._cache, divmod, (other, self), {}, sys._getframe(1))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        args = (self,) if digits is None else (self, digits)
+        return call(RecomputableArray, self._cache, round, args, {}, sys._getframe(1))
+
+    # Functions and methods of the array's library
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **keywords: Any) -> Any:
+        if any(_defers_to(type(each)) for each in args):
+            return NotImplemented
+        return array_ufunc(self, ufunc, method, args, keywords, sys._getframe(1))
+
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if not all(issubclass(each, RecomputableArray) or kinds[each].array for each in types):
+            return NotImplemented
+        return array_function(self, function, args, dict(keywords), sys._getframe(1))
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        from recompute._arrays._namespace import namespace
+
+        return namespace(self._adapter.namespace())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        attribute = getattr(self._type, name, None)
+        if attribute is None:
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}, nor has the {self._type.__name__} that it wraps"
+            )
+        return Method(self, name, attribute) if callable(attribute) else _attribute(self, name, sys._getframe(1))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(each for each in dir(self._type) if not each.startswith("__"))})
+
+    # Coercion
+
+    def get(self) -> Any:
+        """The plain array, read-only or a copy; recomputed, with whatever that takes, if it was evicted."""
+        payload = super().get()
+        self._cache._coercions += 1
+        return self._adapter.result(payload)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        plain = self.get()
+        if dtype is not None and dtype != plain.dtype:
+            if copy is False:
+                raise ValueError(f"an array of {plain.dtype} cannot be given as {dtype} without a copy")
+            return plain.astype(dtype)
+        return self._adapter.copy(plain) if copy else plain
+
+    def __dlpack__(self, **options: Any) -> Any:
+        plain = self.get()
+        try:
+            return plain.__dlpack__(**options)
+        except BufferError:  # to a consumer that knows no read-only arrays only a copy can be given
+            if options.get("copy") is False:
+                raise
+            return self._adapter.copy(plain).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return super().get().__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        if not hasattr(self._type, "__cuda_array_interface__"):
+            raise AttributeError("__cuda_array_interface__")
+        return self.get().__cuda_array_interface__
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def __complex__(self) -> complex:
+        return complex(self.get())
+
+    def __index__(self) -> int:
+        return operator.index(self.get())
+
+    def __str__(self) -> str:
+        return str(self.get())
+
+    def __format__(self, specification: str) -> str:
+        return format(self.get(), specification)
+
+    def __repr__(self) -> str:
+        """What it is, without its content: showing it must not recompute anything."""
+        value = self._value
+        what = "source" if value.operation is None else value.operation.name
+        state = "pinned" if value.pinned else "resident" if self.resident else "evicted"
+        return f"<RecomputableArray {self.dtype} {self.shape}, {what}: {state}, {format_bytes(self.nbytes)}>"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
+        from recompute._arrays._wrap import array
+
+        return array, (self.get(),)
+
+    def __copy__(self) -> RecomputableArray:
+        return again(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecomputableArray:
+        return again(self)
+
+    def _become(self, other: Any) -> RecomputableArray:
+        """Refer to another value from now on; `other` takes the old one with it."""
+        self._value, other._value = other._value, self._value
+        return self
+
+
+def again(array: Recomputable[Any]) -> RecomputableArray:
+    """Another reference to the same value: what one of them becomes, the other does not."""
+    with array._cache._noting:
+        with array._cache._lock:
+            array._value.refs += 1
+        return RecomputableArray(array._cache, array._value)
+
+
+def _attribute(array: RecomputableArray, name: str, caller: Any) -> Any:
+    value = array._value
+    return operate(RecomputableArray, array._cache, _getter(name), (value,), (value,), caller)
+
+
+@lru_cache
+def _getter(name: str) -> Callable[[Any], Any]:
+    def get(array: Any) -> Any:
+        return getattr(array, name)
+
+    get.__qualname__ = name
+    return get
+
+
+def _fixed(part: Any) -> bool:
+    """Whether a part of an index is a number, a slice of numbers, None or an ellipsis."""
+    cls = type(part)
+    if cls is slice:
+        return _fixed(part.start) and _fixed(part.stop) and _fixed(part.step)
+    return cls is int or part is None or part is ...
+
+
+def _set_real(array: Any, part: Any) -> None:
+    array.real = part
+
+
+def _set_imag(array: Any, part: Any) -> None:
+    array.imag = part
+
+
+class Method:
+    """A method of the wrapped array, to be called."""
+
+    __slots__ = ("_array", "_function", "_name")
+
+    def __init__(self, array: RecomputableArray, name: str, function: Callable[..., Any]) -> None:
+        self._array = array
+        self._name = name
+        self._function = function
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        array, name, caller = self._array, self._name, sys._getframe(1)
+        if name == "setflags":
+            raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
+        if name in MUTATING_METHODS or (name == "byteswap" and (keywords.pop("inplace", False) or any(args))):
+            changed = Changed(self._function)
+            array._become(call(RecomputableArray, array._cache, changed, (array, *args), keywords, caller))
+            return array if name == "byteswap" else None
+        function: Callable[..., Any] = self._function
+        if "out" in keywords and keywords["out"] is not None:
+            return array_function(array, function, (array, *args), keywords, caller)
+        return call(RecomputableArray, array._cache, function, (array, *args), keywords, caller)
+
+    @property
+    def __name__(self) -> str:
+        return self._name
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]  # that of the method
+        return self._function.__doc__
+
+    def __repr__(self) -> str:
+        return f"<method {self._name} of {self._array!r}>"
+
+
+class Flat:
+    """The elements of an array in C order: what `x.flat` is."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: RecomputableArray) -> None:
+        self._array = array
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._array.reshape(-1)[key]
+
+    def __setitem__(self, key: Any, content: Any) -> None:
+        array = self._array
+        args = (array, key, content)
+        array._become(call(RecomputableArray, array._cache, Changed(_set_flat), args, {}, sys._getframe(1)))
+
+    def __len__(self) -> int:
+        return self._array.size
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._array.reshape(-1))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self._array.reshape(-1).__array__(dtype, copy)
+
+
+def _set_flat(array: Any, key: Any, content: Any) -> None:
+    array.flat[key] = content

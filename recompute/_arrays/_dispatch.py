@@ -1,0 +1,158 @@
+"""Functions that array libraries hand over (NEP 13, NEP 18), and copy-on-write for those that change an array.
+
+What changes an array in place makes a new version of it: a copy is changed, and the wrapper refers to that from then
+on. No other value sees the change, neither those made before nor views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from recompute._adapter import kinds
+from recompute._arrays._call import Fresh
+from recompute._arrays._operate import call
+
+if TYPE_CHECKING:
+    from recompute._arrays._array import RecomputableArray
+
+MUTATORS: Final = frozenset({"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"})
+"""Functions that change their first argument."""
+
+MUTATING_METHODS: Final = frozenset({"fill", "itemset", "partition", "put", "resize", "setfield", "sort"})
+
+ABOUT: Final[dict[str, Callable[..., Any]]] = {
+    "shape": lambda a: a.shape,
+    "ndim": lambda a: a.ndim,
+    "iscomplexobj": lambda x: x.dtype.kind == "c",
+    "isrealobj": lambda x: x.dtype.kind != "c",
+    "size": lambda a, axis=None: a.size if axis is None else a.shape[axis],
+}
+"""Functions that need no content."""
+
+OF_DTYPES: Final = frozenset({"result_type", "can_cast", "finfo", "iinfo", "isdtype"})
+"""Functions that take a dtype in the place of an array."""
+
+
+def array_function(
+    array: RecomputableArray, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
+    caller: FrameType,
+) -> Any:  # fmt: skip
+    """A function of an array library, called with `array` somewhere among its arguments."""
+    name = getattr(function, "__name__", "")
+    if name in ABOUT and len(args) and type(args[0]) is type(array):
+        return ABOUT[name](*args, **keywords)
+    if name in OF_DTYPES:
+        cls = type(array)
+        return function(*[each.dtype if isinstance(each, cls) else each for each in args], **keywords)
+    if name in MUTATORS:
+        return _mutate_first(array, function, args, keywords, caller)
+    if name == "nan_to_num" and not keywords.get("copy", True):
+        keywords.pop("copy")
+        return args[0]._become(call(type(array), array._cache, function, args, keywords, caller))
+    keywords.pop("overwrite_input", None)
+    out = keywords.get("out")
+    if out is None:
+        return call(type(array), array._cache, function, args, keywords, caller)
+    return _into(array, out, function, args, keywords, caller)
+
+
+def array_ufunc(
+    array: RecomputableArray, ufunc: Any, method: str, args: tuple[Any, ...], keywords: dict[str, Any],
+    caller: FrameType,
+) -> Any:  # fmt: skip
+    """A ufunc, or one of its methods, called with `array` somewhere among its arguments."""
+    function = ufunc if method == "__call__" else getattr(ufunc, method)
+    if method == "at":
+        return _mutate_first(array, function, args, keywords, caller)
+    if keywords.get("out") is None:
+        return call(type(array), array._cache, function, args, keywords, caller)
+    out = keywords["out"]
+    return _into(array, out[0] if len(out) == 1 else out, function, args, keywords, caller)
+
+
+def _into(
+    array: RecomputableArray, out: Any, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
+    caller: FrameType,
+) -> Any:  # fmt: skip
+    """With `out=`: wrapped ones refer to the result from now on, plain ones are filled."""
+    cls = type(array)
+    several = isinstance(out, tuple)
+    targets = out if several else (out,)
+    seen = "where" in keywords  # the old content stays where it is not written to
+    rooms = tuple([_room(each, cls, seen) for each in targets])
+    if any(type(each) is _Copy for each in rooms):
+        keywords = {**keywords, "out": tuple([each.array if type(each) is _Copy else each for each in rooms])}
+        function = _with_copied_out(function, several)
+    else:
+        keywords = {**keywords, "out": rooms if several else rooms[0]}
+    result = call(cls, array._cache, function, args, keywords, caller)
+    for target, each in zip(targets, result if several else (result,), strict=True):
+        if isinstance(target, cls):
+            target._become(each)
+        elif target is not None:
+            target[...] = each.get()
+    return tuple([new if old is None else old for old, new in zip(targets, result, strict=True)]) if several else out
+
+
+class _Copy:
+    """An `out` whose old content matters."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+def _room(target: Any, cls: type, seen: bool) -> Any:
+    if target is None:
+        return None
+    if seen:
+        return _Copy(target)
+    adapter = target._adapter if isinstance(target, cls) else kinds[type(target)].adapter
+    outline = target._outline() if isinstance(target, cls) else adapter.outline(target)
+    return Fresh(lambda: adapter.empty(outline))
+
+
+class _with_copied_out:
+    """The function, writing into copies of `out`."""
+
+    def __init__(self, function: Callable[..., Any], several: bool) -> None:
+        self.func = function
+        self.args = self.keywords = ()
+        self.several = several
+
+    def __call__(self, *args: Any, out: tuple[Any, ...], **keywords: Any) -> Any:
+        copies = tuple([None if each is None else kinds[type(each)].adapter.copy(each) for each in out])
+        return self.func(*args, out=copies if self.several else copies[0], **keywords)
+
+
+class Changed:
+    """A function that changes its first argument, as one that returns a changed copy."""
+
+    __slots__ = ("args", "func", "keywords")
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self.func = func
+        self.args: tuple[Any, ...] = ()
+        self.keywords: dict[str, Any] = {}
+
+    def __call__(self, array: Any, *args: Any, **keywords: Any) -> Any:
+        copy = kinds[type(array)].adapter.copy(array)
+        result = self.func(copy, *args, **keywords)
+        return copy if result is None else result
+
+
+def _mutate_first(
+    array: RecomputableArray, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
+    caller: FrameType,
+) -> None:  # fmt: skip
+    name = next(iter(keywords), "") if not args else ""
+    target = args[0] if args else keywords.pop(name)
+    args = args or (target,)
+    if not isinstance(target, type(array)):
+        plain = [each.get() if isinstance(each, type(array)) else each for each in args[1:]]
+        function(target, *plain, **{k: v.get() if isinstance(v, type(array)) else v for k, v in keywords.items()})
+        return
+    target._become(call(type(array), target._cache, Changed(function), args, keywords, caller))
