@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
 from recompute import _python
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from recompute._array_adapter import ArrayAdapter
 
 GROUP: Final = "recompute.adapters"
 
@@ -61,6 +63,14 @@ class Adapter:
         """A digest of the content, equal for equal results; None: cannot be checked."""
         return _python.fingerprint(value, _foreign_fingerprint)
 
+    def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
+        """Begin to time an operation on the device, without waiting for it.
+
+        Returns a function to call when the operation has been launched; that returns a function which gives the
+        seconds once they are known, and None before. None: what runs there is timed by the cache's clock.
+        """
+        return None
+
     def devices(self) -> list[str]:
         """The devices that can be seen, for `recompute doctor`."""
         return ["cpu"]
@@ -87,6 +97,7 @@ class Kind:
         "plain",
         "readonce",
         "signature",
+        "timer",
         "watch",
     )
 
@@ -97,10 +108,11 @@ class Kind:
         self.signature: Callable[[Any], Hashable] | None = adapter.signature  # None: the value itself
         self.buffer: Callable[[Any], object | None] | None = adapter.buffer
         self.device = adapter.device if own.device is not Adapter.device else None
+        self.timer = adapter.timer if own.timer is not Adapter.timer else None
         self.freeze = adapter.freeze if own.freeze is not Adapter.freeze else None
         self.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
-        self.array = adapter.arrays
-        self.outline: Callable[[Any], Any] | None = getattr(adapter, "outline", None) if adapter.arrays else None
+        self.array: ArrayAdapter | None = cast("ArrayAdapter", adapter) if adapter.arrays else None
+        self.outline = None if self.array is None else self.array.outline
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
         # As an argument: no container and no Recomputable, which the operation has to look into.
         self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not hasattr(cls, "_value")

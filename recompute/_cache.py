@@ -125,6 +125,7 @@ class Cache(Engine):
         """What the cache did and holds, as of now. O(devices)."""
         self._settle()
         with self._lock:
+            self._learn_costs()
             pools = tuple(
                 PoolStats(
                     each.device,

@@ -48,8 +48,6 @@ class Engine(Results):
         self._order: Callable[[list[Value]], list[Value]] = by_peak  # in which evicted arguments are brought back
         self._leader: Flight | None = None  # goes first, when memory is too short for several
         self._blocked: list[Flight] = []  # threads that wait for memory or for a value
-        self._operations = self._rematerializations = 0
-        self._remat_time = 0.0
         self._again: dict[CodeType | str, list[float]] = {}  # function -> [times, seconds]
 
     # The four callbacks
@@ -211,6 +209,7 @@ class Engine(Results):
         clock = self._clock
         outer = frame.outer = running.get()
         running.set(frame)
+        timer = self._start_timer(operation) if self._timers else None
         start = clock()
         try:
             if keywords is None:
@@ -223,6 +222,8 @@ class Engine(Results):
         finally:
             cost = clock() - start - frame.nested
             running.set(outer)
+        if timer is not None:
+            frame.ask = timer()
         if not operation.nout:
             operation.nout = len(result) if type(result) is Several else 1
         if operation.nout == 1:
@@ -254,6 +255,8 @@ class Engine(Results):
             if value is not None:
                 self._fingerprints.check_repeated(operation, value, digest)
         device = "cpu" if kind.device is None else kind.device(payload)
+        if kind.timer is not None:
+            self._timers.setdefault(device, kind.timer)
         buffer = None if kind.buffer is None else kind.buffer(payload)  # last: nbytes and freeze may count references
         return payload, size, 0 if buffer is None else id(buffer), device, digest
 
@@ -262,6 +265,10 @@ class Engine(Results):
         operation = frame.operation
         assert operation is not None
         again = operation.runs > 0
+        if self._unknown_costs:
+            self._learn_costs()
+        if frame.ask is not None:
+            self._unknown_costs.append((operation, cost, again, frame.ask))
         frame.running = False
         self._executing -= 1
         if frame.found:
@@ -290,7 +297,7 @@ class Engine(Results):
             for number, value in enumerate(operation.outputs):
                 if value is not None and value.payload is EVICTED:
                     self._restore(value, operation, made[number], homes[number])
-            if cost < operation.cost:  # the first run of a compiled function is not its cost
+            if cost < operation.cost and frame.ask is None:  # the first run of a compiled function is not its cost
                 self._reprice(operation, cost)
         else:
             self._operations += 1
@@ -426,6 +433,8 @@ class Engine(Results):
         size = kind.nbytes(payload)
         digest = None if self._fingerprints is None else fingerprint(payload)
         device = "cpu" if kind.device is None else kind.device(payload)
+        if kind.timer is not None:
+            self._timers.setdefault(device, kind.timer)
         buffer = None if kind.buffer is None else kind.buffer(payload)
         flight = Flight()
         try:
@@ -460,7 +469,7 @@ class Engine(Results):
         It is `_perform`, `_reserve`, `_run` and `_store` written out, because calls are what an operation costs:
         benchmarks/operations.py has the figures. None, with nothing done, if the operation is not that simple.
         """
-        if self._fingerprints is not None or self._leader is not None or running.get() is not None:
+        if self._fingerprints is not None or self._timers or self._leader is not None or running.get() is not None:
             return None
         if self._interrupted:
             self._recover()

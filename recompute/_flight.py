@@ -38,7 +38,7 @@ class Running:
 class Frame(Running):
     """One operation that a thread is bringing into memory, with its arguments."""
 
-    __slots__ = ("arguments", "key", "locked", "operation", "reserved", "running", "todo")
+    __slots__ = ("arguments", "ask", "key", "locked", "operation", "reserved", "running", "todo")
 
     def __init__(self, cache: Engine, operation: Operation | None, flight: Flight) -> None:
         self.cache, self.flight, self.born, self.outer, self.nested, self.found = cache, flight, 0, None, 0.0, None
@@ -49,6 +49,7 @@ class Frame(Running):
         self.reserved: Room = ()  # room made for the outputs
         self.key: Any = None  # under which the sizes of the outputs are learnt
         self.running = False  # the function runs, outside the lock
+        self.ask: Callable[[], float | None] | None = None  # what it cost, if only the device knows, and later
 
     def lock_arguments(self, now: float) -> Value | None:
         """Lock what is resident; the next argument that is not, or None when all are locked."""

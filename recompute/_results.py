@@ -6,14 +6,20 @@ Under the cache's lock; nothing here makes room, waits, or runs a user's functio
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 from recompute._budget import Limits
 from recompute._events import Performed
 from recompute._flight import Made
-from recompute._graph import Operation, ReleaseMode, Storage, Value
+from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
 from recompute._lifetimes import Lifetimes
 from recompute._policy import Policy
 from recompute._pool import Pool
 from recompute._search import Search, candidates
+
+Timer = Callable[[str], Callable[[], Callable[[], float | None]] | None]
+"""`Adapter.timer`: of a device whose work goes on after a function has returned."""
 
 
 class Results(Lifetimes):
@@ -27,6 +33,11 @@ class Results(Lifetimes):
         self._limits = limits
         self._unlimited = limits.given is None
         self._number = 0  # of the newest value
+        self._operations = self._rematerializations = 0
+        self._remat_time = 0.0
+        self._timers: dict[str, Timer] = {}  # by device
+        # Operation, seconds it took to launch it, whether that was again, and how to ask for what it took.
+        self._unknown_costs: deque[tuple[Operation, float, bool, Callable[[], float | None]]] = deque()
 
     def _create(self, operation: Operation, made: list[Made], homes: list[Storage | None]) -> None:
         """The outputs of a first run, each on the storage it shares or on one of its own."""
@@ -97,6 +108,49 @@ class Results(Lifetimes):
         elif all(each.operation is not operation for each in storage.values):
             self._own_cost(storage, operation.cost)
         storage.values += (value,)
+
+    def _start_timer(self, operation: Operation) -> Callable[[], Callable[[], float | None]] | None:
+        """Time an operation on the first device of its arguments that has a timer. Without the lock."""
+        for argument in operation.arguments:
+            timer = self._timers.get(argument.storage.pool.device)
+            if timer is not None:
+                return timer(argument.storage.pool.device)
+        return None
+
+    def _learn_costs(self) -> None:
+        """Take the costs that devices know by now in the place of the time it took to launch what ran there."""
+        unknown = self._unknown_costs
+        while unknown:
+            operation, launched, again, ask = unknown[0]
+            seconds = ask()
+            if seconds is None:
+                return
+            unknown.popleft()
+            self.now += seconds - launched
+            if again:
+                self._remat_time += seconds - launched
+            if operation.outputs and (not again or seconds < operation.cost):
+                self._reprice(operation, seconds)
+
+    def _defer(self, operation: Operation) -> Value | None:
+        """A view of an evicted value, as an evicted value: nothing runs before it is needed. None: nothing was done."""
+        (argument,) = operation.arguments
+        if self._fingerprints is not None:
+            return None
+        with self._noting, self._lock:
+            if argument.payload is not EVICTED:
+                return None
+            storage = argument.storage
+            self._number += 1
+            value = Value(EVICTED, operation, storage, self._number)
+            value.refs = 1
+            operation.outputs, operation.runs = (value,), 1
+            storage.values += (value,)
+            argument.add_user(operation)
+            self._operations += 1
+            if self._listeners:
+                self._events.append(self._performed(operation, 0.0, False, 0))
+        return value
 
     def _reprice(self, operation: Operation, cost: float) -> None:
         """A repeated run was cheaper: that is the cost from now on."""

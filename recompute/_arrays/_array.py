@@ -6,6 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import FrameType
 from typing import Any, ClassVar
 
 from recompute._adapter import kinds
@@ -14,7 +15,7 @@ from recompute._arrays._dispatch import MUTATING_METHODS, Changed, array_functio
 from recompute._arrays._operate import SCALARS, call, operate
 from recompute._budget import format_bytes
 from recompute._cache import Cache
-from recompute._graph import EVICTED, Value
+from recompute._graph import EVICTED, Operation, Value
 from recompute._recomputable import Recomputable
 
 
@@ -108,7 +109,9 @@ class RecomputableArray(Recomputable[Any]):
 
     @property
     def _adapter(self) -> ArrayAdapter:
-        return kinds[self._type].adapter  # type: ignore[return-value]  # an array's adapter is one
+        adapter = kinds[self._type].array
+        assert adapter is not None
+        return adapter
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,11 +152,20 @@ class RecomputableArray(Recomputable[Any]):
     @property
     def T(self) -> RecomputableArray:
         """The transpose. Of an evicted array an evicted one: nothing is recomputed until its content is needed."""
-        return _attribute(self, "T", sys._getframe(1))  # type: ignore[no-any-return]
+        if self._value.payload is EVICTED:
+            return self._evicted_view("T", lambda axes: axes[::-1], sys._getframe(1))
+        return _attribute(self, "T", sys._getframe(1))
+
+    @property
+    def mT(self) -> RecomputableArray:
+        """The transpose of the last two axes; as lazy as `T`."""
+        if self._value.payload is EVICTED and self.ndim > 1:
+            return self._evicted_view("mT", lambda axes: (*axes[:-2], axes[-1], axes[-2]), sys._getframe(1))
+        return _attribute(self, "mT", sys._getframe(1))
 
     @property
     def real(self) -> RecomputableArray:
-        return _attribute(self, "real", sys._getframe(1))  # type: ignore[no-any-return]
+        return _attribute(self, "real", sys._getframe(1))
 
     @real.setter
     def real(self, part: Any) -> None:
@@ -161,7 +173,7 @@ class RecomputableArray(Recomputable[Any]):
 
     @property
     def imag(self) -> RecomputableArray:
-        return _attribute(self, "imag", sys._getframe(1))  # type: ignore[no-any-return]
+        return _attribute(self, "imag", sys._getframe(1))
 
     @imag.setter
     def imag(self, part: Any) -> None:
@@ -213,8 +225,8 @@ class RecomputableArray(Recomputable[Any]):
     __ilshift__ = _in_place(operator.ilshift)
     __rshift__, __rrshift__ = _binary(operator.rshift), _binary(operator.rshift, True)
     __irshift__ = _in_place(operator.irshift)
-    __eq__ = _binary(operator.eq)  # type: ignore[assignment]  # element by element, as arrays compare
-    __ne__ = _binary(operator.ne)  # type: ignore[assignment]
+    __eq__ = _binary(operator.eq)
+    __ne__ = _binary(operator.ne)
     __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
     __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
@@ -337,6 +349,20 @@ class RecomputableArray(Recomputable[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> RecomputableArray:
         return again(self)
 
+    def _evicted_view(
+        self, name: str, order: Callable[[tuple[int, ...]], tuple[int, ...]], caller: FrameType
+    ) -> RecomputableArray:
+        """An attribute of an evicted array that is a view with its axes in another order."""
+        value = self._value
+        known = getattr(value, "outline", None)
+        operation = Operation(_getter(name), (value,), None, (value,), 1, None, caller.f_code, caller.f_lasti)
+        view = None if known is None else self._cache._defer(operation)
+        if view is None or known is None:
+            return _attribute(self, name, caller)
+        strides = None if known.strides is None else order(known.strides)
+        view.outline = Outline(known.cls, order(known.shape), known.dtype, strides)
+        return RecomputableArray(self._cache, view)
+
     def _become(self, other: Any) -> RecomputableArray:
         """Refer to another value from now on; `other` takes the old one with it."""
         self._value, other._value = other._value, self._value
@@ -351,9 +377,9 @@ def again(array: Recomputable[Any]) -> RecomputableArray:
         return RecomputableArray(array._cache, array._value)
 
 
-def _attribute(array: RecomputableArray, name: str, caller: Any) -> Any:
+def _attribute(array: RecomputableArray, name: str, caller: FrameType) -> RecomputableArray:
     value = array._value
-    return operate(RecomputableArray, array._cache, _getter(name), (value,), (value,), caller)
+    return operate(RecomputableArray, array._cache, _getter(name), (value,), (value,), caller)  # type: ignore[no-any-return]  # so it is, mostly
 
 
 @lru_cache

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._adapter import kinds
+from recompute._array_adapter import ArrayAdapter, Outline
 from recompute._arrays._call import Fresh
 from recompute._arrays._operate import call
 
@@ -105,14 +106,27 @@ class _Copy:
         self.array = array
 
 
-def _room(target: Any, cls: type, seen: bool) -> Any:
+def _room(target: Any, cls: type[RecomputableArray], seen: bool) -> Any:
     if target is None:
         return None
     if seen:
         return _Copy(target)
-    adapter = target._adapter if isinstance(target, cls) else kinds[type(target)].adapter
-    outline = target._outline() if isinstance(target, cls) else adapter.outline(target)
+    known = target._outline() if isinstance(target, cls) else target
+    adapter = _adapter_for(known.cls if isinstance(known, Outline) else type(known))
+    outline = known if isinstance(known, Outline) else adapter.outline(known)
     return Fresh(lambda: adapter.empty(outline))
+
+
+def _adapter_for(cls: type) -> ArrayAdapter:
+    adapter = kinds[cls].array
+    if adapter is None:
+        raise TypeError(f"out must be an array, not a {cls.__name__}")
+    return adapter
+
+
+def copied(array: Any) -> Any:
+    """A copy that may be written to."""
+    return _adapter_for(type(array)).copy(array)
 
 
 class _with_copied_out:
@@ -124,7 +138,7 @@ class _with_copied_out:
         self.several = several
 
     def __call__(self, *args: Any, out: tuple[Any, ...], **keywords: Any) -> Any:
-        copies = tuple([None if each is None else kinds[type(each)].adapter.copy(each) for each in out])
+        copies = tuple([None if each is None else copied(each) for each in out])
         return self.func(*args, out=copies if self.several else copies[0], **keywords)
 
 
@@ -139,7 +153,7 @@ class Changed:
         self.keywords: dict[str, Any] = {}
 
     def __call__(self, array: Any, *args: Any, **keywords: Any) -> Any:
-        copy = kinds[type(array)].adapter.copy(array)
+        copy = copied(array)
         result = self.func(copy, *args, **keywords)
         return copy if result is None else result
 

@@ -40,12 +40,13 @@ class Operands:
             self.values.append(value)
             return HOLE
         kind = kinds[cls]
-        if kind.array:
-            if kind.adapter.constant(argument):
+        adapter = kind.array
+        if adapter is not None:
+            if adapter.constant(argument):
                 return argument
-            self._same_library(kind.adapter)
-            kind.adapter.check(argument)
-            source = Recomputable(self.cache, self.cache._add_source(kind.adapter.snapshot(argument)))
+            self._same_library(adapter)
+            adapter.check(argument)
+            source: Recomputable[Any] = Recomputable(self.cache, self.cache._add_source(adapter.snapshot(argument)))
             self._keep.append(source)
             self.values.append(source._value)
             return HOLE
@@ -79,8 +80,7 @@ def adapter_of(value: Value) -> Adapter | None:
     """Who serves the array that a value holds, or held before it was evicted; None: it is no array."""
     payload = value.payload
     cls = value.outline.cls if payload is EVICTED and hasattr(value, "outline") else type(payload)
-    kind = kinds[cls]
-    return kind.adapter if kind.array else None
+    return kinds[cls].array
 
 
 def call(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from recompute._adapter import kinds
-from recompute._array_adapter import ArrayAdapter
 from recompute._arrays._array import RecomputableArray, again
 from recompute._arrays._call import rebuilt
 from recompute._arrays._operate import adapter_of
@@ -24,14 +23,12 @@ def array(x: Any) -> RecomputableArray:
         if not isinstance(x, RecomputableArray) and adapter_of(x._value) is None and not kinds[type(x.get())].array:
             raise TypeError(f"rc.array takes an array, or a Recomputable of one, not {x!r}")
         return again(x)
-    kind = kinds[type(x)]
-    if not kind.array:
+    adapter = kinds[type(x)].array
+    if adapter is None:
         raise TypeError(
             f"rc.array wraps an array that a library has made, not a {type(x).__name__}; make one first, for example "
             "rc.array(numpy.asarray(x)), or use rc.pure for other objects"
         )
-    adapter = kind.adapter
-    assert isinstance(adapter, ArrayAdapter)
     adapter.check(x)
     cache = current_cache()
     with cache._noting:
@@ -56,7 +53,5 @@ def wrap(tree: Any) -> Any:
         return [wrap(each) for each in tree]
     if isinstance(tree, dict):
         return type(tree)((key, wrap(each)) for key, each in tree.items())
-    kind = kinds[type(tree)]
-    if kind.array and isinstance(kind.adapter, ArrayAdapter) and not kind.adapter.constant(tree):
-        return array(tree)
-    return tree
+    adapter = kinds[type(tree)].array
+    return tree if adapter is None or adapter.constant(tree) else array(tree)
