@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from sys import getrefcount
 from threading import Lock
 from typing import Final
 
@@ -21,6 +22,9 @@ from recompute._policy import Policy
 from recompute._pool import Held, Pool
 from recompute._repair import elsewhere, repair
 from recompute._verify import Fingerprints
+
+_ALONE: Final = 3
+"""References to a payload that nobody but its value holds, as seen where it has a name: value, name, argument."""
 
 INTERRUPT: Final = None
 """Among the dropped references: a KeyboardInterrupt that came while a destructor ran."""
@@ -305,9 +309,27 @@ class Lifetimes:
     def _forget(self, value: Value) -> None:
         """Nothing can need this value: drop it, and whatever that leaves without a use, on an explicit stack."""
         dead = [value]
+        plain = not self._listeners and self._fingerprints is None and not self._late and not self._banishable
         while dead:
             value = dead.pop()
             operation, storage = value.operation, value.storage
+            if plain and operation is not None and storage.resident and not storage.locks and len(storage.values) == 1:
+                # What follows, written out for the most common case: benchmarks/operations.py.
+                payload = value.payload
+                if not storage.buffer or (storage.buffer == id(payload) and getrefcount(payload) == _ALONE):
+                    value.payload = EVICTED
+                    storage.resident = False
+                    storage.buffer = 0
+                    storage.values = ()
+                    if storage.slot != -1:
+                        storage.pool.candidates.remove(storage)
+                    storage.pool.used -= storage.size
+                    del payload
+                    if len(operation.outputs) == 1:
+                        dead += self._bury(operation)
+                    else:
+                        dead += self._unlink(value, operation)
+                    continue
             if value.pinned:
                 self._unpin_locked(value)
             if operation is None:
@@ -349,6 +371,10 @@ class Lifetimes:
         operation.outputs = tuple([None if each is value else each for each in operation.outputs])
         if any(each is not None for each in operation.outputs):
             return []
+        return self._bury(operation)
+
+    def _bury(self, operation: Operation) -> list[Value]:
+        """An operation without outputs holds on to nothing; the arguments that this leaves unused."""
         operation.outputs = ()
         arguments, operation.arguments = operation.arguments, ()
         operation.positional, operation.keywords, operation.function = (), None, _dead

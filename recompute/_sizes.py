@@ -25,7 +25,7 @@ class LearntSizes:
         """Under which the sizes of a call's outputs are filed."""
         code = getattr(function, "__code__", None)
         if code is None or getattr(function, "__closure__", None):
-            code = _identity(function)
+            code = identity(function)
         parts: list[Any] = [code, nout]
         for payload in payloads:
             signature = kinds[type(payload)].signature
@@ -52,28 +52,31 @@ class LearntSizes:
             self._sizes.clear()
 
 
-def _identity(function: Any) -> Hashable:
+def identity(function: Any) -> Hashable:
     """What stays the same when the same function is made again; never the function's own data, which must not leak."""
     code = getattr(function, "__code__", None)
     if code is not None:
         cells = getattr(function, "__closure__", None)
         return (code, *map(_cell, cells)) if cells else code
+    if hasattr(function, "size_key"):
+        return function.size_key()  # type: ignore[no-any-return]  # it is the library's own
     if hasattr(function, "func"):  # functools.partial
-        return _identity(function.func), *map(_constant, function.args), *map(_constant, function.keywords.values())
+        return identity(function.func), *map(constant, function.args), *map(constant, function.keywords.values())
     return type(function), type(getattr(function, "__self__", None)), getattr(function, "__name__", None)
 
 
 def _cell(cell: Any) -> Hashable:
     try:
-        return _constant(cell.cell_contents)
+        return constant(cell.cell_contents)
     except ValueError:  # not filled yet
         return None
 
 
-def _constant(value: Any) -> Hashable:
+def constant(value: Any) -> Hashable:
+    """What a constant says about the size of a result: small ones count by value, others by type."""
     cls: type = type(value)
     if cls is tuple:
-        return tuple(map(_constant, value))
+        return tuple(map(constant, value))
     if cls is slice:
-        return _constant((value.start, value.stop, value.step))
+        return constant((value.start, value.stop, value.step))
     return value if cls in (int, bool, float, str, type(None)) else cls

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from recompute._adapter import kinds
 from recompute._array_adapter import ArrayAdapter, Outline
-from recompute._arrays._dispatch import MUTATING_METHODS, Changed, array_function, array_ufunc
-from recompute._arrays._operate import SCALARS, call, operate
+from recompute._arrays._dispatch import MUTATING_METHODS, ONE_ARRAY, Changed, array_function, array_ufunc
+from recompute._arrays._operate import CONSTANTS, SCALARS, call, operate
 from recompute._budget import format_bytes
 from recompute._cache import Cache
 from recompute._graph import EVICTED, Operation, Value
@@ -119,11 +119,17 @@ class RecomputableArray(Recomputable[Any]):
 
     @shape.setter
     def shape(self, shape: int | tuple[int, ...]) -> None:
-        self._become(self.reshape(shape))
+        args = (self, shape)
+        self._become(call(RecomputableArray, self._cache, _of_shape, args, {}, sys._getframe(1)))
 
     @property
     def dtype(self) -> Any:
         return self._outline().dtype
+
+    @dtype.setter
+    def dtype(self, dtype: Any) -> None:
+        args = (self, dtype)
+        self._become(call(RecomputableArray, self._cache, _of_dtype, args, {}, sys._getframe(1)))
 
     @property
     def ndim(self) -> int:
@@ -184,6 +190,11 @@ class RecomputableArray(Recomputable[Any]):
         """The elements in C order, to be read and written."""
         return Flat(self)
 
+    @flat.setter
+    def flat(self, content: Any) -> None:
+        args = (self, ..., content)
+        self._become(call(RecomputableArray, self._cache, Changed(_set_flat), args, {}, sys._getframe(1)))
+
     # Indexing
 
     def __getitem__(self, key: Any) -> Any:
@@ -197,13 +208,19 @@ class RecomputableArray(Recomputable[Any]):
         args = (self, key, content)
         self._become(call(RecomputableArray, self._cache, Changed(operator.setitem), args, {}, sys._getframe(1)))
 
+    def __delitem__(self, key: Any) -> None:
+        """As the library has it: an error that says so."""
+        args = (self, key)
+        self._become(call(RecomputableArray, self._cache, Changed(operator.delitem), args, {}, sys._getframe(1)))
+
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over an array without dimensions")
         return (self[each] for each in range(self.shape[0]))
 
     def __contains__(self, element: Any) -> bool:
-        return bool((self == element).any())
+        args = (self, element)
+        return bool(call(RecomputableArray, self._cache, operator.contains, args, {}, sys._getframe(1)))
 
     # Operators
 
@@ -399,6 +416,19 @@ def _fixed(part: Any) -> bool:
     return cls is int or part is None or part is ...
 
 
+def _of_shape(array: Any, shape: Any) -> Any:
+    """The same memory, or an error: unlike `reshape`, setting a shape never copies."""
+    view = array.view()
+    view.shape = shape
+    return view
+
+
+def _of_dtype(array: Any, dtype: Any) -> Any:
+    view = array.view()
+    view.dtype = dtype
+    return view
+
+
 def _set_real(array: Any, part: Any) -> None:
     array.real = part
 
@@ -419,6 +449,9 @@ class Method:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         array, name, caller = self._array, self._name, sys._getframe(1)
+        if name in ONE_ARRAY and not keywords and all(type(each) in CONSTANTS for each in args):
+            value = array._value
+            return operate(RecomputableArray, array._cache, self._function, (value, *args), (value,), caller)
         if name == "setflags":
             raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
         if name in MUTATING_METHODS or (name == "byteswap" and (keywords.pop("inplace", False) or any(args))):
@@ -451,7 +484,8 @@ class Flat:
         self._array = array
 
     def __getitem__(self, key: Any) -> Any:
-        return self._array.reshape(-1)[key]
+        array = self._array
+        return call(RecomputableArray, array._cache, _get_flat, (array, key), {}, sys._getframe(1))
 
     def __setitem__(self, key: Any, content: Any) -> None:
         array = self._array
@@ -466,6 +500,10 @@ class Flat:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self._array.reshape(-1).__array__(dtype, copy)
+
+
+def _get_flat(array: Any, key: Any) -> Any:
+    return array.flat[key]
 
 
 def _set_flat(array: Any, key: Any, content: Any) -> None:

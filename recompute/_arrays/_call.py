@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
 from recompute._arguments import Several
+from recompute._sizes import constant, identity
 
 
 class _Hole:
@@ -58,6 +59,15 @@ class Call:
         leaves: list[Any] = []
         self.structure = _flatten(result, leaves)
         return Several(leaves) if len(leaves) > 1 else leaves[0] if leaves else None
+
+    def size_key(self) -> Hashable:
+        """By what the sizes of its results are known, besides the shapes of the arrays."""
+        key = identity(self.func)
+        if not self.simple:
+            key = (key, *map(constant, self.args))
+        if self.keywords:
+            key = (key, *[(name, constant(each)) for name, each in self.keywords.items()])
+        return key
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """The nest that the function returned, with other leaves."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from recompute._adapter import kinds
 from recompute._array_adapter import ArrayAdapter, Outline
 from recompute._arrays._call import Fresh
-from recompute._arrays._operate import call
+from recompute._arrays._operate import SCALARS, call, operate, same_library
 
 if TYPE_CHECKING:
     from recompute._arrays._array import RecomputableArray
@@ -22,6 +22,12 @@ MUTATORS: Final = frozenset({"copyto", "fill_diagonal", "place", "put", "put_alo
 """Functions that change their first argument."""
 
 MUTATING_METHODS: Final = frozenset({"fill", "itemset", "partition", "put", "resize", "setfield", "sort"})
+
+ONE_ARRAY: Final = frozenset(
+    "all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten max mean min "
+    "prod ravel repeat reshape round squeeze std sum swapaxes take trace transpose var".split()
+)
+"""Methods that return one array, whatever their arguments."""
 
 ABOUT: Final[dict[str, Callable[..., Any]]] = {
     "shape": lambda a: a.shape,
@@ -64,6 +70,21 @@ def array_ufunc(
     caller: FrameType,
 ) -> Any:  # fmt: skip
     """A ufunc, or one of its methods, called with `array` somewhere among its arguments."""
+    if method == "__call__" and not keywords and ufunc.nout == 1:  # mostly
+        cache, cls = array._cache, type(array)
+        values = []
+        positional = []
+        for each in args:
+            if type(each) is cls and each._cache is cache:
+                values.append(each._value)
+                positional.append(each._value)
+            elif type(each) in SCALARS:
+                positional.append(each)
+            else:
+                break
+        else:
+            if len(values) == 1 or same_library(values):
+                return operate(cls, cache, ufunc, tuple(positional), tuple(values), caller)
     function = ufunc if method == "__call__" else getattr(ufunc, method)
     if method == "at":
         return _mutate_first(array, function, args, keywords, caller)

@@ -17,6 +17,8 @@ Wrap = Callable[[Cache, Value], Any]
 """What makes an array of a value."""
 
 SCALARS: Final = frozenset({int, float, complex, bool})
+CONSTANTS: Final = SCALARS | {type(None), str}
+_ONE_HOLE: Final = (HOLE,)
 
 
 class Operands:
@@ -31,7 +33,7 @@ class Operands:
     def pack(self, argument: Any) -> Any:
         """The argument with holes in the place of arrays; lists, dicts and plain arrays are copied."""
         cls = type(argument)
-        if cls in SCALARS or argument is None:
+        if cls in CONSTANTS:
             return argument
         value = getattr(argument, "_value", None)
         if type(value) is Value:
@@ -83,6 +85,12 @@ def adapter_of(value: Value) -> Adapter | None:
     return kinds[cls].array
 
 
+def same_library(values: list[Value]) -> bool:
+    """Whether arrays that are in memory are of one library; False if that is not sure."""
+    adapter = kinds[type(values[0].payload)].array
+    return adapter is not None and all(kinds[type(each.payload)].array is adapter for each in values)
+
+
 def call(
     wrap: Wrap,
     cache: Cache,
@@ -92,6 +100,13 @@ def call(
     caller: FrameType,
 ) -> Any:
     """`function` of arguments with arrays anywhere among them; results are wrapped, in whatever nest they come."""
+    if len(args) == 1 and type(args[0]) is wrap and args[0]._cache is cache:  # mostly
+        for each in keywords.values():
+            if type(each) not in CONSTANTS:
+                break
+        else:
+            only = (args[0]._value,)
+            return operate(wrap, cache, Call(function, _ONE_HOLE, keywords, True), only, only, caller, 0)
     operands = Operands(cache)
     packed = tuple([operands.pack(each) for each in args])
     named = {name: operands.pack(each) for name, each in keywords.items()}
