@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -67,6 +68,13 @@ class ArrayAdapter(Adapter):
     def snapshot(self, value: Any) -> Any:
         """What the cache keeps of a plain array that meets a wrapped one: a copy, unless nobody can change it."""
         return self.copy(value)
+
+    def compact(self, value: Any) -> Callable[[], Any] | None:
+        """How to make a plain array that meets a wrapped one again, if that takes less than to keep a copy of it.
+
+        Such as an array of zeros, of which autodiff libraries make many; None: no such way is seen.
+        """
+        return None
 
     def constant(self, value: Any) -> bool:
         """Whether nobody can change the value: then it is no source when it meets an array, but a constant."""

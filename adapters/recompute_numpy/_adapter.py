@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from hashlib import blake2b
 from sys import getrefcount
 from typing import Any, Final
@@ -13,6 +13,8 @@ import numpy as np
 import recompute as rc
 
 _SAMPLE: Final = 1_000  # elements of an object array that are looked at; more are extrapolated
+_FEW: Final = 100  # elements; smaller arrays are just copied
+_WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _X87: Final = np.finfo(np.longdouble).nmant == 63  # a long double has ten bytes of number, the rest is padding
 
 
@@ -93,7 +95,22 @@ class NumpyAdapter(rc.ArrayAdapter):
         below = value
         while isinstance(below, np.ndarray) and not below.flags.writeable:
             below = below.base
-        return value if below is None or isinstance(below, bytes) else self.copy(value)
+        if below is None or isinstance(below, bytes):
+            return value
+        if 0 in value.strides:  # what `broadcast_to` made, of less memory than it has elements
+            part = value[tuple([slice(None) if stride else slice(1) for stride in value.strides])]
+            return np.broadcast_to(self.copy(part), value.shape, subok=True)
+        return self.copy(value)
+
+    def compact(self, value: Any) -> Callable[[], Any] | None:
+        """Of equal elements, to the last bit."""
+        if value.size < _FEW or type(value) is not np.ndarray or not value.flags.c_contiguous:
+            return None
+        bits = value.reshape(-1).view(_WORDS.get(value.dtype.itemsize, np.uint8))
+        if value.dtype.itemsize not in _WORDS or bits[0] != bits[-1] or not (bits == bits[0]).all():
+            return None
+        shape, dtype, element = value.shape, value.dtype, value.reshape(-1)[:1].copy()
+        return lambda: np.full(shape, element, dtype)
 
     def check(self, value: Any) -> None:
         """No arrays of Python objects: what happens to their elements cannot be seen."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from recompute._adapter import kinds
 from recompute._array_adapter import ArrayAdapter, Outline
-from recompute._arrays._dispatch import MUTATING_METHODS, ONE_ARRAY, Changed, array_function, array_ufunc
+from recompute._arrays._dispatch import MUTATING_METHODS, ONE_ARRAY, WRITERS, Changed, array_function, array_ufunc
 from recompute._arrays._operate import CONSTANTS, SCALARS, call, operate
 from recompute._budget import format_bytes
 from recompute._cache import Cache
@@ -303,11 +303,11 @@ class RecomputableArray(Recomputable[Any]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         plain = self.get()
-        if dtype is not None and dtype != plain.dtype:
-            if copy is False:
-                raise ValueError(f"an array of {plain.dtype} cannot be given as {dtype} without a copy")
-            return plain.astype(dtype)
-        return self._adapter.copy(plain) if copy else plain
+        if not self._adapter.constant(plain):
+            return plain.__array__(dtype, copy=copy)
+        if copy is False:
+            raise ValueError(f"a {type(plain).__name__} cannot be given as an array without a copy")
+        return plain.__array__() if dtype is None else plain.__array__(dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
         plain = self.get()
@@ -452,6 +452,8 @@ class Method:
         if name in ONE_ARRAY and not keywords and all(type(each) in CONSTANTS for each in args):
             value = array._value
             return operate(RecomputableArray, array._cache, self._function, (value, *args), (value,), caller)
+        if name in WRITERS:
+            return getattr(array.get(), name)(*args, **keywords)
         if name == "setflags":
             raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
         if name in MUTATING_METHODS or (name == "byteswap" and (keywords.pop("inplace", False) or any(args))):
@@ -459,7 +461,7 @@ class Method:
             array._become(call(RecomputableArray, array._cache, changed, (array, *args), keywords, caller))
             return array if name == "byteswap" else None
         function: Callable[..., Any] = self._function
-        if "out" in keywords and keywords["out"] is not None:
+        if len(args) > 1 or keywords.get("out") is not None:  # `out` may be among the arguments without a name
             return array_function(array, function, (array, *args), keywords, caller)
         return call(RecomputableArray, array._cache, function, (array, *args), keywords, caller)
 

@@ -40,9 +40,9 @@ class Call:
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], simple: bool) -> None:
         self.func = func  # named as in functools.partial, so that it is known by the function's name
-        self.args = args  # with holes
+        self.args = args  # with holes; none if it is simple
         self.keywords = keywords
-        self.simple = simple  # the arrays are the positional arguments, all of them
+        self.simple = simple  # it is called with all of its positional arguments
         self.structure: Any = None
 
     def __call__(self, *arrays: Any) -> Any:

@@ -7,6 +7,9 @@ on. No other value sees the change, neither those made before nor views.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from inspect import signature
+from sys import maxsize
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +17,20 @@ from recompute._adapter import kinds
 from recompute._array_adapter import ArrayAdapter, Outline
 from recompute._arrays._call import Fresh
 from recompute._arrays._operate import SCALARS, call, operate, same_library
+from recompute._recomputable import Recomputable
 
 if TYPE_CHECKING:
     from recompute._arrays._array import RecomputableArray
 
-MUTATORS: Final = frozenset({"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"})
-"""Functions that change their first argument."""
+MUTATORS: Final = {
+    "copyto": "dst",
+    "fill_diagonal": "a",
+    "place": "arr",
+    "put": "a",
+    "put_along_axis": "arr",
+    "putmask": "a",
+}
+"""Functions that change their first argument, and its name."""
 
 MUTATING_METHODS: Final = frozenset({"fill", "itemset", "partition", "put", "resize", "setfield", "sort"})
 
@@ -38,6 +49,9 @@ ABOUT: Final[dict[str, Callable[..., Any]]] = {
 }
 """Functions that need no content."""
 
+WRITERS: Final = frozenset({"dump", "save", "savetxt", "savez", "savez_compressed", "tofile"})
+"""Functions and methods that write to a file: they run once, on plain arrays."""
+
 OF_DTYPES: Final = frozenset({"result_type", "can_cast", "finfo", "iinfo", "isdtype"})
 """Functions that take a dtype in the place of an array."""
 
@@ -53,16 +67,31 @@ def array_function(
     if name in OF_DTYPES:
         cls = type(array)
         return function(*[each.dtype if isinstance(each, cls) else each for each in args], **keywords)
+    if name in WRITERS:
+        return function(*_plain(args), **dict(zip(keywords, _plain(tuple(keywords.values())), strict=True)))
     if name in MUTATORS:
         return _mutate_first(array, function, args, keywords, caller)
-    if name == "nan_to_num" and not keywords.get("copy", True):
-        keywords.pop("copy")
-        return args[0]._become(call(type(array), array._cache, function, args, keywords, caller))
     keywords.pop("overwrite_input", None)
+    if len(args) > 1:
+        if name == "nan_to_num":
+            keywords |= zip(("copy", "nan", "posinf", "neginf"), args[1:], strict=False)
+            args = args[:1]
+        else:
+            args = _with_named_out(function, args, keywords)
+    if name == "nan_to_num" and not keywords.get("copy", True):
+        target = args[0] if args else keywords.pop("x")
+        if not isinstance(target, type(array)) or _can_be_written(target._type, target.dtype):
+            _mutate_first(array, function, (target,), keywords, caller)
+            return target if len(target.shape) else target[()]
+        args = (target,)
     out = keywords.get("out")
     if out is None:
         return call(type(array), array._cache, function, args, keywords, caller)
     return _into(array, out, function, args, keywords, caller)
+
+
+def _plain(args: tuple[Any, ...]) -> list[Any]:
+    return [each.get() if isinstance(each, Recomputable) else each for each in args]
 
 
 def array_ufunc(
@@ -83,7 +112,7 @@ def array_ufunc(
             else:
                 break
         else:
-            if len(values) == 1 or same_library(values):
+            if same_library(values):
                 return operate(cls, cache, ufunc, tuple(positional), tuple(values), caller)
     function = ufunc if method == "__call__" else getattr(ufunc, method)
     if method == "at":
@@ -92,6 +121,26 @@ def array_ufunc(
         return call(type(array), array._cache, function, args, keywords, caller)
     out = keywords["out"]
     return _into(array, out[0] if len(out) == 1 else out, function, args, keywords, caller)
+
+
+def _with_named_out(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments before `out`, if that is among them; it and those after it are `keywords` then."""
+    place, names = _place_of_out(function)
+    if place >= len(args) or len(names) < len(args) or args[place] is None:
+        return args
+    keywords |= zip(names[place:], args[place:], strict=False)
+    return args[:place]
+
+
+@lru_cache(1024)
+def _place_of_out(function: Callable[..., Any]) -> tuple[int, list[str]]:
+    """Where `out` stands among the parameters of a function, and their names; far away, if nowhere."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):  # made in another language, and without a description
+        return maxsize, []
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return names.index("out") if "out" in names else maxsize, names
 
 
 def _into(
@@ -135,7 +184,15 @@ def _room(target: Any, cls: type[RecomputableArray], seen: bool) -> Any:
     known = target._outline() if isinstance(target, cls) else target
     adapter = _adapter_for(known.cls if isinstance(known, Outline) else type(known))
     outline = known if isinstance(known, Outline) else adapter.outline(known)
+    if not _can_be_written(outline.cls, outline.dtype):
+        return _Copy(target)
     return Fresh(lambda: adapter.empty(outline))
+
+
+@lru_cache(1024)
+def _can_be_written(cls: type, dtype: Any) -> bool:
+    """Whether it is a plain array: no scalar, and no subclass, of which only a copy is one."""
+    return type(_adapter_for(cls).empty(Outline(cls, (0,), dtype))) is cls
 
 
 def _adapter_for(cls: type) -> ArrayAdapter:
@@ -166,28 +223,29 @@ class _with_copied_out:
 class Changed:
     """A function that changes its first argument, as one that returns a changed copy."""
 
-    __slots__ = ("args", "func", "keywords")
+    __slots__ = ("args", "func", "keywords", "returns")
 
-    def __init__(self, func: Callable[..., Any]) -> None:
+    def __init__(self, func: Callable[..., Any], returns: bool = True) -> None:
         self.func = func
+        self.returns = returns  # whether it may return something else, which is the result then
         self.args: tuple[Any, ...] = ()
         self.keywords: dict[str, Any] = {}
 
     def __call__(self, array: Any, *args: Any, **keywords: Any) -> Any:
         copy = copied(array)
         result = self.func(copy, *args, **keywords)
-        return copy if result is None else result
+        return copy if result is None or not self.returns else result
 
 
 def _mutate_first(
     array: RecomputableArray, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
     caller: FrameType,
 ) -> None:  # fmt: skip
-    name = next(iter(keywords), "") if not args else ""
-    target = args[0] if args else keywords.pop(name)
-    args = args or (target,)
+    if not args:
+        args = (keywords.pop(MUTATORS[function.__name__]),)
+    target = args[0]
     if not isinstance(target, type(array)):
         plain = [each.get() if isinstance(each, type(array)) else each for each in args[1:]]
         function(target, *plain, **{k: v.get() if isinstance(v, type(array)) else v for k, v in keywords.items()})
         return
-    target._become(call(type(array), target._cache, Changed(function), args, keywords, caller))
+    target._become(call(type(array), target._cache, Changed(function, returns=False), args, keywords, caller))

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any, Final
 
 from recompute._adapter import Adapter, kinds
-from recompute._arrays._call import HOLE, Call, rebuilt
+from recompute._arrays._call import HOLE, Call, Fresh, rebuilt
 from recompute._cache import Cache
 from recompute._graph import EVICTED, Operation, Value
 from recompute._recomputable import Recomputable, common_cache
@@ -18,7 +18,6 @@ Wrap = Callable[[Cache, Value], Any]
 
 SCALARS: Final = frozenset({int, float, complex, bool})
 CONSTANTS: Final = SCALARS | {type(None), str}
-_ONE_HOLE: Final = (HOLE,)
 
 
 class Operands:
@@ -48,6 +47,9 @@ class Operands:
                 return argument
             self._same_library(adapter)
             adapter.check(argument)
+            make = adapter.compact(argument)
+            if make is not None:
+                return Fresh(make)
             source: Recomputable[Any] = Recomputable(self.cache, self.cache._add_source(adapter.snapshot(argument)))
             self._keep.append(source)
             self.values.append(source._value)
@@ -87,6 +89,8 @@ def adapter_of(value: Value) -> Adapter | None:
 
 def same_library(values: list[Value]) -> bool:
     """Whether arrays that are in memory are of one library; False if that is not sure."""
+    if len(values) < 2:
+        return True
     adapter = kinds[type(values[0].payload)].array
     return adapter is not None and all(kinds[type(each.payload)].array is adapter for each in values)
 
@@ -100,13 +104,22 @@ def call(
     caller: FrameType,
 ) -> Any:
     """`function` of arguments with arrays anywhere among them; results are wrapped, in whatever nest they come."""
-    if len(args) == 1 and type(args[0]) is wrap and args[0]._cache is cache:  # mostly
-        for each in keywords.values():
-            if type(each) not in CONSTANTS:
-                break
+    positional: list[Any] = []
+    plain: list[Value] = []
+    for each in args:  # mostly they are arrays of this cache and constants, and nothing is nested
+        cls = type(each)
+        if cls is wrap and each._cache is cache:
+            value = each._value
+            plain.append(value)
+            positional.append(value)
+        elif cls in CONSTANTS:
+            positional.append(each)
         else:
-            only = (args[0]._value,)
-            return operate(wrap, cache, Call(function, _ONE_HOLE, keywords, True), only, only, caller, 0)
+            break
+    else:
+        if (not keywords or CONSTANTS.issuperset(map(type, keywords.values()))) and same_library(plain):
+            repeated = Call(function, (), keywords, True)
+            return operate(wrap, cache, repeated, tuple(positional), tuple(plain), caller, 0)
     operands = Operands(cache)
     packed = tuple([operands.pack(each) for each in args])
     named = {name: operands.pack(each) for name, each in keywords.items()}

@@ -1,0 +1,192 @@
+"""Measures what a wrapped array operation costs over the bare one, for arrays of 10 to 10^7 elements.
+
+`python benchmarks/arrays.py --into docs/results` writes arrays.md and arrays.json there. Beside the wrapper, in the
+same run and in turns: HIPS autograd's tracing of the same operation, and dask.array's (to build it, and to build and
+compute it; the synchronous scheduler, one chunk). "Over the bare one" is the time of the operation less that of the
+same NumPy call; with large arrays that difference drowns in the noise of the call, and the ratio says more. Results are
+dropped as soon as they are made, and that is part of the time, as it is of the bare call's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+from _common import MICRO, NOT_INSTALLED, Measure, facts, in_turns, markdown, number, plain, say
+
+import recompute as rc
+
+SIZES: Final = tuple(10**power for power in range(1, 8))
+SMALL: Final = SIZES[0]
+TARGET: Final = 6.0  # microseconds over the bare operation
+PEERS: Final = ("wrapped", "within a budget", "autograd", "dask, built", "dask, computed")
+
+Operation = Callable[[Any], Any]
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    "x + x": lambda x: x + x,
+    "x * 2.0": lambda x: x * 2.0,
+    "np.tanh(x)": np.tanh,
+    "x[1:-1]": lambda x: x[1:-1],
+    "x.sum()": lambda x: x.sum(),
+    "np.sum(x, axis=0)": lambda x: np.sum(x, axis=0),
+    "np.where(x > 0, x, 0.0)": lambda x: np.where(x > 0, x, 0.0),
+}
+HEAD: Final = """# The cost of wrapped arrays
+
+What `rc.array` adds to NumPy's own time for an operation, measured by
+`python benchmarks/arrays.py --into docs/results`. Times belong to the machine below and to no other; they were taken in
+turns, in one run.
+
+"""
+
+
+def timed(operation: Operation, x: Any, count: int) -> Measure:
+    """Seconds for one operation, whose result is dropped."""
+
+    def measure() -> float:
+        began = perf_counter()
+        for _ in range(count):
+            operation(x)
+        return (perf_counter() - began) / count
+
+    return measure
+
+
+def traced(operation: Operation, plain_array: Any, count: int) -> Measure:
+    """The same while HIPS autograd traces it: the forward part of a gradient, less what starting a trace takes."""
+    from autograd.core import VJPNode
+    from autograd.tracer import trace
+
+    def many(x: Any) -> Any:
+        result = x
+        for _ in range(count):
+            result = operation(x)
+        return result
+
+    def measure() -> float:
+        start = VJPNode.new_root()
+        began = perf_counter()
+        trace(start, many, plain_array)
+        return (perf_counter() - began) / count
+
+    return measure
+
+
+def tracing(name: str) -> Operation:
+    """The operation in autograd's own functions."""
+    import autograd.numpy as anp
+
+    return {
+        "np.tanh(x)": anp.tanh,
+        "x.sum()": anp.sum,
+        "np.sum(x, axis=0)": lambda x: anp.sum(x, axis=0),
+        "np.where(x > 0, x, 0.0)": lambda x: anp.where(x > 0, x, 0.0),
+    }.get(name, OPERATIONS[name])
+
+
+def computed(operation: Operation) -> Operation:
+    return lambda x: operation(x).compute(scheduler="synchronous")
+
+
+def compare(size: int, name: str, repetitions: int, least: float) -> dict[str, float]:
+    """One operation at one size: the least microseconds of each of PEERS."""
+    operation = OPERATIONS[name]
+    bare = np.linspace(-1.0, 1.0, size)
+    began = perf_counter()
+    operation(bare)
+    count = max(1, int(least / (perf_counter() - began + 20 * MICRO)))
+    with rc.Cache():
+        free = rc.array(bare)
+    with rc.Cache(100 * size * 8 + 10**9):
+        tight = rc.array(bare)
+    measures: dict[str, Measure] = {
+        "bare": timed(operation, bare, count),
+        "wrapped": timed(operation, free, count),
+        "within a budget": timed(operation, tight, count),
+    }
+    if find_spec("autograd"):
+        measures["autograd"] = traced(tracing(name), bare, count)
+    if find_spec("dask"):
+        import dask.array as da
+
+        lazy = da.from_array(bare, chunks=-1)
+        few = max(1, count // 50)
+        measures["dask, built"] = timed(operation, lazy, few)
+        measures["dask, computed"] = timed(computed(operation), lazy, few)
+    return {each: min(found) / MICRO for each, found in in_turns(measures, repetitions).items()}
+
+
+Found = dict[str, dict[int, dict[str, float]]]
+"""Operation -> elements -> who -> microseconds."""
+
+
+def measure(quick: bool) -> Found:
+    sizes = SIZES[::3] if quick else SIZES
+    repetitions, least = (3, 0.002) if quick else (9, 0.05)
+    found: Found = {}
+    for name in OPERATIONS:
+        say(name)
+        found[name] = {size: compare(size, name, repetitions, least) for size in sizes}
+    return found
+
+
+def over(found: dict[str, float], who: str) -> str:
+    return number(found[who] - found["bare"]) if who in found else NOT_INSTALLED
+
+
+def times(found: dict[str, float], who: str) -> str:
+    return number(found[who] / found["bare"]) if who in found else NOT_INSTALLED
+
+
+def text(found: Found, machine: dict[str, str], table: Callable[..., str]) -> str:
+    """The page: microseconds over the bare operation for small arrays, then ratios for all sizes."""
+    first = {name: sizes[SMALL] for name, sizes in found.items()}
+    reached = [each["wrapped"] - each["bare"] for each in first.values()]
+    parts = [
+        f"## Over the bare operation, {SMALL} elements",
+        f"Microseconds. The target is {TARGET:.0f} for a wrapped operation: "
+        f"{sum(each <= TARGET for each in reached)} of {len(reached)} operations meet it; "
+        f"the least is {number(min(reached))}, the most {number(max(reached))}.",
+        table(
+            ("operation", "bare", *(f"+ {who}" for who in PEERS), ""),
+            [
+                (f"`{name}`", number(each["bare"]), *(over(each, who) for who in PEERS), "")
+                for name, each in first.items()
+            ],
+        ),
+        "## Times the bare operation, by elements",
+    ]
+    for name, sizes in found.items():
+        lines = [
+            (f"{size:,}", f"{number(each['bare'])} us", *(times(each, who) for who in PEERS), "")
+            for size, each in sizes.items()
+        ]
+        parts += [f"`{name}`", table(("elements", "bare", *PEERS, ""), lines)]
+    parts += ["## Machine", table(("", "", ""), [(name, value, "") for name, value in machine.items()])]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="few sizes, few repetitions: does it run at all?")
+    parser.add_argument("--into", metavar="FOLDER", type=Path, help="where arrays.md and arrays.json go")
+    options = parser.parse_args()
+    machine = facts()
+    found = measure(options.quick)
+    print(text(found, machine, plain), end="")
+    if options.into is not None:
+        options.into.mkdir(parents=True, exist_ok=True)
+        (options.into / "arrays.md").write_text(HEAD + text(found, machine, markdown), encoding="utf-8")
+        figures = {"machine": machine, "microseconds": found}
+        (options.into / "arrays.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
