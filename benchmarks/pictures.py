@@ -13,20 +13,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from recompute import pictures
 from recompute._cli._figures import COMPARED, floors, plan_all, points, replay_all
 from recompute._cli._plot import chain_points
 from recompute._events import Event
 from recompute._traces._chain import chain
-from recompute.pictures import (
-    accesses,
-    chain_cost,
-    memory,
-    moments,
-    overhead,
-    plan_events,
-    residency,
-    save,
-)
 from recompute.planners import plan
 from recompute.simulator import Run, baseline, simulate
 from recompute.traces import Program, read
@@ -61,14 +52,14 @@ def main() -> None:
 def draw_all(programs: Sequence[Program], into: Path, time_limit: float) -> None:
     """Every picture."""
     names = COMPARED.split(",")
-    keep("chain", chain_cost(chain_points(LENGTHS, names)), into)
+    keep("chain", pictures.chain_cost(chain_points(LENGTHS, names)), into)
     draw_chain(into)
     runs = replay_all(programs, names, BUDGETS)
-    keep("accesses", accesses(runs), into)
+    keep("accesses", pictures.accesses(runs), into)
     for program in programs:
         draw_program(program, runs, into, time_limit)
     plans = plan_all(programs, [PLANNERS] * len(programs), BUDGETS, time_limit=time_limit)
-    keep("overhead", overhead(points(runs, plans), floors=floors(programs)), into)
+    keep("overhead", pictures.overhead(points(runs, plans), floors=floors(programs)), into)
 
 
 def draw_chain(into: Path, n: int = 64) -> None:
@@ -81,7 +72,7 @@ def draw_chain(into: Path, n: int = 64) -> None:
     best = plan(program, budget, "revolve")
     title = f"chain of {n} steps in {budget} values, Revolve, overhead {best.overhead:.2f}"
     draw_residency(
-        "residency-chain-revolve", program, plan_events(program, best), budget, title, into, unit="operations"
+        "residency-chain-revolve", program, pictures.plan_events(program, best), budget, title, into, unit="operations"
     )
 
 
@@ -112,15 +103,15 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
         tracks[f"{policy} ({told(run)})"] = events
     (best,) = plan_all([program], [["own"]], [share], time_limit=time_limit)
     if best.plan is not None:
-        tracks[f"own (overhead {best.overhead:.2f})"] = plan_events(program, best.plan)
+        tracks[f"own (overhead {best.overhead:.2f})"] = pictures.plan_events(program, best.plan)
     whole: list[Event] = []
     simulate(program, 1 << 62, policy="none", listener=whole.append, peak=peak)
-    figure = memory(
+    figure = pictures.memory(
         tracks,
         budget=run.budget_bytes,
         whole=whole,
         title=f"{name} in {share:.0%} of its memory",
-        marks={each: moments(events, program.marks) for each, events in tracks.items()},
+        marks={each: pictures.moments(events, program.marks) for each, events in tracks.items()},
         unit=program.unit,
     )
     keep(f"memory-{name}", figure, into)
@@ -133,14 +124,14 @@ def told(run: Run) -> str:
 def draw_residency(
     name: str, program: Program, events: list[Event], budget: int, title: str, into: Path, unit: float | str
 ) -> None:
-    marks = moments(events, program.marks)
+    marks = pictures.moments(events, program.marks)
     least = 0.0 if isinstance(unit, str) else LEAST  # all values of the chain are alike
-    keep(name, residency(events, title=title, budget=budget, least=least, marks=marks, unit=unit), into)
+    keep(name, pictures.residency(events, title=title, budget=budget, least=least, marks=marks, unit=unit), into)
 
 
 def keep(name: str, figure: Figure, into: Path) -> None:
     """Write a picture, and say how large it is."""
-    png, svg = save(figure, into / f"{name}.png"), save(figure, into / f"{name}.svg")
+    png, svg = pictures.save(figure, into / f"{name}.png"), pictures.save(figure, into / f"{name}.svg")
     sizes = f"{png.stat().st_size / 1000:.0f} kB"
     if svg.stat().st_size > LARGEST:
         svg.unlink()

@@ -114,11 +114,11 @@ class Staged(Generic[T]):
         for slot, payload in zip(self._inputs, self._layout.match(args, kwargs), strict=True):
             slots[slot] = payload
         for step in self._steps:
-            if type(step) is list:
+            if isinstance(step, list):
                 for slot in step:
                     slots[slot] = None
             else:
-                step.run(slots)  # type: ignore[union-attr]  # it is a _Compute
+                step.run(slots)
         return _fill(self._wanted, slots)  # type: ignore[no-any-return]  # as the function had it
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -161,11 +162,15 @@ def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
     watched = _Watched(program, wanted[0])
     planners = methods(options.method or [])
     at = [0]
+
+    def state(name: str) -> list[str]:
+        return [bar(at[0], len(program.steps)), f"{name} under {wanted[0]}"]
+
     for name in names:
         if name in planners:
             continue
         events: list[Event] = []
-        with Live(lambda name=name: [bar(at[0], len(program.steps)), f"{name} under {wanted[0]}"]):  # type: ignore[misc]
+        with Live(partial(state, name)):
             result = simulate(
                 program,
                 wanted[0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._events import Event
@@ -136,33 +137,41 @@ def _draw_bars(axes: Any, ends: Sequence[tuple[Bar, float, float]], rows: Mappin
 
 def _draw_image(axes: Any, ends: Sequence[tuple[Bar, float, float]], rows: Mapping[int, int]) -> None:
     """One image: a pixel is the stronger, the more of the values it stands for are in memory; none is left out."""
-    import numpy as np
     from matplotlib.colors import to_rgb
 
     height, width = min(_PIXELS[0], len(rows)), _PIXELS[1]
     right_most = ceiling(axes.get_xlim()[1])
-    image = np.ones((height, width, 3))
-    values = np.bincount(np.arange(len(rows)) * height // len(rows), minlength=height)  # in a row of pixels
-    at = np.array([rows[bar.storage] for bar, _, _ in ends]) * height // len(rows)
-    times = np.array([(left, right) for _, left, right in ends]) / right_most * width
-    starts = np.minimum(width - 1, times[:, 0].astype(int))
-    stops = np.maximum(starts + 1, np.minimum(width, np.rint(times[:, 1]).astype(int)))
-    recomputed = np.array([bar.again for bar, _, _ in ends])
-    for again, colour in ((False, FIRST), (True, AGAIN)):
-        which = recomputed == again
-        changes = np.zeros((height, width + 1))
-        np.add.at(changes, (at[which], starts[which]), 1)
-        np.add.at(changes, (at[which], stops[which]), -1)
-        share = np.clip(np.cumsum(changes[:, :width], axis=1) / values[:, None], 0, 1)
-        strength = np.where(share > 0, 0.35 + 0.65 * share, 0)[:, :, None]
-        image = image * (1 - strength) + np.array(to_rgb(colour)) * strength
+    values = [0] * height  # row of pixels -> the values that it stands for
+    for row in range(len(rows)):
+        values[row * height // len(rows)] += 1
+    changes = [([0] * (width + 1), [0] * (width + 1)) for _ in values]  # in memory: first computed, recomputed
+    for bar, left, right in ends:
+        start = min(width - 1, int(left / right_most * width))
+        change = changes[rows[bar.storage] * height // len(rows)][bar.again]
+        change[start] += 1
+        change[max(start + 1, min(width, round(right / right_most * width)))] -= 1
+    colours = to_rgb(FIRST), to_rgb(AGAIN)
+    image: list[list[list[int]]] = []
+    for count, (first, again) in zip(values, changes, strict=True):
+        there = list(zip(accumulate(first[:width]), accumulate(again[:width]), strict=True))
+        pixel = {each: _mixed([number / count for number in each], colours) for each in set(there)}
+        image.append([pixel[each] for each in there])
     axes.imshow(
-        np.uint8(np.round(255 * image)),
+        image,
         extent=(0, right_most, -0.5, len(rows) - 0.5),
         origin="lower",
         aspect="auto",
         interpolation="nearest",
     )
+
+
+def _mixed(shares: Iterable[float], colours: Iterable[Sequence[float]]) -> list[int]:
+    """White, with each colour in turn laid over it: the stronger, the greater its share."""
+    channels = [1.0, 1.0, 1.0]
+    for share, colour in zip(shares, colours, strict=True):
+        strength = 0.35 + 0.65 * min(1.0, share) if share else 0.0
+        channels = [below * (1 - strength) + ink * strength for below, ink in zip(channels, colour, strict=True)]
+    return [round(255 * channel) for channel in channels]
 
 
 def _draw_legend(axes: Any, drawn: Iterable[Bar]) -> None:

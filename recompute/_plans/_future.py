@@ -97,45 +97,34 @@ class Replay:
         out: list[int] = []
         next_use = [each[0] if each else _NEVER for each in uses]
 
-        def needed_at(home: int) -> int:
-            """The next place in the program that uses it, or makes something evicted again from it."""
-            best = next_use[home]
-            if not through and best < _NEVER:
-                return best
+        def reached(home: int, links: list[list[int]], *, unborn: bool = False) -> list[int]:
+            """The evicted storages that `links` lead to, over evicted ones alone; never made ones only if `unborn`."""
             seen = {home}
+            found: list[int] = []
             stack = [home]
             while stack:
-                for child in below[stack.pop()]:
-                    if not resident[child] and born[child] and child not in seen:
-                        seen.add(child)
-                        stack.append(child)
-                        if next_use[child] < best:
-                            best = next_use[child]
-            return best
+                for each in links[stack.pop()]:
+                    if not resident[each] and (unborn or born[each]) and each not in seen:
+                        seen.add(each)
+                        stack.append(each)
+                        found.append(each)
+            return found
 
         def rate(home: int) -> float:
-            at = needed_at(home)
+            at = next_use[home]
+            look = through or at == _NEVER
+            made = reached(home, below) if look or below_weight else []
+            if look:  # the next use may be to make something evicted again from it
+                at = min([at, *[next_use[each] for each in made]])
             if at == _NEVER:
                 return -1.0
             cost = own[home]
             if above_weight:
-                seen = {home}
-                stack = [home]
-                while stack:
-                    for parent in above[stack.pop()]:
-                        if not resident[parent] and parent not in seen:
-                            seen.add(parent)
-                            stack.append(parent)
-                            cost += above_weight * own[parent]
+                for each in reached(home, above, unborn=True):
+                    cost += above_weight * own[each]
             if below_weight:
-                seen = {home}
-                stack = [home]
-                while stack:
-                    for child in below[stack.pop()]:
-                        if not resident[child] and born[child] and child not in seen:
-                            seen.add(child)
-                            stack.append(child)
-                            cost += below_weight * own[child]
+                for each in made:
+                    cost += below_weight * own[each]
             wait = clock[at] - clock[place]
             if time_power and wait > 0:
                 return float(cost * factor[home] / wait**time_power)

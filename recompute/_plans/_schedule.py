@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 Action = tuple[Literal["compute", "free"], int]
 """Run an operation (the number of a call), or let go of a storage."""
 
 _HEADER: Final = "recompute plan"
+_FIELDS: Final[dict[str, tuple[type, ...]]] = {
+    "program": (str,),
+    "method": (str,),
+    "budget": (int,),
+    "peak": (int,),
+    "overhead": (int, float),
+    "bound": (int, float, type(None)),
+    "seconds": (int, float),
+    "note": (str,),
+}
+"""What the first line of a plan says, and of which types that may be."""
 
 
 class PlanError(ValueError):
@@ -68,7 +80,7 @@ class Plan:
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> Plan:
         """The plan that `to_lines` wrote. Raises PlanError, with the number of the line that is wrong."""
-        about: dict[str, object] | None = None
+        about: dict[str, Any] | None = None
         steps: list[Action] = []
         number = 0
         for number, text in enumerate(lines, 1):
@@ -85,7 +97,7 @@ class Plan:
                 steps.append((kind, which))
             except (ValueError, KeyError, AttributeError, TypeError):
                 raise PlanError(f"line {number} is not a line of a plan: {text.strip()[:40]!r}") from None
-        try:
-            return cls(steps=tuple(steps), **(about or {}))  # type: ignore[arg-type]
-        except TypeError:
-            raise PlanError(f"line {min(1, number)} does not say what the plan is; is this a file of a plan?") from None
+        with suppress(TypeError):  # something is missing, or there is more
+            if about is not None and all(type(each) in _FIELDS.get(name, ()) for name, each in about.items()):
+                return cls(steps=tuple(steps), **about)
+        raise PlanError(f"line {min(1, number)} does not say what the plan is; is this a file of a plan?")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from recompute._adapter import Adapter, register
 from recompute._cache import Cache
 from recompute._flight import Flight, Frame
-from recompute._graph import Operation, ReleaseMode, Storage, Value
-from recompute._policy import Policy
+from recompute._graph import Operation, Storage, Value
 from recompute._pool import Pool
-from recompute._search import Search
 
 
 def _as_written(values: list[Value]) -> list[Value]:
@@ -52,27 +50,13 @@ class Machine(Cache):
     """The cache as everybody uses it, told how much room each operation asked for when it was recorded."""
 
     published = False
-    rooms: dict[Operation, int]
-    """Operations whose sizes were not all known before their first run, and the bytes that were."""
-
-    def __init__(
-        self,
-        budget: Mapping[str, int] | None,
-        policy: str | Policy,
-        search: str | Search,
-        release: ReleaseMode,
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(budget, policy=policy, search=search, release=release, clock=clock)
-        self.rooms = {}
 
     def _expected(self, frame: Frame, operation: Operation) -> Sequence[tuple[str, int]]:
         if operation.runs:
             return super()._expected(frame, operation)
         function: Any = operation.function
-        room = self.rooms.pop(operation, None)
-        known: Sequence[tuple[str, int]] = function.room
-        return known if room is None else [(function.devices[0], room)] if room else ()
+        room: Sequence[tuple[str, int]] = function.room
+        return room
 
     def adopt(self, value: Value) -> None:
         """A value was made."""
@@ -98,7 +82,6 @@ class PublishedMachine(Machine):
 
     * The clock starts at one, and components are kept from the start (the engine joins them at the first question).
     * Evicted arguments come back in program order (the engine's order keeps the peak low).
-    * Room is made for all outputs, also for those still in memory, whose second copies go after the run.
     * Locks do not give way: who finds no candidate is out of memory.
     * Nothing is forgotten: a value that can never be needed again stays in its component.
     """
@@ -106,26 +89,14 @@ class PublishedMachine(Machine):
     published = True
     pool_class = _PublishedPool
 
-    def __init__(
-        self,
-        budget: Mapping[str, int] | None,
-        policy: str | Policy,
-        search: str | Search,
-        release: ReleaseMode,
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(budget, policy, search, release, clock)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.now = 1.0
         self._neighbourhood.asked = True
         self._order = _as_written
 
-    def _expected(self, frame: Frame, operation: Operation) -> Sequence[tuple[str, int]]:
-        function: Any = operation.function
-        room: Sequence[tuple[str, int]] = function.room
-        return room
-
     def _make_way(self, pool: Pool, size: int, flight: Flight, what: Operation | None) -> None:
-        raise self._shortage(pool, size, what)
+        raise pool.shortage(size, what)
 
     def _unlock(self, frame: Frame) -> None:
         if frame.locked is not None:

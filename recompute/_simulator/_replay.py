@@ -17,7 +17,7 @@ from recompute._policy import DEFAULT, Policy, policy_of
 from recompute._recomputable import Recomputable
 from recompute._search import Search
 from recompute._simulator._machine import Machine, Placeholder, PublishedMachine
-from recompute._traces._program import Call, Program
+from recompute._traces._program import Call, Kind, Program
 
 Status = Literal["ok", "oom", "thrash"]
 MachineName = Literal["published", "library"]
@@ -75,9 +75,9 @@ class _Clock:
 class _Rerun:
     """The function of a replayed operation: takes its time, and returns placeholders."""
 
-    __slots__ = ("__name__", "call", "clock", "devices", "makes", "room", "runs")
+    __slots__ = ("__name__", "call", "clock", "makes", "room", "runs")
 
-    def __init__(self, program: Program, call: Call, clock: _Clock, aliased: Set[int]) -> None:
+    def __init__(self, program: Program, call: Call, clock: _Clock, aliased: Set[int], room: int | None) -> None:
         self.__name__ = call.name
         self.call = call
         self.clock = clock
@@ -93,8 +93,10 @@ class _Rerun:
             where = at.get(home, first.get(home))
             first.setdefault(home, -1 - number)
             self.makes.append((program.sizes[home], program.devices[home], where, home in aliased))
-        self.devices = [device for _, device, _, _ in self.makes]
+        # (device, bytes) to be asked for before the first run; `room`: the bytes, where only these were known
         self.room = [(device, size) for size, device, where, _ in self.makes if where is None]
+        if room is not None:
+            self.room = [(self.makes[0][1], room)] if room else []
 
     def __call__(self, *payloads: Placeholder) -> Any:
         call, clock = self.call, self.clock
@@ -135,33 +137,19 @@ class Replay:
         self.program = program
         self.clock = _Clock((limit - 1) * program.model_time)
         machine = PublishedMachine if published else Machine
-        self.cache = machine(budget, policy, search, release, self.clock)
+        self.cache = machine(budget, policy=policy, search=search, release=release, clock=self.clock)
         self._values: list[Value | None] = [None] * len(program.homes)
         self._handles: list[Recomputable[Any] | None] = [None] * len(program.homes)
         self._evicted = {which for kind, which in program.steps if kind == "evict"}
         counts: Counter[int] = Counter() if published else Counter(program.homes)
         self._aliased = frozenset(home for home, count in counts.items() if count > 1)
         self._held: dict[int, list[Any]] = {}  # value -> payloads that are kept outside, the oldest first
-        self._do: dict[str, Callable[[int], object]] = {
-            "source": self._source,
-            "call": self._call,
-            "get": lambda value: self._handle(value).get(),
-            "keep": self._keep,
-            "drop": self._drop,
-            "pin": lambda value: self._handle(value).pin(),
-            "unpin": lambda value: self._handle(value).unpin(),
-            "detach": lambda value: self._handle(value).detach(),
-            "evict": self._evict,
-            "hold": self._hold,
-            "let go": lambda value: self._held[value].pop(0),
-        }
 
     def run(self, progress: Callable[[int], None] | None = None) -> Status:
         """Replay all steps; `progress(steps)` is told now and then how many are done."""
-        do = self._do
         try:
             for number, (kind, which) in enumerate(self.program.steps):
-                do[kind](which)
+                _DO[kind](self, which)
                 if progress is not None and not number & 0xFF:
                     progress(number)
             for value in self.program.outputs:
@@ -180,10 +168,8 @@ class Replay:
     def _call(self, number: int) -> None:
         call, cache = self.program.calls[number], self.cache
         arguments = tuple([self._value(each) for each in call.arguments])
-        rerun = _Rerun(self.program, call, self.clock, self._aliased)
+        rerun = _Rerun(self.program, call, self.clock, self._aliased, None if cache.published else call.room)
         operation = Operation(rerun, arguments, None, arguments, len(call.results), None, _HERE, 0)
-        if call.room is not None:
-            cache.rooms[operation] = call.room
         for value, made in zip(call.results, cache._apply(operation), strict=True):
             assert made is not None
             self._enter(value, made)
@@ -227,6 +213,23 @@ class Replay:
         found, held = self._values[value], self._held.setdefault(value, [])
         payload = None if found is None else found.payload
         held.append(held[-1] if held and payload in (None, EVICTED) else payload)
+
+
+# Not bound to a replay, which would then refer to itself: it goes with its last reference, before its cache does, not
+# together with it whenever the collector comes.
+_DO: Final[dict[Kind, Callable[[Replay, int], object]]] = {
+    "source": Replay._source,
+    "call": Replay._call,
+    "get": lambda replay, value: replay._handle(value).get(),
+    "keep": Replay._keep,
+    "drop": Replay._drop,
+    "pin": lambda replay, value: replay._handle(value).pin(),
+    "unpin": lambda replay, value: replay._handle(value).unpin(),
+    "detach": lambda replay, value: replay._handle(value).detach(),
+    "evict": Replay._evict,
+    "hold": Replay._hold,
+    "let go": lambda replay, value: replay._held[value].pop(0),
+}
 
 
 def baseline(program: Program) -> dict[str, int]:
@@ -280,8 +283,7 @@ def simulate(
     replay = Replay(
         program, budgets, policy=policy_object, search=search, release=release, limit=limit, published=published
     )
-    if listener is not None:
-        replay.cache.subscribe(listener)
+    stop = None if listener is None else replay.cache.subscribe(listener)
     collecting = gc.isenabled()
     gc.disable()  # the graph lives to the end of the replay
     start = perf_counter()
@@ -291,6 +293,8 @@ def simulate(
         seconds = perf_counter() - start
         if collecting:
             gc.enable()
+        if stop is not None:  # what goes with the replay afterwards is no step of it
+            stop()
     stats, whole = replay.cache.stats(), sum(peak.values())
     total = stats.model_time + stats.remat_time - (1.0 if published else 0.0)
     return Run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -222,10 +223,10 @@ def _texts(line: dict[str, Any], key: str) -> tuple[str, ...]:
 def _number(line: dict[str, Any], key: str) -> float:
     """Not negative, and finite; numbers come as text."""
     given = line.get(key)
-    try:
-        number = math.nan if isinstance(given, (bool, list, dict)) else float(given)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = math.nan
+    if isinstance(given, (int, float, str)) and not isinstance(given, bool):
+        with suppress(ValueError, OverflowError):
+            number = float(given)
     if not math.isfinite(number):
         raise ValueError(f"{line['INSTRUCTION']} needs a number as {key}, not {given!r}")
     if number < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -203,3 +204,18 @@ def test_a_plan_reads_back_from_lines() -> None:
         Plan.from_lines([*list(found.to_lines())[:2], '{"compute": "x"}'])
     with pytest.raises(PlanError, match="does not say"):
         Plan.from_lines([])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"budget": "4"}, {"peak": True}, {"overhead": None}, {"bound": "1"}, {"note": 1}, {"more": 1}]
+)
+def test_a_plan_says_what_it_is(wrong: dict[str, object]) -> None:
+    """Each field of the first line has its type, no other is known, and none but the last three may be missing."""
+    first, *steps = plan(chain(6), 4, "revolve").to_lines()
+    with pytest.raises(PlanError, match="line 1 does not say"):
+        Plan.from_lines([json.dumps(json.loads(first) | wrong), *steps])
+    few = {name: each for name, each in json.loads(first).items() if name not in ("bound", "seconds", "note")}
+    assert Plan.from_lines([json.dumps(few), *steps]).bound is None
+    del few["peak"]
+    with pytest.raises(PlanError, match="line 1 does not say"):
+        Plan.from_lines([json.dumps(few), *steps])

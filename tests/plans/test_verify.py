@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_programs import programs, whole
 
+from recompute._plans._schedule import Action
 from recompute._traces._chain import chain
 from recompute._traces._program import Program
 from recompute.planners import Plan, PlanError, plan, verify
@@ -72,8 +73,8 @@ def test_a_second_copy_needs_room() -> None:
     program = Program("p")
     source = program.add_source(0)
     program.add_call("f", (source,), (program.add_storage(2), program.add_storage(1)), 1.0)
-    steps = (("compute", 0), ("free", 2), ("compute", 0))
-    found = Plan("p", "own", 5, steps, 5, 2.0)  # type: ignore[arg-type]  # inferred as str
+    steps: tuple[Action, ...] = (("compute", 0), ("free", 2), ("compute", 0))
+    found = Plan("p", "own", 5, steps, 5, 2.0)
     assert verify(program, found) == (5, 2.0)
     with pytest.raises(PlanError, match="step 2, compute 0: the budget of 4 bytes is exceeded by 1"):
         verify(program, replace(found, budget=4))
@@ -87,8 +88,8 @@ def test_a_view_goes_with_its_storage() -> None:
     (base,) = program.add_call("f", (source,), (home,), 1.0)
     (view,) = program.add_call("view", (base,), (home,), 0.0)
     program.outputs = [view]
-    steps = (("compute", 0), ("compute", 1), ("free", 1), ("compute", 0))
-    found = Plan("p", "own", 1, steps, 1, 2.0)  # type: ignore[arg-type]  # inferred as str
+    steps: tuple[Action, ...] = (("compute", 0), ("compute", 1), ("free", 1), ("compute", 0))
+    found = Plan("p", "own", 1, steps, 1, 2.0)
     with pytest.raises(PlanError, match="the output 2 is not present"):
         verify(program, found)
     assert verify(program, replace(found, steps=(*steps, ("compute", 1)))) == (1, 2.0)
@@ -103,7 +104,7 @@ def test_what_the_program_got_is_there_in_time() -> None:
     program.add_call("h", (source,), (program.add_storage(2),), 1.0)
     found = plan(program, 2)
     assert verify(program, found) == (2, pytest.approx(4 / 3))
-    lazy = (("compute", 0), ("free", 1), ("compute", 1), ("free", 2), ("compute", 2))
+    lazy: tuple[Action, ...] = (("compute", 0), ("free", 1), ("compute", 1), ("free", 2), ("compute", 2))
     with pytest.raises(PlanError, match="step 4, compute 2: before this step the value 1 should have been there"):
         verify(program, replace(found, steps=lazy))
 

@@ -150,6 +150,11 @@ def test_a_trace_is_complete_when_the_cache_goes(tmp_path: Path) -> None:
     assert len(read(path).calls) == 1
 
 
+def python(code: str) -> None:
+    """Run a program of its own."""
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+
+
 def test_a_trace_is_complete_when_the_program_ends(tmp_path: Path) -> None:
     """A default cache is never left, and its trace is written at the interpreter's exit."""
     path = tmp_path / "run.jsonl.gz"
@@ -157,7 +162,7 @@ def test_a_trace_is_complete_when_the_program_ends(tmp_path: Path) -> None:
         f"import recompute as rc; rc.set_default_cache(rc.Cache(trace={str(path)!r})); "
         "kept = [rc.ap(str, n) for n in range(5)]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    python(code)
     assert len(read(path).calls) == 5
 
 
@@ -168,7 +173,7 @@ def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
         f"import os, recompute as rc; cache = rc.Cache(trace={str(path)!r}); cache.__enter__()\n"
         "kept = [rc.ap(str, n) for n in range(10_000)]; os._exit(0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
+    python(code)
     assert len(path.read_text().splitlines()) > 1000
     with pytest.raises(TraceError, match="the event End is missing"):
         read(path)
