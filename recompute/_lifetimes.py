@@ -198,7 +198,7 @@ class Lifetimes:
                 self._settle()
         else:
             self._dropped.append(reference)  # whoever holds the lock sees to the queue when it leaves
-            if not self._lock.locked():  # unless it has just left
+            if not self._lock.locked() and not self._interrupted:  # unless it has just left
                 self._settle()
 
     def _settle(self) -> None:

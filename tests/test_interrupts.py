@@ -113,3 +113,16 @@ def test_an_interrupt_anywhere_leaves_right_books(first: int, interrupts: Interr
         assert again.get() == block(*(each.get() for each in kept[:2]))
         check_invariants(cache, [*kept, again])
     assert struck > 20
+
+
+def test_many_references_that_go_after_an_interrupt_are_repaired_once() -> None:
+    """Destructors leave the repair, which looks at every object of the process, to the next use of the cache."""
+    with rc.Cache() as cache:
+        kept = rc.ap(bytearray, 10)
+        many = [rc.ap(bytearray, 5_000) for _ in range(10)]
+        cache._interrupted = True
+        many.clear()
+        assert cache._interrupted
+        assert cache.stats().used == rc.sizeof(kept.get())
+        assert not cache._interrupted
+        check_invariants(cache, [kept])
