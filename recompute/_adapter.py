@@ -55,6 +55,11 @@ class Adapter:
     def freeze(self, value: Any) -> None:
         """Make the result of an operation read-only, if the framework can."""
 
+    def enter(self, value: Any) -> tuple[int, object | None]:
+        """`freeze`, then `nbytes` and `buffer`: all that is asked of a new result, for those who know it at once."""
+        self.freeze(value)
+        return self.nbytes(value), self.buffer(value)
+
     def signature(self, value: Any) -> Hashable:
         """What decides the size of a result made from the value: shape and dtype, for an array."""
         return _python.signature(value)
@@ -89,8 +94,10 @@ class Kind:
     __slots__ = (
         "adapter",
         "array",
+        "atomic",
         "buffer",
         "device",
+        "enter",
         "freeze",
         "nbytes",
         "outline",
@@ -114,9 +121,11 @@ class Kind:
         self.array: ArrayAdapter | None = cast("ArrayAdapter", adapter) if adapter.arrays else None
         self.outline = None if self.array is None else self.array.outline
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
+        self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter
         # As an argument: no container and no Recomputable, which the operation has to look into.
         self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not hasattr(cls, "_value")
-        if own.nbytes is Adapter.nbytes and cls in _python.ATOMIC:
+        self.atomic = own.nbytes is Adapter.nbytes and cls in _python.ATOMIC
+        if self.atomic:
             self.nbytes = _python.ATOMIC[cls]
             self.buffer = self.watch = None
             if cls in _python.BY_VALUE:

@@ -23,7 +23,6 @@ from recompute._flight import ON_THE_GROUND, Flight, Frame, Goal, Made, Room, Ru
 from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
 from recompute._policy import Policy
 from recompute._pool import Pool
-from recompute._python import ATOMIC
 from recompute._results import Results, home_among, own_memory
 from recompute._search import Search
 from recompute._sizes import LearntSizes
@@ -222,7 +221,7 @@ class Engine(Results):
         finally:
             cost = clock() - start - frame.nested
             running.set(outer)
-        if timer is not None:
+        if timer is not None and not frame.nested:  # the device cannot tell what else was computed meanwhile
             frame.ask = timer()
         if not operation.nout:
             operation.nout = len(result) if type(result) is Several else 1
@@ -541,9 +540,14 @@ class Engine(Results):
                         self._store(whole, made, max(cost, 0.0))
                     return operation.outputs[0]
                 operation.nout = 1
-            measure = ATOMIC.get(type(payload))
-            if measure is not None:
-                size, buffer, device = measure(payload), 0, "cpu"
+            kind = kinds[type(payload)]
+            if kind.atomic:
+                size, buffer, device = kind.nbytes(payload), 0, "cpu"
+            elif kind.enter is not None and not _among(payload, arguments):
+                size, owner = kind.enter(payload)
+                buffer = 0 if owner is None else id(owner)
+                device = "cpu" if kind.device is None else kind.device(payload)
+                del owner
             else:
                 _, size, buffer, device, _ = self._measure(operation, 0, payload)
             if cost < 0:
@@ -570,26 +574,30 @@ class Engine(Results):
                 self._operations += 1
                 operation.runs = 1
                 operation.cost = cost
+                self._number = number = self._number + 1
                 if home is None:
-                    self._number = number = self._number + 1
                     storage = Storage(pool, size, buffer, number, now)
                     storage.cost = cost
                     value = Value(payload, operation, storage, number)
-                    value.refs = 1
                     storage.values = operation.outputs = (value,)
                     pool.used = used = pool.used + size
                     if used > pool.peak:
                         pool.peak = used
                     if size:
                         pool.candidates.add(storage)
-                    for each in operation.arguments:
-                        if each.using is None:
-                            each.uses = 1
-                            each.using = operation
-                        else:
-                            each.add_user(operation)
                 else:
-                    self._create(operation, [(payload, size, buffer, device, None)], [home])
+                    value = Value(payload, operation, home, number)
+                    home.values += (value,)
+                    home.last_access = now
+                    operation.outputs = (value,)
+                    self._own_cost(home, cost)
+                value.refs = 1
+                for each in operation.arguments:
+                    if each.using is None:
+                        each.uses = 1
+                        each.using = operation
+                    else:
+                        each.add_user(operation)
                 for each in arguments:
                     storage = each.storage
                     storage.locks -= 1
@@ -688,6 +696,13 @@ def _running_here() -> list[Running]:
         frames.append(frame)
         frame = frame.outer
     return frames
+
+
+def _among(payload: Any, values: tuple[Value, ...]) -> bool:
+    for value in values:  # a generator takes longer
+        if value.payload is payload:
+            return True
+    return False
 
 
 def _outputs(operation: Operation, result: Any) -> tuple[Any, ...]:

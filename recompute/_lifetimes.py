@@ -108,6 +108,10 @@ class Lifetimes:
         """Drop the payloads of a resident storage; what somebody outside still holds stays counted until let go."""
         pool = storage.pool
         reference = None
+        if watch and storage.buffer and len(storage.values) == 1:
+            payload = storage.values[0].payload
+            watch = storage.buffer != id(payload) or getrefcount(payload) != _ALONE  # mostly nobody else holds it
+            del payload
         for value in storage.values:
             kind = kinds[type(value.payload)]
             if kind.watch is not None and watch and value.payload is not EVICTED:
@@ -224,7 +228,7 @@ class Lifetimes:
                     )
 
     def _gone(self, reference: Value | Held | None) -> None:
-        if isinstance(reference, Value):
+        if type(reference) is Value:
             reference.refs -= 1
             if not reference.refs:
                 if self._listeners:
@@ -313,17 +317,20 @@ class Lifetimes:
         while dead:
             value = dead.pop()
             operation, storage = value.operation, value.storage
-            if plain and operation is not None and storage.resident and not storage.locks and len(storage.values) == 1:
-                # What follows, written out for the most common case: benchmarks/operations.py.
-                payload = value.payload
-                if not storage.buffer or (storage.buffer == id(payload) and getrefcount(payload) == _ALONE):
-                    value.payload = EVICTED
-                    storage.resident = False
-                    storage.buffer = 0
+            if plain and operation is not None and not storage.locks and len(storage.values) == 1:
+                # What follows, written out for the most common cases: benchmarks/operations.py.
+                payload, buffer = value.payload, storage.buffer
+                if not buffer or (buffer == id(payload) and getrefcount(payload) == _ALONE):
+                    if storage.resident:
+                        value.payload = EVICTED
+                        storage.resident = False
+                        storage.buffer = 0
+                        if storage.slot != -1:
+                            storage.pool.candidates.remove(storage)
+                        storage.pool.used -= storage.size
+                    else:
+                        self._neighbourhood.restored(storage)
                     storage.values = ()
-                    if storage.slot != -1:
-                        storage.pool.candidates.remove(storage)
-                    storage.pool.used -= storage.size
                     del payload
                     if len(operation.outputs) == 1:
                         dead += self._bury(operation)

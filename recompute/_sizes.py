@@ -23,10 +23,7 @@ class LearntSizes:
         self, function: Any, payloads: list[Any], keywords: dict[str, Any] | None = None, nout: int = 1
     ) -> Hashable:
         """Under which the sizes of a call's outputs are filed."""
-        code = getattr(function, "__code__", None)
-        if code is None or getattr(function, "__closure__", None):
-            code = identity(function)
-        parts: list[Any] = [code, nout]
+        parts: list[Any] = [identity(function), nout]
         for payload in payloads:
             signature = kinds[type(payload)].signature
             parts.append(payload if signature is None else signature(payload))
@@ -54,15 +51,22 @@ class LearntSizes:
 
 def identity(function: Any) -> Hashable:
     """What stays the same when the same function is made again; never the function's own data, which must not leak."""
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        cells = getattr(function, "__closure__", None)
-        return (code, *map(_cell, cells)) if cells else code
-    if hasattr(function, "size_key"):
+    cls: type = type(function)
+    how = _how.get(cls)
+    if how is None:
+        how = _how[cls] = next((name for name in ("size_key", "func", "__code__") if hasattr(cls, name)), "")
+    if how == "size_key":
         return function.size_key()  # type: ignore[no-any-return]  # it is the library's own
-    if hasattr(function, "func"):  # functools.partial
+    if how == "func":  # functools.partial
         return identity(function.func), *map(constant, function.args), *map(constant, function.keywords.values())
-    return type(function), type(getattr(function, "__self__", None)), getattr(function, "__name__", None)
+    if how == "__code__":
+        cells = function.__closure__
+        return (function.__code__, *map(_cell, cells)) if cells else function.__code__
+    return cls, type(getattr(function, "__self__", None)), getattr(function, "__name__", None)
+
+
+_how: Final[dict[type, str]] = {}
+"""Type of function -> the attribute by which it is known, if it has one."""
 
 
 def _cell(cell: Any) -> Hashable:

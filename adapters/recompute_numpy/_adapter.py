@@ -123,6 +123,19 @@ class NumpyAdapter(rc.ArrayAdapter):
     def namespace(self) -> Any:
         return np
 
+    def enter(self, value: Any) -> tuple[int, object | None]:
+        """The same with one look at the chain of bases."""
+        if type(value) is not np.ndarray or value.dtype.hasobject:
+            return super().enter(value) if isinstance(value, np.ndarray) else (value.nbytes, None)
+        value.setflags(write=False)
+        if value.base is None:
+            return value.nbytes, value
+        owner, references = _trace(value)
+        if references > _ONE:
+            return min(value.nbytes, owner.nbytes), owner
+        self._owners[id(owner)] = owner
+        return owner.nbytes, owner
+
     def signature(self, value: Any) -> Hashable:
         """Shape and dtype; of a single integer or boolean the value, since it may be a size."""
         shape, dtype = value.shape, value.dtype

@@ -192,8 +192,8 @@ class RecomputableArray(Recomputable[Any]):
 
     @flat.setter
     def flat(self, content: Any) -> None:
-        args = (self, ..., content)
-        self._become(call(RecomputableArray, self._cache, Changed(_set_flat), args, {}, sys._getframe(1)))
+        args = (self, content)
+        self._become(call(RecomputableArray, self._cache, Changed(_set_all), args, {}, sys._getframe(1)))
 
     # Indexing
 
@@ -303,11 +303,15 @@ class RecomputableArray(Recomputable[Any]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         plain = self.get()
-        if not self._adapter.constant(plain):
-            return plain.__array__(dtype, copy=copy)
-        if copy is False:
-            raise ValueError(f"a {type(plain).__name__} cannot be given as an array without a copy")
-        return plain.__array__() if dtype is None else plain.__array__(dtype)
+        constant = self._adapter.constant(plain)
+        other = dtype is not None and dtype != plain.dtype
+        if copy is False and (other or constant):
+            raise ValueError(f"a {type(plain).__name__} of {plain.dtype} cannot be given as {dtype} without a copy")
+        if constant:
+            return plain.__array__() if dtype is None else plain.__array__(dtype)
+        if other:
+            return plain.astype(dtype)
+        return self._adapter.copy(plain) if copy else plain
 
     def __dlpack__(self, **options: Any) -> Any:
         plain = self.get()
@@ -456,7 +460,7 @@ class Method:
             return getattr(array.get(), name)(*args, **keywords)
         if name == "setflags":
             raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
-        if name in MUTATING_METHODS or (name == "byteswap" and (keywords.pop("inplace", False) or any(args))):
+        if name in MUTATING_METHODS or (name == "byteswap" and (keywords.get("inplace") or any(args))):
             changed = Changed(self._function)
             array._become(call(RecomputableArray, array._cache, changed, (array, *args), keywords, caller))
             return array if name == "byteswap" else None
@@ -506,6 +510,10 @@ class Flat:
 
 def _get_flat(array: Any, key: Any) -> Any:
     return array.flat[key]
+
+
+def _set_all(array: Any, content: Any) -> None:
+    array.flat = content
 
 
 def _set_flat(array: Any, key: Any, content: Any) -> None:

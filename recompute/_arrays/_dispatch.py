@@ -45,7 +45,7 @@ ABOUT: Final[dict[str, Callable[..., Any]]] = {
     "ndim": lambda a: a.ndim,
     "iscomplexobj": lambda x: x.dtype.kind == "c",
     "isrealobj": lambda x: x.dtype.kind != "c",
-    "size": lambda a, axis=None: a.size if axis is None else a.shape[axis],
+    "size": lambda a: a.size,
 }
 """Functions that need no content."""
 
@@ -62,15 +62,15 @@ def array_function(
 ) -> Any:  # fmt: skip
     """A function of an array library, called with `array` somewhere among its arguments."""
     name = getattr(function, "__name__", "")
-    if name in ABOUT and len(args) and type(args[0]) is type(array):
-        return ABOUT[name](*args, **keywords)
+    if name in ABOUT and len(args) == 1 and not keywords and type(args[0]) is type(array):
+        return ABOUT[name](args[0])
     if name in OF_DTYPES:
         cls = type(array)
         return function(*[each.dtype if isinstance(each, cls) else each for each in args], **keywords)
     if name in WRITERS:
         return function(*_plain(args), **dict(zip(keywords, _plain(tuple(keywords.values())), strict=True)))
     if name in MUTATORS:
-        return _mutate_first(array, function, args, keywords, caller)
+        return change_first(array, function, args, keywords, caller)
     keywords.pop("overwrite_input", None)
     if len(args) > 1:
         if name == "nan_to_num":
@@ -81,7 +81,7 @@ def array_function(
     if name == "nan_to_num" and not keywords.get("copy", True):
         target = args[0] if args else keywords.pop("x")
         if not isinstance(target, type(array)) or _can_be_written(target._type, target.dtype):
-            _mutate_first(array, function, (target,), keywords, caller)
+            change_first(array, function, (target,), keywords, caller)
             return target if len(target.shape) else target[()]
         args = (target,)
     out = keywords.get("out")
@@ -116,7 +116,7 @@ def array_ufunc(
                 return operate(cls, cache, ufunc, tuple(positional), tuple(values), caller)
     function = ufunc if method == "__call__" else getattr(ufunc, method)
     if method == "at":
-        return _mutate_first(array, function, args, keywords, caller)
+        return change_first(array, function, args, keywords, caller)
     if keywords.get("out") is None:
         return call(type(array), array._cache, function, args, keywords, caller)
     out = keywords["out"]
@@ -139,7 +139,7 @@ def _place_of_out(function: Callable[..., Any]) -> tuple[int, list[str]]:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):  # made in another language, and without a description
         return maxsize, []
-    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return names.index("out") if "out" in names else maxsize, names
 
 
@@ -153,18 +153,20 @@ def _into(
     targets = out if several else (out,)
     seen = "where" in keywords  # the old content stays where it is not written to
     rooms = tuple([_room(each, cls, seen) for each in targets])
-    if any(type(each) is _Copy for each in rooms):
-        keywords = {**keywords, "out": tuple([each.array if type(each) is _Copy else each for each in rooms])}
-        function = _with_copied_out(function, several)
-    else:
-        keywords = {**keywords, "out": rooms if several else rooms[0]}
-    result = call(cls, array._cache, function, args, keywords, caller)
+    copy = any(type(each) is _Copy for each in rooms)
+    keywords = {**keywords, "out": tuple([each.array if type(each) is _Copy else each for each in rooms])}
+    result = call(cls, array._cache, _Filling(function, several, copy), args, keywords, caller)
+    returned = out
+    if type(result) is list:
+        result, returned = result
     for target, each in zip(targets, result if several else (result,), strict=True):
         if isinstance(target, cls):
             target._become(each)
         elif target is not None:
             target[...] = each.get()
-    return tuple([new if old is None else old for old, new in zip(targets, result, strict=True)]) if several else out
+    if several:
+        return tuple([new if old is None else old for old, new in zip(targets, result, strict=True)])
+    return returned
 
 
 class _Copy:
@@ -207,17 +209,25 @@ def copied(array: Any) -> Any:
     return _adapter_for(type(array)).copy(array)
 
 
-class _with_copied_out:
-    """The function, writing into copies of `out`."""
+class _Filling:
+    """The function, writing into `out` or into copies of it; a list, if it then returns something else."""
 
-    def __init__(self, function: Callable[..., Any], several: bool) -> None:
+    __slots__ = ("args", "copy", "func", "keywords", "several")
+
+    def __init__(self, function: Callable[..., Any], several: bool, copy: bool) -> None:
         self.func = function
-        self.args = self.keywords = ()
+        self.args: tuple[Any, ...] = ()
+        self.keywords: dict[str, Any] = {}
         self.several = several
+        self.copy = copy
 
     def __call__(self, *args: Any, out: tuple[Any, ...], **keywords: Any) -> Any:
-        copies = tuple([None if each is None else copied(each) for each in out])
-        return self.func(*args, out=copies if self.several else copies[0], **keywords)
+        if self.copy:
+            out = tuple([None if each is None else copied(each) for each in out])
+        if self.several:
+            return self.func(*args, out=out, **keywords)
+        result = self.func(*args, out=out[0], **keywords)
+        return result if result is out[0] else [out[0], result]
 
 
 class Changed:
@@ -237,7 +247,7 @@ class Changed:
         return copy if result is None or not self.returns else result
 
 
-def _mutate_first(
+def change_first(
     array: RecomputableArray, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
     caller: FrameType,
 ) -> None:  # fmt: skip

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from recompute._arrays._array import RecomputableArray
-from recompute._arrays._dispatch import OF_DTYPES, array_function
+from recompute._arrays._dispatch import OF_DTYPES, array_function, change_first
 from recompute._arrays._operate import call
 from recompute._arrays._wrap import array
 from recompute._context import current_cache
@@ -19,6 +19,8 @@ _EXTENSIONS: Final = ("fft", "linalg")
 
 _FROM_OUTSIDE: Final = frozenset({"array", "asarray", "ascontiguousarray", "asanyarray", "from_dlpack", "frombuffer"})
 """Functions that make a source of what they are given."""
+
+_OF_UFUNCS: Final = ("accumulate", "at", "outer", "reduce", "reduceat")
 
 _made: dict[Any, Namespace] = {}
 
@@ -68,16 +70,27 @@ def _is_function(attribute: Any) -> bool:
 
 
 def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    nin: int | None = getattr(function, "nin", None) if hasattr(function, "nout") else None
+
     @wraps(function)
     def wrapper(*args: Any, **keywords: Any) -> Any:
         found = _first([*args, *keywords.values()])
         if name in _FROM_OUTSIDE and not isinstance(args[0] if args else None, RecomputableArray):
             return array(function(*args, **keywords))
         caller = sys._getframe(1)
-        if found is not None:
-            return array_function(found, function, args, keywords, caller)
-        return call(RecomputableArray, current_cache(), function, args, keywords, caller)
+        if nin is not None and len(args) > nin:  # all that follow are outputs
+            keywords["out"] = args[nin:]
+            args = args[:nin]
+        if found is None:
+            return call(RecomputableArray, current_cache(), function, args, keywords, caller)
+        out = keywords.get("out")
+        if isinstance(out, tuple) and len(out) == 1:
+            keywords["out"] = out[0]
+        return (change_first if name == "at" else array_function)(found, function, args, keywords, caller)
 
+    for method in _OF_UFUNCS if nin is not None else ():
+        if hasattr(function, method):
+            setattr(wrapper, method, _function(method, getattr(function, method)))
     return wrapper
 
 

@@ -92,7 +92,10 @@ def same_library(values: list[Value]) -> bool:
     if len(values) < 2:
         return True
     adapter = kinds[type(values[0].payload)].array
-    return adapter is not None and all(kinds[type(each.payload)].array is adapter for each in values)
+    for each in values:  # no generator: this is on the hot path
+        if kinds[type(each.payload)].array is not adapter:
+            return False
+    return adapter is not None
 
 
 def call(
@@ -144,8 +147,9 @@ def operate(
         if value is None:
             cache._apply(operation)
         outputs = operation.outputs
-        if len(outputs) == 1 and (value := outputs[0]) is not None and not isinstance(function, Call):
-            result = wrapped(wrap, cache, value)
+        if nout and len(outputs) == 1 and (value := outputs[0]) is not None:
+            array = kinds[type(value.payload)].array  # mostly it is one
+            result = wrapped(wrap, cache, value) if array is None else wrap(cache, value)
         else:
             leaves = [wrapped(wrap, cache, each) for each in outputs if each is not None]
             result = function.rebuild(leaves) if isinstance(function, Call) else tuple(leaves)
