@@ -13,7 +13,7 @@ from recompute._cache import Cache
 from recompute._graph import EVICTED, Operation, Value
 from recompute._recomputable import Recomputable, common_cache
 
-Wrap = Callable[[Cache, Value], Any]
+Wrap = Callable[[Cache, Value], Recomputable[Any]]
 """What makes an array of a value."""
 
 SCALARS: Final = frozenset({int, float, complex, bool})
@@ -149,9 +149,10 @@ def operate(
         outputs = operation.outputs
         if nout and len(outputs) == 1 and (value := outputs[0]) is not None:
             array = kinds[type(value.payload)].array  # mostly it is one
-            result = wrapped(wrap, cache, value) if array is None else wrap(cache, value)
+            result = _given(_handle(wrap, cache, value)) if array is None else wrap(cache, value)
         else:
-            leaves = [wrapped(wrap, cache, each) for each in outputs if each is not None]
+            handles = [_handle(wrap, cache, each) for each in outputs if each is not None]  # before one of them raises
+            leaves = [_given(each) for each in handles]
             result = function.rebuild(leaves) if isinstance(function, Call) else tuple(leaves)
     except KeyboardInterrupt:
         cache._interrupted = True
@@ -164,16 +165,19 @@ def operate(
     return result
 
 
-def wrapped(wrap: Wrap, cache: Cache, value: Value) -> Any:
-    """An array as an array, anything else as it is: a number, a text, a dtype."""
+def _handle(wrap: Wrap, cache: Cache, value: Value) -> Recomputable[Any]:
+    """What refers to a result: a wrapped array if it is an array."""
     payload = value.payload
-    if kinds[type(payload)].array:
-        return wrap(cache, value)
-    if payload is EVICTED and hasattr(value, "outline"):
-        return wrap(cache, value)
-    payload = Recomputable(cache, value).get()
-    cache._coercions += 1
-    return payload
+    array = hasattr(value, "outline") if payload is EVICTED else kinds[type(payload)].array
+    return wrap(cache, value) if array else Recomputable(cache, value)
+
+
+def _given(handle: Recomputable[Any]) -> Any:
+    """An array as it is wrapped, anything else plain: a number, a text, a dtype."""
+    if type(handle) is not Recomputable:
+        return handle
+    handle._cache._coercions += 1
+    return handle.get()
 
 
 def _warn_of_history(cache: Cache) -> None:
