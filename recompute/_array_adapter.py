@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -74,6 +75,10 @@ class ArrayAdapter(Adapter):
 
         Such as an array of zeros, of which autodiff libraries make many; None: no such way is seen.
         """
+        return None
+
+    def repeated(self) -> AbstractContextManager[Any] | None:
+        """What a repeated run is to be surrounded by, so that it does not say again what the first one has said."""
         return None
 
     def constant(self, value: Any) -> bool:

@@ -11,6 +11,7 @@ One lock guards everything below this file in the house; its methods hold it, un
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from threading import Condition
 from types import CodeType
 from typing import Any
@@ -211,7 +212,11 @@ class Engine(Results):
         timer = self._start_timer(operation) if self._timers else None
         start = clock()
         try:
-            if keywords is None:
+            if operation.runs and (quiet := _quiet(operation)) is not None:
+                named = {} if keywords is None else dict(zip(keywords, fill(keywords.values()), strict=True))
+                with quiet:
+                    result = operation.function(*positional, **named)
+            elif keywords is None:
                 result = operation.function(*positional)
             else:
                 result = operation.function(*positional, **dict(zip(keywords, fill(keywords.values()), strict=True)))
@@ -698,8 +703,17 @@ def _running_here() -> list[Running]:
     return frames
 
 
+def _quiet(operation: Operation) -> AbstractContextManager[Any] | None:
+    """What surrounds a repeated run on arrays of a library that would warn of the same again."""
+    for value in operation.arguments:
+        adapter = kinds[type(value.payload)].array
+        if adapter is not None:
+            return adapter.repeated()
+    return None
+
+
 def _among(payload: Any, values: tuple[Value, ...]) -> bool:
-    for value in values:  # a generator takes longer
+    for value in values:  # noqa: SIM110  # a generator takes longer
         if value.payload is payload:
             return True
     return False

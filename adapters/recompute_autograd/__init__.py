@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import autograd.numpy as anp
 import numpy as np
-from autograd.extend import VSpace
+from autograd.core import def_linear, primitive_vjps
+from autograd.extend import VSpace, defvjp, defvjp_argnums, primitive
 from autograd.numpy.numpy_boxes import ArrayBox
+from autograd.numpy.numpy_vjps import dot_adjoint_0, dot_adjoint_1, match_complex
+from autograd.tracer import getval
 
 import recompute as rc
 
@@ -74,6 +78,48 @@ class RecomputableVSpace(VSpace):  # type: ignore[misc]  # autograd has no types
         return np.conj(x) if self.iscomplex else x
 
 
+# autograd's derivatives of `dot` end with `asarray`, which would make plain arrays of the gradients. For wrapped arrays
+# the same functions are registered as operations.
+
+
+@primitive  # type: ignore[untyped-decorator]  # autograd has no types
+def _adjoint_0(b: Any, gradient: Any, *about: Any) -> Any:
+    return rc.ap(dot_adjoint_0.fun, b, gradient, *about)
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _adjoint_1(a: Any, gradient: Any, *about: Any) -> Any:
+    return rc.ap(dot_adjoint_1.fun, a, gradient, *about)
+
+
+def _dot_vjp(argnum: int, a: Any, b: Any) -> Any:
+    about = anp.metadata(a), anp.metadata(b)
+    if argnum == 0:
+        return lambda gradient: match_complex(a, _adjoint_0(b, gradient, *about))
+    return lambda gradient: match_complex(b, _adjoint_1(a, gradient, *about))
+
+
+def _dot_vjps(argnums: Any, answer: Any, args: Any, keywords: Any) -> Any:
+    if not isinstance(getval(answer), rc.RecomputableArray):
+        return _plain_dot_vjps(argnums, answer, args, keywords)
+    vjps = [_dot_vjp(argnum, *args) for argnum in argnums]
+    return lambda gradient: (vjp(gradient) for vjp in vjps)
+
+
+_plain_dot_vjps = primitive_vjps[anp.dot]
+defvjp_argnums(anp.dot, _dot_vjps)
+defvjp(
+    _adjoint_0,
+    lambda answer, b, gradient, *about: lambda a: match_complex(b, _adjoint_1(a, gradient, *about)),
+    lambda answer, b, gradient, *about: lambda a: match_complex(gradient, anp.dot(a, b)),
+)
+defvjp(
+    _adjoint_1,
+    lambda answer, a, gradient, *about: lambda b: match_complex(a, _adjoint_0(b, gradient, *about)),
+    lambda answer, a, gradient, *about: lambda b: match_complex(gradient, anp.dot(a, b)),
+)
+def_linear(_adjoint_0)
+def_linear(_adjoint_1)
 ArrayBox.register(rc.RecomputableArray)
 VSpace.register(rc.RecomputableArray, RecomputableVSpace)
 

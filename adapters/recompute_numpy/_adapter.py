@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from sys import getrefcount
 from typing import Any, Final
@@ -101,6 +102,10 @@ class NumpyAdapter(rc.ArrayAdapter):
             part = value[tuple([slice(None) if stride else slice(1) for stride in value.strides])]
             return np.broadcast_to(self.copy(part), value.shape, subok=True)
         return self.copy(value)
+
+    def repeated(self) -> AbstractContextManager[Any]:
+        """Division by zero and the like were warned of, or raised, under the error state of the first run."""
+        return np.errstate(all="ignore")
 
     def compact(self, value: Any) -> Callable[[], Any] | None:
         """Of equal elements, to the last bit."""

@@ -11,7 +11,16 @@ from typing import Any, ClassVar
 
 from recompute._adapter import kinds
 from recompute._array_adapter import ArrayAdapter, Outline
-from recompute._arrays._dispatch import MUTATING_METHODS, ONE_ARRAY, WRITERS, Changed, array_function, array_ufunc
+from recompute._arrays._dispatch import (
+    MUTATING_METHODS,
+    ONE_ARRAY,
+    TO_PYTHON,
+    WRITERS,
+    Changed,
+    array_function,
+    array_ufunc,
+    is_plain,
+)
 from recompute._arrays._operate import CONSTANTS, SCALARS, call, operate
 from recompute._budget import format_bytes
 from recompute._cache import Cache
@@ -105,7 +114,7 @@ class RecomputableArray(Recomputable[Any]):
     @property
     def _type(self) -> type:
         known = self._outline()
-        return known.cls if type(known) is Outline else type(known)
+        return known.cls if isinstance(known, Outline) else type(known)
 
     @property
     def _adapter(self) -> ArrayAdapter:
@@ -146,6 +155,10 @@ class RecomputableArray(Recomputable[Any]):
     @property
     def nbytes(self) -> int:
         return self._outline().nbytes  # type: ignore[no-any-return]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self._outline().strides  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         shape = self.shape
@@ -222,6 +235,13 @@ class RecomputableArray(Recomputable[Any]):
         args = (self, element)
         return bool(call(RecomputableArray, self._cache, operator.contains, args, {}, sys._getframe(1)))
 
+    @property
+    def at(self) -> At:
+        """`x.at[i].set(y)` and the like, of a library that has them: the array with some elements replaced."""
+        if not hasattr(self._type, "at"):
+            raise AttributeError(f"{self._type.__name__} has no attribute 'at'")
+        return At(self)
+
     # Operators
 
     __add__, __radd__, __iadd__ = _binary(operator.add), _binary(operator.add, True), _in_place(operator.iadd)
@@ -283,12 +303,13 @@ class RecomputableArray(Recomputable[Any]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        attribute = getattr(self._type, name, None)
-        if attribute is None:
-            raise AttributeError(
-                f"{type(self).__name__} has no attribute {name!r}, nor has the {self._type.__name__} that it wraps"
-            )
-        return Method(self, name, attribute) if callable(attribute) else _attribute(self, name, sys._getframe(1))
+        cls = self._type
+        attribute = getattr(cls, name, None)
+        if attribute is None and is_plain(cls, self.dtype):  # a subclass may have more than its class shows
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, nor has the {cls.__name__} in it")
+        if callable(attribute) and not isinstance(attribute, type):
+            return Method(self, name, attribute)
+        return _attribute(self, name, sys._getframe(1))
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *(each for each in dir(self._type) if not each.startswith("__"))})
@@ -303,6 +324,8 @@ class RecomputableArray(Recomputable[Any]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         plain = self.get()
+        if not hasattr(plain, "__array_interface__"):  # no array of NumPy's: its library makes one, or refuses to
+            return plain.__array__(dtype, copy=copy)
         constant = self._adapter.constant(plain)
         other = dtype is not None and dtype != plain.dtype
         if copy is False and (other or constant):
@@ -345,6 +368,9 @@ class RecomputableArray(Recomputable[Any]):
 
     def __index__(self) -> int:
         return operator.index(self.get())
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.get())
 
     def __str__(self) -> str:
         return str(self.get())
@@ -403,6 +429,36 @@ def _attribute(array: RecomputableArray, name: str, caller: FrameType) -> Recomp
     return operate(RecomputableArray, array._cache, _getter(name), (value,), (value,), caller)  # type: ignore[no-any-return]  # so it is, mostly
 
 
+class At:
+    """`array.at[key]`, whose methods are operations on the array, the key and what else they take."""
+
+    __slots__ = ("_array", "_keys")
+
+    def __init__(self, array: RecomputableArray, *keys: Any) -> None:
+        self._array = array
+        self._keys = keys
+
+    def __getitem__(self, key: Any) -> At:
+        return At(self._array, *self._keys, key)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def method(*args: Any, **keywords: Any) -> Any:
+            array, keys = self._array, self._keys
+            return call(RecomputableArray, array._cache, _at, (array, keys, name, *args), keywords, sys._getframe(1))
+
+        return method
+
+
+def _at(array: Any, keys: tuple[Any, ...], name: str, *args: Any, **keywords: Any) -> Any:
+    place = array.at
+    for key in keys:
+        place = place[key]
+    return getattr(place, name)(*args, **keywords)
+
+
 @lru_cache
 def _getter(name: str) -> Callable[[Any], Any]:
     def get(array: Any) -> Any:
@@ -456,7 +512,7 @@ class Method:
         if name in ONE_ARRAY and not keywords and all(type(each) in CONSTANTS for each in args):
             value = array._value
             return operate(RecomputableArray, array._cache, self._function, (value, *args), (value,), caller)
-        if name in WRITERS:
+        if name in WRITERS or name in TO_PYTHON:
             return getattr(array.get(), name)(*args, **keywords)
         if name == "setflags":
             raise TypeError("a cached array stays as it is; change a copy: np.array(x)")

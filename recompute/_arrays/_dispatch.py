@@ -17,7 +17,7 @@ from recompute._adapter import kinds
 from recompute._array_adapter import ArrayAdapter, Outline
 from recompute._arrays._call import Fresh
 from recompute._arrays._operate import SCALARS, call, operate, same_library
-from recompute._recomputable import Recomputable
+from recompute._recomputable import Recomputable, common_cache
 
 if TYPE_CHECKING:
     from recompute._arrays._array import RecomputableArray
@@ -52,6 +52,12 @@ ABOUT: Final[dict[str, Callable[..., Any]]] = {
 WRITERS: Final = frozenset({"dump", "save", "savetxt", "savez", "savez_compressed", "tofile"})
 """Functions and methods that write to a file: they run once, on plain arrays."""
 
+TO_PYTHON: Final = frozenset({"dumps", "item", "tobytes", "tolist"})
+"""Methods that give objects of Python, which are not remembered."""
+
+FILLED: Final = {"empty": "zeros", "empty_like": "zeros_like"}
+"""Functions whose results have any content, and those that do the same, but twice alike."""
+
 OF_DTYPES: Final = frozenset({"result_type", "can_cast", "finfo", "iinfo", "isdtype"})
 """Functions that take a dtype in the place of an array."""
 
@@ -71,6 +77,8 @@ def array_function(
         return function(*_plain(args), **dict(zip(keywords, _plain(tuple(keywords.values())), strict=True)))
     if name in MUTATORS:
         return change_first(array, function, args, keywords, caller)
+    if name in FILLED:
+        function = getattr(array._adapter.namespace(), FILLED[name])
     keywords.pop("overwrite_input", None)
     if len(args) > 1:
         if name == "nan_to_num":
@@ -80,7 +88,7 @@ def array_function(
             args = _with_named_out(function, args, keywords)
     if name == "nan_to_num" and not keywords.get("copy", True):
         target = args[0] if args else keywords.pop("x")
-        if not isinstance(target, type(array)) or _can_be_written(target._type, target.dtype):
+        if not isinstance(target, type(array)) or is_plain(target._type, target.dtype):
             change_first(array, function, (target,), keywords, caller)
             return target if len(target.shape) else target[()]
         args = (target,)
@@ -152,6 +160,9 @@ def _into(
     several = isinstance(out, tuple)
     targets = out if several else (out,)
     seen = "where" in keywords  # the old content stays where it is not written to
+    for each in targets:
+        if isinstance(each, cls):
+            common_cache(array._cache, each)
     rooms = tuple([_room(each, cls, seen) for each in targets])
     copy = any(type(each) is _Copy for each in rooms)
     keywords = {**keywords, "out": tuple([each.array if type(each) is _Copy else each for each in rooms])}
@@ -186,14 +197,14 @@ def _room(target: Any, cls: type[RecomputableArray], seen: bool) -> Any:
     known = target._outline() if isinstance(target, cls) else target
     adapter = _adapter_for(known.cls if isinstance(known, Outline) else type(known))
     outline = known if isinstance(known, Outline) else adapter.outline(known)
-    if not _can_be_written(outline.cls, outline.dtype):
+    if not is_plain(outline.cls, outline.dtype):
         return _Copy(target)
     return Fresh(lambda: adapter.empty(outline))
 
 
 @lru_cache(1024)
-def _can_be_written(cls: type, dtype: Any) -> bool:
-    """Whether it is a plain array: no scalar, and no subclass, of which only a copy is one."""
+def is_plain(cls: type, dtype: Any) -> bool:
+    """Whether it is the library's own type of arrays: no scalar, no subclass. New memory is of that type."""
     return type(_adapter_for(cls).empty(Outline(cls, (0,), dtype))) is cls
 
 

@@ -9,16 +9,19 @@ from types import ModuleType
 from typing import Any, Final
 
 from recompute._arrays._array import RecomputableArray
-from recompute._arrays._dispatch import OF_DTYPES, array_function, change_first
+from recompute._arrays._dispatch import FILLED, OF_DTYPES, array_function, change_first
 from recompute._arrays._operate import call
-from recompute._arrays._wrap import array
+from recompute._arrays._wrap import wrap
 from recompute._context import current_cache
 
 _EXTENSIONS: Final = ("fft", "linalg")
 """Parts of the array API standard that are namespaces of their own."""
 
-_FROM_OUTSIDE: Final = frozenset({"array", "asarray", "ascontiguousarray", "asanyarray", "from_dlpack", "frombuffer"})
-"""Functions that make a source of what they are given."""
+_FROM_OUTSIDE: Final = frozenset(
+    "array asarray ascontiguousarray asfortranarray asanyarray from_dlpack frombuffer fromfile fromiter fromregex "
+    "fromstring genfromtxt load loadtxt".split()
+)
+"""Functions that make a source of what they are given, or read."""
 
 _OF_UFUNCS: Final = ("accumulate", "at", "outer", "reduce", "reduceat")
 
@@ -54,7 +57,7 @@ class Namespace(ModuleType):
         if isinstance(attribute, ModuleType):
             attribute = namespace(attribute) if name in _EXTENSIONS else attribute
         elif not name.startswith("_") and (_is_function(attribute) or name in OF_DTYPES):
-            attribute = _function(name, attribute)
+            attribute = _function(name, attribute, getattr(self.__wrapped__, FILLED.get(name, name)))
         setattr(self, name, attribute)
         return attribute
 
@@ -69,18 +72,20 @@ def _is_function(attribute: Any) -> bool:
     return callable(attribute) and not isinstance(attribute, type)
 
 
-def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _function(name: str, shown: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     nin: int | None = getattr(function, "nin", None) if hasattr(function, "nout") else None
 
-    @wraps(function)
+    @wraps(shown)
     def wrapper(*args: Any, **keywords: Any) -> Any:
         found = _first([*args, *keywords.values()])
-        if name in _FROM_OUTSIDE and not isinstance(args[0] if args else None, RecomputableArray):
-            return array(function(*args, **keywords))
+        if name in _FROM_OUTSIDE and found is None:
+            return wrap(function(*args, **keywords))
         caller = sys._getframe(1)
         if nin is not None and len(args) > nin:  # all that follow are outputs
             keywords["out"] = args[nin:]
             args = args[:nin]
+        if found is None and name in OF_DTYPES:
+            return function(*args, **keywords)
         if found is None:
             return call(RecomputableArray, current_cache(), function, args, keywords, caller)
         out = keywords.get("out")
@@ -90,7 +95,7 @@ def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     for method in _OF_UFUNCS if nin is not None else ():
         if hasattr(function, method):
-            setattr(wrapper, method, _function(method, getattr(function, method)))
+            setattr(wrapper, method, _function(method, getattr(function, method), getattr(function, method)))
     return wrapper
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from recompute._adapter import kinds
@@ -52,6 +53,8 @@ def wrap(tree: Any) -> Any:
     if type(tree) is list:
         return [wrap(each) for each in tree]
     if isinstance(tree, dict):
-        return type(tree)((key, wrap(each)) for key, each in tree.items())
+        same = copy(tree)  # a defaultdict has more than its items
+        same.update((key, wrap(each)) for key, each in tree.items())
+        return same
     adapter = kinds[type(tree)].array
     return tree if adapter is None or adapter.constant(tree) else array(tree)

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from random import Random
 from sys import getrefcount
 from typing import Any
 from weakref import ref
 
 from recompute import _adapter
 from recompute._adapter import Adapter
+from recompute._array_adapter import ArrayAdapter
 from recompute._cache import Cache
 from recompute._recomputable import ap
+from recompute.testing._invariants import check_invariants
+from recompute.testing.array_programs import (
+    DTYPES,
+    LAYOUTS,
+    Arrays,
+    difference,
+    evict_some,
+    geometry,
+    new,
+    random_program,
+    serving,
+    shrunk,
+)
+from recompute.testing.programs import Program
 
 Make = Callable[[], Any]
 
@@ -200,3 +217,117 @@ def _registered(cls: type, adapter: Adapter) -> Iterator[None]:
             _adapter.kinds.clear()
         else:
             _adapter.register(cls, before)
+
+
+def check_arrays(
+    adapter: ArrayAdapter,
+    *,
+    programs: int = 100,
+    length: int = 12,
+    dtypes: Sequence[str] = DTYPES,
+    dispatch: bool = False,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError, and say what is wrong, if arrays of a library behave otherwise when they are wrapped.
+
+    Looks at what `adapter` does with arrays of each dtype and layout, then runs random programs on plain and on wrapped
+    arrays: without a budget, within small ones, with evictions after each step, and with results verified.
+
+    Parameters
+    ----------
+    programs, length, seed
+        How many programs, how many lines each, and which ones.
+    dtypes
+        Names of dtypes in the library's namespace.
+    dispatch
+        Whether the library hands its functions over for wrapped arrays (NEP 13, NEP 18), so that programs can call them
+        as they are; otherwise they call those of `recompute.namespace`.
+    """
+    with serving(adapter):
+        for dtype in dtypes:
+            for layout in LAYOUTS:
+                for shape in ((2, 3), (3,), (), (0, 2)):
+                    _check_array(adapter, dtype, shape, layout)
+        for number in range(programs):
+            random = Random(seed + number)
+            program = random_program(random, length, dtypes)
+            settings: dict[str, Any] = _SETTINGS[number % len(_SETTINGS)]
+            differs = partial(_difference, adapter, settings, dispatch, number)
+            wrong = differs(program)
+            if wrong is not None:
+                program = shrunk(program, differs)
+                raise AssertionError(f"{adapter!r}, {program!r} with {settings}:\n{differs(program) or wrong}")
+
+
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"budget": 100},
+    {"verify": True},
+    {"budget": 300, "release": "ignore", "policy": "lru"},
+    {"release": "banish"},
+    {"budget": 60, "policy": "random"},
+)
+
+
+def _difference(
+    adapter: ArrayAdapter, settings: dict[str, Any], dispatch: bool, number: int, program: Program
+) -> str | None:
+    cache = Cache(**settings)
+    evict = evict_some(Random(number))
+
+    def after(arrays: Arrays) -> None:
+        check_invariants(cache, arrays.handles)
+        if number % 2:
+            evict(arrays)
+
+    try:
+        return difference(program, adapter, cache, dispatch=dispatch, after=after)
+    except AssertionError as error:  # the cache's books
+        return str(error)
+
+
+def _check_array(adapter: ArrayAdapter, dtype: str, shape: tuple[int, ...], layout: str) -> None:
+    """What `ArrayAdapter` promises beyond `Adapter`, of one array."""
+    xp = adapter.namespace()
+    who = f"{adapter!r}, {layout} {dtype} {shape}"
+    x = new(xp, dtype, shape, 2, layout)
+    content = adapter.fingerprint(x)
+    outline = adapter.outline(x)
+    for name in ("shape", "dtype", "ndim", "size", "nbytes"):
+        expected, found = getattr(x, name), getattr(outline, name)
+        assert found == expected, f"{who}: the outline's {name} is {found}, not {expected}"
+    assert outline.cls is type(x), f"{who}: the outline is that of a {outline.cls.__name__}"
+    copy = adapter.copy(x)
+    same = adapter.fingerprint(copy) == content and type(copy) is type(x)
+    assert same, f"{who}: a copy is not equal"
+    source = adapter.source(x)
+    assert adapter.fingerprint(source) == content, f"{who}: what is kept of a wrapped array is not equal to it"
+    shared = adapter.buffer(source) is adapter.buffer(x)
+    assert shared, f"{who}: a wrapped array is copied, though nothing was said of that"
+    snapshot = adapter.snapshot(x)
+    assert adapter.fingerprint(snapshot) == content, f"{who}: a snapshot is not equal"
+    result = adapter.result(source)
+    assert adapter.fingerprint(result) == content, f"{who}: what callers get is not equal"
+    if _overwritten(result):
+        assert adapter.fingerprint(source) == content, f"{who}: a caller can change a cached array through what he gets"
+    if adapter.constant(x):
+        assert not _overwritten(x), f"{who}: a constant was changed"
+        return
+    made = adapter.empty(outline)
+    assert geometry(made) == geometry(copy), f"{who}: new memory is {geometry(made)}, but a copy is {geometry(copy)}"
+    assert adapter.buffer(copy) is not adapter.buffer(x), f"{who}: a copy shares memory with the original"
+    if shape and 0 not in shape:
+        assert _overwritten(copy), f"{who}: a copy cannot be written to"
+        assert _overwritten(made), f"{who}: new memory cannot be written to"
+        assert adapter.fingerprint(x) == content, f"{who}: what is written to a copy is seen in the original"
+    if _overwritten(x):
+        assert adapter.fingerprint(snapshot) == content, f"{who}: what is written to an array is seen in its snapshot"
+
+
+def _overwritten(x: Any) -> bool:
+    """Whether an array could be changed; it is now."""
+    try:
+        x[...] = x == 0
+    except Exception:  # each library has its own for read-only arrays, and for those that can never be written to
+        return False
+    return True

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
+from hypothesis.strategies import DrawFn, SearchStrategy
 
+from recompute.testing._array_code import LINES, fill
+from recompute.testing.array_programs import DTYPES as DTYPES_OF_ARRAYS
+from recompute.testing.array_programs import LAYOUTS, SHAPES, Line, Make, letters
 from recompute.testing.programs import (
     FICKLE,
     FUNCTIONS,
@@ -121,3 +125,36 @@ def settings_of_caches() -> SearchStrategy[dict[str, Any]]:
             "verify": st.sampled_from((False, False, False, True)),
         }
     )
+
+
+# Array programs
+
+
+@st.composite
+def array_lines(draw: DrawFn, lines: dict[str, tuple[str, ...]] = LINES) -> Line:
+    """One line of array code; `lines` are the templates that it may be made from."""
+    template = draw(st.sampled_from(lines[draw(st.sampled_from(list(lines)))]))
+    code = fill(template, lambda options: draw(st.sampled_from(options)))
+    return Line(code, tuple([draw(st.integers(0, 7)) for _ in letters(code)]))
+
+
+@st.composite
+def array_programs(
+    draw: DrawFn,
+    *,
+    most: int = 12,
+    dtypes: Sequence[str] = DTYPES_OF_ARRAYS,
+    lines: dict[str, tuple[str, ...]] = LINES,
+) -> Program:
+    """Sources, mostly of shapes and dtypes that go together, and up to `most` lines over them."""
+    shape, dtype = draw(st.sampled_from(SHAPES)), draw(st.sampled_from(dtypes))
+    sources = st.builds(
+        Make,
+        st.one_of(st.just(dtype), st.sampled_from(dtypes)),
+        st.one_of(st.just(shape), st.sampled_from(SHAPES)),
+        st.integers(0, 4),
+        st.sampled_from(LAYOUTS),
+    )
+    steps: list[Step] = [*draw(st.lists(sources, min_size=1, max_size=4))]
+    steps += draw(st.lists(array_lines(lines), min_size=1, max_size=most))
+    return Program(steps)

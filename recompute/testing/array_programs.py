@@ -1,0 +1,373 @@
+"""Array programs as data: lines of array code over a pool of arrays, run on plain arrays and on wrapped ones.
+
+A program means the same on both: what changes an array in place changes a copy of it, and the pool has the copy from
+then on. Both runs must agree in every result, its type, dtype, shape, order in memory and bits, and in what they raise.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf, nan, prod
+from random import Random
+from struct import unpack
+from types import CodeType
+from typing import Any, Final, Literal
+
+from recompute import _adapter
+from recompute._adapter import kinds
+from recompute._array_adapter import ArrayAdapter
+from recompute._arrays._array import RecomputableArray
+from recompute._arrays._namespace import namespace
+from recompute._arrays._wrap import array
+from recompute._cache import Cache
+from recompute._errors import BudgetError
+from recompute.testing._array_code import LINES as LINES
+from recompute.testing._array_code import fill
+from recompute.testing._invariants import check_invariants
+from recompute.testing.programs import Observation, Program, Step
+
+Layout = Literal["C", "F", "reversed", "strided", "broadcast", "scalar"]
+
+DTYPES: Final = (
+    *("float64", "int64", "bool", "float32", "complex128", "int8", "uint8", "float16", "complex64", "int32", "uint64"),
+    *("uint16",),
+)
+SHAPES: Final = ((3,), (), (2, 3), (3, 3), (1,), (0,), (1, 3), (2, 1), (2, 2, 3), (0, 3), (2, 3, 3), (1, 1, 1))
+LAYOUTS: Final[tuple[Layout, ...]] = ("C", "F", "reversed", "strided", "broadcast", "scalar")
+LARGEST: Final = 100  # elements; what is larger is looked at, but not used again
+
+
+@dataclass(frozen=True, repr=False)
+class Make(Step):
+    """A source. Seed 0: counts from 1; 1: what is special to the dtype; others: any numbers."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    seed: int = 0
+    layout: Layout = "C"
+
+
+@dataclass(frozen=True, repr=False)
+class Line(Step):
+    """A line of code. Its one-letter names stand, in alphabetic order, for operands.
+
+    A capital letter is the same operand as the small one, where the line changes it.
+    """
+
+    code: str
+    operands: tuple[int, ...] = ()
+
+
+# Programs
+
+
+def random_line(random: Random, lines: dict[str, tuple[str, ...]] = LINES) -> Line:
+    """Any line, of any part of the language."""
+    code = fill(random.choice(lines[random.choice(list(lines))]), random.choice)
+    return Line(code, tuple([random.randrange(8) for _ in letters(code)]))
+
+
+def random_program(random: Random, length: int = 12, dtypes: Sequence[str] = DTYPES) -> Program:
+    """Two to four sources, some of one shape or dtype, and lines."""
+    shapes, kinds = [random.choice(SHAPES), *SHAPES], [random.choice(dtypes), *dtypes]
+    sources = [
+        Make(
+            kinds[random.randrange(len(kinds)) * random.randrange(2)],
+            shapes[random.randrange(len(shapes)) * random.randrange(2)],
+            random.randrange(5),
+            random.choice(LAYOUTS),
+        )
+        for _ in range(random.randint(2, 4))
+    ]
+    return Program((*sources, *(random_line(random) for _ in range(length))))
+
+
+def letters(code: str) -> tuple[str, ...]:
+    """The operands of a line."""
+    return _compiled(code)[1]
+
+
+@lru_cache(4096)
+def _compiled(code: str) -> tuple[CodeType, tuple[str, ...], str]:
+    """The code object, the letters of the operands, and those of them that are changed."""
+    tree = ast.parse(code)
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in "abcdABCD"}
+    operands = tuple(sorted({name.lower() for name in names}))
+    changed = "".join(sorted(name.lower() for name in names if name.isupper()))
+    kind = "eval" if len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) else "exec"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return compile(code, "<line>", kind), operands, changed
+
+
+# Content
+
+_PAYLOADS: Final = unpack("<2d", bytes.fromhex("0000dec0ad0bf87f000000000000f8ff"))  # NaNs unlike the usual one
+_SPECIAL: Final = (0.0, nan, -0.0, inf, 1.0, -inf, _PAYLOADS[0], 5e-324, -1.5, 65504.0, _PAYLOADS[1], 1e-8, 1.7e308)
+
+
+def numbers(dtype: str, count: int, seed: int) -> list[Any]:
+    """That many numbers of a dtype, always the same for one seed."""
+    kind = dtype.rstrip("0123456789")
+    if kind == "complex":
+        parts = numbers("float64" if dtype == "complex128" else "float32", 2 * count, seed)
+        return [complex(*parts[2 * each : 2 * each + 2]) for each in range(count)]
+    if kind == "bool":
+        return [(each * (seed + 1) + seed // 2) % 3 > 0 for each in range(count)]
+    if seed == 0:
+        return [each + 1 if kind != "float" else each + 1.0 for each in range(count)]
+    if seed == 1 and kind == "float":
+        special = _SPECIAL if dtype == "float64" else _SPECIAL[:-1]
+        return [special[each % len(special)] for each in range(count)]
+    if seed == 1:
+        bits = int(dtype.removeprefix(kind))
+        ends = (0, 2**bits - 1, 1, 2) if kind == "uint" else (0, -(2 ** (bits - 1)), -1, 2 ** (bits - 1) - 1, 1)
+        return [ends[each % len(ends)] for each in range(count)]
+    random = Random(seed)
+    if kind == "float":
+        return [random.uniform(-2, 2) for _ in range(count)]
+    return [random.randint(0 if kind == "uint" else -4, 4) for _ in range(count)]
+
+
+def new(xp: Any, dtype: str, shape: tuple[int, ...], seed: int = 0, layout: str = "C") -> Any:
+    """A plain array of the library."""
+
+    def contiguous(shape: tuple[int, ...]) -> Any:
+        return xp.asarray(numbers(dtype, prod(shape), seed), dtype=getattr(xp, dtype)).reshape(shape)
+
+    if layout == "F" and len(shape) > 1:
+        return contiguous(shape[::-1]).T
+    if layout == "reversed" and shape:
+        return contiguous(shape)[(slice(None, None, -1),) * len(shape)]
+    if layout == "strided" and shape:
+        return contiguous((*shape[:-1], 2 * shape[-1]))[..., ::2]
+    if layout == "broadcast" and shape:
+        return xp.broadcast_to(contiguous(shape[1:]), shape)
+    return contiguous(())[()] if layout == "scalar" and not shape else contiguous(shape)
+
+
+# The interpreter
+
+
+class _Lost:
+    """Stands for an array that could not be made for want of memory."""
+
+
+_LOST: Final = _Lost()
+
+
+class Arrays:
+    """Runs programs on plain arrays, or, within a cache, on wrapped ones.
+
+    `dispatch`: whether lines call the functions of the library itself, which then has to hand them over for wrapped
+    arrays; otherwise they call those of `recompute.namespace`.
+    """
+
+    def __init__(self, adapter: ArrayAdapter, cache: Cache | None = None, *, dispatch: bool = False) -> None:
+        self.adapter = adapter
+        self.cache = cache
+        self.pool: list[Any] = []
+        self._stuck: list[Any] = []  # NumPy's ufuncs keep an operand forever if the function that they call raises
+        self._library = adapter.namespace()
+        self._scope = {
+            "__builtins__": builtins,
+            "xp": self._library if cache is None or dispatch else namespace(self._library),
+            "new": lambda *how: new(self._library, *how),
+            "plain": self._plain,
+        }
+
+    @property
+    def handles(self) -> list[RecomputableArray]:
+        """The wrapped arrays that there are."""
+        return [each for each in [*self.pool, *self._stuck] if isinstance(each, RecomputableArray)]
+
+    def do(self, step: Step) -> Observation:
+        """One step, and what can be observed of it."""
+        try:
+            if self.cache is None:
+                return self._do(step)
+            with self.cache:
+                return self._do(step)
+        except BudgetError:
+            return ("short",)
+        except Exception as error:
+            return ("error", type(error).__name__)
+
+    def content(self, position: int) -> Observation:
+        """One array of the pool."""
+        each = self.pool[position]
+        if each is _LOST:
+            return ("lost",)
+        try:
+            return ("value", *self._content(each.get() if isinstance(each, RecomputableArray) else each))
+        except BudgetError:
+            return ("short",)
+        except Exception as error:
+            return ("error", type(error).__name__, str(error))
+
+    def keep_up(self, other: Arrays) -> None:
+        """Let the pool be as large as another one: what could not be made is lost."""
+        self.pool += [_LOST] * (len(other.pool) - len(self.pool))
+
+    def _do(self, step: Step) -> Observation:
+        match step:
+            case Make(dtype, shape, seed, layout):
+                made: Any = _LOST
+                try:
+                    source = new(self._library, dtype, shape, seed, layout)
+                    made = source if self.cache is None else array(source)
+                finally:
+                    self.pool.append(made)
+                return ("done",)
+            case Line(code, operands):
+                return self._line(code, operands)
+        raise TypeError(f"{step!r} is not a step of an array program")
+
+    def _line(self, code: str, operands: tuple[int, ...]) -> Observation:
+        compiled, names, changes = _compiled(code)
+        if not self.pool:
+            return ("done",)
+        where = {name: each % len(self.pool) for name, each in zip(names, operands, strict=True)}
+        changed = {name: where[name] for name in changes}
+        if len(set(changed.values())) < len(changed):
+            return ("done",)  # what it means to write two results to one array, nobody says
+        scope = self._scope | {name: self.pool[position] for name, position in where.items()}
+        if any(scope[name] is _LOST for name in where):
+            self._lose(changed)
+            return ("lost",)
+        for name in changes:
+            scope[name.upper()] = scope[name] if self.cache is not None else self.adapter.copy(scope[name])
+        written = [scope[name.upper()] for name in changes]
+        try:
+            result = eval(compiled, scope)
+        except BudgetError:
+            self._stuck += [scope[name] for name in where]
+            self._lose(changed)
+            raise
+        for name, position in changed.items():
+            self.pool[position] = scope[name.upper()]
+        return ("result", self._describe(result, written))
+
+    def _lose(self, changed: dict[str, int]) -> None:
+        for position in changed.values():
+            self.pool[position] = _LOST
+
+    def _describe(self, result: Any, written: list[Any]) -> Any:
+        """A result, without the content of arrays; these go to the pool."""
+        for number, each in enumerate(written):
+            if result is each:
+                return ("operand", number)
+        if isinstance(result, (tuple, list)):
+            return type(result).__name__, *[self._describe(each, written) for each in result]
+        if isinstance(result, dict):
+            return "dict", *[(key, self._describe(each, written)) for key, each in result.items()]
+        wrapped = isinstance(result, RecomputableArray)
+        if not wrapped and not kinds[type(result)].array:
+            return type(result).__name__, repr(result)
+        if result.size <= LARGEST and not written:
+            again = wrapped and any(each is result for each in self.pool)
+            self.pool.append(array(result) if again else result)
+        outline = result._outline() if wrapped else result
+        cls = result._type if wrapped else type(result)
+        return "array" if wrapped or self.cache is None else "unwrapped", cls.__name__, *geometry(outline)
+
+    def _plain(self, x: Any) -> Any:
+        """The content of a result that is no wrapped array, if the library itself was called."""
+        if isinstance(x, RecomputableArray):
+            return "wrapped" if self._scope["xp"] is self._library else self._content(x.get())
+        return self._content(x)
+
+    def _content(self, x: Any) -> tuple[Any, ...]:
+        digest = self.adapter.fingerprint(x)
+        return type(x).__name__, *geometry(x), None if digest is None else digest.hex(), repr(x)
+
+
+def geometry(outline: Any) -> tuple[Any, ...]:
+    """Dtype, shape, and bytes from one element to the next along the axes where there is one."""
+    shape, strides = outline.shape, getattr(outline, "strides", None)
+    if strides is not None and 0 not in shape:
+        strides = tuple([step for step, length in zip(strides, shape, strict=True) if length > 1])
+    return str(outline.dtype), shape, strides if 0 not in shape else None
+
+
+def difference(
+    program: Iterable[Step],
+    adapter: ArrayAdapter,
+    cache: Cache,
+    *,
+    dispatch: bool = False,
+    after: Callable[[Arrays], None] | None = None,
+) -> str | None:
+    """Where a program on wrapped arrays differs from the same on plain ones, if it does; running short does not count.
+
+    `after` is called after each step, with the run on wrapped arrays.
+    """
+    plain, wrapped = Arrays(adapter), Arrays(adapter, cache, dispatch=dispatch)
+    raised = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, step in enumerate(program):
+            expected, found = plain.do(step), wrapped.do(step)
+            wrapped.keep_up(plain)
+            raised = raised or found[0] in ("error", "short")
+            if found != expected and found[0] not in ("short", "lost"):
+                return f"step {number}, {step!r}: expected {expected}, found {found}"
+            if after is not None:
+                after(wrapped)
+        cache.budget = None
+        for position in range(len(plain.pool)):
+            expected, found = plain.content(position), wrapped.content(position)
+            if found != expected and found[0] != "lost":
+                return f"array {position} of the pool: expected {expected}, found {found}"
+        check_invariants(cache, wrapped.handles)
+    if cache.release == "ignore" or (raised and dispatch):  # see `_stuck`
+        return None
+    wrapped.pool.clear()
+    wrapped._stuck.clear()
+    used = cache.stats().used
+    return f"{used} bytes are left" if used else None
+
+
+def shrunk(program: Program, fails: Callable[[Program], object]) -> Program:
+    """A part of a program that fails as the whole does, and would not without any of its steps."""
+    steps = list(program)
+    for position in reversed(range(len(steps))):
+        fewer = steps[:position] + steps[position + 1 :]
+        if fails(Program(fewer)):
+            steps = fewer
+    return Program(steps)
+
+
+def evict_some(random: Random) -> Callable[[Arrays], None]:
+    """For `after` in `difference`: evicts every other array of the pool."""
+
+    def evict(arrays: Arrays) -> None:
+        for each in arrays.handles:
+            if random.random() < 0.5:
+                each.evict()
+
+    return evict
+
+
+@contextmanager
+def serving(adapter: ArrayAdapter) -> Iterator[None]:
+    """The adapter serves the arrays and scalars of its library for a while."""
+    before = dict(_adapter._registered)
+    xp = adapter.namespace()
+    one = xp.asarray([1.0])
+    for cls in {type(one), type(one[0])}:
+        for base in cls.__mro__:
+            if base.__module__ != "builtins" and adapter.serves(base):
+                _adapter.register(base, adapter)
+    try:
+        yield
+    finally:
+        _adapter._registered.clear()
+        _adapter._registered.update(before)
+        _adapter.kinds.clear()
