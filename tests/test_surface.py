@@ -62,7 +62,14 @@ def test_what_is_exported() -> None:
     } == set(rc.__all__)
     for name in rc.__all__:
         assert getattr(rc, name) is not None
-    assert recompute.testing.__all__ == ["EventLog", "Identity", "ManualClock", "check_adapter", "check_invariants"]
+    assert recompute.testing.__all__ == [
+        "EventLog",
+        "Identity",
+        "ManualClock",
+        "check_adapter",
+        "check_arrays",
+        "check_invariants",
+    ]
 
 
 def test_the_identity_has_the_same_surface() -> None:

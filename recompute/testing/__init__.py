@@ -5,6 +5,7 @@ ManualClock         time that moves when told to
 EventLog            what a cache did
 check_invariants    whether a cache's books are right
 check_adapter       whether an adapter keeps its promises
+check_arrays        whether array code on its arrays, wrapped, does what it does on plain ones
 strategies          Hypothesis strategies of whole programs; a module to be imported by name
 """
 
@@ -12,6 +13,6 @@ from recompute.testing._clock import ManualClock
 from recompute.testing._identity import Identity
 from recompute.testing._invariants import check_invariants
 from recompute.testing._log import EventLog
-from recompute.testing.conformance import check_adapter
+from recompute.testing.conformance import check_adapter, check_arrays
 
-__all__ = ["EventLog", "Identity", "ManualClock", "check_adapter", "check_invariants"]
+__all__ = ["EventLog", "Identity", "ManualClock", "check_adapter", "check_arrays", "check_invariants"]
