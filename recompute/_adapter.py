@@ -99,6 +99,7 @@ class Kind:
         "device",
         "enter",
         "freeze",
+        "handle",
         "nbytes",
         "outline",
         "plain",
@@ -121,6 +122,7 @@ class Kind:
         self.array: ArrayAdapter | None = cast("ArrayAdapter", adapter) if adapter.arrays else None
         self.outline = None if self.array is None else self.array.outline
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
+        self.handle = hasattr(cls, "_of")  # a Recomputable of another class
         self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter
         # As an argument: no container and no Recomputable, which the operation has to look into.
         self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not hasattr(cls, "_value")

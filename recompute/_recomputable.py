@@ -176,9 +176,12 @@ def ap(
     cache: Cache | None = None  # from here on the hot path: benchmarks/operations.py
     positional: list[Any] = []
     found: list[Value] = []
+    made: Callable[[Cache, Value], Recomputable[Any]] = Recomputable
     for argument in args:
         cls = type(argument)
-        if cls is Recomputable:
+        if cls is Recomputable or kinds[cls].handle:
+            if cls is not Recomputable:
+                made = cls._of
             if cache is None:
                 cache = argument._cache
             elif argument._cache is not cache:
@@ -198,7 +201,7 @@ def ap(
         if value is None:
             value = cache._apply(operation)[0]
             assert value is not None
-        return Recomputable(cache, value)
+        return made(cache, value)
     except KeyboardInterrupt:
         cache._interrupted = True
         raise

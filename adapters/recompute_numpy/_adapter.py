@@ -63,6 +63,7 @@ class NumpyAdapter(rc.ArrayAdapter):
         if value.base is not None:
             owner, references = _trace(value)
             if references <= _ONE:
+                owner.setflags(write=False)
                 self._owners[id(owner)] = owner
             if isinstance(value, np.ma.MaskedArray):
                 np.ma.getmask(value).setflags(write=False)
@@ -138,6 +139,7 @@ class NumpyAdapter(rc.ArrayAdapter):
         owner, references = _trace(value)
         if references > _ONE:
             return min(value.nbytes, owner.nbytes), owner
+        owner.setflags(write=False)
         self._owners[id(owner)] = owner
         return owner.nbytes, owner
 

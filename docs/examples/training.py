@@ -37,6 +37,7 @@ from autograd.core import VJPNode, add_outgrads, vspace
 from autograd.extend import defvjp, primitive
 from autograd.tracer import new_box, trace_stack
 from autograd.util import toposort
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it has no types
 
 import recompute as rc
 import recompute_autograd  # noqa: F401  # autograd knows recomputable arrays from here on
@@ -198,8 +199,8 @@ class Settings:
 
     @property
     def result(self) -> int:
-        """Bytes of the largest result of an operation."""
-        return 4 * 64 * self.channels * self.batch
+        """Bytes of the largest result of an operation: activations, or what `adam` makes for the scores' weights."""
+        return 4 * 64 * self.channels * max(self.batch, 3 * 10)
 
     def cache(self, budget: int | str | None = None) -> rc.Cache:
         """A cache with that clock."""
@@ -337,7 +338,7 @@ def train(
     wrap: Callable[[Array], Array] = (lambda array: array) if cache is None else rc.array
     losses, seconds, used = [], [], []
     fixed = 0
-    with nullcontext() if cache is None else cache:
+    with threadpool_limits(1, "blas"), nullcontext() if cache is None else cache:  # small matrices: threads only wait
         parameters = [wrap(each) for each in initial(settings)]
         means = [wrap(np.zeros_like(each)) for each in initial(settings)]
         squares = [wrap(np.zeros_like(each)) for each in initial(settings)]

@@ -19,6 +19,7 @@ from recompute._arrays._dispatch import (
     Changed,
     array_function,
     array_ufunc,
+    is_changeable,
     is_plain,
 )
 from recompute._arrays._operate import CONSTANTS, SCALARS, call, operate
@@ -516,7 +517,8 @@ class Method:
             return getattr(array.get(), name)(*args, **keywords)
         if name == "setflags":
             raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
-        if name in MUTATING_METHODS or (name == "byteswap" and (keywords.get("inplace") or any(args))):
+        changes = name in MUTATING_METHODS or (name == "byteswap" and (keywords.get("inplace") or any(args)))
+        if changes and is_changeable(array._type, array.dtype):
             changed = Changed(self._function)
             array._become(call(RecomputableArray, array._cache, changed, (array, *args), keywords, caller))
             return array if name == "byteswap" else None

@@ -88,7 +88,8 @@ def array_function(
             args = _with_named_out(function, args, keywords)
     if name == "nan_to_num" and not keywords.get("copy", True):
         target = args[0] if args else keywords.pop("x")
-        if not isinstance(target, type(array)) or is_plain(target._type, target.dtype):
+        known = target.dtype if isinstance(target, type(array)) else None
+        if known is None or (is_plain(target._type, known) and is_changeable(target._type, known)):
             change_first(array, function, (target,), keywords, caller)
             return target if len(target.shape) else target[()]
         args = (target,)
@@ -206,6 +207,17 @@ def _room(target: Any, cls: type[RecomputableArray], seen: bool) -> Any:
 def is_plain(cls: type, dtype: Any) -> bool:
     """Whether it is the library's own type of arrays: no scalar, no subclass. New memory is of that type."""
     return type(_adapter_for(cls).empty(Outline(cls, (0,), dtype))) is cls
+
+
+@lru_cache(1024)
+def is_changeable(cls: type, dtype: Any) -> bool:
+    """Whether arrays of this library can be written to; else methods such as `sort` return another array."""
+    array = _adapter_for(cls).empty(Outline(cls, (1,), dtype))
+    try:
+        array[...] = array
+    except Exception:  # each library has its own
+        return False
+    return True
 
 
 def _adapter_for(cls: type) -> ArrayAdapter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from recompute._arrays._array import RecomputableArray
@@ -26,6 +26,9 @@ _FROM_OUTSIDE: Final = frozenset(
 _OF_UFUNCS: Final = ("accumulate", "at", "outer", "reduce", "reduceat")
 
 _made: dict[Any, Namespace] = {}
+
+_bare: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Function of a namespace -> that of the library, which is what the library's functions can call."""
 
 
 def namespace(xp: Any) -> Namespace:
@@ -81,6 +84,7 @@ def _function(name: str, shown: Callable[..., Any], function: Callable[..., Any]
         if name in _FROM_OUTSIDE and found is None:
             return wrap(function(*args, **keywords))
         caller = sys._getframe(1)
+        args = tuple([_bare.get(each, each) if type(each) is FunctionType else each for each in args])
         if nin is not None and len(args) > nin:  # all that follow are outputs
             keywords["out"] = args[nin:]
             args = args[:nin]
@@ -96,6 +100,7 @@ def _function(name: str, shown: Callable[..., Any], function: Callable[..., Any]
     for method in _OF_UFUNCS if nin is not None else ():
         if hasattr(function, method):
             setattr(wrapper, method, _function(method, getattr(function, method), getattr(function, method)))
+    _bare[wrapper] = function
     return wrapper
 
 

@@ -73,7 +73,12 @@ def random_line(random: Random, lines: dict[str, tuple[str, ...]] = LINES) -> Li
     return Line(code, tuple([random.randrange(8) for _ in letters(code)]))
 
 
-def random_program(random: Random, length: int = 12, dtypes: Sequence[str] = DTYPES) -> Program:
+def random_program(
+    random: Random,
+    length: int = 12,
+    dtypes: Sequence[str] = DTYPES,
+    lines: dict[str, tuple[str, ...]] = LINES,
+) -> Program:
     """Two to four sources, some of one shape or dtype, and lines."""
     shapes, kinds = [random.choice(SHAPES), *SHAPES], [random.choice(dtypes), *dtypes]
     sources = [
@@ -85,7 +90,7 @@ def random_program(random: Random, length: int = 12, dtypes: Sequence[str] = DTY
         )
         for _ in range(random.randint(2, 4))
     ]
-    return Program((*sources, *(random_line(random) for _ in range(length))))
+    return Program((*sources, *(random_line(random, lines) for _ in range(length))))
 
 
 def letters(code: str) -> tuple[str, ...]:

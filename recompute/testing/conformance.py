@@ -20,6 +20,7 @@ from recompute.testing._invariants import check_invariants
 from recompute.testing.array_programs import (
     DTYPES,
     LAYOUTS,
+    LINES,
     Arrays,
     difference,
     evict_some,
@@ -225,6 +226,7 @@ def check_arrays(
     programs: int = 100,
     length: int = 12,
     dtypes: Sequence[str] = DTYPES,
+    lines: dict[str, tuple[str, ...]] = LINES,
     dispatch: bool = False,
     seed: int = 0,
 ) -> None:
@@ -239,6 +241,8 @@ def check_arrays(
         How many programs, how many lines each, and which ones.
     dtypes
         Names of dtypes in the library's namespace.
+    lines
+        Parts of the language that the programs are made from, as in `array_programs.LINES`.
     dispatch
         Whether the library hands its functions over for wrapped arrays (NEP 13, NEP 18), so that programs can call them
         as they are; otherwise they call those of `recompute.namespace`.
@@ -250,7 +254,7 @@ def check_arrays(
                     _check_array(adapter, dtype, shape, layout)
         for number in range(programs):
             random = Random(seed + number)
-            program = random_program(random, length, dtypes)
+            program = random_program(random, length, dtypes, lines)
             settings: dict[str, Any] = _SETTINGS[number % len(_SETTINGS)]
             differs = partial(_difference, adapter, settings, dispatch, number)
             wrong = differs(program)
@@ -312,6 +316,8 @@ def _check_array(adapter: ArrayAdapter, dtype: str, shape: tuple[int, ...], layo
         assert adapter.fingerprint(source) == content, f"{who}: a caller can change a cached array through what he gets"
     if adapter.constant(x):
         assert not _overwritten(x), f"{who}: a constant was changed"
+        return
+    if not _overwritten(xp.zeros(1)):  # no array of this library can be written to
         return
     made = adapter.empty(outline)
     assert geometry(made) == geometry(copy), f"{who}: new memory is {geometry(made)}, but a copy is {geometry(copy)}"

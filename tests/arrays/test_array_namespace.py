@@ -289,6 +289,19 @@ def test_what_takes_a_plain_array_makes_a_source() -> None:
         assert xp.asarray(x).number == x.number
 
 
+def test_functions_of_the_namespace_are_arguments() -> None:
+    """A function that takes a function gets the library's own, and calls it with plain arrays."""
+    xp = rc.namespace(np)
+    with rc.Cache() as cache:
+        x = xp.asarray(np.arange(6.0).reshape(2, 3))
+        before = cache.stats().operations
+        sums = xp.apply_along_axis(xp.sum, 0, x)
+        assert cache.stats().operations == before + 1
+        assert sums.evict()
+        assert sums.tolist() == [3, 5, 7]
+        assert xp.apply_over_axes(xp.max, x, [0, 1]).tolist() == [[5]]
+
+
 def test_readers_read_once(tmp_path: Any) -> None:
     """What comes from a file or an iterator is a source, not read again."""
     xp = rc.namespace(np)

@@ -71,7 +71,7 @@ def short(program: Program, cache: rc.Cache) -> bool:
         return any(arrays.do(step)[0] == "short" for step in program)
 
 
-@settings(max_examples=settings().max_examples * 5)
+@settings(max_examples=settings().max_examples * 3)
 @given(array_programs(), st.booleans())
 def test_without_a_budget(program: Program, dispatch: bool) -> None:
     """NumPy's functions and those of the namespace give plain NumPy's results, dtypes, shapes and errors."""
@@ -79,21 +79,21 @@ def test_without_a_budget(program: Program, dispatch: bool) -> None:
     assert not short(program, rc.Cache(clock=ManualClock()))
 
 
-@settings(max_examples=settings().max_examples * 6)
+@settings(max_examples=settings().max_examples * 4)
 @given(array_programs(), settings_of_caches(), st.integers(20, 800), st.booleans())
 def test_any_budget(program: Program, options: Settings, budget: int, dispatch: bool) -> None:
     """Under any budget, policy, search and release mode each result is NumPy's, or BudgetError is raised."""
     agree(program, rc.Cache(budget, clock=ManualClock(), **options), dispatch)
 
 
-@settings(max_examples=settings().max_examples * 5)
+@settings(max_examples=settings().max_examples * 3)
 @given(array_programs(), settings_of_caches(), st.integers(0, 99), st.booleans())
 def test_random_eviction(program: Program, options: Settings, seed: int, dispatch: bool) -> None:
     """Every other array is evicted after every step: nothing but time changes."""
     agree(program, rc.Cache(clock=ManualClock(), **options), dispatch, evict_some(Random(seed)))
 
 
-@settings(max_examples=settings().max_examples * 3)
+@settings(max_examples=settings().max_examples * 2)
 @given(array_programs(), st.integers(20, 800), st.integers(0, 99), st.sampled_from(RELEASES))
 def test_verified(program: Program, budget: int, seed: int, release: Any) -> None:
     """Every repeated run gives the first one's bits, and nothing that is kept is ever changed in place."""

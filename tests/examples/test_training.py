@@ -209,19 +209,21 @@ def test_shares(free: Any, digits: Any) -> None:
             training.within(wrong, digits[0], SETTINGS)
 
 
-@pytest.mark.parametrize("rich", [True, False])
-def test_the_tables(
-    rich: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With rich and without; figures as JSON, a picture; a budget that is too small is said to be."""
+@pytest.fixture
+def few(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the script see four minibatches."""
+    monkeypatch.setattr(training, "load", lambda xp: [each.take(slice(64)) for each in digits])
+
+
+SMALL = ["--depth", "8", "--batch", "16", "--epochs", "1", "--budget", "1MB"]
+
+
+@pytest.mark.usefixtures("few")
+def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures as tables and as JSON, and a picture; what does not fit is said to be so."""
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
-    if not rich:
-        for module in ("rich.console", "rich.table", "rich.progress"):
-            monkeypatch.setitem(sys.modules, module, None)
     picture, figures = tmp_path / "training.png", tmp_path / "training.json"
-    options = ["--depth", "8", "--batch", "16", "--epochs", "1", "--budget", "1MB", "--table", "--largest"]
-    options += ["--budgets", "0.6", "0.01", "--factors", "2", "40"]
-    monkeypatch.setattr(training, "load", lambda xp: [each.take(slice(64)) for each in digits_of(xp)])
+    options = [*SMALL, "--table", "--budgets", "0.6", "0.01", "--largest", "--factors", "2", "8"]
     assert training.main([*options, "--picture", str(picture), "--json", str(figures)]) == 0
     printed = capsys.readouterr()
     assert "equal to the last bit" in printed.out
@@ -229,10 +231,10 @@ def test_the_tables(
     assert "step 4 of 4: loss" in printed.err
     assert picture.read_bytes().startswith(b"\x89PNG")
     found = json.loads(figures.read_text())
-    names = [row["name"] for row in found["table"]["rows"]]
-    assert names == ["plain, autograd", "plain", "no budget", "60%", "1%"]
-    assert len({row["digest"] for row in found["table"]["rows"][:4]}) == 1
-    assert "error" in found["table"]["rows"][4]
+    rows = found["table"]["rows"]
+    assert [row["name"] for row in rows] == ["plain, autograd", "plain", "no budget", "60%", "1%"]
+    assert {row["digest"] for row in rows[:4]} == {found["training"]["digest"]}
+    assert "error" in rows[4]
     for each in found["largest"]:
         twice, much_more = each["rows"]
         assert twice["equal"]
@@ -241,7 +243,16 @@ def test_the_tables(
         assert not much_more["fits"]
 
 
-digits_of = training.load
+@pytest.mark.usefixtures("few")
+def test_the_script_does_without_extras(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without rich the table is plain, without matplotlib the figures are printed all the same."""
+    for module in ("rich.console", "rich.table", "rich.progress", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert training.main([*SMALL, "--table", "--budgets", "0.6", "--picture", "none.png"]) == 0
+    printed = capsys.readouterr()
+    assert "equal to the last bit" in printed.out
+    assert "step 4 of 4: loss" in printed.err
+    assert "no picture" in printed.err
 
 
 @pytest.mark.parametrize("options", [["--epochs", "0"], ["--budget", "some"], ["--confine", "some"], ["--depth", "x"]])
