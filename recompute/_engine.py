@@ -22,8 +22,10 @@ from recompute._budget import Limits
 from recompute._events import Accessed, Added, Detached, Pinned, Unpinned
 from recompute._flight import ON_THE_GROUND, Flight, Frame, Goal, Made, Room, Running, by_peak, running
 from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
+from recompute._lifetimes import INTERRUPT
 from recompute._policy import Policy
 from recompute._pool import Pool
+from recompute._repair import HANDLES
 from recompute._results import Results, home_among, own_memory
 from recompute._search import Search
 from recompute._sizes import LearntSizes
@@ -463,8 +465,18 @@ class Engine(Results):
 
     def _apply(self, operation: Operation) -> tuple[Value | None, ...]:
         """Perform a new operation; its outputs, each with one outside reference."""
-        self._note_found(operation.arguments)
+        arguments = operation.arguments
+        with self._noting, self._lock:
+            for value in arguments:
+                if value.payload is EVICTED and value not in value.storage.values:
+                    raise RuntimeError(
+                        f"an argument of {operation.name} is gone: another thread has changed the array in place; "
+                        "let threads that change one array take turns, with a lock"
+                    )
+            holds = [_Hold(self, value) for value in dict.fromkeys(arguments)]
+        self._note_found(arguments)
         self._perform(Frame(self, operation, Flight()))
+        holds.clear()
         return operation.outputs
 
     def _apply_at_once(self, operation: Operation) -> Value | None:
@@ -701,6 +713,29 @@ def _running_here() -> list[Running]:
         frames.append(frame)
         frame = frame.outer
     return frames
+
+
+class _Hold:
+    """A reference to an argument while its operation is in flight: the caller's own may go to another value."""
+
+    __slots__ = ("_cache", "_value")
+
+    def __init__(self, cache: Engine, value: Value) -> None:
+        value.refs += 1  # under the lock
+        self._cache = cache
+        self._value = value
+
+    def __del__(self) -> None:
+        try:
+            self._cache._drop(self._value)
+        except KeyboardInterrupt:  # as in Recomputable
+            self._cache._interrupted = True
+            self._cache._dropped.append(INTERRUPT)
+        except AttributeError:  # interrupted before it was complete
+            return
+
+
+HANDLES.append(_Hold)
 
 
 def _quiet(operation: Operation) -> AbstractContextManager[Any] | None:

@@ -254,7 +254,10 @@ class Lifetimes:
         if value.uses:
             self._history += 1
         if not value.uses and not self._ignored(value):
-            self._forget(value)
+            if storage.locks and _in_flight(storage):
+                self._late.add(storage)
+            else:
+                self._forget(value)
         elif self.release != "ignore":
             if self.release == "banish" and self._banish(storage):
                 return
@@ -265,15 +268,20 @@ class Lifetimes:
         if storage.resident and not referred(storage):
             if not storage.locks:
                 self._evict(storage, "release")
-            elif storage.locks > sum((each.operation is None) + each.pinned for each in storage.values):
+            elif _in_flight(storage):
                 self._late.add(storage)
 
     def _evict_late(self, values: Sequence[Value]) -> None:
         """Those of the values that were released while an operation needed them can go now."""
         for value in values:
             storage = value.storage
-            if storage in self._late and not storage.locks:
+            if storage in self._late and not (storage.locks and _in_flight(storage)):
                 self._late.discard(storage)
+                for each in [each for each in storage.values if not each.refs and not each.uses]:
+                    if each in storage.values and not self._ignored(each):
+                        self._forget(each)
+                if storage.locks or not storage.values or self.release == "ignore":
+                    continue
                 if storage.resident and not any(each.refs for each in storage.values):
                     self._evict(storage, "release")
 
@@ -390,7 +398,9 @@ class Lifetimes:
             argument.remove_user()
             if not argument.uses and not argument.refs:
                 self._history -= 1
-                if not self._ignored(argument):
+                if argument.storage.locks and _in_flight(argument.storage):
+                    self._late.add(argument.storage)
+                elif not self._ignored(argument):
                     unused.append(argument)
         return unused
 
@@ -403,6 +413,11 @@ class Lifetimes:
         value.pinned = False
         value.storage.pool.pinned -= value.storage.size
         value.storage.pool.unlock(value.storage)
+
+
+def _in_flight(storage: Storage) -> bool:
+    """Whether an operation that runs now has locked it: another thread may let go of an array that it takes."""
+    return storage.locks > sum((each.operation is None) + each.pinned for each in storage.values)
 
 
 def _tell_search(storage: Storage) -> None:
