@@ -280,6 +280,7 @@ def test_threads_that_change_one_array() -> None:
         assert 0 < content[0] <= 200
         assert all("take turns, with a lock" in each for each in refused)
         check_invariants(cache, [x])
+        cache.release_memory()  # versions that were recomputed for a thread that was late
         assert cache.stats().used <= 2 * 800
 
 
