@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -24,6 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CI = ROOT / ".ci" / "run"
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documentation is not beside the tests")
+
+
+NEEDS = {"docs/jax.md": "jax"}
+"""Pages whose examples need more than the extra `test`."""
 
 
 class Block(NamedTuple):
@@ -86,6 +91,8 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = dict(_adapter._registered)
     rc.register(np.ndarray, numpy_adapter)
     rc.register(np.generic, numpy_adapter)
+    if find_spec("jax"):
+        _register_jax()
     rc.set_default_cache(None)
     yield
     rc.set_default_cache(None)
@@ -94,10 +101,20 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _adapter.kinds.clear()
 
 
+def _register_jax() -> None:
+    import jax
+
+    import recompute_jax
+
+    rc.register(type(jax.numpy.zeros(())), recompute_jax.adapter)
+
+
 @pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page.read_text(encoding="utf-8"))], ids=name)
 def test_examples(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every Python block runs, after those before it on its page, and prints what the `text` block after it says."""
+    if name(page) in NEEDS:
+        pytest.importorskip(NEEDS[name(page)], reason=f"the extra {NEEDS[name(page)]!r} is not installed")
     program = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", program)
     with warnings.catch_warnings():

@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     points = plugins(GROUP)
     with redirect_stdout(sys.stderr):  # an adapter that prints must not spoil the JSON
-        adapters = [_examine(point) for point in points]
+        adapters = [_examine(point, points) for point in points]
     installed = version_of(DISTRIBUTION)
     extras = {package: version_of(package) for package in EXTRAS}
     warnings = _duplicates(points)
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _examine(point: EntryPoint) -> Found:
+def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
     """Load one adapter and ask it what it sees; whatever goes wrong is part of the answer."""
     found = Found(
         point.name,
@@ -107,7 +107,8 @@ def _examine(point: EntryPoint) -> Found:
             found.devices[device] = _free_here() if free is None and device == "cpu" else free
     except (Exception, SystemExit) as error:
         found.error = " ".join(f"{type(error).__name__}: {error}".split())
-        found.state = "missing" if missing_package(error) == point.name else "broken"
+        served = {each.name for each in points if each.value == point.value}  # one framework may come in two packages
+        found.state = "missing" if missing_package(error) in served else "broken"
     return found
 
 

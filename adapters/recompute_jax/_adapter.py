@@ -1,0 +1,148 @@
+"""JAX's arrays as the cache sees them: immutable, shared only as whole objects, on one device or spread over several.
+
+What an array takes is told by the device. Nothing is ever deleted: a reference is dropped, and the memory is free once
+nobody else has one. Two arrays are aliases if they are one object, which is what JAX returns where an operation has
+nothing to do; key arrays are aliases if they have their words in common. `device_put` to the device where an array
+lies already makes another object of the same memory: that counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from hashlib import blake2b
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+import recompute as rc
+from recompute_jax import _compiling as _compiling  # costs are without compilation from here on
+from recompute_jax import _devices
+
+
+class Outline(rc.Outline):
+    """What is known of an array without its memory: also what it is to those who trace a function of it."""
+
+    __slots__ = ("aval", "sharding")
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(type(value), value.shape, value.dtype)
+        self.aval: Any = value.aval
+        self.sharding: Any = value.sharding if value.committed else None
+
+    @property
+    def weak_type(self) -> bool:
+        return self.aval.weak_type  # type: ignore[no-any-return]
+
+
+class JaxAdapter(rc.ArrayAdapter):
+    """`jax.Array`: numbers and keys. A traced value is refused."""
+
+    name = "jax"
+
+    def serves(self, cls: type) -> bool:
+        """Arrays, and what could be mistaken for one: traced values and refs, which are refused later."""
+        return issubclass(cls, (jax.Array, jax.core.Tracer, jax.ref.Ref))
+
+    def nbytes(self, value: Any) -> int:
+        """Bytes on the device; of an array on several, those on each of them."""
+        words = _words(value)
+        size: int = words.on_device_size_in_bytes()
+        sharding = words.sharding
+        return size if sharding.num_devices == 1 else size // max(1, len(sharding.addressable_devices))
+
+    def buffer(self, value: Any) -> object:
+        """The array itself; of a key array that of its words."""
+        return _words(value)
+
+    def watch(self, value: Any) -> object:
+        """The same: a NumPy view of an array keeps the array."""
+        return _words(value)
+
+    def device(self, value: Any) -> str:
+        """Such as "cpu" or "cuda:0"; of an array on several devices "cuda:0-3", whose budget is that of each one."""
+        _words(value)
+        return _devices.pools[value.sharding]
+
+    def enter(self, value: Any) -> tuple[int, object | None]:
+        return self.nbytes(value), _words(value)
+
+    def signature(self, value: Any) -> Hashable:
+        """Shape, dtype and where it lies. No content: to read it, the host would have to wait."""
+        _words(value)
+        return value.shape, value.dtype, value.sharding
+
+    def fingerprint(self, value: Any) -> bytes | None:
+        """A digest of dtype, weak type, shape and every bit, for which the host waits.
+
+        None for an array that lies partly in other processes.
+        """
+        if not value.is_fully_addressable:
+            return None
+        words = _words(value)
+        head = f"jax {value.dtype} {value.shape} {words.weak_type}"
+        bits = np.ascontiguousarray(np.asarray(words)).reshape(-1).view(np.uint8)
+        return blake2b(head.encode() + bits.tobytes(), digest_size=16).digest()
+
+    def outline(self, value: Any) -> rc.Outline:
+        return Outline(value)
+
+    def empty(self, outline: rc.Outline) -> Any:
+        return jax.numpy.empty(outline.shape, outline.dtype)
+
+    def copy(self, value: Any) -> Any:
+        """The array itself: what would write to a copy makes a new array anyway."""
+        return value
+
+    def snapshot(self, value: Any) -> Any:
+        """The array itself."""
+        return value
+
+    def constant(self, value: Any) -> bool:
+        """Never, though no array can change: what it takes is counted."""
+        return False
+
+    def check(self, value: Any) -> None:
+        """No traced value, and no ref."""
+        _words(value)
+
+    def namespace(self) -> Any:
+        return jax.numpy
+
+    def devices(self) -> list[str]:
+        """All that this process sees, of all platforms."""
+        return _devices.names()
+
+    def free_memory(self, device: str) -> int | None:
+        """What the device's allocator may still take; of several devices the least. None: it does not say (CPU)."""
+        return _devices.free(device)
+
+
+def _words(value: Any) -> Any:
+    """What has the memory: the array, or the words of a key array (the very array that it keeps).
+
+    Raises TypeError for what has no memory of its own, or changes.
+    """
+    keys = _has_words.get(type(value))
+    if keys is None:
+        _refuse(value)
+        keys = _has_words[type(value)] = bool(jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key))
+    return value._base_array if keys else value
+
+
+_has_words: Final[dict[type, bool]] = {}
+"""Classes of arrays -> whether they are of keys."""
+
+
+def _refuse(value: Any) -> None:
+    if isinstance(value, jax.ref.Ref):
+        raise TypeError("a mutable array (jax.ref) cannot be cached, since what is written to it cannot be recomputed")
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"a traced value ({value.dtype}{list(value.shape)}) cannot be cached: inside jax.jit, grad, vmap, scan and "
+            "the like there are no values yet; use recompute_jax.remat there, or recompute_jax.evaluate around all of "
+            "it, as in evaluate(jax.grad(f), x); get() a Recomputable that a traced function uses before"
+        )
+
+
+adapter: Final = JaxAdapter()

@@ -1,0 +1,272 @@
+"""`remat`: a function under jit within a budget for its temporaries, whatever it computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar
+
+import jax
+from jax import tree_util
+
+from recompute._budget import parse_bytes
+from recompute_jax._gates import GATES, Gate
+from recompute_jax._measure import measured
+from recompute_jax._plan import Options, Planned, make
+from recompute_jax._report import RematPlan
+from recompute_jax._scans import struct
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
+def remat(
+    fn: Callable[P, R],
+    budget: float | int | str,
+    *,
+    gate: Gate | None = None,
+    costs: Literal["estimated", "measured"] = "estimated",
+    time_limit: float = 10.0,
+    compilations: int = 5,
+    seed: int = 0,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Remat[P, R]:
+    """`jax.jit(fn)` that recomputes what it must to run within `budget` bytes of temporaries.
+
+    At the first call with arguments of some shapes and types the function is traced, planned with the library's own
+    planner, and compiled. `fn` may be anything that JAX can trace: a loss, its gradient, a whole training step; it may
+    use `grad`, `scan`, `jax.checkpoint` and `jit` inside. Outside, `jit`, `vmap` and `grad` see the planned equations:
+    under `vmap` the budget is for one example, under `grad` the plan is for the forward pass.
+
+    Parameters
+    ----------
+    budget
+        Bytes ("2GB", 2_000_000_000) of temporaries, which is what XLA allocates beside arguments and results
+        (`memory_analysis().temp_size_in_bytes`), or a share (0.4, "40%") of those of `jax.jit(fn)`.
+    gate
+        What keeps XLA from merging a recomputation with the first run: "branch", "select" or "barrier". By default
+        "branch" on CPU, where XLA removes barriers, and "barrier" elsewhere.
+    costs
+        "estimated" from shapes (FLOPs and bytes), or "measured": each kind of segment is compiled and timed, once.
+    time_limit
+        Seconds for planning, without compiling.
+    compilations
+        How many schedules are compiled, at most, to see what memory XLA needs for them.
+    static_argnums, static_argnames, donate_argnums, donate_argnames, compiler_options
+        As of `jax.jit`. By default the scheduler of XLA on CPU is the one for memory, unless the budget is 100 %.
+
+    Calls raise `recompute.BudgetError`, which says what the least is, if no schedule fits; ValueError or TypeError for
+    a wrong argument, at once.
+    """
+    share, size = _budget(budget)
+    if gate is not None and gate not in GATES:
+        raise ValueError(f"unknown gate {gate!r}; known are {', '.join(GATES)}")
+    if costs not in ("estimated", "measured"):
+        raise ValueError(f"costs are 'estimated' or 'measured', not {costs!r}")
+    if compilations < 1:
+        raise ValueError(f"at least one schedule must be compiled, not {compilations}")
+    asked = _Asked(share, size, gate, costs, time_limit, compilations, seed, compiler_options)
+    return Remat(
+        fn,
+        asked,
+        {
+            "static_argnums": static_argnums,
+            "static_argnames": static_argnames,
+            "donate_argnums": donate_argnums,
+            "donate_argnames": donate_argnames,
+        },
+    )
+
+
+def _budget(budget: Any) -> tuple[float | None, int | None]:
+    """A share, or bytes."""
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        try:
+            share = float(budget.strip()[:-1]) / 100
+        except ValueError:
+            raise ValueError(f"budget {budget!r} is not a share; write text such as '40%'") from None
+    elif isinstance(budget, float):
+        share = budget
+    else:
+        return None, parse_bytes(budget)
+    if not 0 < share < math.inf:
+        raise ValueError(f"a share of the plain function's memory is above 0, such as 0.4, not {budget!r}")
+    return share, None
+
+
+class _Asked:
+    """The options as they were given; the platform fills in the rest at the first call."""
+
+    def __init__(
+        self,
+        share: float | None,
+        size: int | None,
+        gate: Gate | None,
+        costs: str,
+        time_limit: float,
+        compilations: int,
+        seed: int,
+        compiler_options: Mapping[str, Any] | None,
+    ) -> None:
+        self.share = share
+        self.size = size
+        self.gate = gate
+        self.costs = costs
+        self.time_limit = time_limit
+        self.compilations = compilations
+        self.seed = seed
+        self.given = compiler_options
+
+    def compiler_options(self) -> dict[str, Any]:
+        if self.given is not None:
+            return dict(self.given)
+        whole = self.share is not None and self.share >= 1
+        return {} if whole or jax.default_backend() != "cpu" else dict(_MEMORY)
+
+    def options(self, inside: bool) -> Options:
+        platform = jax.default_backend()
+        return Options(
+            budget=self.size,
+            share=self.share,
+            gate=self.gate or ("branch" if platform == "cpu" else "barrier"),
+            time_limit=self.time_limit,
+            compilations=self.compilations,
+            seed=self.seed,
+            price=measured() if self.costs == "measured" else None,
+            compiler_options={} if inside else self.compiler_options(),
+            platform=platform,
+        )
+
+
+class Remat(Generic[P, R]):
+    """What `remat` returns: call it like the function."""
+
+    def __init__(self, fn: Callable[P, R], asked: _Asked, jit_options: dict[str, Any]) -> None:
+        update_wrapper(self, fn, updated=())
+        self._fn = fn
+        self._asked = asked
+        self._jit_options = jit_options
+        self._planned: dict[Any, tuple[Planned, Any]] = {}
+        self._outside: Any = None  # compiled here
+        self._inside: Any = None  # part of something that JAX transforms or compiles
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._jitted(_is_inside(args, kwargs))(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> RematPlan:
+        """What is planned for such arguments (arrays, or `jax.ShapeDtypeStruct`); it prints as a report."""
+        found: list[Planned] = []
+        inside = _is_inside(args, kwargs)
+
+        def look(*args: Any, **kwargs: Any) -> int:
+            found.append(self._plan_for(args, kwargs, inside)[0])
+            return 0
+
+        update_wrapper(look, self._fn, updated=())
+        jax.jit(look, **_static(self._jit_options)).trace(*args, **kwargs)
+        return found[0].report
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Plan and lower, as `jax.jit(fn).lower` does."""
+        return self._jitted(False).lower(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        asked = self._asked
+        return f"<remat of {_name(self._fn)} within {asked.share if asked.size is None else asked.size}>"
+
+    def _jitted(self, inside: bool) -> Any:
+        if inside:
+            if self._inside is None:
+                self._inside = jax.jit(self._following(True), **self._jit_options)
+            return self._inside
+        if self._outside is None:
+            options = self._asked.compiler_options() or None
+            self._outside = jax.jit(self._following(False), compiler_options=options, **self._jit_options)
+        return self._outside
+
+    def _following(self, inside: bool) -> Callable[..., Any]:
+        def follow(*args: Any, **kwargs: Any) -> Any:
+            planned, leaves, tree = self._plan_for(args, kwargs, inside)
+            if planned.emitted is None:
+                return self._fn(*args, **kwargs)
+            return tree_util.tree_unflatten(tree, planned(leaves))
+
+        update_wrapper(follow, self._fn, updated=())
+        return follow
+
+    def _plan_for(self, args: Any, kwargs: Any, inside: bool) -> tuple[Planned, list[Any], Any]:
+        """The plan, the arguments to give it, and the structure of the results. Called while JAX traces."""
+        given, structure = tree_util.tree_flatten((args, kwargs))
+        dynamic = [isinstance(each, jax.core.Tracer) for each in given]
+        leaves = [each for each, traced in zip(given, dynamic, strict=True) if traced]
+        fixed = [None if traced else each for each, traced in zip(given, dynamic, strict=True)]
+
+        def run(*values: Any) -> Any:
+            fill = iter(values)
+            whole = [next(fill) if traced else each for each, traced in zip(fixed, dynamic, strict=True)]
+            args, kwargs = tree_util.tree_unflatten(structure, whole)
+            return self._fn(*args, **kwargs)
+
+        avals = [jax.typeof(each) for each in leaves]
+        key = (
+            inside,
+            structure,
+            tuple(avals),
+            tuple(fixed),
+            jax.default_backend(),
+            bool(jax.config.values["jax_enable_x64"]),
+        )
+        known = self._planned.get(key)
+        if known is not None:
+            return known[0], leaves, known[1]
+        closed, shape = jax.make_jaxpr(run, return_shape=True)(*map(struct, avals))
+        tree = tree_util.tree_structure(shape)
+        donated = _donated(args, kwargs, self._jit_options)
+        flags = [each for each, traced in zip(donated, dynamic, strict=True) if traced]
+        planned = make(closed, _name(self._fn), self._asked.options(inside), flags)
+        if not any(isinstance(each, jax.core.Tracer) for each in (*closed.consts, *planned.constants)):
+            self._planned[key] = planned, tree
+        return planned, leaves, tree
+
+
+def _is_inside(args: Any, kwargs: Any) -> bool:
+    """Whether JAX transforms or compiles what calls this."""
+    if any(isinstance(each, jax.core.Tracer) for each in tree_util.tree_leaves((args, kwargs))):
+        return True
+    return not _clean()
+
+
+def _clean() -> bool:
+    from jax._src.core import trace_state_clean  # there is no public way to ask
+
+    return bool(trace_state_clean())
+
+
+def _static(jit_options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in jit_options.items() if name.startswith("static")}
+
+
+def _donated(args: Any, kwargs: Any, jit_options: dict[str, Any]) -> list[bool]:
+    """For each leaf whether it is donated."""
+    numbers = jit_options["donate_argnums"]
+    names = jit_options["donate_argnames"]
+    chosen = {numbers} if isinstance(numbers, int) else set(numbers or ())
+    chosen = {each % len(args) for each in chosen if args and -len(args) <= each < len(args)}
+    named = {names} if isinstance(names, str) else set(names or ())
+    flags: list[bool] = []
+    for at, arg in enumerate(args):
+        flags += [at in chosen] * len(tree_util.tree_leaves(arg))
+    for name in sorted(kwargs):
+        flags += [name in named] * len(tree_util.tree_leaves(kwargs[name]))
+    return flags
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn, "__name__", type(fn).__name__))

@@ -1,0 +1,83 @@
+"""Trees as arguments and results of `ap`: whatever JAX can flatten, classes that were registered with it too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+import jax
+
+import recompute as rc
+from recompute._arguments import Several
+from recompute._graph import Operation, Value, name_of
+from recompute._recomputable import common_cache
+from recompute._sizes import constant, identity
+
+
+def ap(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """`rc.ap` of a function of trees: each leaf of the result is a Recomputable of its own, in a tree of its structure.
+
+    Arguments are trees whose leaves are Recomputables or anything else. All leaves of the result are made by one
+    operation; each can be evicted alone. Raises what `rc.ap` raises. Cost: as `rc.ap`, and a microsecond for each leaf.
+    """
+    return _apply(fn, args, kwargs, sys._getframe(1))
+
+
+def lift(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of trees as a function of trees of Recomputables: `lift(fn)(x)` is `ap(fn, x)`. Also a decorator."""
+
+    @wraps(fn)
+    def lifted(*args: Any, **kwargs: Any) -> Any:
+        return _apply(fn, args, kwargs, sys._getframe(1))
+
+    return lifted
+
+
+class _OfLeaves:
+    """A function of trees as one of leaves; knows the structure of its result once it has run."""
+
+    def __init__(self, fn: Callable[..., Any], tree: Any, leaves: list[Any]) -> None:
+        self.__name__ = name_of(fn)
+        self._fn = fn
+        self._tree = tree
+        self._leaves = leaves  # _HOLE where a payload goes
+        self.made: Any = None
+
+    def __call__(self, *payloads: Any) -> Several:
+        given = iter(payloads)
+        args, kwargs = jax.tree.unflatten(self._tree, [next(given) if each is _HOLE else each for each in self._leaves])
+        leaves, self.made = jax.tree.flatten(self._fn(*args, **kwargs))
+        return Several(leaves or [None])  # an operation has at least one result
+
+    def size_key(self) -> Hashable:
+        return identity(self._fn), self._tree, *map(constant, self._leaves)
+
+
+class _Hole:
+    """Where a payload goes."""
+
+
+_HOLE = _Hole()
+
+
+def _apply(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> Any:
+    if not callable(fn):
+        raise TypeError(f"ap takes a function first, not {fn!r}")
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, rc.Recomputable))
+    handles = [each for each in leaves if isinstance(each, rc.Recomputable)]
+    cache: Any = None
+    for each in handles:
+        cache = common_cache(cache, each)
+    if cache is None:
+        cache = rc.current_cache()
+    values: tuple[Value, ...] = tuple([each._value for each in handles])
+    function = _OfLeaves(fn, tree, [_HOLE if isinstance(each, rc.Recomputable) else each for each in leaves])
+    operation = Operation(function, values, None, values, 0, None, caller.f_code, caller.f_lasti)
+    cls = next((type(each) for each in handles if type(each) is not rc.Recomputable), rc.Recomputable)
+    with cache._noting:
+        outputs = cache._apply(operation)
+        made = [cls._of(cache, each) for each in outputs if each is not None]
+    return jax.tree.unflatten(function.made, made[: function.made.num_leaves])
