@@ -60,6 +60,16 @@ class Adapter:
         self.freeze(value)
         return self.nbytes(value), self.buffer(value)
 
+    def evicted(self, value: Any) -> Any:
+        """What remains of a value that is dropped now, and that somebody may ask for again; None: nothing.
+
+        For those whose memory lies elsewhere than in the value: here it is given up. Under the cache's lock.
+        """
+        return None
+
+    def restored(self, remains: Any, value: Any) -> None:
+        """A value was made again of which `evicted` had left `remains`. Under the cache's lock."""
+
     def signature(self, value: Any) -> Hashable:
         """What decides the size of a result made from the value: shape and dtype, for an array."""
         return _python.signature(value)
@@ -98,12 +108,13 @@ class Kind:
         "buffer",
         "device",
         "enter",
+        "evicted",
         "freeze",
         "handle",
         "nbytes",
-        "outline",
         "plain",
         "readonce",
+        "restored",
         "signature",
         "timer",
         "watch",
@@ -120,7 +131,8 @@ class Kind:
         self.freeze = adapter.freeze if own.freeze is not Adapter.freeze else None
         self.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
         self.array: ArrayAdapter | None = cast("ArrayAdapter", adapter) if adapter.arrays else None
-        self.outline = None if self.array is None else self.array.outline
+        self.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
+        self.restored = adapter.restored if own.restored is not Adapter.restored else None
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
         self.handle = hasattr(cls, "_of")  # a Recomputable of another class
         self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter

@@ -34,7 +34,7 @@ class Value:
 
     __slots__ = ("ghost", "number", "operation", "outline", "payload", "pinned", "refs", "storage", "uses", "using")
 
-    outline: Any  # what is known of an evicted array; set by its first eviction
+    outline: Any  # what remains of it when it is evicted, an array's outline; set by its first eviction
 
     def __init__(self, payload: Any, operation: Operation | None, storage: Storage, number: int) -> None:
         self.number = number  # in order of creation; events speak of it

@@ -91,6 +91,13 @@ class Lifetimes:
         ]
         return Evicted(self.now, storage.pool.used, storage.number, storage.size, why, held, tuple(ghosts))
 
+    def _overwritten(self, value: Value) -> None:
+        """Its memory holds a value that was made from it: should it be needed again, it is made again, elsewhere."""
+        with self._noting, self._lock:
+            value.payload = EVICTED
+            value.outline = None
+        self._drop(value)
+
     def _set_aside(self, storage: Storage) -> None:
         """As if it were evicted, until it is put back under the same hold of the lock."""
         storage.resident = False
@@ -117,8 +124,8 @@ class Lifetimes:
             if kind.watch is not None and watch and value.payload is not EVICTED:
                 reference = reference or weak(kind, value.payload)
                 value.ghost = weak_to(value.payload)
-            if kind.outline is not None and value.refs:
-                value.outline = kind.outline(value.payload)
+            if kind.evicted is not None and value.refs:
+                value.outline = kind.evicted(value.payload)
             value.payload = EVICTED
         storage.resident = False
         storage.buffer = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from recompute._adapter import kinds
 from recompute._budget import Limits
 from recompute._events import Performed
 from recompute._flight import Made
@@ -99,6 +100,9 @@ class Results(Lifetimes):
                 each.ghost = None
             self._settle_in(storage)
         value.payload = payload
+        kind = kinds[type(payload)]
+        if kind.restored is not None and (remains := getattr(value, "outline", None)) is not None:
+            kind.restored(remains, payload)
 
     def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
         """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""

@@ -1,0 +1,200 @@
+"""`budget`: inside the block the tensors of a program share a memory budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from threading import RLock, get_ident, local
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import recompute as rc
+from recompute_torch import _escapes
+from recompute_torch._threads import Threads
+from recompute_torch._tracker import Tracker
+
+_NONE: Final[dict[str, Any]] = {}
+_PLAIN: Final = torch._C._disabled_torch_dispatch_impl
+
+
+class _Mode(TorchDispatchMode):
+    """Sees every operator call of a thread, below autograd."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the wrapper that keeps Dynamo out of a mode takes a microsecond a call. What is below does the same."""
+        return False
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+        self._rules = tracker.rules
+
+    def __torch_dispatch__(
+        self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for cls in types:  # classes with operators of their own do theirs first, which then arrive here
+            if cls.__torch_dispatch__ is not _PLAIN:  # type: ignore[attr-defined]  # they are classes of tensors
+                return NotImplemented
+        if self._tracker.closed:  # a thread that outlives the block
+            return func(*args, **(kwargs or _NONE))
+        known = self._rules.get(func) or self._tracker.learn(func)
+        return known[0](func, known[1], args, kwargs or _NONE)
+
+
+set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+_current: Final = local()
+
+
+class budget:
+    """Train, or do whatever else with tensors, in a memory budget.
+
+    Inside the block every tensor takes part: what operators make may be evicted, and is made again when it is needed.
+    They stay ordinary tensors, and after the block all that are alive have their content.
+
+    Parameters
+    ----------
+    budget
+        Bytes, or text such as "5GB", for each device; a fraction of each device's memory; a mapping from device ("cpu",
+        "cuda:0") to one of these; None: no limit, which only watches.
+    only_checkpointed
+        Only what is made from tensors that were given to `checkpoint` takes part.
+    policy, search, trace, verify
+        As for `recompute.Cache`.
+    history
+        How many calls are remembered at most for the sake of what was made from them; with more, see `commit`.
+
+    Threads that are started inside the block take part, and others can enter it too: it is left when the last one
+    leaves. Cost: some ten microseconds an operator call (docs/results/torch.md).
+    """
+
+    def __init__(
+        self,
+        budget: Any = None,
+        /,
+        *,
+        only_checkpointed: bool = False,
+        policy: Any = None,
+        search: Any = "exact",
+        trace: str | os.PathLike[str] | None = None,
+        verify: bool = False,
+        history: int = 100_000,
+    ) -> None:
+        named = {} if policy is None else {"policy": policy}
+        self.cache: Final = rc.Cache(_bytes(budget), search=search, trace=trace, verify=verify, **named)
+        self._tracker = Tracker(self.cache, history, everything=not only_checkpointed)
+        self._modes: dict[int, list[_Mode]] = {}
+        self._threads: Threads | None = None
+        self._entered = 0
+        self._lock = RLock()
+
+    def __enter__(self) -> budget:
+        around = getattr(_current, "blocks", [])
+        if any(each is not self for each in around):
+            raise RuntimeError(
+                "a budget block is open in this thread already, and tensors can belong to one only; "
+                "to change its budget, set block.budget"
+            )
+        with self._lock:
+            if not self._entered:
+                if self._tracker.closed:
+                    raise RuntimeError("a budget block is entered once; make a new one: with rt.budget(...):")
+                _escapes.guard()
+                self._threads = Threads(self._begin)
+            self._entered += 1
+            self._begin()
+        _current.blocks = [*around, self]
+        return self
+
+    def _begin(self) -> None:
+        mode = _Mode(self._tracker)
+        self._modes.setdefault(get_ident(), []).append(mode)
+        mode.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.blocks = _current.blocks[:-1]
+        self._modes[get_ident()].pop().__exit__(kind, error, trace)
+        with self._lock:
+            self._entered -= 1
+            if self._entered:
+                return
+            try:
+                self._tracker.leave()
+            finally:
+                if self._threads is not None:
+                    self._threads.close()
+                _escapes.unguard()
+
+    @property
+    def budget(self) -> Any:
+        """Bytes, or a mapping from device to these; None: unlimited. Setting it evicts at once."""
+        return self.cache.budget
+
+    @budget.setter
+    def budget(self, budget: Any) -> None:
+        self.cache.budget = _bytes(budget)
+
+    def stats(self) -> rc.Stats:
+        """What the cache did and holds."""
+        return self.cache.stats()
+
+    def commit(self) -> None:
+        """Forget how everything was made: what is alive stays in memory from now on.
+
+        Nobody needs to call this in a training: what was made from a parameter is forgotten when the parameter changes.
+        """
+        self._tracker.commit()
+
+    def __repr__(self) -> str:
+        return f"<budget {self.cache!r}>"
+
+
+def checkpoint(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, which takes part in the budget block that is open in this thread, and what is made from it.
+
+    For `budget(..., only_checkpointed=True)`; otherwise all tensors do anyway. Raises RuntimeError outside of a block.
+    """
+    _block("checkpoint")._tracker.own([tensor])
+    return tensor
+
+
+def decheckpoint(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, with its content, which stays from now on; how it was made is forgotten."""
+    _block("decheckpoint")._tracker.forget([tensor])
+    return tensor
+
+
+def _block(name: str) -> budget:
+    blocks = getattr(_current, "blocks", None)
+    if not blocks:
+        raise RuntimeError(f"{name} works inside of a budget block: with rt.budget(...):")
+    return blocks[-1]  # type: ignore[no-any-return]  # a thread-local attribute has any type
+
+
+def _bytes(budget: Any) -> Any:
+    """A budget as the cache takes it: fractions of a device's memory become bytes."""
+    if isinstance(budget, Mapping):
+        return {
+            device: _fraction(device, share) if isinstance(share, float) else share for device, share in budget.items()
+        }
+    if not isinstance(budget, float):
+        return budget
+    devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    return {device: _fraction(device, budget) for device in devices}
+
+
+def _fraction(device: str, share: float) -> int:
+    if not 0 < share <= 1:
+        raise ValueError(f"a budget that is a float is a fraction of the memory, above 0 and at most 1, not {share!r}")
+    if device == "cpu":
+        return int(share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return int(share * torch.cuda.mem_get_info(torch.device(device))[1])

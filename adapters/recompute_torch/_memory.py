@@ -1,0 +1,126 @@
+"""The memory of a storage as the cache sees it: what is evicted is swapped out of the storage, and back in.
+
+Tensors stay the ordinary ones that they are. A `torch.UntypedStorage` whose memory is gone has no bytes until a
+repeated run makes them again; whoever refers to it, the graph of autograd too, sees them come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from hashlib import blake2b
+from typing import Any, Final
+from weakref import ref
+
+import torch
+
+import recompute as rc
+
+Storage = torch.UntypedStorage
+
+storage_of: Final = torch._C.TensorBase.untyped_storage
+"""The storage of a tensor, past whatever stands before this method while a block is open."""
+
+
+def swap(one: Any, other: Any) -> None:
+    """Exchange the bytes of two storages; whoever refers to them sees the others."""
+    one._swap_data_ptr_(other)
+
+
+class Memory:
+    """The bytes of one storage. While `own` is None they lie in the `outer` one, which tensors of the program share.
+
+    What an operation made is in the outer storage alone, and goes when that goes. A source is needed beyond: its bytes
+    belong to `own`, and the outer storage points to them.
+    """
+
+    __slots__ = ("device", "nbytes", "outer", "own")
+
+    def __init__(self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self.outer = outer  # None: no tensor of the program has it
+        self.own = own
+
+    @property
+    def storage(self) -> Storage:
+        """Where the bytes are."""
+        if self.own is not None:
+            return self.own
+        storage = None if self.outer is None else self.outer()
+        assert storage is not None, "a value goes with its storage"
+        return storage
+
+    def keep(self) -> None:
+        """From now on the bytes stay when the outer storage goes."""
+        outer = None if self.outer is None else self.outer()
+        if self.own is None and outer is not None:
+            alias: Any = torch._C._construct_storage_from_data_pointer(outer.data_ptr(), outer.device, outer.nbytes())
+            swap(outer, alias)
+            self.own = alias
+
+    def give_back(self) -> None:
+        """Leave the bytes to the outer storage."""
+        outer = None if self.outer is None else self.outer()
+        if self.own is not None and outer is not None:
+            swap(outer, self.own)
+            self.own = None
+
+    def __repr__(self) -> str:
+        return f"<{self.nbytes} bytes on {self.device}>"
+
+
+class MemoryAdapter(rc.Adapter):
+    """Sizes and devices of memory, and how it leaves a storage and comes back."""
+
+    name = "torch memory"
+
+    def nbytes(self, value: Memory) -> int:
+        return value.nbytes
+
+    def buffer(self, value: Memory) -> Memory:
+        """Itself: what an operation wrote in place is on the same memory as what was there before."""
+        return value
+
+    def watch(self, value: Memory) -> None:
+        """Nothing: nobody outside holds it."""
+        return
+
+    def device(self, value: Memory) -> str:
+        return value.device
+
+    def enter(self, value: Memory) -> tuple[int, Memory]:
+        return value.nbytes, value
+
+    def evicted(self, value: Memory) -> ref[Storage] | None:
+        """Takes the bytes out of the outer storage, which remains."""
+        outer = None if value.outer is None else value.outer()
+        if outer is not None:
+            swap(outer, Storage(0, device=outer.device))
+        return value.outer
+
+    def restored(self, remains: ref[Storage], value: Memory) -> None:
+        """Puts the bytes into the outer storage, if there still is one."""
+        outer = remains()
+        if outer is not None and value.own is not None:
+            swap(outer, value.own)
+            value.outer, value.own = remains, None
+
+    def signature(self, value: Memory) -> Hashable:
+        return value.nbytes
+
+    def fingerprint(self, value: Memory) -> bytes:
+        """A digest of the bytes; those of a GPU are fetched for it."""
+        return blake2b(bytes(value.storage.cpu().tolist()), digest_size=16).digest()
+
+
+def device_name(device: torch.device) -> str:
+    """The pool of a device: "cpu", "cuda:0"."""
+    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+def new_memory(storage: Any) -> Memory:
+    """Memory that no tensor of the program has, with the bytes of a storage."""
+    return Memory(device_name(storage.device), storage.nbytes(), None, storage)
+
+
+rc.register(Memory, MemoryAdapter())

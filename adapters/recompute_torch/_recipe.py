@@ -1,0 +1,255 @@
+"""How one operator call is run again: the overload, its arguments without their memory, and what it wrote.
+
+Where a tensor stood there is its geometry, which becomes a tensor again on the memory that the cache hands in. A call
+that wrote to a tensor writes to a copy of it when it is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+from weakref import ref
+
+import torch
+
+from recompute._arguments import Several
+from recompute_torch._memory import Memory, Storage, device_name, new_memory, storage_of
+from recompute_torch._random import States, replaying
+
+Tensor = torch.Tensor
+
+Geometry = tuple[torch.dtype, int, torch.Size, tuple[int, ...], bool, bool]
+"""dtype, storage offset, shape, strides, conjugated, negated. No argument of an operator is a tuple otherwise."""
+
+
+class Blank:
+    """Stands for a tensor whose content did not matter: it was overwritten, or has no bytes."""
+
+    __slots__ = ("device", "geometry", "nbytes")
+
+    def __init__(self, tensor: Tensor, nbytes: int) -> None:
+        self.geometry = geometry_of(tensor)
+        self.device = tensor.device
+        self.nbytes = nbytes
+
+
+class Call:
+    """An operator call on tensors of the program that made new ones. As a function of memory it can be run again."""
+
+    __slots__ = ("args", "func", "kwargs", "live", "made", "result", "states")
+
+    def __init__(
+        self, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any] | None, live: Any, states: States | None
+    ) -> None:
+        self.func = func
+        self.args = args  # a geometry in the place of each tensor that has memory, also inside of lists
+        self.kwargs = kwargs
+        self.states = states  # of the generators, if it draws from them
+        self.live: Any = live  # the arguments themselves and those by name, for the first run
+        self.result: Any = None  # of the first run, for the program
+        self.made: Storage | None = None  # by the first run, if it is one tensor on a new storage
+
+    def __call__(self, *memories: Memory) -> Any:
+        """The memory of each output."""
+        live, self.live = self.live, None
+        if live is None:
+            return _given(self.again(memories, {}))
+        args, kwargs = live
+        self.result = result = self.func(*args, **kwargs) if kwargs else self.func(*args)
+        if type(result) is Tensor and result.is_cpu and not result.is_nested:  # mostly it is one new tensor
+            try:
+                storage = storage_of(result)
+                size = storage.nbytes()
+                if size and not hasattr(storage, "_recompute"):
+                    self.made = storage
+                    return Memory("cpu", size, ref(storage), None)
+            except NotImplementedError:  # it has none
+                return None
+        return _given(new_memories(result))
+
+    def again(self, memories: tuple[Memory, ...], copies: dict[int, Storage]) -> list[Memory]:
+        """The memory of new outputs; `copies` stand in for the memory with these numbers."""
+        with quietly(), replaying(self.states) if self.states else nullcontext():
+            found = [copies.get(number) or memory.storage for number, memory in enumerate(memories)]
+            used: list[Storage] = []
+            given = iter(found)
+            args = [_filled(each, given, used) for each in self.args]
+            kwargs = {name: _filled(each, given, used) for name, each in (self.kwargs or {}).items()}
+            result = self.func(*args, **kwargs)
+            used += found
+            return [*self.wrote(copies, used), *(new_memory(each) for each in storages(result) if each not in used)]
+
+    def wrote(self, copies: dict[int, Storage], used: list[Storage]) -> list[Memory]:
+        """The memory of what a repeated run wrote to."""
+        return []
+
+    def size_key(self) -> Hashable:
+        """What decides the sizes of the outputs, with the sizes of the arguments."""
+        return self.func, _constant(self.args), _constant(list(self.kwargs.values())) if self.kwargs else None
+
+    @property
+    def __name__(self) -> str:
+        return str(self.func)
+
+    def __repr__(self) -> str:
+        return f"<call of {self.func}>"
+
+
+class Write(Call):
+    """A call that wrote to tensors which operations had made. Its first outputs are what they hold from then on."""
+
+    __slots__ = ("blank", "targets", "written")
+
+    written: tuple[int, ...]  # numbers of the arguments that it wrote
+    blank: bool  # instead: the targets are blanks
+    targets: list[Any]  # the storages that the first run writes
+
+    def __call__(self, *memories: Memory) -> Any:
+        live, self.live = self.live, None
+        if live is None:
+            return _given(self.again(memories, self._copies(memories)))
+        args, kwargs = live
+        self.result = result = self.func(*args, **kwargs)
+        if self.blank:
+            outputs = [Memory(device_name(each.device), each.nbytes(), ref(each), None) for each in self.targets]
+        else:
+            outputs = list(dict.fromkeys(memories[number] for number in self.written))
+        return _given(outputs + new_memories(result))
+
+    def _copies(self, memories: tuple[Memory, ...]) -> dict[int, Storage]:
+        """A copy of each memory that is written, wherever it stands among the arguments."""
+        copies: dict[Memory, Storage] = {memories[number]: copy(memories[number].storage) for number in self.written}
+        return {number: copies[memory] for number, memory in enumerate(memories) if memory in copies}
+
+    def wrote(self, copies: dict[int, Storage], used: list[Storage]) -> list[Memory]:
+        if self.blank:  # blanks come first among what was used, in their order
+            return [new_memory(each) for each in used[: len(self.targets)]]
+        return [new_memory(each) for each in dict.fromkeys(copies[number] for number in self.written)]
+
+
+class Look:
+    """A call that makes nothing the cache could make again: it runs once, while its arguments stay."""
+
+    __slots__ = ("func", "live", "result")
+
+    def __init__(self, func: Callable[..., Any], live: tuple[Any, dict[str, Any]]) -> None:
+        self.func = func
+        self.live = live
+        self.result: Any = None
+
+    def __call__(self, *memories: Memory) -> None:
+        args, kwargs = self.live
+        self.result = self.func(*args, **kwargs)
+
+    def size_key(self) -> Hashable:
+        return Look
+
+    @property
+    def __name__(self) -> str:
+        return str(self.func)
+
+
+def _given(outputs: list[Memory]) -> Any:
+    return outputs[0] if len(outputs) == 1 else Several(outputs) if outputs else None
+
+
+def _filled(argument: Any, given: Iterator[Storage], used: list[Storage]) -> Any:
+    """An argument with tensors again; the memory of blanks is added to `used`."""
+    cls = type(argument)
+    if cls is tuple:
+        return tensor_on(next(given), argument)
+    if cls is Blank:
+        storage = Storage(argument.nbytes, device=argument.device)
+        used.append(storage)
+        return tensor_on(storage, argument.geometry)
+    if cls is list:
+        return [_filled(each, given, used) for each in argument]
+    return argument
+
+
+def geometry_of(tensor: Any) -> Geometry:
+    """What a tensor is beyond its memory."""
+    return (
+        tensor.dtype,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def tensor_on(storage: Storage, geometry: Geometry) -> Tensor:
+    """A tensor on given memory."""
+    dtype, offset, shape, strides, conjugated, negated = geometry
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
+    if conjugated:
+        torch._C._set_conj(tensor, True)
+    if negated:
+        torch._C._set_neg(tensor, True)
+    return tensor
+
+
+def tensors(result: Any) -> Iterator[Tensor]:
+    """The tensors in what an operator takes or returns."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, (tuple, list)):
+        for each in result:
+            yield from tensors(each)
+
+
+def storages(result: Any) -> list[Storage]:
+    """The storages of what an operator returned that have bytes, each once."""
+    found: list[Storage] = []
+    for each in tensors(result):
+        if each.layout is torch.strided and not each.is_meta and not each.is_nested:
+            storage = storage_of(each)
+            if storage not in found and storage.nbytes():
+                found.append(storage)
+    return found
+
+
+def new_storages(result: Any) -> list[Storage]:
+    """Those of `storages` that belong to no value yet."""
+    return [each for each in storages(result) if not hasattr(each, "_recompute")]
+
+
+def new_memories(result: Any) -> list[Memory]:
+    """Memory in each of the new storages."""
+    return [Memory(device_name(each.device), each.nbytes(), ref(each), None) for each in new_storages(result)]
+
+
+def copy(storage: Storage) -> Storage:
+    """The same bytes once more."""
+    with quietly():
+        return Storage(storage.nbytes(), device=storage.device).copy_(storage)
+
+
+class quietly:
+    """Below autograd, autocast, functorch and every mode: what runs is the operator and nothing else."""
+
+    __slots__ = ("_guards",)
+
+    def __enter__(self) -> None:
+        self._guards: list[AbstractContextManager[Any]] = [each() for each in _GUARDS]
+        for each in self._guards:
+            each.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        for each in reversed(self._guards):
+            each.__exit__(None, None, None)
+
+
+_GUARDS: Final[tuple[Any, ...]] = (
+    torch._C._DisableTorchDispatch,
+    torch._C.DisableTorchFunction,
+    torch._C._DisableFuncTorch,
+    torch._C._DisableAutocast,
+    torch._C._AutoDispatchBelowADInplaceOrView,
+)
+
+
+def _constant(arguments: Iterable[Any]) -> Hashable:
+    return tuple([_constant(each) if type(each) is list else each for each in arguments])

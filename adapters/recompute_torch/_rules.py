@@ -1,0 +1,73 @@
+"""What the schema of an operator says about it: whether it makes, writes, or only looks; asked once per overload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+
+What = Literal["makes", "writes", "views", "reshapes", "other"]
+
+HIDDEN: Final = {
+    "aten::native_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+    "aten::_native_batch_norm_legit": (3, 4),
+    "aten::_batch_norm_with_update": (3, 4),
+}
+"""Operators that write running statistics, whatever their schema says, and do not read them while they do."""
+
+_TRAINING: Final = 5
+"""Where those have the argument `training`; `_batch_norm_with_update` has none, and always writes."""
+
+OVERWRITES: Final = frozenset(
+    {"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_", "aten::exponential_"}
+    | {"aten::bernoulli_", "aten::random_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_"}
+)
+"""In-place operators for whose result it does not matter what was there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one overload does."""
+
+    what: What
+    name: str
+    written: tuple[int | str, ...] = ()  # positions and names of the arguments that it writes
+    lists: bool = False  # among these are lists of tensors
+    replaced: bool = False  # what it writes does not depend on what was there, if it covers all of it
+    hidden: tuple[int, ...] = ()  # positions of running statistics
+    seeded: bool = False  # it draws from a generator
+    plain: bool = False  # it only makes, and neither hides nor draws anything
+
+    def hides(self, args: tuple[Any, ...]) -> bool:
+        """Whether this call writes its running statistics."""
+        return bool(self.hidden) and (self.name == "aten::_batch_norm_with_update" or bool(args[_TRAINING]))
+
+
+def rule_of(func: Any) -> Rule:
+    """The rule of an operator overload; what has no schema is other."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not isinstance(func, torch._ops.OpOverload):
+        return Rule("other", str(func))
+    name = schema.name
+    seeded = torch.Tag.nondeterministic_seeded in func.tags
+    if torch.Tag.inplace_view in func.tags:
+        return Rule("reshapes", name)
+    hidden = HIDDEN.get(name, ())
+    written: list[int | str] = []
+    lists = replaced = False
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write and position not in hidden:
+            written.append(argument.name if argument.kwarg_only else position)
+            lists = lists or "List" in str(argument.type) or "[]" in str(argument.type)
+            replaced = name in OVERWRITES or argument.is_out
+    if written:
+        return Rule("writes", name, tuple(written), lists, replaced, hidden, seeded)
+    returns = schema.returns
+    if not any("Tensor" in str(each.type) for each in returns):
+        return Rule("other", name)
+    if all(each.alias_info is not None for each in returns):
+        return Rule("views", name)
+    return Rule("makes", name, hidden=hidden, seeded=seeded, plain=not hidden and not seeded)

@@ -1,0 +1,474 @@
+"""What happens to each operator call inside a block: it is recorded, or its arguments stay while it looks at them.
+
+A storage of the program belongs to one value of the cache at a time. An operator that makes tensors is an operation;
+one that writes to a tensor is an operation too, whose output takes over the storage. Sources are what came from
+outside: parameters, inputs, and what an operator has written over a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from sys import _getframe
+from types import FrameType
+from typing import Any, Final
+from weakref import ref
+
+import torch
+
+import recompute as rc
+from recompute._graph import EVICTED, Operation, Value
+from recompute._lifetimes import INTERRUPT
+from recompute._repair import HANDLES
+from recompute_torch._memory import Memory, Storage, device_name, storage_of
+from recompute_torch._random import States, states
+from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, new_storages, tensors
+from recompute_torch._rules import Rule, rule_of
+
+Tensor = torch.Tensor
+
+Parameter = torch.nn.Parameter
+
+_CONSTANTS: Final = frozenset(
+    {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+_LOOK: Final = 256
+"""Calls that are looked at to see what depends on a source."""
+
+_NONE: Final[dict[str, Any]] = {}
+
+
+class Handle(rc.Recomputable[Any]):
+    """What a storage of the program has to do with the cache: the value that it holds."""
+
+    __slots__ = ("tracker",)
+
+    def __init__(self, tracker: Tracker, value: Value) -> None:
+        self._cache = tracker.cache
+        self._value = value
+        self.tracker = tracker
+
+    def __del__(self) -> None:
+        try:
+            value = self._value
+            if value.operation is None and value.uses:
+                self.tracker.orphans.append(value)
+            self._cache._drop(value)
+        except KeyboardInterrupt:  # as in Recomputable
+            self._cache._interrupted = True
+            self._cache._dropped.append(INTERRUPT)
+        except AttributeError:  # interrupted before it was complete
+            return
+
+
+HANDLES.append(Handle)
+
+
+class Tracker:
+    """The storages of the program that a cache knows, and the calls on them."""
+
+    def __init__(self, cache: rc.Cache, history: int, everything: bool) -> None:
+        self.cache: Final = cache
+        self.closed = False
+        self._history = history
+        self._everything = everything
+        self.orphans: list[Value] = []  # sources that the program has let go of, and that are needed to make others
+        self._kept: list[Value] = []  # those of them that were found to be worth their memory
+        self._known: dict[int, ref[Storage]] = {}  # by address, so those that are gone give way to new ones
+        self.rules: dict[Any, tuple[Callable[..., Any], Rule]] = {}
+
+    def learn(self, func: Any) -> tuple[Callable[..., Any], Rule]:
+        """What to do with an operator; asked once for each overload."""
+        rule = rule_of(func)
+        method = getattr(self, f"_{rule.what}")
+        known = self.rules[func] = (method if self._everything else self._if_checkpointed(method), rule)
+        return known
+
+    def _if_checkpointed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Only calls with an argument that belongs to the cache are its business."""
+
+        def call(func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+            for each in tensors([*args, *kwargs.values()]):
+                if each.layout is torch.strided and hasattr(storage_of(each), "_recompute"):
+                    return method(func, rule, args, kwargs)
+            return func(*args, **kwargs)
+
+        return call
+
+    # The kinds of calls
+
+    def _makes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+        """All outputs are new: an operation."""
+        values: list[Value] = []
+        cache = self.cache
+        template: list[Any] | None = [] if rule.plain and not kwargs else None  # benchmarks/torch_overhead.py: hot path
+        if template is not None:
+            for each in args:
+                cls = type(each)
+                if cls is Tensor or cls is Parameter:
+                    try:
+                        handle = storage_of(each)._recompute  # type: ignore[attr-defined]  # ours
+                    except (AttributeError, NotImplementedError):  # it is new, or has no storage
+                        template = None
+                        break
+                    if handle._cache is not cache:
+                        template = None
+                        break
+                    values.append(handle._value)
+                    template.append(
+                        (each.dtype, each.storage_offset(), each.shape, each.stride(), each.is_conj(), each.is_neg())
+                    )
+                elif cls in _CONSTANTS:
+                    template.append(each)
+                else:
+                    template = None
+                    break
+        if template is not None:
+            call = Call(func, template, None, (args, None), None)
+            arguments = tuple(values)
+        else:
+            packed = self._packed(rule, args, kwargs)
+            if packed is None:
+                return self._other(func, rule, args, kwargs)
+            call = Call(func, *packed[1:])
+            arguments = tuple(packed[0])
+        frame = _getframe(1)
+        caller = frame.f_back or frame  # a thread of autograd has no other
+        operation = Operation(call, arguments, None, arguments, 0, None, caller.f_code, caller.f_lasti)
+        try:
+            value = cache._apply_at_once(operation)
+            if value is None:
+                cache._apply(operation)
+                value = operation.outputs[0]
+            result, call.result = call.result, None
+            storage = call.made
+            if storage is not None and value is not None:
+                call.made = None
+                storage._recompute = Handle(self, value)  # type: ignore[attr-defined]  # ours
+                self._known[id(storage)] = value.payload.outer if value.payload is not EVICTED else ref(storage)
+            else:
+                self._enter_all(new_storages(result), operation.outputs)
+        except KeyboardInterrupt:
+            cache._interrupted = True
+            raise
+        finally:
+            if cache._dropped or cache._events:
+                cache._settle()
+        if self.orphans or cache._history > self._history:
+            self._tidy()
+        return result
+
+    def _writes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Some arguments are written: if all of these were made here, an operation that takes over their storages."""
+        targets: list[Any] = [kwargs.get(each) if isinstance(each, str) else args[each] for each in rule.written]
+        hidden = [args[each] for each in rule.hidden] if rule.hidden and rule.hides(args) else []
+        packed = None
+        if not rule.lists and not hidden and all(self._made_here(each) for each in targets):
+            blank = rule.replaced and all(_covers(each) for each in targets)
+            packed = self._packed(rule, args, kwargs, targets if blank else ())
+        if packed is None:
+            self.own([*tensors(targets), *tensors(hidden)])
+            return self._other(func, rule, args, kwargs)
+        values = packed[0]
+        call = Write(func, *packed[1:])
+        call.targets = list(dict.fromkeys(storage_of(each) for each in targets))
+        call.blank = blank
+        handles = [each._recompute for each in call.targets]
+        before = [each._value for each in handles]
+        call.written = () if blank else tuple([values.index(each) for each in before])
+        sizes = [each.nbytes() for each in call.targets]
+        if blank:
+            for storage in call.targets:
+                self.bring(storage)
+        try:
+            outputs = self._run(call, values, _getframe(1))
+        except BaseException:
+            self.own(targets)  # what there is now, no repeated run would make
+            raise
+        for handle, old, new in zip(handles, before, outputs, strict=False):
+            if blank and old.payload is not EVICTED:
+                old.payload.outer = None
+            handle._value = new
+            self.cache._overwritten(old)
+        for storage, size in zip(call.targets, sizes, strict=True):
+            if size and storage.nbytes() != size:
+                self._disown(storage)
+        call.targets = [None] * len(handles)
+        result, call.result = call.result, None
+        self._enter_all(new_storages(result), outputs[len(handles) :])
+        return result
+
+    def _views(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The outputs share the storage of an argument: nothing to record, but the storage must have its bytes."""
+        for each in args:
+            if isinstance(each, Tensor) and each.layout is torch.strided:
+                self.bring(storage_of(each))
+        return func(*args, **kwargs)
+
+    def _reshapes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The tensor itself gets another shape, and may get another storage, or a larger one."""
+        storages = [
+            each if isinstance(each, Storage) else storage_of(each)
+            for each in args
+            if isinstance(each, (Tensor, Storage))
+        ]
+        for each in storages:
+            self.bring(each)
+        if rule.name in ("aten::resize_", "aten::resize_as_"):
+            self.forget([args[0]])
+        return func(*args, **kwargs)
+
+    def _other(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+        """It makes nothing that could be made again: it runs while its arguments stay."""
+        values: list[Value] = []
+        for each in tensors([*args, *kwargs.values()]):
+            handle = self._handle(each)
+            if handle is not None:
+                values.append(handle._value)
+        look = Look(func, (args, kwargs))
+        for done in self._run(look, values, _getframe(1)):
+            if done is not None:
+                self.cache._drop(done)
+        return look.result
+
+    # Operations
+
+    def _run(self, function: Any, values: list[Value], frame: FrameType) -> tuple[Value | None, ...]:
+        cache = self.cache
+        caller = frame.f_back or frame
+        packed = tuple(values)
+        operation = Operation(function, packed, None, packed, 0, None, caller.f_code, caller.f_lasti)
+        try:
+            if cache._apply_at_once(operation) is None:
+                cache._apply(operation)
+            return operation.outputs
+        except KeyboardInterrupt:
+            cache._interrupted = True
+            raise
+        finally:
+            if cache._dropped or cache._events:
+                cache._settle()
+
+    def _enter_all(self, storages: list[Storage], outputs: Sequence[Value | None]) -> None:
+        """What an operation made belongs to its outputs from now on; outputs without a storage are dropped."""
+        for storage, value in zip(storages, outputs, strict=False):
+            assert value is not None
+            self._enter(storage, value)
+        for value in outputs[len(storages) :]:
+            if value is not None:
+                self.cache._drop(value)
+        if self.orphans or self.cache._history > self._history:
+            self._tidy()
+
+    def _packed(
+        self, rule: Rule, args: Any, kwargs: dict[str, Any], blank: Sequence[Tensor] = ()
+    ) -> tuple[list[Value], list[Any], dict[str, Any], Any, States | None] | None:
+        """Values, and what makes a `Call` of the arguments; None if one of the tensors has no storage to evict."""
+        if rule.hidden and rule.hides(args):
+            blank = [args[each] for each in rule.hidden if args[each] is not None]
+            self.own(blank)
+        values: list[Value] = []
+        try:
+            template = [self._argument(each, values, blank) for each in args]
+            named = {name: self._argument(each, values, blank) for name, each in kwargs.items()}
+        except NotImplementedError:
+            return None
+        return values, template, named, (args, kwargs), states(args, kwargs) if rule.seeded else None
+
+    def _argument(self, argument: Any, values: list[Value], blank: Sequence[Tensor]) -> Any:
+        if isinstance(argument, Tensor):
+            if argument.layout is not torch.strided or argument.is_meta or argument.is_nested:
+                raise NotImplementedError
+            handle = self._handle(argument)
+            if handle is None or any(argument is each for each in blank):
+                return Blank(argument, 0 if handle is None else handle._value.storage.size)
+            values.append(handle._value)
+            return geometry_of(argument)
+        if type(argument) is list:
+            return [self._argument(each, values, blank) for each in argument]
+        return argument
+
+    # Storages
+
+    def _enter(self, storage: Storage, value: Value) -> Any:
+        handle = storage._recompute = Handle(self, value)  # type: ignore[attr-defined]  # ours
+        self._known[id(storage)] = ref(storage)
+        return handle
+
+    def _source(self, storage: Storage) -> Any:
+        other = getattr(storage, "_recompute", None)
+        if other is not None:
+            raise RuntimeError(
+                "a tensor belongs to another budget block that is still open; let all threads that share tensors enter "
+                "one block: with block: ..."
+            )
+        memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
+        memory.keep()
+        try:
+            return self._enter(storage, self.cache._add_source(memory))
+        except BaseException:
+            memory.give_back()
+            raise
+
+    def _handle(self, tensor: Tensor) -> Any:
+        """What refers to the value of a tensor, which becomes a source if it is new; None: it has no bytes."""
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return None
+        storage = storage_of(tensor)
+        handle = getattr(storage, "_recompute", None)
+        if tensor.is_nested:
+            return handle  # it may look at a tensor that belongs to the cache, but is never one itself
+        if handle is None or handle._cache is not self.cache:
+            return self._source(storage) if storage.nbytes() else None
+        return handle
+
+    def _made_here(self, tensor: Any) -> bool:
+        """Whether an operation has made what a tensor holds."""
+        if not isinstance(tensor, Tensor):
+            return False
+        handle = self._handle(tensor)
+        return handle is not None and handle._value.operation is not None
+
+    def bring(self, storage: Storage) -> bool:
+        """Make sure that a storage has its bytes; whether they had to be made again."""
+        handle = getattr(storage, "_recompute", None)
+        if handle is None or handle._value.payload is not EVICTED:
+            return False
+        handle._cache._bring(handle._value, _nothing)
+        return True
+
+    def own(self, given: Iterable[Tensor]) -> None:
+        """Make sources of what the tensors hold, on which nothing else that can still be needed depends.
+
+        What was made from a source that is about to be written, and is still alive, is kept for good: nobody could make
+        it again. So the steps of a training are forgotten as soon as the parameters change.
+        """
+        for tensor in given:
+            handle = self._handle(tensor)
+            if handle is None:
+                continue
+            value = handle._value
+            if value.operation is not None:
+                self._fix(value)
+            if value.uses:
+                self._free(value)
+
+    @contextmanager
+    def staying(self, handle: Handle) -> Iterator[None]:
+        """What a storage holds is in memory inside the block."""
+        handle.pin()
+        try:
+            yield
+        finally:
+            handle.unpin()
+
+    def _fix(self, value: Value) -> None:
+        """A source from now on, in memory, whatever it was made of."""
+        self.cache._bring(value, self.cache._detach)
+        value.payload.keep()
+
+    def _free(self, source: Value) -> None:
+        """Make sources of all that is alive and made from `source`, without which it would be lost."""
+        for value in self._alive(source, inf) or ():
+            if value.operation is not None:
+                self._fix(value)
+        self.orphans += self._kept  # with fewer that depend on them, some are not worth their memory any more
+        self._kept.clear()
+
+    def _alive(self, source: Value, most: float) -> list[Value] | None:
+        """What the program holds and what would have to be made from `source`; None: more calls than `most` to see."""
+        alive: dict[Value, None] = {}
+        seen = {source}
+        stack = [source]
+        while stack:
+            for user in stack.pop().living_users():
+                for output in user.outputs:
+                    if output is None or output in seen:
+                        continue
+                    seen.add(output)
+                    if output.refs:
+                        alive[output] = None
+                    else:
+                        stack.append(output)
+            if len(seen) > most:
+                return None
+        return list(alive)
+
+    def _tidy(self) -> None:
+        """Let go of sources that take more memory than what could be made of them, and of a history that is too long.
+
+        A momentum remembers all gradients that went into it, if nobody asks what that is worth.
+        """
+        orphans, self.orphans = self.orphans, []
+        for source in orphans:
+            if source.refs or not source.uses:
+                continue
+            alive = self._alive(source, _LOOK)
+            if alive is not None and sum(each.storage.size for each in alive) <= source.storage.size:
+                for value in alive:
+                    if value.operation is not None:
+                        self._fix(value)
+            else:
+                self._kept.append(source)
+        if self.cache._history > self._history:
+            self.commit()
+
+    def _disown(self, storage: Storage) -> None:
+        """The storage has other memory than the cache thinks: it is new to it from now on."""
+        value = storage._recompute._value  # type: ignore[attr-defined]  # ours
+        if value.payload is not EVICTED:
+            value.payload.outer = None
+        del storage._recompute  # type: ignore[attr-defined]  # ours
+
+    def forget(self, given: Iterable[Tensor]) -> None:
+        """Let the tensors be strangers, with their content, as they were before the cache met them."""
+        self.own(given)
+        for tensor in given:
+            storage = storage_of(tensor)
+            if hasattr(storage, "_recompute"):
+                storage._recompute._value.payload.give_back()
+                del storage._recompute
+
+    def known(self) -> list[Storage]:
+        """The storages of the program that are alive and belong to values of the cache."""
+        found = [each() for each in list(self._known.values())]
+        return [each for each in found if each is not None and hasattr(each, "_recompute")]
+
+    def commit(self) -> None:
+        """Forget how everything was made: what is alive is a source from now on."""
+        for storage in self.known():
+            if storage._recompute._value.operation is not None:  # type: ignore[attr-defined]  # ours
+                self._fix(storage._recompute._value)  # type: ignore[attr-defined]  # ours
+
+    def leave(self) -> None:
+        """Give all storages back to the program, with their bytes."""
+        self.closed = True
+        self.cache.budget = None
+        errors: list[BaseException] = []
+        for storage in self.known():
+            value = storage._recompute._value  # type: ignore[attr-defined]  # ours
+            try:
+                if value.operation is not None:
+                    self._fix(value)
+                value.payload.give_back()
+                del storage._recompute  # type: ignore[attr-defined]  # ours
+            except Exception as error:
+                errors.append(error)
+        self._known.clear()
+        if errors:
+            raise errors[0]
+
+
+def _nothing(value: Value) -> None:
+    """What is done with a value that is only to be in memory."""
+
+
+def _covers(tensor: Tensor) -> bool:
+    """Whether a tensor is all there is of its storage, each byte once."""
+    handle = storage_of(tensor)._recompute  # type: ignore[attr-defined]  # ours
+    return bool(
+        tensor.numel() * tensor.element_size() == handle._value.storage.size
+        and torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    )
