@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import recompute as rc
-from recompute import _adapter
 from recompute.testing import ManualClock, check_invariants
 from recompute.testing._vectors import Vector, VectorAdapter, vector
+from recompute.testing.array_programs import registered
 
 
 class Device(VectorAdapter):
@@ -28,13 +28,9 @@ class Device(VectorAdapter):
 
 @pytest.fixture
 def device() -> Iterator[Device]:
-    before = dict(_adapter._registered)
     adapter = Device()
-    rc.register(Vector, adapter)
-    yield adapter
-    _adapter._registered.clear()
-    _adapter._registered.update(before)
-    _adapter.kinds.clear()
+    with registered(adapter, Vector):
+        yield adapter
 
 
 def double(x: Vector) -> Vector:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import pytest
 
 import recompute as rc
-from recompute import _adapter, testing
+from recompute import testing
+from recompute.testing.array_programs import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 
@@ -88,17 +89,12 @@ def anchor(heading: str) -> str:
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty directory, a new default cache, and NumPy's adapter whether or not the package is installed."""
     monkeypatch.chdir(tmp_path)
-    before = dict(_adapter._registered)
-    rc.register(np.ndarray, numpy_adapter)
-    rc.register(np.generic, numpy_adapter)
-    if find_spec("jax"):
-        _register_jax()
-    rc.set_default_cache(None)
-    yield
-    rc.set_default_cache(None)
-    _adapter._registered.clear()
-    _adapter._registered.update(before)
-    _adapter.kinds.clear()
+    with registered(numpy_adapter, np.ndarray, np.generic):
+        if find_spec("jax"):
+            _register_jax()
+        rc.set_default_cache(None)
+        yield
+        rc.set_default_cache(None)
 
 
 def _register_jax() -> None:

@@ -7,11 +7,9 @@ method of the engine is wrapped to do so at the n-th crossing: deterministic, un
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import wraps
-from types import FunctionType
-from typing import Any
 
 import pytest
+from interrupts import Interrupts
 
 import recompute as rc
 from recompute._engine import Engine
@@ -48,40 +46,11 @@ def program(cache: rc.Cache, kept: list[rc.Recomputable[bytes]]) -> list[int]:
         return [each.get()[0] for each in kept]
 
 
-class Interrupts:
-    """Raises KeyboardInterrupt at the n-th crossing into or out of a method of the engine."""
-
-    def __init__(self) -> None:
-        self.crossings = 0
-        self.strikes_at = 0
-
-    def cross(self) -> None:
-        self.crossings += 1
-        if self.crossings == self.strikes_at:
-            raise KeyboardInterrupt
-
-    def arm(self, crossing: int) -> None:
-        self.crossings, self.strikes_at = 0, crossing
-
-    def around(self, method: FunctionType) -> Any:
-        @wraps(method)
-        def crossed(*args: Any, **kwargs: Any) -> Any:
-            self.cross()
-            result = method(*args, **kwargs)
-            self.cross()
-            return result
-
-        return crossed
-
-
 @pytest.fixture
 def interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupts]:
     """Every method of the engine, but for those that repair it, lets interrupts in."""
     wanted = Interrupts()
-    for part in PARTS:
-        for name, method in vars(part).items():
-            if isinstance(method, FunctionType) and not name.startswith("__") and name != "_recover":
-                monkeypatch.setattr(part, name, wanted.around(method))
+    wanted.let_in(monkeypatch, PARTS, lambda method, name: not name.startswith("__") and name != "_recover")
     yield wanted
     wanted.arm(0)
 

@@ -160,7 +160,7 @@ class CupyAdapter(rc.ArrayAdapter):
         """A copy on the host, for which the host waits."""
         if _devices.seen():
             streams.join(value.data.device_id)
-        return cupy.asnumpy(value)  # type: ignore[no-any-return]
+        return cupy.asnumpy(value)  # type: ignore[no-any-return]  # CuPy has no types
 
     def devices(self) -> list[str]:
         """All that CUDA shows; none without a driver."""

@@ -10,7 +10,7 @@ import cupy  # type: ignore[import-untyped, import-not-found, unused-ignore]  # 
 
 def seen() -> bool:
     """Whether there is a GPU. Asked once: without one, arrays can only lie over memory of others."""
-    return cupy.cuda.is_available()  # type: ignore[no-any-return]
+    return cupy.cuda.is_available()  # type: ignore[no-any-return]  # CuPy has no types
 
 
 def current() -> int:

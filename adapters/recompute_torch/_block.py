@@ -44,7 +44,7 @@ class _Mode(TorchDispatchMode):
                 return NotImplemented
         if self._tracker.closed:  # a thread that outlives the block
             return func(*args, **(kwargs or _NONE))
-        known = self._rules.get(func) or self._tracker.learn(func)
+        known = self._rules.get(id(func)) or self._tracker.learn(func)
         return known[0](func, known[1], args, kwargs or _NONE)
 
 

@@ -86,7 +86,7 @@ class Call:
 
     def size_key(self) -> Hashable:
         """What decides the sizes of the outputs, with the sizes of the arguments."""
-        return self.func, _constant(self.args), _constant(list(self.kwargs.values())) if self.kwargs else None
+        return id(self.func), _constant(self.args), _constant(list(self.kwargs.values())) if self.kwargs else None
 
     @property
     def __name__(self) -> str:

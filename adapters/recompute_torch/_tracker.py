@@ -74,16 +74,18 @@ class Tracker:
         self.closed = False
         self._history = history
         self._everything = everything
+        self._funcs: list[Any] = []  # those that the rules are known of, by what identifies them as long as they live
         self.orphans: list[Value] = []  # sources that the program has let go of, and that are needed to make others
         self._kept: list[Value] = []  # those of them that were found to be worth their memory
         self._known: dict[int, ref[Storage]] = {}  # by address, so those that are gone give way to new ones
-        self.rules: dict[Any, tuple[Callable[..., Any], Rule]] = {}
+        self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}
 
     def learn(self, func: Any) -> tuple[Callable[..., Any], Rule]:
         """What to do with an operator; asked once for each overload."""
         rule = rule_of(func)
+        self._funcs.append(func)
         method = getattr(self, f"_{rule.what}")
-        known = self.rules[func] = (method if self._everything else self._if_checkpointed(method), rule)
+        known = self.rules[id(func)] = (method if self._everything else self._if_checkpointed(method), rule)
         return known
 
     def _if_checkpointed(self, method: Callable[..., Any]) -> Callable[..., Any]:

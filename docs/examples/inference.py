@@ -11,17 +11,11 @@ much larger than the pictures. `forward` is NumPy code: it runs on plain arrays,
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
-import platform
 import sys
-import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import partial, reduce
 from hashlib import blake2b
 from importlib import import_module
 from operator import add
@@ -32,6 +26,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import recompute as rc
+from _budgets import Taken, compare, counted, parser, table, tracing
+from _report import machine, show, write
 from recompute.events import Event
 from recompute.pictures import residency, save
 
@@ -45,7 +41,6 @@ NOISE: Final = 25 / 255  # standard deviation of what is added to the pictures, 
 STRENGTH: Final = 2.7  # standard deviations of the noise that a coefficient must exceed
 SEGMENTS: Final = 6
 BUDGETS: Final = (0.75, 0.5, 0.35, 0.25, 0.2, 0.15)
-POLICIES: Final = ("needed", "lru")
 
 
 class Weights(NamedTuple):
@@ -227,23 +222,11 @@ def digest(array: Any) -> str:
     return blake2b(np.ascontiguousarray(array).data, digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one way of running it took, and what it gave. Bytes, seconds."""
+@dataclass(frozen=True, kw_only=True)
+class Run(Taken):
+    """What one way of running it took, and what it gave. The seconds are those to make all, and to get all."""
 
-    budget: int | None
-    policy: str
-    seconds: float
-    """Of all processors together, to make all, and to get all in random order: the best of several runs."""
-    traced: int
-    """The most that was allocated at once, by tracemalloc: temporary arrays and recipes included."""
     digests: dict[str, str]
-    peak: int = 0
-    """The most that the cache counted."""
-    overshoot: int = 0
-    operations: int = 0
-    recomputed: int = 0
-    overhead: float = 1.0
     asked: float = 0.0
     """When all was made, on the clock of the events."""
 
@@ -261,7 +244,8 @@ def run(
     for _ in range(repeats):
         with rc.Cache(budget, policy=policy):
             seconds.append(_timed(*wrapped()))
-    with rc.Cache(budget, policy=policy) as cache, _tracing() as traced:
+    gc.collect()
+    with rc.Cache(budget, policy=policy) as cache, tracing() as traced:
         if events is not None:
             cache.subscribe(events.append)
         outputs = make(*wrapped())
@@ -270,26 +254,23 @@ def run(
         stats = cache.stats()
         del outputs
     return Run(
-        budget,
-        policy,
-        min(seconds),
-        traced[0],
-        digests,
-        stats.peak,
-        stats.overshoot,
-        stats.operations,
-        stats.rematerializations,
-        stats.overhead,
-        before.model_time + before.remat_time,
+        budget=budget,
+        policy=policy,
+        seconds=min(seconds),
+        traced=traced[0],
+        digests=digests,
+        asked=before.model_time + before.remat_time,
+        **counted(stats),
     )
 
 
 def run_plain(weights: Weights, pictures: Sequence[Array], *, repeats: int = 1) -> Run:
     """The same without the wrapper."""
     seconds = min(_timed(weights, pictures) for _ in range(repeats))
-    with _tracing() as traced:
+    gc.collect()
+    with tracing() as traced:
         digests = ask(make(weights, pictures))
-    return Run(None, "not wrapped", seconds, traced[0], digests)
+    return Run(seconds=seconds, traced=traced[0], digests=digests)
 
 
 def _timed(weights: Weights, pictures: Sequence[Array]) -> float:
@@ -300,19 +281,6 @@ def _timed(weights: Weights, pictures: Sequence[Array]) -> float:
     for name in np.random.default_rng(2).permutation(sorted(outputs)).tolist():
         plain(outputs[name])
     return process_time() - start
-
-
-@contextmanager
-def _tracing() -> Iterator[list[int]]:
-    """The most bytes allocated at once in the block, in a list that is filled at its end."""
-    gc.collect()
-    found: list[int] = []
-    tracemalloc.start()
-    try:
-        yield found
-    finally:
-        found.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
 
 
 # The script
@@ -349,63 +317,14 @@ def draw(pictures: Sequence[Array], outputs: Sequence[dict[str, Any]], chart: An
     return save(figure, path)
 
 
-def _table(free: Run, runs: Sequence[Run]) -> list[str]:
-    columns = ["policy", "budget", "counted", "allocated", "time", "recomputed", "compute", "bits"]
-    rows = [
-        [
-            each.policy,
-            "none" if each.budget is None else f"{each.budget / free.peak:.0%}",
-            f"{each.peak / 1e6:.0f} MB" if each.peak else "",
-            f"{each.traced / 1e6:.0f} MB",
-            f"{each.seconds:.2f} s, x {each.seconds / free.seconds:.2f}",
-            f"{each.recomputed:,}" if each.operations else "",
-            f"{each.overhead:.2f}" if each.operations else "",
-            "the same" if each.digests == free.digests else "WRONG",
-        ]
-        for each in runs
-    ]
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (columns, *rows)
-    ]
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr while the block runs, if rich is installed and somebody watches."""
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield lambda text: None
-        return
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda text: bar.update(task, advance=1, description=text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Feature maps of pictures, asked for in any order, within a budget.")
-    add = parser.add_argument
-    add("--budget", type=float, default=0.25, metavar="SHARE", help="of the peak without a budget; %(default)s")
-    add("--table", action="store_true", help="other budgets, and another policy, too")
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = parser("Feature maps of pictures, asked for in any order, within a budget.", share=0.25, repeats=3)
+    add = asked.add_argument
     add("--crop", type=int, metavar="N", help="only N by N pixels of each picture; at least 32")
     add("--library", choices=["numpy", "cupy"], default="numpy", help="whose arrays; %(default)s")
-    add("--repeats", type=int, default=3, metavar="N", help="runs, of which the best time counts; %(default)s")
-    add("--json", metavar="PATH", help="write the figures")
-    add("--picture", metavar="PATH", help="draw outputs, and what was in memory when: .png, .svg or .pdf")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.repeats < 1:
-        parser.error("a time needs at least one run")
-    if not 0 < options.budget <= 1 or (options.crop is not None and options.crop < 32):
-        parser.error("the budget is a share, more than 0 and at most 1; a crop has at least 32 pixels a side")
+    options = asked.parse_args(arguments)
+    if options.crop is not None and options.crop < 32:
+        asked.error("a crop has at least 32 pixels a side")
     truth = load(options.crop)
     pictures = spoil(truth)
     weights = learn(pictures)
@@ -426,45 +345,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         xp.asarray(weights.offsets),
     )
     seen = [xp.asarray(each) for each in pictures]
-    first = ("needed", options.budget)
-    jobs = [(policy, share) for policy in POLICIES for share in BUDGETS] if options.table else []
-    jobs = sorted({first, *jobs}, key=lambda job: (job[0] != "needed", job[0], -job[1]))
     events: list[Event] = []
-    marks = []
-    with _progress(2 + len(jobs)) as advance:
-        advance("plain arrays")
-        runs = [run_plain(weights, seen, repeats=options.repeats)]
-        advance("no budget")
-        runs.append(free := run(weights, seen, repeats=options.repeats))
-        for job in jobs:
-            policy, share = job
-            advance(f"{policy}, {share:.0%}")
-            try:
-                heard = events if job == first else None
-                budget = int(share * free.peak)
-                within = run(weights, seen, budget, policy, repeats=options.repeats, events=heard)
-            except rc.BudgetError as error:
-                print(f"{policy}, {share:.0%}: {error}", file=sys.stderr)
-                continue
-            runs.append(within)
-            if job == first:
-                marks.append((within.asked, "all is asked for"))
+    marks: list[tuple[float, str]] = []
 
+    def wrapped(policy: str, share: float | None, budget: int | None) -> Run:
+        watched = (policy, share) == ("needed", options.budget)
+        found = run(weights, seen, budget, policy, repeats=options.repeats, events=events if watched else None)
+        if watched:
+            marks.append((found.asked, "all is asked for"))
+        return found
+
+    plain_arrays = partial(run_plain, weights, seen, repeats=options.repeats)
+    runs = compare(plain_arrays, wrapped, options.budget, BUDGETS if options.table else ())
+    free = runs[1]
+    same = [each.digests == free.digests for each in runs]
     print(f"{len(free.digests)} outputs, made by {free.operations:,} operations, asked for in random order")
-    print(*_table(free, runs), sep="\n")
+    print(table(runs, same))
     if options.json:
-        machine = {"python": platform.python_version(), "numpy": np.__version__, "cores": os.cpu_count()}
         pixels = [each.shape[:2] for each in pictures]
-        figures = {"machine": machine, "pixels": pixels, "runs": [asdict(each) for each in runs]}
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write({"machine": machine("numpy"), "pixels": pixels, "runs": [asdict(each) for each in runs]}, options.json)
     if options.picture and events:
-        try:
+
+        def picture() -> Path:
             title = f"Feature maps in {options.budget:.0%} of the memory"
             chart = residency(events, title=title, budget=int(options.budget * free.peak), least=0.01, marks=marks)
-            print("picture:", draw(pictures, shown, chart, options.picture))
-        except ImportError:
-            print("no picture: pip install 'recompute-cache[plot]'", file=sys.stderr)
-    return 0 if len(runs) > 2 and all(each.digests == free.digests for each in runs) else 1
+            return draw(pictures, shown, chart, options.picture)
+
+        show(picture)
+    return 0 if len(runs) > 2 and all(same) else 1
 
 
 if __name__ == "__main__":

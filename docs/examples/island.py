@@ -12,13 +12,9 @@ by hand, and beside the least there can be; then it reads the whole text by bloc
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from itertools import cycle
 from math import ceil, comb, log2
@@ -30,12 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import recompute as rc
+from _budgets import tracing
+from _report import Advance, aligned, machine, progress, show, write
 from recompute.pictures import save
 from recompute_numpy.letters import ALPHABET, Letters, Model, encode, fit, random_model, read
 
 Array = NDArray[np.float64]
-Advance = Callable[[int], None]
-"""Told how many more letters are done."""
 
 POLICIES: Final = ("needed", "dtr-eq")
 _LOOKS: Final = (("#0072B2", "o"), ("#56B4E9", "^"), ("#E69F00", "D"), ("#CC79A7", "v"))  # Okabe and Ito's colours
@@ -189,18 +185,15 @@ def measure_memory(model: Model, letters: Letters, block: int, factor: float, ad
         size = chain.nbytes(block)
         cache = rc.Cache(slots * size if name == "budget" else None, clock=chain.clock)
         answer = np.empty(len(letters), np.uint8)
-        end, start = len(letters), perf_counter()
-        tracemalloc.start()
-        with cache:
+        with tracing() as traced, cache:
+            end, start = len(letters), perf_counter()
             for each in island(chain, parts, held) if name == "by hand" else posteriors(chain, parts):
                 answer[end - len(each) : end] = each.argmax(1)
                 end -= len(each)
                 advance(len(each))
-        traced = tracemalloc.get_traced_memory()[1] + answer.nbytes
-        tracemalloc.stop()
         peak = held[0] * size if name == "by hand" else cache.stats().peak
         steps, seconds = chain.read, perf_counter() - start
-        found[name] = {"steps": steps, "peak": peak, "traced": traced, "seconds": seconds}
+        found[name] = {"steps": steps, "peak": peak, "traced": traced[0] + answer.nbytes, "seconds": seconds}
         answers.append(answer.tobytes())
     return {**found, "equal": len({*answers}) == 1}
 
@@ -268,50 +261,6 @@ def _memory_table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """With rich if it is installed, plain elsewhere."""
-    print(title)
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-        for line in (columns, *rows):
-            print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-    else:
-        table = Table(box=None, header_style="dim")
-        for name in columns:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(*row)
-        Console(highlight=False).print(table)
-    print()
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Advance]:
-    """A bar on stderr while the block runs, if rich is installed and somebody watches."""
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield lambda letters: None
-        return
-    console = Console(stderr=True)
-    waiting = 0
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("letters", total=total)
-
-        def advance(letters: int) -> None:
-            nonlocal waiting
-            waiting += letters
-            if waiting >= 256:
-                bar.advance(task, waiting)
-                waiting = 0
-
-        yield advance
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Posteriors of a text with O(log n) messages in memory.")
     add = parser.add_argument
@@ -343,37 +292,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     likelier = model.emission.argmax(0)
     for state in dict.fromkeys(likelier[[ALPHABET.index("e"), ALPHABET.index("t")]].tolist()):
         print("a state writes ", *(letter for letter, its in zip(ALPHABET, likelier, strict=True) if its == state))
-    print()
 
     sizes = [2**k for k in range(options.smallest, options.largest + 1)]
     passes = 2 + len(options.factors) * len(options.policies)
-    with _progress(passes * sum(sizes) + (0 if options.no_text else 3 * len(letters))) as advance:
+    with progress(passes * sum(sizes) + (0 if options.no_text else 3 * len(letters))) as advance:
         rows = [count_steps(model, letters[:n], options.factors, options.policies, advance) for n in sizes]
         text = None
         if not options.no_text:
             text = measure_memory(model, letters, options.block, options.factors[0], advance)
 
     for number, factor in enumerate(options.factors):
-        _print_table(f"Letters read forwards, for each letter; {_memory_words(factor)}", *_step_table(rows, number))
+        print(f"\nLetters read forwards, for each letter; {_memory_words(factor)}")
+        print(aligned(*_step_table(rows, number)))
     if text is not None:
-        title = (
-            f"The whole text, {text['letters']:,} letters: {text['blocks']} blocks, room for {text['slots']} of them"
-        )
-        _print_table(title, *_memory_table(text))
+        found = f"{text['letters']:,} letters: {text['blocks']} blocks, room for {text['slots']} of them"
+        print(f"\nThe whole text, {found}", aligned(*_memory_table(text)), sep="\n")
     equal = all(row["equal"] for row in rows) and (text is None or text["equal"])
-    print("posteriors:", "equal to the last bit in all runs" if equal else "NOT EQUAL")
+    print("\nposteriors:", "equal to the last bit in all runs" if equal else "NOT EQUAL")
 
     if options.json:
-        machine = {"python": platform.python_version(), "numpy": np.__version__, "cores": os.cpu_count()}
-        figures = {"machine": machine, "steps": rows, "text": text, "equal": equal}
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write({"machine": machine("numpy"), "steps": rows, "text": text, "equal": equal}, options.json)
     if options.picture:
-        try:
-            print("picture:", draw(rows, options.picture))
-        except ImportError:
-            print("no picture: pip install 'recompute-cache[plot]'", file=sys.stderr)
-        except ValueError as error:  # no such format
-            print(f"no picture: {error}", file=sys.stderr)
+        show(partial(draw, rows, options.picture))
     return 0 if equal else 1
 
 

@@ -11,15 +11,9 @@ gradient, and those of the gradient's gradient. Nothing here says which of them 
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
-import platform
 import sys
-import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import blake2b
@@ -36,6 +30,8 @@ from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 import recompute as rc
 import recompute_autograd  # noqa: F401  # autograd learns of wrapped arrays
+from _budgets import Taken, compare, counted, parser, table, tracing
+from _report import machine, show, write
 from recompute.events import Event
 from recompute.pictures import residency, save
 
@@ -47,7 +43,6 @@ HIDDEN: Final = (128,) * 4
 DECAY: Final = 1e-4  # weight of the squared weights in the loss
 TEST: Final = 297  # digits that the fit does not see
 BUDGETS: Final = (0.8, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2)
-POLICIES: Final = ("needed", "lru")
 
 
 # The network
@@ -174,25 +169,13 @@ def fit(problem: Problem, iterations: int, *, wrapped: bool = True) -> tuple[lis
     return found, objective.products
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one way of running it took, and what it gave. Bytes, seconds."""
+@dataclass(frozen=True, kw_only=True)
+class Run(Taken):
+    """What one way of running it took, and what it gave."""
 
-    budget: int | None
-    policy: str
-    seconds: float
-    """Of all processors together: the best of several runs."""
-    traced: int
-    """The most that was allocated at once, by tracemalloc: temporary arrays, recipes and autograd's graph included."""
     iterates: list[str]
     """A digest of the weights after each iteration."""
     products: int
-    peak: int = 0
-    """The most that the cache counted."""
-    overshoot: int = 0
-    operations: int = 0
-    recomputed: int = 0
-    overhead: float = 1.0
 
 
 def run(
@@ -207,22 +190,19 @@ def run(
             found, products = fit(problem, iterations)
         seconds.append(process_time() - start)
     stats = cache.stats()
-    with rc.Cache(budget, policy=policy), _tracing() as traced:
+    gc.collect()
+    with rc.Cache(budget, policy=policy), tracing() as traced:
         again, _ = fit(problem, iterations)
     if digests(again) != digests(found):
         raise AssertionError("two runs within one budget differ")
     return Run(
-        budget,
-        policy,
-        min(seconds),
-        traced[0],
-        digests(found),
-        products,
-        stats.peak,
-        stats.overshoot,
-        stats.operations,
-        stats.rematerializations,
-        stats.overhead,
+        budget=budget,
+        policy=policy,
+        seconds=min(seconds),
+        traced=traced[0],
+        iterates=digests(found),
+        products=products,
+        **counted(stats),
     )
 
 
@@ -234,26 +214,14 @@ def run_plain(problem: Problem, iterations: int, *, repeats: int = 1) -> Run:
         start = process_time()
         found, products = fit(problem, iterations, wrapped=False)
         seconds.append(process_time() - start)
-    with _tracing() as traced:
+    gc.collect()
+    with tracing() as traced:
         fit(problem, iterations, wrapped=False)
-    return Run(None, "not wrapped", min(seconds), traced[0], digests(found), products)
+    return Run(seconds=min(seconds), traced=traced[0], iterates=digests(found), products=products)
 
 
 def digests(iterates: Sequence[Vector]) -> list[str]:
     return [blake2b(each.tobytes(), digest_size=16).hexdigest() for each in iterates]
-
-
-@contextmanager
-def _tracing() -> Iterator[list[int]]:
-    """The most bytes allocated at once in the block, in a list that is filled at its end."""
-    gc.collect()
-    found: list[int] = []
-    tracemalloc.start()
-    try:
-        yield found
-    finally:
-        found.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
 
 
 # The script
@@ -281,74 +249,16 @@ def draw(problem: Problem, budget: int, share: float, path: str | Path) -> Path:
     return save(residency(events, title=title, budget=budget, least=0.01, marks=marks), path)
 
 
-def _table(free: Run, runs: Sequence[Run]) -> list[str]:
-    columns = ["policy", "budget", "counted", "allocated", "time", "recomputed", "compute", "bits"]
-    rows = [
-        [
-            each.policy,
-            "none" if each.budget is None else f"{each.budget / free.peak:.0%}",
-            f"{each.peak / 1e6:.1f} MB" if each.peak else "",
-            f"{each.traced / 1e6:.1f} MB",
-            f"{each.seconds:.2f} s, x {each.seconds / free.seconds:.2f}",
-            f"{each.recomputed:,}" if each.operations else "",
-            f"{each.overhead:.2f}" if each.operations else "",
-            "the same" if each.iterates == free.iterates else "WRONG",
-        ]
-        for each in runs
-    ]
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (columns, *rows)
-    ]
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr while the block runs, if rich is installed and somebody watches."""
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield lambda text: None
-        return
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda text: bar.update(task, advance=1, description=text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Newton-CG on a small network, within a memory budget.")
-    add = parser.add_argument
-    add("--budget", type=float, default=0.3, metavar="SHARE", help="of the peak without a budget; %(default)s")
-    add("--table", action="store_true", help="other budgets, and another policy, too")
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = parser("Newton-CG on a small network, within a memory budget.", share=0.3, repeats=2)
+    add = asked.add_argument
     add("--patience", type=float, default=10, metavar="X", help="a policy that took X times as long gets no less; 10")
     add("--iterations", type=int, default=6, metavar="N", help="of Newton's method; %(default)s")
-    add(
-        "--hidden",
-        type=int,
-        nargs="+",
-        default=[*HIDDEN],
-        metavar="N",
-        help="sizes of the hidden layers; 128 four times",
-    )
+    add("--hidden", type=int, nargs="+", default=[*HIDDEN], metavar="N", help="units of the layers; 128 four times")
     add("--samples", type=int, metavar="N", help="digits to learn from; 1,500, which are all but those of the test")
-    add("--repeats", type=int, default=2, metavar="N", help="runs, of which the best time counts; %(default)s")
-    add("--json", metavar="PATH", help="write the figures")
-    add("--picture", metavar="PATH", help="draw what was in memory when: .png, .svg or .pdf")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.repeats < 1:
-        parser.error("a time needs at least one run")
-    if not 0 < options.budget <= 1:
-        parser.error("the budget is a share, more than 0 and at most 1")
+    options = asked.parse_args(arguments)
     if min(options.iterations, *options.hidden, 1 if options.samples is None else options.samples) < 1:
-        parser.error("there is at least one iteration, one unit in a layer, and one digit")
+        asked.error("there is at least one iteration, one unit in a layer, and one digit")
     problem = load(options.hidden, options.samples)
     found, _ = fit(problem, options.iterations, wrapped=False)
     plain_loss = partial(loss, problem.sizes, problem.images, problem.labels)
@@ -357,38 +267,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         right = problem.accuracy(weights)
         print(f"iteration {number:>2}: loss {float(plain_loss(weights)):.4f}, {right:.1%} of the test digits right")
 
-    first = ("needed", options.budget)
-    jobs = [(policy, share) for policy in POLICIES for share in BUDGETS] if options.table else []
-    jobs = sorted({first, *jobs}, key=lambda job: (job[0] != "needed", job[0], -job[1]))
-    with _progress(2 + len(jobs)) as advance:
-        advance("plain arrays")
-        runs = [run_plain(problem, options.iterations, repeats=options.repeats)]
-        advance("no budget")
-        runs.append(free := run(problem, options.iterations, repeats=options.repeats))
-        for policy, share in jobs:
-            advance(f"{policy}, {share:.0%}")
-            if runs[-1].policy == policy and runs[-1].seconds > options.patience * free.seconds:
-                continue
-            try:
-                budget = int(share * free.peak)
-                runs.append(run(problem, options.iterations, budget, policy, repeats=options.repeats))
-            except rc.BudgetError as error:
-                print(f"{policy}, {share:.0%}: {error}", file=sys.stderr)
+    def wrapped(policy: str, share: float | None, budget: int | None) -> Run:
+        return run(problem, options.iterations, budget, policy, repeats=options.repeats)
 
+    plain_arrays = partial(run_plain, problem, options.iterations, repeats=options.repeats)
+    runs = compare(plain_arrays, wrapped, options.budget, BUDGETS if options.table else (), options.patience)
+    free = runs[1]
+    same = [each.iterates == free.iterates for each in runs]
     print(f"{free.products} products with Hessians, {free.operations:,} operations")
-    print(*_table(free, runs), sep="\n")
+    print(table(runs, same, places=1))
     if options.json:
-        machine = {"python": platform.python_version(), "numpy": numpy.__version__, "cores": os.cpu_count()}
-        figures = {"machine": machine, "sizes": problem.sizes, "runs": [asdict(each) for each in runs]}
-        Path(options.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        runs_as_data = [asdict(each) for each in runs]
+        write({"machine": machine("numpy"), "sizes": problem.sizes, "runs": runs_as_data}, options.json)
     if options.picture:
-        try:
-            print("picture:", draw(problem, int(options.budget * free.peak), options.budget, options.picture))
-        except ImportError:
-            print("no picture: pip install 'recompute-cache[plot]'", file=sys.stderr)
-        except rc.BudgetError as error:
-            print(f"no picture: {error}", file=sys.stderr)
-    return 0 if len(runs) > 2 and all(each.iterates == free.iterates for each in runs) else 1
+        show(lambda: draw(problem, int(options.budget * free.peak), options.budget, options.picture))
+    return 0 if len(runs) > 2 and all(same) else 1
 
 
 if __name__ == "__main__":

@@ -555,6 +555,35 @@ LINES: Final[dict[str, tuple[str, ...]]] = {
 }
 """Part of the language -> templates."""
 
+_UPDATES: Final = (
+    "a.at[{index}].set(c)",
+    "a.at[{index}].set({number})",
+    "a.at[{index}].add(b)",
+    "a.at[{index}].multiply({plain})",
+    "a.at[{index}].max(b, mode='drop')",
+    "a.at[{index}].get(mode='fill', fill_value={number})",
+    "a.at[{index}].apply(xp.negative)",
+    "a.at[b].set(c)",
+    "a.at[b > 0].set({number})",
+    "a.at[{part}].set(b).at[{part}].add(c)",
+)
+
+
+def lines_for(*, writable: bool) -> dict[str, tuple[str, ...]]:
+    """The parts of the language for arrays that can be written to, or for those that never can.
+
+    For the latter without assignments, methods that change an array, `out` and `flat`, and with `at`. Also without
+    functions as arguments: a library that compiles them keeps them, and with them the arrays that their scope holds.
+    """
+    if writable:
+        return LINES
+    kept = {part: code for part, code in LINES.items() if part not in ("assignment", "changing", "out")}
+    odd = re.compile(r"\.flat\b|lambda|sorted")
+    return {part: tuple(each for each in code if not odd.search(each)) for part, code in kept.items()} | {
+        "updates": _UPDATES
+    }
+
+
 _BLANK: Final = re.compile(r"{([a-z ]+)}")
 
 

@@ -10,9 +10,9 @@ import ast
 import builtins
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf, nan, prod
 from random import Random
 from struct import unpack
@@ -20,7 +20,7 @@ from types import CodeType
 from typing import Any, Final, Literal
 
 from recompute import _adapter
-from recompute._adapter import kinds
+from recompute._adapter import Adapter, kinds
 from recompute._array_adapter import ArrayAdapter
 from recompute._arrays._array import RecomputableArray
 from recompute._arrays._namespace import namespace
@@ -29,8 +29,9 @@ from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute.testing._array_code import LINES as LINES
 from recompute.testing._array_code import fill
+from recompute.testing._array_code import lines_for as lines_for
 from recompute.testing._invariants import check_invariants
-from recompute.testing.programs import Observation, Program, Step
+from recompute.testing.programs import LOST, Observation, Program, Step, observed
 
 Layout = Literal["C", "F", "reversed", "strided", "broadcast", "scalar"]
 
@@ -160,13 +161,6 @@ def new(xp: Any, dtype: str, shape: tuple[int, ...], seed: int = 0, layout: str 
 # The interpreter
 
 
-class _Lost:
-    """Stands for an array that could not be made for want of memory."""
-
-
-_LOST: Final = _Lost()
-
-
 class Arrays:
     """Runs programs on plain arrays, or, within a cache, on wrapped ones.
 
@@ -194,36 +188,23 @@ class Arrays:
 
     def do(self, step: Step) -> Observation:
         """One step, and what can be observed of it."""
-        try:
-            if self.cache is None:
-                return self._do(step)
-            with self.cache:
-                return self._do(step)
-        except BudgetError:
-            return ("short",)
-        except Exception as error:
-            return ("error", type(error).__name__)
+        return observed(partial(self._do, step), self.cache)[:2]  # what an error says may name the wrapper
 
     def content(self, position: int) -> Observation:
         """One array of the pool."""
         each = self.pool[position]
-        if each is _LOST:
+        if each is LOST:
             return ("lost",)
-        try:
-            return ("value", *self._content(each.get() if isinstance(each, RecomputableArray) else each))
-        except BudgetError:
-            return ("short",)
-        except Exception as error:
-            return ("error", type(error).__name__, str(error))
+        return observed(lambda: ("value", *self._content(each.get() if isinstance(each, RecomputableArray) else each)))
 
     def keep_up(self, other: Arrays) -> None:
         """Let the pool be as large as another one: what could not be made is lost."""
-        self.pool += [_LOST] * (len(other.pool) - len(self.pool))
+        self.pool += [LOST] * (len(other.pool) - len(self.pool))
 
     def _do(self, step: Step) -> Observation:
         match step:
             case Make(dtype, shape, seed, layout):
-                made: Any = _LOST
+                made: Any = LOST
                 try:
                     source = new(self._library, dtype, shape, seed, layout)
                     made = source if self.cache is None else array(source)
@@ -243,7 +224,7 @@ class Arrays:
         if len(set(changed.values())) < len(changed):
             return ("done",)  # what it means to write two results to one array, nobody says
         scope = self._scope | {name: self.pool[position] for name, position in where.items()}
-        if any(scope[name] is _LOST for name in where):
+        if any(scope[name] is LOST for name in where):
             self._lose(changed)
             return ("lost",)
         for name in changes:
@@ -261,7 +242,7 @@ class Arrays:
 
     def _lose(self, changed: dict[str, int]) -> None:
         for position in changed.values():
-            self.pool[position] = _LOST
+            self.pool[position] = LOST
 
     def _describe(self, result: Any, written: list[Any]) -> Any:
         """A result, without the content of arrays; these go to the pool."""
@@ -361,18 +342,21 @@ def evict_some(random: Random) -> Callable[[Arrays], None]:
 
 
 @contextmanager
-def serving(adapter: ArrayAdapter) -> Iterator[None]:
-    """The adapter serves the arrays and scalars of its library for a while."""
+def registered(adapter: Adapter, *classes: type) -> Iterator[None]:
+    """The adapter serves these types for a while."""
     before = dict(_adapter._registered)
-    xp = adapter.namespace()
-    one = xp.asarray([1.0])
-    for cls in {type(one), type(one[0])}:
-        for base in cls.__mro__:
-            if base.__module__ != "builtins" and adapter.serves(base):
-                _adapter.register(base, adapter)
+    for cls in classes:
+        _adapter.register(cls, adapter)
     try:
         yield
     finally:
         _adapter._registered.clear()
         _adapter._registered.update(before)
         _adapter.kinds.clear()
+
+
+def serving(adapter: ArrayAdapter) -> AbstractContextManager[None]:
+    """The adapter serves the arrays and scalars of its library for a while."""
+    one = adapter.namespace().asarray([1.0])
+    classes = {base for cls in (type(one), type(one[0])) for base in cls.__mro__}
+    return registered(adapter, *(cls for cls in classes if cls.__module__ != "builtins" and adapter.serves(cls)))

@@ -7,7 +7,9 @@ always valid, and a value that could not be made is lost without shifting the ot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from threading import Thread
 from typing import Any, Final, Literal
 from weakref import WeakSet
@@ -195,11 +197,24 @@ def _leaves(part: Any) -> list[Any]:
     return [part]
 
 
-class _Lost:
+class Lost:
     """Stands for a value that could not be made."""
 
 
-_LOST: Final = _Lost()
+LOST: Final = Lost()
+
+
+def observed(look: Callable[[], Observation], cache: Cache | None = None) -> Observation:
+    """What a look at something gives, within a cache if there is one: if it fails, how."""
+    try:
+        with nullcontext() if cache is None else cache:
+            return look()
+    except Injected:
+        return ("fault",)
+    except BudgetError:
+        return ("short",)
+    except Exception as error:
+        return ("error", type(error).__name__, str(error))
 
 
 class Interpreter:
@@ -221,22 +236,12 @@ class Interpreter:
     @property
     def roots(self) -> list[Any]:
         """The handles that are alive, those that functions hold included."""
-        handles = [each for each in self._handles if each is not None and each is not _LOST]
+        handles = [each for each in self._handles if each is not None and each is not LOST]
         return handles + [each for call in list(self._calls) for each in call.peeks]
 
     def do(self, step: Step) -> Observation:
         """One step, and what can be observed of it."""
-        try:
-            if self.cache is None:
-                return self._do(step)
-            with self.cache:
-                return self._do(step)
-        except Injected:
-            return ("fault",)
-        except BudgetError:
-            return ("short",)
-        except Exception as error:
-            return ("error", type(error).__name__, str(error))
+        return observed(partial(self._do, step), self.cache)
 
     def finish(self) -> list[Observation]:
         """Without a budget, every value that is left: nothing may have been lost on the way."""
@@ -258,7 +263,7 @@ class Interpreter:
             case _GetAt(position):
                 return self._got(self._handles[position])
             case Source(row, device):
-                made: Any = _LOST
+                made: Any = LOST
                 try:
                     made = self.surface.pure(vector(*row, device=device))
                 finally:
@@ -271,7 +276,7 @@ class Interpreter:
                 return self._got(*self._pick(value))
             case Hold(value):
                 for handle in self._pick(value):
-                    if handle is _LOST:
+                    if handle is LOST:
                         return ("lost",)
                     payload = handle.get()
                     self._held.append((payload, show(payload)))
@@ -294,7 +299,7 @@ class Interpreter:
                     self._handles[live[value % len(live)]] = None
             case Pin(value) | Unpin(value) | Evict(value) | Detach(value):
                 for handle in self._pick(value):
-                    if handle is not _LOST:
+                    if handle is not LOST:
                         getattr(handle, type(step).__name__.lower())()
             case _:
                 raise TypeError(f"{step!r} is not a step")
@@ -307,15 +312,15 @@ class Interpreter:
 
     def _got(self, *handles: Any) -> Observation:
         for handle in handles:
-            return ("lost",) if handle is _LOST else ("value", show(handle.get()))
+            return ("lost",) if handle is LOST else ("value", show(handle.get()))
         return ("done",)
 
     def _apply(self, step: Apply) -> Observation:
         nout = FUNCTIONS[step.function][1]
-        made: Sequence[Any] = (_LOST,) * nout
+        made: Sequence[Any] = (LOST,) * nout
         try:
             handles, peeks = self._pick(*step.arguments), self._pick(*step.peeks)
-            if _LOST in handles or _LOST in peeks:
+            if LOST in handles or LOST in peeks:
                 return ("lost",)
             args, kwargs = _arrange(handles, step.how)
             call = Call(step, peeks, self.surface, self._clock)
@@ -331,9 +336,9 @@ class Interpreter:
         return ("done",)
 
     def _gather(self, handles: list[Any], how: str) -> Observation:
-        made: Any = _LOST
+        made: Any = LOST
         try:
-            if _LOST in handles:
+            if LOST in handles:
                 return ("lost",)
             match how:
                 case "tuple":

@@ -12,8 +12,6 @@ from typing import Any, Final
 import cupy
 import numpy as np
 
-import recompute as rc
-from recompute import _adapter
 from recompute_cupy import CupyAdapter
 
 UNIT: Final = 512  # bytes: what CuPy's pool rounds up to
@@ -155,19 +153,6 @@ def allocating(pool: HostPool) -> Iterator[HostPool]:
         yield pool
     finally:
         cupy.cuda.set_allocator(before)
-
-
-@contextmanager
-def serving(adapter: CupyAdapter) -> Iterator[None]:
-    """The adapter serves arrays, whether or not the package is installed."""
-    before = dict(_adapter._registered)
-    rc.register(cupy.ndarray, adapter)
-    try:
-        yield
-    finally:
-        _adapter._registered.clear()
-        _adapter._registered.update(before)
-        _adapter.kinds.clear()
 
 
 def full(size: int, number: float) -> Any:

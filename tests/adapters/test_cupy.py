@@ -14,26 +14,27 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute import _adapter
 from recompute.testing import check_adapter, check_invariants
+from recompute.testing.array_programs import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 cupy = pytest.importorskip("cupy", reason="the extra 'cupy' is not installed")
 
+from cached_views import NUMBERS, VIEWS, check_aliases, check_part_of_a_global, check_program, programs  # noqa: E402
 from cupy.lib.stride_tricks import as_strided  # noqa: E402  # after importorskip
-from host_memory import UNIT, HostAdapter, HostPool, add, allocating, count, on_host, seen, serving  # noqa: E402
+from host_memory import UNIT, HostAdapter, HostPool, add, allocating, count, on_host, seen  # noqa: E402
 
 import recompute_cupy  # noqa: E402
 from recompute_cupy import adapter  # noqa: E402
 
 without_gpu = pytest.mark.skipif(cupy.cuda.is_available(), reason="there is a CUDA device")
 host = HostAdapter()
-NUMBERS = np.arange(1_000.0)
 BIG = on_host(NUMBERS)
 
 
 @pytest.fixture(autouse=True)
 def _serving() -> Iterator[None]:
     """The cache sees arrays through the adapter."""
-    with serving(host):
+    with registered(host, cupy.ndarray):
         yield
 
 
@@ -83,16 +84,11 @@ def test_memory_is_counted_in_the_blocks_of_the_pool(pool: HostPool) -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        pytest.param(lambda a: a.reshape(20, 50), id="reshape"),
-        pytest.param(lambda a: a.reshape(20, 50).T, id="transpose"),
-        pytest.param(lambda a: a[3:7], id="slice"),
-        pytest.param(lambda a: a[3:700][2:50][::3], id="slice of slices"),
+        *VIEWS,
         pytest.param(lambda a: a[::-1], id="reversed"),
         pytest.param(lambda a: a[5], id="element"),
-        pytest.param(lambda a: a.view(np.uint8), id="other dtype"),
         pytest.param(lambda a: a.view(), id="the same"),
         pytest.param(lambda a: a[4:].view().view(np.int64), id="the same, of a part"),
-        pytest.param(lambda a: cupy.broadcast_to(a, (7, 1_000)), id="broadcast"),
         pytest.param(lambda a: a.view(type("Special", (cupy.ndarray,), {})), id="subclass"),
         pytest.param(lambda a: as_strided(a, (2, 2), (8, 16)), id="strided"),
     ],
@@ -236,59 +232,28 @@ def test_what_is_held_is_taken_back() -> None:
 
 def test_a_part_of_what_lives_elsewhere_is_not_counted_after_eviction() -> None:
     """Evicting and recomputing a slice of a global over and over leaves nothing counted behind."""
-    with rc.Cache() as cache:
-        value = rc.ap(lambda: BIG[:10])
-        for _ in range(3):
-            assert value.evict()
-            assert cache.stats().used == 0
-            assert seen(value.get())[9] == 9.0
-        assert cache.stats().used == UNIT
+    check_part_of_a_global(lambda: BIG[:10], seen, UNIT)
 
 
 def test_views_are_aliases_of_their_argument(pool: HostPool) -> None:
     """A view of an argument takes no memory of its own and is evicted with it."""
-    with rc.Cache() as cache:
-        value = rc.ap(count, 1_000)
-        view = rc.ap(cupy.reshape, value, (10, 100)).map(cupy.transpose)
-        assert cache.stats().used == pool.used_bytes() == 16 * UNIT
-        assert value.evict()
-        assert not view.resident
-        assert pool.used_bytes() == 0
-        assert np.array_equal(seen(view.get()), NUMBERS.reshape(10, 100).T)
+    check_aliases(lambda: count(1_000), cupy.reshape, seen, 16 * UNIT, pool.used_bytes)
 
 
-@given(
-    program=st.lists(
-        st.tuples(st.integers(0, 30), st.sampled_from(["add", "transpose", "slice", "windows", "split"])), max_size=12
-    ),
-    slack=st.integers(0, 4),
-)
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "add": lambda a: add(a, a),
+    "transpose": lambda a: a.T,
+    "slice": lambda a: a[::-1, 1:] if a.shape[1] > 2 else a[:1],
+    "windows": lambda a: as_strided(a, (2, *a.shape[1:]), (0, *a.strides[1:])),
+    "split": lambda a: add(a, a)[: max(1, a.shape[0] // 2)],
+}
+
+
+@given(program=programs(FUNCTIONS), slack=st.integers(0, 4))
 def test_programs_of_views_give_what_they_give_without_a_cache(program: list[tuple[int, str]], slack: int) -> None:
     """Within any budget that fits, arrays and views of them come back as they were, and the books balance."""
-    functions: dict[str, Callable[[Any], Any]] = {
-        "add": lambda a: add(a, a),
-        "transpose": lambda a: a.T,
-        "slice": lambda a: a[::-1, 1:] if a.shape[1] > 2 else a[:1],
-        "windows": lambda a: as_strided(a, (2, *a.shape[1:]), (0, *a.strides[1:])),
-        "split": lambda a: add(a, a)[: max(1, a.shape[0] // 2)],
-    }
     with allocating(HostPool(100 * UNIT)) as pool:
-        start = count(64).reshape(8, 8)
-        expected = [start]
-        with rc.Cache(UNIT * (5 + slack)) as cache:
-            values = [rc.pure(start)]
-            for which, name in program:
-                which %= len(values)
-                expected.append(functions[name](expected[which]))
-                values.append(rc.ap(functions[name], values[which]))
-            for value, plain in zip(reversed(values), reversed(expected), strict=True):
-                assert np.array_equal(seen(value.get()), seen(plain))
-            check_invariants(cache, values)
-            del value
-            values.clear()
-            assert cache.stats().used == 0
-        del start, plain
-        expected.clear()
+        check_program(program, FUNCTIONS, count(64).reshape(8, 8), UNIT * (5 + slack), seen)
         assert pool.used_bytes() == 0
 
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute.events import Evicted
 from recompute.testing import ManualClock, check_invariants
+from recompute.testing.array_programs import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 cupy = pytest.importorskip("cupy", reason="the extra 'cupy' is not installed")
 
-from host_memory import UNIT, HostAdapter, HostPool, add, full, seen, serving  # noqa: E402  # after importorskip
+from host_memory import UNIT, HostAdapter, HostPool, add, full, seen  # noqa: E402  # after importorskip
 
 import recompute_cupy  # noqa: E402
 from recompute_cupy import DeviceMemoryError, install, uninstall  # noqa: E402
@@ -31,7 +32,7 @@ ONE = UNIT // 8  # numbers in a unit
 def _serving() -> Iterator[None]:
     """The cache sees arrays through the adapter, and CuPy's own allocator is back at the end."""
     before = cupy.cuda.get_allocator()
-    with serving(HostAdapter()):
+    with registered(HostAdapter(), cupy.ndarray):
         yield
     uninstall()
     assert cupy.cuda.get_allocator() == before

@@ -9,13 +9,12 @@ import pytest
 
 import recompute as rc
 from recompute.testing import check_adapter, check_invariants
+from recompute.testing.array_programs import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 cupy = pytest.importorskip("cupy", reason="the extra 'cupy' is not installed")
 
-from host_memory import serving  # noqa: E402  # after importorskip
-
-import recompute_cupy  # noqa: E402
+import recompute_cupy  # noqa: E402  # after importorskip
 from recompute_cupy import DeviceMemoryError, adapter, install  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not cupy.cuda.is_available(), reason="no CUDA device")
@@ -31,7 +30,7 @@ extern "C" __global__ void spin(const volatile int* flag, const float* in, float
 @pytest.fixture(autouse=True)
 def _serving() -> Iterator[None]:
     """The cache sees arrays through the adapter."""
-    with serving(adapter):
+    with registered(adapter, cupy.ndarray):
         yield
     recompute_cupy.uninstall()
 

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute import _adapter
+from recompute.testing.array_programs import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 nps = pytest.importorskip("hypothesis.extra.numpy", reason="the extra 'numpy' is not installed")
 
-from numpy.lib.stride_tricks import as_strided, sliding_window_view  # noqa: E402  # after importorskip
+from cached_views import VIEWS, check_aliases, check_part_of_a_global, check_program, programs  # noqa: E402  # after importorskip
+from numpy.lib.stride_tricks import as_strided, sliding_window_view  # noqa: E402
 
 from recompute_numpy import adapter  # noqa: E402
 
@@ -30,15 +31,10 @@ FLOATS = nps.arrays(np.float64, nps.array_shapes(min_dims=1, max_dims=3, max_sid
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
+def _serving() -> Iterator[None]:
     """The adapter serves arrays and scalars, whether or not the package is installed."""
-    before = dict(_adapter._registered)
-    rc.register(np.ndarray, adapter)
-    rc.register(np.generic, adapter)
-    yield
-    _adapter._registered.clear()
-    _adapter._registered.update(before)
-    _adapter.kinds.clear()
+    with registered(adapter, np.ndarray, np.generic):
+        yield
 
 
 def test_arrays_and_scalars_are_served() -> None:
@@ -63,13 +59,8 @@ def test_an_array_that_owns_its_memory_is_charged_for_it(array: Any) -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        pytest.param(lambda a: a.reshape(20, 50), id="reshape"),
-        pytest.param(lambda a: a.reshape(20, 50).T, id="transpose"),
-        pytest.param(lambda a: a[3:7], id="slice"),
-        pytest.param(lambda a: a[3:700][2:50][::3], id="slice of slices"),
+        *VIEWS,
         pytest.param(lambda a: a[:0], id="nothing"),
-        pytest.param(lambda a: a.view(np.uint8), id="other dtype"),
-        pytest.param(lambda a: np.broadcast_to(a, (7, 1_000)), id="broadcast"),
         pytest.param(lambda a: sliding_window_view(a, 10), id="windows"),
         pytest.param(lambda a: as_strided(a, (2, 2), (8, 16)), id="strided"),
         pytest.param(lambda a: a.view(np.matrix).T, id="subclass"),
@@ -198,13 +189,7 @@ def test_a_masked_array_adds_its_mask() -> None:
 
 def test_views_are_aliases_of_their_argument() -> None:
     """A view of an argument takes no memory of its own and is evicted with it."""
-    with rc.Cache() as cache:
-        value = rc.ap(np.arange, 1_000.0)
-        view = rc.ap(np.reshape, value, (10, 100)).map(np.transpose)
-        assert cache.stats().used == 8_000
-        assert value.evict()
-        assert not view.resident
-        assert np.array_equal(view.get(), np.arange(1_000.0).reshape(10, 100).T)
+    check_aliases(lambda: np.arange(1_000.0), np.reshape, np.asarray, 8_000)
 
 
 def test_a_part_that_the_caller_holds_keeps_the_whole_counted() -> None:
@@ -220,43 +205,23 @@ def test_a_part_that_the_caller_holds_keeps_the_whole_counted() -> None:
 
 def test_a_part_of_what_lives_elsewhere_is_not_counted_after_eviction() -> None:
     """Evicting and recomputing a slice of a global over and over leaves nothing counted behind."""
-    with rc.Cache() as cache:
-        value = rc.ap(lambda: BIG[:10])
-        for _ in range(3):
-            assert value.evict()
-            assert cache.stats().used == 0
-            assert value.get()[9] == 9.0
-        assert cache.stats().used == 80
+    check_part_of_a_global(lambda: BIG[:10], np.asarray, 80)
 
 
-@given(
-    program=st.lists(
-        st.tuples(st.integers(0, 30), st.sampled_from(["add", "transpose", "slice", "copy", "split"])), max_size=12
-    ),
-    slack=st.integers(0, 4),
-)
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "add": lambda a: a + 1,
+    "transpose": lambda a: a.T,
+    "slice": lambda a: a[::-1, 1:] if a.shape[1] > 2 else a[:1],
+    "copy": lambda a: a.copy(),
+    "split": lambda a: np.vstack([a, a])[: a.shape[0]],
+}
+
+
+@given(program=programs(FUNCTIONS), slack=st.integers(0, 4))
 def test_programs_of_views_give_what_they_give_without_a_cache(program: list[tuple[int, str]], slack: int) -> None:
     """Within any budget that fits, arrays and views of them come back as they were, and the books balance."""
-    functions: dict[str, Callable[[Any], Any]] = {
-        "add": lambda a: a + 1,
-        "transpose": lambda a: a.T,
-        "slice": lambda a: a[::-1, 1:] if a.shape[1] > 2 else a[:1],
-        "copy": lambda a: a.copy(),
-        "split": lambda a: np.vstack([a, a])[: a.shape[0]],
-    }
     start = np.arange(64.0).reshape(8, 8)
-    expected = [start]
-    with rc.Cache(start.nbytes * (5 + slack)) as cache:
-        values = [rc.pure(start)]
-        for which, name in program:
-            which %= len(values)
-            expected.append(functions[name](expected[which]))
-            values.append(rc.ap(functions[name], values[which]))
-        for value, plain in zip(reversed(values), reversed(expected), strict=True):
-            assert np.array_equal(value.get(), plain)
-        del value
-        values.clear()
-        assert cache.stats().used == 0
+    check_program(program, FUNCTIONS, start, start.nbytes * (5 + slack), np.asarray)
 
 
 # Read-only results

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute import _adapter
+from recompute.testing.array_programs import registered
 from recompute_tables import arrow, pandas
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
@@ -37,19 +37,14 @@ CELLS = st.one_of(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _registered() -> Iterator[None]:
+def _serving() -> Iterator[None]:
     """The adapters serve their types, whether or not the package is installed."""
-    before = dict(_adapter._registered)
-    for cls in (pd.DataFrame, pd.Series, pd.Index):
-        rc.register(cls, pandas)
-    for cls in (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array, pa.Buffer):
-        rc.register(cls, arrow)
-    for cls in (np.ndarray, np.generic):
-        rc.register(cls, numpy_adapter)
-    yield
-    _adapter._registered.clear()
-    _adapter._registered.update(before)
-    _adapter.kinds.clear()
+    with (
+        registered(pandas, pd.DataFrame, pd.Series, pd.Index),
+        registered(arrow, pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array, pa.Buffer),
+        registered(numpy_adapter, np.ndarray, np.generic),
+    ):
+        yield
 
 
 def test_the_adapters_import_neither_framework() -> None:

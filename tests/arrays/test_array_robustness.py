@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from functools import wraps
 from threading import Barrier, Thread
 from types import FunctionType
 from typing import Any
 
 import pytest
+from interrupts import Interrupts
 
 import recompute as rc
 from recompute._arrays import _array, _call, _dispatch, _namespace, _operate, _wrap
@@ -75,43 +75,16 @@ STEPS: tuple[Callable[[Any, Any], Any], ...] = (
 """Each changes `x` and `y`, or makes something of them, and does the same to plain and to wrapped arrays."""
 
 
-class Interrupts:
-    """Raises KeyboardInterrupt at the n-th crossing into or out of a function of the array layer."""
-
-    def __init__(self) -> None:
-        self.crossings = 0
-        self.strikes_at = 0
-
-    def cross(self) -> None:
-        self.crossings += 1
-        if self.crossings == self.strikes_at:
-            raise KeyboardInterrupt
-
-    def arm(self, crossing: int) -> None:
-        self.crossings, self.strikes_at = 0, crossing
-
-    def around(self, function: FunctionType) -> Any:
-        @wraps(function)
-        def crossed(*args: Any, **kwargs: Any) -> Any:
-            self.cross()
-            result = function(*args, **kwargs)
-            self.cross()
-            return result
-
-        return crossed
-
-
 @pytest.fixture
 def interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupts]:
     """Every function of the array layer lets interrupts in."""
+
+    def where(function: FunctionType, name: str) -> bool:
+        ours = function.__module__.startswith("recompute._arrays")
+        return ours and name not in ("__init__", "__del__", "__getattr__")
+
     wanted = Interrupts()
-    around: dict[FunctionType, Any] = {}
-    for holder in (*MODULES, *CLASSES):
-        for name, function in list(vars(holder).items()):
-            ours = isinstance(function, FunctionType) and function.__module__.startswith("recompute._arrays")
-            if ours and name not in ("__init__", "__del__", "__getattr__"):
-                around.setdefault(function, wanted.around(function))
-                monkeypatch.setattr(holder, name, around[function])
+    wanted.let_in(monkeypatch, (*MODULES, *CLASSES), where)
     yield wanted
     wanted.arm(0)
 

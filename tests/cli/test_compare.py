@@ -13,17 +13,6 @@ from recompute._cli import main
 from recompute._cli._figures import COMPARED
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test works in an empty current directory."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> str:
-    return write(tmp_path / "small.jsonl", training())
-
-
 def test_table(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A row for each policy, then for each planner; a column for each budget; what failed says how."""
     arguments = ["--budget", "0.9,0.5,0.2", "--policy", "dtr,lru", "--method", "own,chen-sqrt", "--output", "none"]

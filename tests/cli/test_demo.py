@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bare_python import bare
 
-import recompute
 from recompute._cli import main
 
 DEMOS = """\
@@ -137,25 +134,11 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["demos"]["trial"] == "demos_on_trial:demo"
 
 
-def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a Python that sees this folder and the standard library only."""
-    (folder / "recompute").symlink_to(Path(recompute.__file__).parent, target_is_directory=True)
-    return subprocess.run(
-        [sys.executable, "-S", "-m", "recompute", "demo", *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(folder)},
-        cwd=folder,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_without_numpy(tmp_path: Path) -> None:
     """A demo that needs an extra is one line with the command that installs it."""
     folder = tmp_path / "bare"
     write(folder, "import numpy\n" + DEMOS)
-    result = bare(folder, "trial")
+    result = bare(folder, "demo", "trial")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == ("recompute: error: the demo 'trial' needs numpy: pip install 'recompute-cache[numpy]'\n")
 
@@ -164,7 +147,7 @@ def test_without_metadata(tmp_path: Path) -> None:
     """Where the package is not installed, so that no demo can be found, one line says so."""
     folder = tmp_path / "bare"
     folder.mkdir()
-    result = bare(folder)
+    result = bare(folder, "demo")
     assert (result.returncode, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("recompute: error: recompute itself is not installed")

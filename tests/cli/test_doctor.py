@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bare_python import bare
 
 import recompute
 from recompute._cli import main
@@ -132,16 +131,7 @@ def test_extras_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_installed(tmp_path: Path) -> None:
     """Without extras and without the package's metadata it still answers, with status 0, and says what is missing."""
-    (tmp_path / "recompute").symlink_to(Path(recompute.__file__).parent, target_is_directory=True)
-    result = subprocess.run(
-        [sys.executable, "-S", "-m", "recompute", "doctor"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-        timeout=60,
-        check=False,
-    )
+    result = bare(tmp_path, "doctor")
     assert result.returncode == 0
     assert "missing: pip install 'recompute-cache[numpy]'" in result.stdout
     assert "no adapters were found" in result.stdout

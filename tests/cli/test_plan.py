@@ -22,11 +22,6 @@ KEYS = [
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> str:
-    return write(tmp_path / "small.jsonl", training())
-
-
-@pytest.fixture
 def skipping(tmp_path: Path) -> str:
     """Not a uniform chain."""
     return write(tmp_path / "skip.jsonl", training(skip=True))

@@ -6,22 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_traces import training, write
 
 from recompute._cli import main
 
 pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test works in an empty current directory."""
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> str:
-    return write(tmp_path / "small.jsonl", training())
 
 
 KINDS = [

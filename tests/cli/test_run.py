@@ -44,12 +44,6 @@ print("answer", len(total.get()))
 Script = Callable[..., str]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test works in an empty current directory."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
     """Write a script and return its name."""

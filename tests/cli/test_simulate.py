@@ -20,11 +20,6 @@ KEYS = [
 PEAK = 910  # ten bytes of input, and nine values
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> str:
-    return write(tmp_path / "small.jsonl", training())
-
-
 def simulate(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     """The objects that a successful call with --json prints."""
     assert main(["simulate", *arguments, "--json"]) == 0

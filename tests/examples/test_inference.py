@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from example_scripts import example, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,15 +17,7 @@ import recompute as rc
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "inference.py"
-if not SCRIPT.exists():
-    pytest.skip("the documentation is not beside the tests", allow_module_level=True)
-_spec = importlib.util.spec_from_file_location("docs_examples_inference", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-inference: Any = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = inference  # dataclasses look there for their module
-_spec.loader.exec_module(inference)
+inference = example("inference")
 
 RECIPES = 4_000_000  # bytes: recipes, books, and what Python and NumPy allocate besides arrays
 
@@ -41,7 +32,7 @@ def small() -> Any:
 @pytest.fixture(scope="module")
 def expected(small: Any) -> dict[str, str]:
     """The digests of plain NumPy, without the library."""
-    return inference.ask(inference.make(*small))  # type: ignore[no-any-return]
+    return inference.ask(inference.make(*small))  # type: ignore[no-any-return]  # a script is Any
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +141,7 @@ def test_the_script_by_itself(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     picture, figures = tmp_path / "inference.png", tmp_path / "inference.json"
     options = ["--crop", "40", "--repeats", "1", "--budget", "0.4", "--picture", str(picture), "--json", str(figures)]
-    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=False)
+    done = run("inference", *options)
     assert done.returncode == 0, done.stderr
     assert "58 outputs" in done.stdout
     assert "WRONG" not in done.stdout
@@ -162,7 +153,8 @@ def test_the_script_by_itself(tmp_path: Path) -> None:
 
 def test_the_script_explains_itself() -> None:
     """`--help` names the options."""
-    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True)
+    done = run("inference", "--help")
+    assert done.returncode == 0, done.stderr
     assert {"--budget", "--table", "--json", "--picture", "--library"} <= {*done.stdout.replace(",", " ").split()}
 
 

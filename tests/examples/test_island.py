@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import importlib.util
 import itertools
 import json
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_scripts import example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,14 +22,7 @@ np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 
 from recompute_numpy.letters import Model, encode, fit, random_model, read  # noqa: E402  # after importorskip
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "island.py"
-if not SCRIPT.exists():
-    pytest.skip("the documentation is not beside the tests", allow_module_level=True)
-_spec = importlib.util.spec_from_file_location("docs_examples_island", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-island = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(island)
+island = example("island")
 
 TOLERANCE = 1e-11  # absolute; 3e-13 was found. hmmlearn adds logarithms, the script divides by sums
 POLICIES = ["needed", "dtr-eq", "dtr", "msps", "lru", "random"]
@@ -203,10 +196,10 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_script_reports_what_it_found(
     rich: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tables with rich and without, figures as JSON, a picture."""
+    """Tables, figures as JSON and a picture, with rich and without."""
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     if not rich:
-        for module in ("rich.console", "rich.table", "rich.progress"):
+        for module in ("rich.console", "rich.progress"):
             monkeypatch.setitem(sys.modules, module, None)
     picture, figures = tmp_path / "island.png", tmp_path / "island.json"
     options = ["--smallest", "5", "--largest", "6", "--factors", "1", "--no-text"]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from example_scripts import example, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,15 +20,7 @@ pytest.importorskip("autograd", reason="the extra 'autograd' is not installed")
 pytest.importorskip("scipy", reason="the extra 'plan' is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "newton.py"
-if not SCRIPT.exists():
-    pytest.skip("the documentation is not beside the tests", allow_module_level=True)
-_spec = importlib.util.spec_from_file_location("docs_examples_newton", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-newton: Any = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = newton  # dataclasses look there for their module
-_spec.loader.exec_module(newton)
+newton = example("newton")
 
 RECIPES = 4_000_000  # bytes: recipes, books, autograd's graph, the vectors of SciPy, temporary arrays of this size
 VECTORS = 3
@@ -44,7 +35,7 @@ def problem() -> Any:
 @pytest.fixture(scope="module")
 def expected(problem: Any) -> list[Any]:
     """The iterates of plain autograd, without the library."""
-    return newton.fit(problem, 3, wrapped=False)[0]  # type: ignore[no-any-return]
+    return newton.fit(problem, 3, wrapped=False)[0]  # type: ignore[no-any-return]  # a script is Any
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +174,7 @@ def test_the_script_by_itself(tmp_path: Path) -> None:
     picture, figures = tmp_path / "newton.png", tmp_path / "newton.json"
     options = ["--hidden", "16", "16", "--samples", "100", "--iterations", "2", "--repeats", "1", "--budget", "0.6"]
     files = ["--picture", str(picture), "--json", str(figures)]
-    done = subprocess.run([sys.executable, str(SCRIPT), *options, *files], capture_output=True, text=True, check=False)
+    done = run("newton", *options, *files)
     assert done.returncode == 0, done.stderr
     assert "iteration  2: loss" in done.stdout
     assert "WRONG" not in done.stdout
@@ -195,7 +186,8 @@ def test_the_script_by_itself(tmp_path: Path) -> None:
 
 def test_the_script_explains_itself() -> None:
     """`--help` names the options."""
-    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=True)
+    done = run("newton", "--help")
+    assert done.returncode == 0, done.stderr
     assert {"--budget", "--table", "--json", "--picture"} <= {*done.stdout.replace(",", " ").split()}
 
 

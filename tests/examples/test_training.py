@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from example_scripts import example, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,47 +19,40 @@ np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 pytest.importorskip("autograd", reason="the extra 'autograd' is not installed")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "training.py"
-if not SCRIPT.exists():
-    pytest.skip("the documentation is not beside the tests", allow_module_level=True)
-_spec = importlib.util.spec_from_file_location("docs_examples_training", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-training: Any = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = training  # dataclasses look there for their module
-_spec.loader.exec_module(training)
+training = example("training")
+network, steps, memory = (example(f"_training_{part}") for part in ("network", "steps", "memory"))
 
-SETTINGS = training.Settings(depth=12, batch=48, steps=4)
+SETTINGS = steps.Settings(depth=12, batch=48, steps=4)
 SHARES = [0.75, 0.5, 0.3]
 
 
 @pytest.fixture(scope="module")
 def digits() -> Any:
     """Digits to learn from, and digits to be examined in."""
-    return training.load()
+    return network.load()
 
 
 @pytest.fixture(scope="module")
 def plain(digits: Any) -> Any:
     """By plain arrays and autograd alone."""
-    return training.train(digits[0], SETTINGS, derive=training.gradients_by_autograd)
+    return steps.train(digits[0], SETTINGS, derive=steps.gradients_by_autograd)
 
 
 @pytest.fixture(scope="module")
 def free(digits: Any) -> Any:
     """Without a budget."""
-    return training.train(digits[0], SETTINGS, rc.Cache())
+    return steps.train(digits[0], SETTINGS, rc.Cache())
 
 
 def test_it_learns(digits: Any) -> None:
     """Within half of the activations a small network recognises most digits that it has never seen."""
     learn, examine = digits
-    settings = training.Settings(depth=6, batch=32, steps=90, rate=3e-3)
-    budget = training.budget_for(0.5, training.unlimited(learn, settings))
-    run = training.train(learn, settings, rc.Cache(budget))
+    settings = steps.Settings(depth=6, batch=32, steps=90, rate=3e-3)
+    budget = memory.budget_for(0.5, memory.unlimited(learn, settings))
+    run = steps.train(learn, settings, rc.Cache(budget))
     assert run.stats.rematerializations > 0
     assert np.mean(run.losses[-10:]) < np.mean(run.losses[:10]) / 4
-    assert training.accuracy(run.parameters, examine) > 0.9
+    assert steps.accuracy(run.parameters, examine) > 0.9
 
 
 def test_the_digits_are_real(digits: Any) -> None:
@@ -75,7 +66,7 @@ def test_the_digits_are_real(digits: Any) -> None:
 
 def test_the_cache_without_a_budget_changes_no_bit(plain: Any, free: Any, digits: Any) -> None:
     """Plain arrays by autograd alone, by the tape that is forgotten, and recomputable arrays: the same parameters."""
-    forgetful = training.train(digits[0], SETTINGS)
+    forgetful = steps.train(digits[0], SETTINGS)
     assert plain.digest == forgetful.digest == free.digest
     assert plain.losses == forgetful.losses == free.losses
 
@@ -83,8 +74,8 @@ def test_the_cache_without_a_budget_changes_no_bit(plain: Any, free: Any, digits
 @pytest.mark.parametrize("share", SHARES)
 def test_a_budget_changes_no_bit(share: float, plain: Any, free: Any, digits: Any) -> None:
     """The parameters within a budget are those of plain autograd; the books stay within it, and do not grow."""
-    budget = training.budget_for(share, free)
-    run = training.train(digits[0], SETTINGS, rc.Cache(budget))
+    budget = memory.budget_for(share, free)
+    run = steps.train(digits[0], SETTINGS, rc.Cache(budget))
     assert run.stats.rematerializations > 0
     assert run.digest == plain.digest
     assert run.losses == plain.losses
@@ -96,8 +87,8 @@ def test_a_budget_changes_no_bit(share: float, plain: Any, free: Any, digits: An
 
 def test_autograds_own_way_back_changes_no_bit(plain: Any, free: Any, digits: Any) -> None:
     """`value_and_grad` over recomputable arrays, within half of the activations."""
-    cache = rc.Cache(training.budget_for(0.5, free))
-    run = training.train(digits[0], SETTINGS, cache, derive=training.gradients_by_autograd)
+    cache = rc.Cache(memory.budget_for(0.5, free))
+    run = steps.train(digits[0], SETTINGS, cache, derive=steps.gradients_by_autograd)
     assert run.stats.rematerializations > 0
     assert run.digest == plain.digest
 
@@ -105,16 +96,16 @@ def test_autograds_own_way_back_changes_no_bit(plain: Any, free: Any, digits: An
 @pytest.mark.parametrize("policy", ["dtr-eq", "dtr", "lru"])
 def test_no_policy_changes_a_bit(policy: str, plain: Any, free: Any, digits: Any) -> None:
     """Under other policies, too."""
-    cache = rc.Cache(training.budget_for(0.6, free), policy=policy)
-    run = training.train(digits[0], SETTINGS, cache)
+    cache = rc.Cache(memory.budget_for(0.6, free), policy=policy)
+    run = steps.train(digits[0], SETTINGS, cache)
     assert run.stats.rematerializations > 0
     assert run.digest == plain.digest
 
 
 def test_a_budget_is_kept_in_the_first_step_too(free: Any, digits: Any, plain: Any) -> None:
     """With room left for one result whose size is not known yet, the books never exceed the budget."""
-    budget = training.budget_for(0.5, free)
-    run = training.careful(digits[0], SETTINGS, budget)
+    budget = memory.budget_for(0.5, free)
+    run = memory.careful(digits[0], SETTINGS, budget)
     assert run.stats.peak <= budget
     assert run.digest == plain.digest
 
@@ -122,24 +113,24 @@ def test_a_budget_is_kept_in_the_first_step_too(free: Any, digits: Any, plain: A
 @pytest.mark.parametrize("share", [1.0, *SHARES])
 def test_memory_is_real(share: float, free: Any, digits: Any) -> None:
     """What tracemalloc sees, Python's objects included, stays within budget, overshoot and the stated allowance."""
-    cache = rc.Cache(training.budget_for(share, free))
-    most = training.traced(lambda: training.train(digits[0], replace(SETTINGS, steps=2), cache))
+    cache = rc.Cache(memory.budget_for(share, free))
+    most = memory.traced(lambda: steps.train(digits[0], replace(SETTINGS, steps=2), cache))
     assert most <= cache.budget + cache.stats().overshoot + SETTINGS.allowance
 
 
 def test_the_tape_is_forgotten(digits: Any) -> None:
     """Plain arrays go as soon as they were used: that takes less memory than autograd's own way back."""
     short = replace(SETTINGS, steps=1)
-    own = training.traced(lambda: training.train(digits[0], short))
-    theirs = training.traced(lambda: training.train(digits[0], short, derive=training.gradients_by_autograd))
+    own = memory.traced(lambda: steps.train(digits[0], short))
+    theirs = memory.traced(lambda: steps.train(digits[0], short, derive=steps.gradients_by_autograd))
     assert own < theirs
 
 
 def test_what_recomputes_without_end_is_given_up(free: Any, digits: Any) -> None:
     """Rather than to take all day, or because it does not fit at all."""
     budget = free.fixed + 5 * SETTINGS.result
-    with pytest.raises((training.Stalled, rc.BudgetError)):
-        training.patient(digits[0], SETTINGS, budget, free)
+    with pytest.raises((memory.Stalled, rc.BudgetError)):
+        memory.patient(digits[0], SETTINGS, budget, free)
 
 
 @given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
@@ -154,7 +145,7 @@ def test_a_convolution_is_what_it_says(images: int, before: int, after: int, see
             i, j = row + down - 1, column + right - 1
             if 0 <= i < 4 and 0 <= j < 5:
                 expected[:, row, column] += x[:, i, j] @ kernels[down, right]
-    np.testing.assert_allclose(training.convolve(x, kernels), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(network.convolve(x, kernels), expected, rtol=0, atol=1e-12)
 
 
 def test_derivatives() -> None:
@@ -163,10 +154,10 @@ def test_derivatives() -> None:
 
     random = np.random.default_rng(0)
     x, kernels = random.normal(size=(18, 3, 4, 2)), random.normal(size=(3, 3, 2, 3))
-    check_grads(training.convolve, modes=["rev"], order=1)(x, kernels)
-    check_grads(training.rectify, modes=["rev"], order=1)(x)
+    check_grads(network.convolve, modes=["rev"], order=1)(x, kernels)
+    check_grads(network.rectify, modes=["rev"], order=1)(x)
     wanted = np.eye(10)[random.integers(0, 10, 5)]
-    check_grads(lambda scores: training.cross_entropy(scores, wanted), modes=["rev"], order=1)(
+    check_grads(lambda scores: network.cross_entropy(scores, wanted), modes=["rev"], order=1)(
         random.normal(size=(5, 10))
     )
 
@@ -176,7 +167,7 @@ def test_adam() -> None:
     weights, gradient = np.array([1.0, 2.0, 3.0]), np.array([0.5, -4.0, 0.0])
     zeros = np.zeros(3)
     rates = (0.01 / (1 - 0.9), 1 / (1 - 0.999))
-    new, mean, square = training.adam(weights, zeros, zeros, gradient, rates)
+    new, mean, square = steps.adam(weights, zeros, zeros, gradient, rates)
     np.testing.assert_allclose(new, [0.99, 2.01, 3.0], rtol=0, atol=1e-9)
     np.testing.assert_allclose(mean, 0.1 * gradient)
     np.testing.assert_allclose(square, 0.001 * gradient**2)
@@ -186,7 +177,7 @@ def test_minibatches() -> None:
     """Each pass shows every digit once, whatever the size of a batch."""
     for batch in (3, 10, 25):
         settings = replace(SETTINGS, batch=batch, steps=20)
-        chosen = [*training.minibatches(10, settings)]
+        chosen = [*steps.minibatches(10, settings)]
         assert {len(each) for each in chosen} == {batch}
         seen = np.concatenate(chosen)
         for start in range(0, len(seen) - 9, 10):
@@ -201,11 +192,11 @@ def test_sizes(text: str, size: int) -> None:
 
 def test_shares(free: Any, digits: Any) -> None:
     """A share is one of the activations; what is no size is refused."""
-    assert training.within("0.5", digits[0], SETTINGS) == training.budget_for(0.5, free)
-    assert training.budget_for(1.0, free) == free.stats.peak
-    assert training.budget_for(0.0, free) == free.fixed
+    assert training.within("0.5", digits[0], SETTINGS) == memory.budget_for(0.5, free)
+    assert memory.budget_for(1.0, free) == free.stats.peak
+    assert memory.budget_for(0.0, free) == free.fixed
     for wrong in ("", "-1", "much", "0"):
-        with pytest.raises(ValueError, match="not a size"):
+        with pytest.raises(ValueError, match=r"not a size|at least one byte"):
             training.within(wrong, digits[0], SETTINGS)
 
 
@@ -245,8 +236,8 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_the_script_does_without_extras(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without rich the table is plain, without matplotlib the figures are printed all the same."""
-    for module in ("rich.console", "rich.table", "rich.progress", "matplotlib.figure"):
+    """Without rich there are no bars, without matplotlib no picture; the figures are printed all the same."""
+    for module in ("rich.console", "rich.progress", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
     assert training.main([*SMALL, "--table", "--budgets", "0.6", "--picture", "none.png"]) == 0
     printed = capsys.readouterr()
@@ -264,15 +255,9 @@ def test_options_that_make_no_sense_are_refused(options: list[str], capsys: pyte
     assert "error" in capsys.readouterr().err
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    one = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | one, timeout=120)
-
-
 def test_the_script_explains_itself() -> None:
     """`--help` names the options."""
-    done = run("--help")
+    done = run("training", "--help")
     assert done.returncode == 0, done.stderr
     assert {"--budget", "--table", "--largest", "--json", "--picture"} <= {*done.stdout.replace("]", " ").split()}
 
@@ -283,9 +268,9 @@ def test_the_system_enforces_it() -> None:
     settings = replace(SETTINGS, batch=256)
     options = ["--depth", str(settings.depth), "--batch", str(settings.batch), "--epochs", "1"]
     options += ["--confine", str(10_000_000 + settings.allowance + 4_000_000)]  # what malloc cannot use
-    confined = run(*options, "--budget", "10MB")
+    confined = run("training", *options, "--budget", "10MB")
     assert confined.returncode == 0, confined.stderr
     assert "recognised" in confined.stdout
-    burst = run(*options, "--plain")
+    burst = run("training", *options, "--plain")
     assert burst.returncode == 1
     assert "it does not fit" in burst.stderr
