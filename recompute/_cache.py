@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from recompute import _context
+from recompute._at_once import AtOnce
 from recompute._budget import Budget, Limits, format_bytes, parse_bytes
-from recompute._engine import Engine
 from recompute._errors import BudgetError
 from recompute._events import Listener
 from recompute._flight import ON_THE_GROUND
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recompute._traces._write import Recorder
 
 
-class Cache(Engine):
+class Cache(AtOnce):
     """Values that can be recomputed, within a memory budget.
 
     `with cache:` makes it the current cache, in which `pure` and `ap` work, for this thread or task.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from recompute._lifetimes import Lifetimes
 
 
+_INSIDE: Final = ("_at_once", "_engine", "_cache")
+
 HANDLES: Final[list[type]] = []
 """The types of outside references, which the surface enters."""
 
@@ -29,7 +31,7 @@ def elsewhere() -> bool:
     for thread, frame in sys._current_frames().items():
         inside: FrameType | None = frame
         while inside is not None and thread != get_ident():
-            if inside.f_globals.get("__name__", "") in {f"{package}._engine", f"{package}._cache"}:
+            if inside.f_globals.get("__name__", "") in {f"{package}.{each}" for each in _INSIDE}:
                 return True
             inside = inside.f_back
     return False

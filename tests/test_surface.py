@@ -110,6 +110,7 @@ LAYERS = [
     ["_lifetimes"],
     ["_results"],
     ["_engine"],
+    ["_at_once"],
     ["_cache"],
     ["_recomputable"],
     ["_arrays._call", "_arrays._operate", "_arrays._dispatch", "_arrays._array", "_arrays._wrap", "_arrays._namespace"],

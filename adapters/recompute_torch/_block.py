@@ -116,6 +116,7 @@ class budget:
     def _begin(self) -> None:
         mode = _Mode(self._tracker)
         self._modes.setdefault(get_ident(), []).append(mode)
+        self._tracker.alone = len(self._modes) == 1
         mode.__enter__()
 
     def __exit__(

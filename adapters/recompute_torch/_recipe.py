@@ -37,7 +37,7 @@ class Blank:
 class Call:
     """An operator call on tensors of the program that made new ones. As a function of memory it can be run again."""
 
-    __slots__ = ("args", "func", "kwargs", "live", "made", "result", "states")
+    __slots__ = ("args", "func", "grad", "kwargs", "live", "made", "result", "states")
 
     def __init__(
         self, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any] | None, live: Any, states: States | None
@@ -46,6 +46,7 @@ class Call:
         self.args = args  # a geometry in the place of each tensor that has memory, also inside of lists
         self.kwargs = kwargs
         self.states = states  # of the generators, if it draws from them
+        self.grad = torch.is_grad_enabled()  # some kernels make more when it is
         self.live: Any = live  # the arguments themselves and those by name, for the first run
         self.result: Any = None  # of the first run, for the program
         self.made: Storage | None = None  # by the first run, if it is one tensor on a new storage
@@ -70,7 +71,11 @@ class Call:
 
     def again(self, memories: tuple[Memory, ...], copies: dict[int, Storage]) -> list[Memory]:
         """The memory of new outputs; `copies` stand in for the memory with these numbers."""
-        with quietly(), replaying(self.states) if self.states else nullcontext():
+        with (
+            quietly(),
+            torch.autograd.grad_mode.set_grad_enabled(self.grad),
+            replaying(self.states) if self.states else nullcontext(),
+        ):
             found = [copies.get(number) or memory.storage for number, memory in enumerate(memories)]
             used: list[Storage] = []
             given = iter(found)

@@ -72,6 +72,7 @@ class Tracker:
     def __init__(self, cache: rc.Cache, history: int, everything: bool) -> None:
         self.cache: Final = cache
         self.closed = False
+        self.alone = True  # one thread is in the block: operators may run while the cache is locked
         self._history = history
         self._everything = everything
         self._funcs: list[Any] = []  # those that the rules are known of, by what identifies them as long as they live
@@ -140,10 +141,12 @@ class Tracker:
         caller = frame.f_back or frame  # a thread of autograd has no other
         operation = Operation(call, arguments, None, arguments, 0, None, caller.f_code, caller.f_lasti)
         try:
-            value = cache._apply_at_once(operation)
+            value = cache._apply_held(operation) if self.alone and template is not None else None
             if value is None:
-                cache._apply(operation)
-                value = operation.outputs[0]
+                value = cache._apply_at_once(operation)
+                if value is None:
+                    cache._apply(operation)
+                    value = operation.outputs[0]
             result, call.result = call.result, None
             storage = call.made
             if storage is not None and value is not None:

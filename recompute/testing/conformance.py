@@ -20,11 +20,11 @@ from recompute.testing._invariants import check_invariants
 from recompute.testing.array_programs import (
     DTYPES,
     LAYOUTS,
-    LINES,
     Arrays,
     difference,
     evict_some,
     geometry,
+    lines_for,
     new,
     random_program,
     serving,
@@ -226,7 +226,7 @@ def check_arrays(
     programs: int = 100,
     length: int = 12,
     dtypes: Sequence[str] = DTYPES,
-    lines: dict[str, tuple[str, ...]] = LINES,
+    lines: dict[str, tuple[str, ...]] | None = None,
     dispatch: bool = False,
     seed: int = 0,
 ) -> None:
@@ -242,12 +242,15 @@ def check_arrays(
     dtypes
         Names of dtypes in the library's namespace.
     lines
-        Parts of the language that the programs are made from, as in `array_programs.LINES`.
+        Parts of the language that the programs are made from, as in `array_programs.LINES`; None: all of that which
+        suits the library, `array_programs.lines_for` arrays that can or cannot be written to.
     dispatch
         Whether the library hands its functions over for wrapped arrays (NEP 13, NEP 18), so that programs can call them
         as they are; otherwise they call those of `recompute.namespace`.
     """
     with serving(adapter):
+        if lines is None:
+            lines = lines_for(writable=_writable(adapter))
         for dtype in dtypes:
             for layout in LAYOUTS:
                 for shape in ((2, 3), (3,), (), (0, 2)):
@@ -317,10 +320,10 @@ def _check_array(adapter: ArrayAdapter, dtype: str, shape: tuple[int, ...], layo
     if adapter.constant(x):
         assert not _overwritten(x), f"{who}: a constant was changed"
         return
-    if not _overwritten(xp.zeros(1)):  # no array of this library can be written to
-        return
     made = adapter.empty(outline)
     assert geometry(made) == geometry(copy), f"{who}: new memory is {geometry(made)}, but a copy is {geometry(copy)}"
+    if not _writable(adapter):
+        return
     assert adapter.buffer(copy) is not adapter.buffer(x), f"{who}: a copy shares memory with the original"
     if shape and 0 not in shape:
         assert _overwritten(copy), f"{who}: a copy cannot be written to"
@@ -328,6 +331,11 @@ def _check_array(adapter: ArrayAdapter, dtype: str, shape: tuple[int, ...], layo
         assert adapter.fingerprint(x) == content, f"{who}: what is written to a copy is seen in the original"
     if _overwritten(x):
         assert adapter.fingerprint(snapshot) == content, f"{who}: what is written to an array is seen in its snapshot"
+
+
+def _writable(adapter: ArrayAdapter) -> bool:
+    """Whether arrays of the library can be written to at all."""
+    return _overwritten(adapter.namespace().zeros(1))
 
 
 def _overwritten(x: Any) -> bool:
