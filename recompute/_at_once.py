@@ -66,6 +66,8 @@ class AtOnce(Engine):
                 return operation.outputs[0]
             size, owner = kind.enter(payload)
             device = "cpu" if kind.device is None else kind.device(payload)
+            if device != "cpu" and kind.timer is not None:
+                self._timers.setdefault(device, kind.timer)
             pool = self._pools.get(device) or self._pool(device)
             self.now = now = now + cost
             self._operations += 1

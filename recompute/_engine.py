@@ -261,7 +261,7 @@ class Engine(Results):
             if value is not None:
                 self._fingerprints.check_repeated(operation, value, digest)
         device = "cpu" if kind.device is None else kind.device(payload)
-        if kind.timer is not None:
+        if kind.timer is not None and device != "cpu":
             self._timers.setdefault(device, kind.timer)
         buffer = None if kind.buffer is None else kind.buffer(payload)  # last: nbytes and freeze may count references
         return payload, size, 0 if buffer is None else id(buffer), device, digest
@@ -439,7 +439,7 @@ class Engine(Results):
         size = kind.nbytes(payload)
         digest = None if self._fingerprints is None else fingerprint(payload)
         device = "cpu" if kind.device is None else kind.device(payload)
-        if kind.timer is not None:
+        if kind.timer is not None and device != "cpu":
             self._timers.setdefault(device, kind.timer)
         buffer = None if kind.buffer is None else kind.buffer(payload)
         flight = Flight()

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
@@ -93,6 +94,7 @@ class budget:
         self._modes: dict[int, list[_Mode]] = {}
         self._threads: Threads | None = None
         self._entered = 0
+        self._hooks: list[Any] = []
         self._lock = RLock()
 
     def __enter__(self) -> budget:
@@ -108,6 +110,10 @@ class budget:
                     raise RuntimeError("a budget block is entered once; make a new one: with rt.budget(...):")
                 _escapes.guard()
                 self._threads = Threads(self._begin)
+                self._hooks = [
+                    register_optimizer_step_pre_hook(lambda *_: self._tracker.stepping.add(get_ident())),
+                    register_optimizer_step_post_hook(lambda *_: self._tracker.stepping.discard(get_ident())),
+                ]
             self._entered += 1
             self._begin()
         _current.blocks = [*around, self]
@@ -133,6 +139,8 @@ class budget:
             finally:
                 if self._threads is not None:
                     self._threads.close()
+                for hook in self._hooks:
+                    hook.remove()
                 _escapes.unguard()
 
     @property

@@ -6,7 +6,7 @@ repeated run makes them again; whoever refers to it, the graph of autograd too, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any, Final
 from weakref import ref
@@ -14,6 +14,7 @@ from weakref import ref
 import torch
 
 import recompute as rc
+from recompute_torch._timing import timer
 
 Storage = torch.UntypedStorage
 
@@ -104,6 +105,10 @@ class MemoryAdapter(rc.Adapter):
         if outer is not None and value.own is not None:
             swap(outer, value.own)
             value.outer, value.own = remains, None
+
+    def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
+        """Two events around an operation on a GPU."""
+        return timer(device)
 
     def signature(self, value: Memory) -> Hashable:
         return value.nbytes

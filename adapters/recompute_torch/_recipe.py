@@ -16,6 +16,7 @@ import torch
 from recompute._arguments import Several
 from recompute_torch._memory import Memory, Storage, device_name, new_memory, storage_of
 from recompute_torch._random import States, replaying
+from recompute_torch._shortage import try_again
 
 Tensor = torch.Tensor
 
@@ -57,7 +58,10 @@ class Call:
         if live is None:
             return _given(self.again(memories, {}))
         args, kwargs = live
-        self.result = result = self.func(*args, **kwargs) if kwargs else self.func(*args)
+        try:
+            self.result = result = self.func(*args, **kwargs) if kwargs else self.func(*args)
+        except RuntimeError as error:
+            self.result = result = try_again(error, self.func, args, kwargs or {})
         if type(result) is Tensor and result.is_cpu and not result.is_nested:  # mostly it is one new tensor
             try:
                 storage = storage_of(result)
@@ -81,7 +85,12 @@ class Call:
             given = iter(found)
             args = [_filled(each, given, used) for each in self.args]
             kwargs = {name: _filled(each, given, used) for name, each in (self.kwargs or {}).items()}
-            result = self.func(*args, **kwargs)
+            try:
+                result = self.func(*args, **kwargs)
+            except RuntimeError as error:
+                if copies:  # it may have written already
+                    raise
+                result = try_again(error, self.func, args, kwargs)
             used += found
             return [*self.wrote(copies, used), *(new_memory(each) for each in storages(result) if each not in used)]
 

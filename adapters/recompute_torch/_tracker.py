@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from sys import _getframe
+from threading import get_ident
 from types import FrameType
 from typing import Any, Final
 from weakref import ref
@@ -23,8 +24,9 @@ from recompute._lifetimes import INTERRUPT
 from recompute._repair import HANDLES
 from recompute_torch._memory import Memory, Storage, device_name, storage_of
 from recompute_torch._random import States, states
-from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, new_storages, tensors
+from recompute_torch._recipe import Blank, Call, Look, Write, copy, geometry_of, new_storages, tensors
 from recompute_torch._rules import Rule, rule_of
+from recompute_torch._shortage import out_of_memory
 
 Tensor = torch.Tensor
 
@@ -72,6 +74,7 @@ class Tracker:
     def __init__(self, cache: rc.Cache, history: int, everything: bool) -> None:
         self.cache: Final = cache
         self.closed = False
+        self.stepping: set[int] = set()  # threads in which an optimizer makes a step
         self.alone = True  # one thread is in the block: operators may run while the cache is locked
         self._history = history
         self._everything = everything
@@ -141,7 +144,7 @@ class Tracker:
         caller = frame.f_back or frame  # a thread of autograd has no other
         operation = Operation(call, arguments, None, arguments, 0, None, caller.f_code, caller.f_lasti)
         try:
-            value = cache._apply_held(operation) if self.alone and template is not None else None
+            value = self._held(operation, call) if self.alone and template is not None else None
             if value is None:
                 value = cache._apply_at_once(operation)
                 if value is None:
@@ -192,6 +195,8 @@ class Tracker:
         except BaseException:
             self.own(targets)  # what there is now, no repeated run would make
             raise
+        if operation := values and outputs[0] and outputs[0].operation:  # a repeated run makes copies
+            operation.room = [(each.storage.pool.device, each.storage.size) for each in outputs if each is not None]
         for handle, old, new in zip(handles, before, outputs, strict=False):
             if blank and old.payload is not EVICTED:
                 old.payload.outer = None
@@ -255,6 +260,16 @@ class Tracker:
         finally:
             if cache._dropped or cache._events:
                 cache._settle()
+
+    def _held(self, operation: Operation, call: Call) -> Value | None:
+        live = call.live
+        try:
+            return self.cache._apply_held(operation)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            call.live = live  # once more, without the lock: then the cache can make room
+            return None
 
     def _enter_all(self, storages: list[Storage], outputs: Sequence[Value | None]) -> None:
         """What an operation made belongs to its outputs from now on; outputs without a storage are dropped."""
@@ -345,10 +360,11 @@ class Tracker:
         return True
 
     def own(self, given: Iterable[Tensor]) -> None:
-        """Make sources of what the tensors hold, on which nothing else that can still be needed depends.
+        """Make sources of what the tensors hold, which are about to be written: nothing depends on them any more.
 
-        What was made from a source that is about to be written, and is still alive, is kept for good: nobody could make
-        it again. So the steps of a training are forgotten as soon as the parameters change.
+        What was made from a source could not be made again once it is written. In a step of an optimizer, what is alive
+        of that (gradients, losses) is kept for good, and all that led to it is forgotten: so a training remembers one
+        step. Elsewhere a copy of the source is kept instead, if that is smaller.
         """
         for tensor in given:
             handle = self._handle(tensor)
@@ -357,8 +373,20 @@ class Tracker:
             value = handle._value
             if value.operation is not None:
                 self._fix(value)
-            if value.uses:
-                self._free(value)
+            if not value.uses:
+                continue
+            alive = [each for each in self._alive(value, inf) or () if each.operation is not None]
+            size = sum(each.size for each in {each.storage for each in alive})
+            if size > value.storage.size and self.cache.budget is not None and get_ident() not in self.stepping:
+                self._part(storage_of(tensor), value)
+                continue
+            try:
+                for each in alive:
+                    self._fix(each)
+            except rc.BudgetError:
+                self._part(storage_of(tensor), value)
+            self.orphans += self._kept  # with fewer that depend on them, some are not worth their memory any more
+            self._kept.clear()
 
     @contextmanager
     def staying(self, handle: Handle) -> Iterator[None]:
@@ -374,13 +402,14 @@ class Tracker:
         self.cache._bring(value, self.cache._detach)
         value.payload.keep()
 
-    def _free(self, source: Value) -> None:
-        """Make sources of all that is alive and made from `source`, without which it would be lost."""
-        for value in self._alive(source, inf) or ():
-            if value.operation is not None:
-                self._fix(value)
-        self.orphans += self._kept  # with fewer that depend on them, some are not worth their memory any more
-        self._kept.clear()
+    def _part(self, storage: Storage, source: Value) -> None:
+        """Keep a copy of a source for what is made from it; the storage becomes a source of its own."""
+        memory = source.payload
+        kept = copy(memory.storage)
+        memory.give_back()
+        memory.outer, memory.own = None, kept
+        del storage._recompute  # type: ignore[attr-defined]  # ours
+        self._source(storage)
 
     def _alive(self, source: Value, most: float) -> list[Value] | None:
         """What the program holds and what would have to be made from `source`; None: more calls than `most` to see."""
