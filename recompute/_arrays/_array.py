@@ -12,17 +12,13 @@ from typing import Any, ClassVar
 from recompute._adapter import kinds
 from recompute._array_adapter import ArrayAdapter, Outline
 from recompute._arrays._dispatch import (
-    MUTATING_METHODS,
-    ONE_ARRAY,
-    TO_PYTHON,
-    WRITERS,
     Changed,
     array_function,
     array_ufunc,
-    is_changeable,
     is_plain,
 )
-from recompute._arrays._operate import CONSTANTS, SCALARS, call, operate
+from recompute._arrays._operate import SCALARS, call, operate
+from recompute._arrays._parts import At, Flat, Method
 from recompute._budget import format_bytes
 from recompute._cache import Cache
 from recompute._graph import EVICTED, Operation, Value
@@ -189,7 +185,7 @@ class RecomputableArray(Recomputable[Any]):
 
     @real.setter
     def real(self, part: Any) -> None:
-        self._become(call(RecomputableArray, self._cache, Changed(_set_real), (self, part), {}, sys._getframe(1)))
+        self._change(_set_real, (self, part), sys._getframe(1))
 
     @property
     def imag(self) -> RecomputableArray:
@@ -197,7 +193,7 @@ class RecomputableArray(Recomputable[Any]):
 
     @imag.setter
     def imag(self, part: Any) -> None:
-        self._become(call(RecomputableArray, self._cache, Changed(_set_imag), (self, part), {}, sys._getframe(1)))
+        self._change(_set_imag, (self, part), sys._getframe(1))
 
     @property
     def flat(self) -> Flat:
@@ -207,7 +203,7 @@ class RecomputableArray(Recomputable[Any]):
     @flat.setter
     def flat(self, content: Any) -> None:
         args = (self, content)
-        self._become(call(RecomputableArray, self._cache, Changed(_set_all), args, {}, sys._getframe(1)))
+        self._change(_set_all, args, sys._getframe(1))
 
     # Indexing
 
@@ -220,12 +216,12 @@ class RecomputableArray(Recomputable[Any]):
 
     def __setitem__(self, key: Any, content: Any) -> None:
         args = (self, key, content)
-        self._become(call(RecomputableArray, self._cache, Changed(operator.setitem), args, {}, sys._getframe(1)))
+        self._change(operator.setitem, args, sys._getframe(1))
 
     def __delitem__(self, key: Any) -> None:
         """As the library has it: an error that says so."""
         args = (self, key)
-        self._become(call(RecomputableArray, self._cache, Changed(operator.delitem), args, {}, sys._getframe(1)))
+        self._change(operator.delitem, args, sys._getframe(1))
 
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
@@ -411,6 +407,10 @@ class RecomputableArray(Recomputable[Any]):
         view.outline = Outline(known.cls, order(known.shape), known.dtype, strides)
         return RecomputableArray(self._cache, view)
 
+    def _change(self, function: Callable[..., Any], args: tuple[Any, ...], caller: FrameType) -> RecomputableArray:
+        """Refer to a new version from now on: what `function` makes of a copy by changing it in place."""
+        return self._become(call(RecomputableArray, self._cache, Changed(function), args, {}, caller))
+
     def _become(self, other: Any) -> RecomputableArray:
         """Refer to another value from now on; `other` takes the old one with it."""
         self._value, other._value = other._value, self._value
@@ -428,36 +428,6 @@ def again(array: Recomputable[Any]) -> RecomputableArray:
 def _attribute(array: RecomputableArray, name: str, caller: FrameType) -> RecomputableArray:
     value = array._value
     return operate(RecomputableArray, array._cache, _getter(name), (value,), (value,), caller)  # type: ignore[no-any-return]  # so it is, mostly
-
-
-class At:
-    """`array.at[key]`, whose methods are operations on the array, the key and what else they take."""
-
-    __slots__ = ("_array", "_keys")
-
-    def __init__(self, array: RecomputableArray, *keys: Any) -> None:
-        self._array = array
-        self._keys = keys
-
-    def __getitem__(self, key: Any) -> At:
-        return At(self._array, *self._keys, key)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def method(*args: Any, **keywords: Any) -> Any:
-            array, keys = self._array, self._keys
-            return call(RecomputableArray, array._cache, _at, (array, keys, name, *args), keywords, sys._getframe(1))
-
-        return method
-
-
-def _at(array: Any, keys: tuple[Any, ...], name: str, *args: Any, **keywords: Any) -> Any:
-    place = array.at
-    for key in keys:
-        place = place[key]
-    return getattr(place, name)(*args, **keywords)
 
 
 @lru_cache
@@ -498,81 +468,5 @@ def _set_imag(array: Any, part: Any) -> None:
     array.imag = part
 
 
-class Method:
-    """A method of the wrapped array, to be called."""
-
-    __slots__ = ("_array", "_function", "_name")
-
-    def __init__(self, array: RecomputableArray, name: str, function: Callable[..., Any]) -> None:
-        self._array = array
-        self._name = name
-        self._function = function
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        array, name, caller = self._array, self._name, sys._getframe(1)
-        if name in ONE_ARRAY and not keywords and all(type(each) in CONSTANTS for each in args):
-            value = array._value
-            return operate(RecomputableArray, array._cache, self._function, (value, *args), (value,), caller)
-        if name in WRITERS or name in TO_PYTHON:
-            return getattr(array.get(), name)(*args, **keywords)
-        if name == "setflags":
-            raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
-        changes = name in MUTATING_METHODS or (name == "byteswap" and (keywords.get("inplace") or any(args)))
-        if changes and is_changeable(array._type, array.dtype):
-            changed = Changed(self._function)
-            array._become(call(RecomputableArray, array._cache, changed, (array, *args), keywords, caller))
-            return array if name == "byteswap" else None
-        function: Callable[..., Any] = self._function
-        if len(args) > 1 or keywords.get("out") is not None:  # `out` may be among the arguments without a name
-            return array_function(array, function, (array, *args), keywords, caller)
-        return call(RecomputableArray, array._cache, function, (array, *args), keywords, caller)
-
-    @property
-    def __name__(self) -> str:
-        return self._name
-
-    @property
-    def __doc__(self) -> str | None:  # type: ignore[override]  # that of the method
-        return self._function.__doc__
-
-    def __repr__(self) -> str:
-        return f"<method {self._name} of {self._array!r}>"
-
-
-class Flat:
-    """The elements of an array in C order: what `x.flat` is."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: RecomputableArray) -> None:
-        self._array = array
-
-    def __getitem__(self, key: Any) -> Any:
-        array = self._array
-        return call(RecomputableArray, array._cache, _get_flat, (array, key), {}, sys._getframe(1))
-
-    def __setitem__(self, key: Any, content: Any) -> None:
-        array = self._array
-        args = (array, key, content)
-        array._become(call(RecomputableArray, array._cache, Changed(_set_flat), args, {}, sys._getframe(1)))
-
-    def __len__(self) -> int:
-        return self._array.size
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._array.reshape(-1))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return self._array.reshape(-1).__array__(dtype, copy)
-
-
-def _get_flat(array: Any, key: Any) -> Any:
-    return array.flat[key]
-
-
 def _set_all(array: Any, content: Any) -> None:
     array.flat = content
-
-
-def _set_flat(array: Any, key: Any, content: Any) -> None:
-    array.flat[key] = content
