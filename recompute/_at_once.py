@@ -42,7 +42,8 @@ class AtOnce(Engine):
                 value.storage.last_access = now
             room = 0
             if not self._unlimited:
-                key = self._sizes.key(operation.function, [])
+                function: Any = operation.function
+                key = function.size_key()
                 for device, room in self._sizes.get(key):
                     pool = self._pools.get(device) or self._pool(device)
                     if pool.used + room > pool.limit or pool.adaptive is not None:
@@ -56,7 +57,8 @@ class AtOnce(Engine):
                 raise
             cost = clock() - start
             kind = kinds[type(payload)]
-            if kind.enter is None or (not self._unlimited and not room):
+            size, owner = (-1, None) if kind.enter is None else kind.enter(payload)
+            if size < 0 or (size > room and not self._unlimited):
                 frame = Frame(self, operation, ON_THE_GROUND)
                 frame.key = None if self._unlimited else key
                 made = list(payload) if type(payload) is Several else [payload]
@@ -64,7 +66,6 @@ class AtOnce(Engine):
                 self._executing += 1
                 self._store(frame, [self._measure(operation, n, each) for n, each in enumerate(made)], max(cost, 0.0))
                 return operation.outputs[0]
-            size, owner = kind.enter(payload)
             device = "cpu" if kind.device is None else kind.device(payload)
             if device != "cpu" and kind.timer is not None:
                 self._timers.setdefault(device, kind.timer)

@@ -1,12 +1,13 @@
-"""What reads the memory of a tensor without an operator, and so behind the back of every mode.
+"""What reads the memory of tensors without an operator, and so behind the back of every mode.
 
-While a block is open, a few methods of `torch.Tensor` are preceded by ones that see to it that there is something to
-read: in every thread, in hooks of autograd, and in code that has switched the modes off. Afterwards they are gone.
+While a block is open, a few functions of torch are preceded by ones that see to it that there is something to read: in
+every thread, in hooks of autograd, and in code that has switched the modes off. Afterwards they are gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from threading import Lock
 from typing import Any, Final
@@ -14,16 +15,27 @@ from typing import Any, Final
 import torch
 
 from recompute_torch._memory import storage_of
+from recompute_torch._recipe import tensors
 
-READS: Final = ("__repr__", "__format__", "tolist")
+READS: Final = {
+    torch.Tensor: ("__repr__", "__format__", "new_tensor", "tolist"),
+    torch: ("as_tensor", "asarray", "tensor", "tensor_split"),
+}
 """They are done with the memory when they return."""
 
-HANDS_OUT: Final = ("__dlpack__", "data_ptr", "numpy", "share_memory_", "untyped_storage")
-"""What they return refers to the memory, or writes to it: it stays from then on, and how it was made is forgotten."""
+HANDS_OUT: Final = {
+    torch.Tensor: ("__dlpack__", "data_ptr", "numpy", "share_memory_", "untyped_storage"),
+    torch: ("to_dlpack",),
+    torch.utils.dlpack: ("to_dlpack",),
+}
+"""They return what refers to the memory: it stays where it is from then on."""
+
+WRITES: Final = {torch.Tensor: ("apply_", "map2_", "map_")}
+"""They write to the memory of their first argument, and read that of the others."""
 
 _lock: Final = Lock()
 _open = 0
-_before: Final[dict[str, Any]] = {}
+_before: Final[dict[tuple[Any, str], Any]] = {}
 
 
 def guard() -> None:
@@ -32,9 +44,11 @@ def guard() -> None:
     with _lock:
         _open += 1
         if _open == 1:
-            for name in (*READS, *HANDS_OUT):
-                _before[name] = vars(torch.Tensor).get(name)
-                setattr(torch.Tensor, name, _preceded(getattr(torch.Tensor, name), name in HANDS_OUT))
+            for table, prepare in ((READS, _stay), (HANDS_OUT, _hand_out), (WRITES, _write)):
+                for owner, names in table.items():
+                    for name in names:
+                        _before[owner, name] = vars(owner).get(name)
+                        setattr(owner, name, _preceded(getattr(owner, name), prepare))
 
 
 def unguard() -> None:
@@ -43,26 +57,38 @@ def unguard() -> None:
     with _lock:
         _open -= 1
         if not _open:
-            for name, before in _before.items():
+            for (owner, name), before in _before.items():
                 if before is None:  # it is inherited
-                    delattr(torch.Tensor, name)
+                    delattr(owner, name)
                 else:
-                    setattr(torch.Tensor, name, before)
+                    setattr(owner, name, before)
 
 
-def _preceded(method: Callable[..., Any], hands_out: bool) -> Callable[..., Any]:
-    @wraps(method)
-    def guarded(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        handle = handle_of(self)
-        if handle is None:
-            return method(self, *args, **kwargs)
-        if hands_out:
-            handle.tracker.own([self])
-            return method(self, *args, **kwargs)
-        with handle.tracker.staying(handle):
-            return method(self, *args, **kwargs)
+def _preceded(function: Callable[..., Any], prepare: Callable[[Any, torch.Tensor, bool, ExitStack], None]) -> Any:
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as until:
+            for number, tensor in enumerate(tensors([*args, *kwargs.values()])):
+                handle = handle_of(tensor)
+                if handle is not None:
+                    prepare(handle, tensor, number == 0, until)
+            return function(*args, **kwargs)
 
     return guarded
+
+
+def _stay(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+    until.enter_context(handle.tracker.staying(handle))
+
+
+def _hand_out(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+    handle.tracker.hand_out(storage_of(tensor))
+
+
+def _write(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+    if first:
+        handle.tracker.own([tensor])
+    _stay(handle, tensor, first, until)
 
 
 def handle_of(tensor: torch.Tensor) -> Any:

@@ -34,13 +34,16 @@ class Memory:
     belong to `own`, and the outer storage points to them.
     """
 
-    __slots__ = ("device", "nbytes", "outer", "own")
+    __slots__ = ("device", "nbytes", "outer", "own", "tiny")
 
-    def __init__(self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None) -> None:
+    def __init__(
+        self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None, tiny: bool = False
+    ) -> None:
         self.device = device
         self.nbytes = nbytes
         self.outer = outer  # None: no tensor of the program has it
         self.own = own
+        self.tiny = tiny  # it is not worth an eviction, and code that is no operator may read it: numbers, lengths
 
     @property
     def storage(self) -> Storage:
@@ -76,7 +79,8 @@ class MemoryAdapter(rc.Adapter):
     name = "torch memory"
 
     def nbytes(self, value: Memory) -> int:
-        return value.nbytes
+        """The bytes; none for what is too small to be worth an eviction."""
+        return 0 if value.tiny else value.nbytes
 
     def buffer(self, value: Memory) -> Memory:
         """Itself: what an operation wrote in place is on the same memory as what was there before."""
@@ -90,7 +94,7 @@ class MemoryAdapter(rc.Adapter):
         return value.device
 
     def enter(self, value: Memory) -> tuple[int, Memory]:
-        return value.nbytes, value
+        return 0 if value.tiny else value.nbytes, value
 
     def evicted(self, value: Memory) -> ref[Storage] | None:
         """Takes the bytes out of the outer storage, which remains."""

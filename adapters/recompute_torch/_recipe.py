@@ -6,8 +6,8 @@ that wrote to a tensor writes to a copy of it when it is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 from weakref import ref
 
@@ -19,6 +19,9 @@ from recompute_torch._random import States, replaying
 from recompute_torch._shortage import try_again
 
 Tensor = torch.Tensor
+
+_NUMBER: Final = 16  # bytes
+_TINY: Final = 1024  # bytes
 
 Geometry = tuple[torch.dtype, int, torch.Size, tuple[int, ...], bool, bool]
 """dtype, storage offset, shape, strides, conjugated, negated. No argument of an operator is a tuple otherwise."""
@@ -38,16 +41,22 @@ class Blank:
 class Call:
     """An operator call on tensors of the program that made new ones. As a function of memory it can be run again."""
 
-    __slots__ = ("args", "func", "grad", "kwargs", "live", "made", "result", "states")
+    __slots__ = ("args", "dtype", "func", "grad", "kwargs", "live", "made", "result", "states")
 
     def __init__(
-        self, func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any] | None, live: Any, states: States | None
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None,
+        live: Any,
+        states: States | None,
     ) -> None:
         self.func = func
         self.args = args  # a geometry in the place of each tensor that has memory, also inside of lists
         self.kwargs = kwargs
         self.states = states  # of the generators, if it draws from them
         self.grad = torch.is_grad_enabled()  # some kernels make more when it is
+        self.dtype = torch.get_default_dtype()  # that of a quotient of integers
         self.live: Any = live  # the arguments themselves and those by name, for the first run
         self.result: Any = None  # of the first run, for the program
         self.made: Storage | None = None  # by the first run, if it is one tensor on a new storage
@@ -62,13 +71,15 @@ class Call:
             self.result = result = self.func(*args, **kwargs) if kwargs else self.func(*args)
         except RuntimeError as error:
             self.result = result = try_again(error, self.func, args, kwargs or {})
-        if type(result) is Tensor and result.is_cpu and not result.is_nested:  # mostly it is one new tensor
+        if (
+            type(result) is Tensor and result.is_cpu and not result.is_nested and not result.is_quantized
+        ):  # mostly it is one new tensor
             try:
                 storage = storage_of(result)
                 size = storage.nbytes()
                 if size and not hasattr(storage, "_recompute"):
                     self.made = storage
-                    return Memory("cpu", size, ref(storage), None)
+                    return Memory("cpu", size, ref(storage), None, size <= _TINY and tiny(result, size))
             except NotImplementedError:  # it has none
                 return None
         return _given(new_memories(result))
@@ -78,6 +89,7 @@ class Call:
         with (
             quietly(),
             torch.autograd.grad_mode.set_grad_enabled(self.grad),
+            _default(self.dtype),
             replaying(self.states) if self.states else nullcontext(),
         ):
             found = [copies.get(number) or memory.storage for number, memory in enumerate(memories)]
@@ -100,7 +112,8 @@ class Call:
 
     def size_key(self) -> Hashable:
         """What decides the sizes of the outputs, with the sizes of the arguments."""
-        return id(self.func), _constant(self.args), _constant(list(self.kwargs.values())) if self.kwargs else None
+        args = self.args if type(self.args) is tuple else _constant(self.args)
+        return id(self.func), args, _constant(list(self.kwargs.values())) if self.kwargs else None
 
     @property
     def __name__(self) -> str:
@@ -214,15 +227,25 @@ def tensors(result: Any) -> Iterator[Tensor]:
             yield from tensors(each)
 
 
+def ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor is nothing but geometry on a storage."""
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested and not tensor.is_quantized
+
+
 def storages(result: Any) -> list[Storage]:
     """The storages of what an operator returned that have bytes, each once."""
     found: list[Storage] = []
     for each in tensors(result):
-        if each.layout is torch.strided and not each.is_meta and not each.is_nested:
+        if ordinary(each):
             storage = storage_of(each)
             if storage not in found and storage.nbytes():
                 found.append(storage)
     return found
+
+
+def tiny(tensor: Tensor, nbytes: int) -> bool:
+    """Whether it is a number, or a few integers: lengths, indices, batch sizes."""
+    return nbytes <= _NUMBER or (nbytes <= _TINY and not tensor.is_floating_point() and not tensor.is_complex())
 
 
 def new_storages(result: Any) -> list[Storage]:
@@ -232,13 +255,27 @@ def new_storages(result: Any) -> list[Storage]:
 
 def new_memories(result: Any) -> list[Memory]:
     """Memory in each of the new storages."""
-    return [Memory(device_name(each.device), each.nbytes(), ref(each), None) for each in new_storages(result)]
+    new = new_storages(result)
+    small = {
+        id(storage_of(each)) for each in tensors(result) if ordinary(each) and tiny(each, storage_of(each).nbytes())
+    }
+    return [Memory(device_name(each.device), each.nbytes(), ref(each), None, id(each) in small) for each in new]
 
 
 def copy(storage: Storage) -> Storage:
     """The same bytes once more."""
     with quietly():
         return Storage(storage.nbytes(), device=storage.device).copy_(storage)
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    now = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(now)
 
 
 class quietly:

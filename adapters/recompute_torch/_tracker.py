@@ -24,7 +24,7 @@ from recompute._lifetimes import INTERRUPT
 from recompute._repair import HANDLES
 from recompute_torch._memory import Memory, Storage, device_name, storage_of
 from recompute_torch._random import States, states
-from recompute_torch._recipe import Blank, Call, Look, Write, copy, geometry_of, new_storages, tensors
+from recompute_torch._recipe import Blank, Call, Look, Write, copy, geometry_of, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
 from recompute_torch._shortage import out_of_memory
 
@@ -132,7 +132,7 @@ class Tracker:
                     template = None
                     break
         if template is not None:
-            call = Call(func, template, None, (args, None), None)
+            call = Call(func, tuple(template), None, (args, None), None)
             arguments = tuple(values)
         else:
             packed = self._packed(rule, args, kwargs)
@@ -174,7 +174,7 @@ class Tracker:
         hidden = [args[each] for each in rule.hidden] if rule.hidden and rule.hides(args) else []
         packed = None
         if not rule.lists and not hidden and all(self._made_here(each) for each in targets):
-            blank = rule.replaced and all(_covers(each) for each in targets)
+            blank = rule.replaced and all(_covers(each) for each in targets) and not _read(targets, args, kwargs)
             packed = self._packed(rule, args, kwargs, targets if blank else ())
         if packed is None:
             self.own([*tensors(targets), *tensors(hidden)])
@@ -299,7 +299,7 @@ class Tracker:
 
     def _argument(self, argument: Any, values: list[Value], blank: Sequence[Tensor]) -> Any:
         if isinstance(argument, Tensor):
-            if argument.layout is not torch.strided or argument.is_meta or argument.is_nested:
+            if not ordinary(argument):
                 raise NotImplementedError
             handle = self._handle(argument)
             if handle is None or any(argument is each for each in blank):
@@ -338,7 +338,7 @@ class Tracker:
             return None
         storage = storage_of(tensor)
         handle = getattr(storage, "_recompute", None)
-        if tensor.is_nested:
+        if not ordinary(tensor):
             return handle  # it may look at a tensor that belongs to the cache, but is never one itself
         if handle is None or handle._cache is not self.cache:
             return self._source(storage) if storage.nbytes() else None
@@ -465,6 +465,15 @@ class Tracker:
                 storage._recompute._value.payload.give_back()
                 del storage._recompute
 
+    def hand_out(self, storage: Storage) -> None:
+        """Somebody gets at the memory: it is no longer the cache's, unless it is needed to make others."""
+        value = storage._recompute._value  # type: ignore[attr-defined]  # ours
+        if value.operation is not None:
+            self._fix(value)
+        if not value.uses:
+            value.payload.give_back()
+            del storage._recompute  # type: ignore[attr-defined]  # ours
+
     def known(self) -> list[Storage]:
         """The storages of the program that are alive and belong to values of the cache."""
         found = [each() for each in list(self._known.values())]
@@ -497,6 +506,12 @@ class Tracker:
 
 def _nothing(value: Value) -> None:
     """What is done with a value that is only to be in memory."""
+
+
+def _read(targets: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor that is written stands among the arguments once more."""
+    found = [storage_of(each) for each in tensors([*args, *kwargs.values()]) if ordinary(each)]
+    return any(found.count(storage_of(each)) > 1 for each in targets)
 
 
 def _covers(tensor: Tensor) -> bool:
