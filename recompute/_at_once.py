@@ -15,6 +15,7 @@ from recompute._flight import ON_THE_GROUND, Frame, Running, running
 from recompute._graph import EVICTED, Operation, Storage, Value
 from recompute._pool import Pool
 from recompute._results import home_among
+from recompute._sizes import Sizes
 
 
 class AtOnce(Engine):
@@ -105,7 +106,7 @@ class AtOnce(Engine):
             return None
         if self._interrupted:
             self._recover()
-        arguments = operation.arguments
+        arguments, declared = operation.arguments, operation.declared
         payloads: list[Any] = []
         room: Pool | None = None
         reserved = 0
@@ -129,8 +130,12 @@ class AtOnce(Engine):
                     else:
                         payloads.append(part)
                 if not self._unlimited:
-                    key = self._sizes.key(operation.function, payloads)
-                    known = self._sizes.get(key)
+                    known: Sizes
+                    if declared is not None:
+                        known = ((arguments[0].storage.pool.device if arguments else "cpu", declared[0]),)
+                    else:
+                        key = self._sizes.key(operation.function, payloads)
+                        known = self._sizes.get(key)
                     if len(known) > 1:
                         for each in arguments:
                             each.storage.pool.unlock(each.storage)
@@ -183,6 +188,8 @@ class AtOnce(Engine):
                 del owner
             else:
                 _, size, buffer, device, _ = self._measure(operation, 0, payload)
+            if declared is not None:
+                size = declared[0]
             if cost < 0:
                 cost = 0.0
             with self._lock:
@@ -201,7 +208,7 @@ class AtOnce(Engine):
                         taken = ((room, reserved),) if room is not None else ()
                         room = None
                         self._make_room_now(taken, operation, [(payload, size, buffer, device, None)], [home])
-                    if size != reserved or home is not None:
+                    if declared is None and (size != reserved or home is not None):
                         self._sizes.learn(key, ((device, size),) if size and home is None else ())
                 self.now = now = self.now + cost
                 self._operations += 1

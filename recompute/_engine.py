@@ -231,6 +231,8 @@ class Engine(Results):
         if timer is not None and not frame.nested:  # the device cannot tell what else was computed meanwhile
             frame.ask = timer()
         if not operation.nout:
+            if type(result) is Several and len(result) == 1:
+                (result,) = result
             operation.nout = len(result) if type(result) is Several else 1
         if operation.nout == 1:
             made = [self._measure(operation, 0, result)]

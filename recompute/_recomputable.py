@@ -171,8 +171,9 @@ def ap(
     (docs/results/machinery.md).
     """
     caller = sys._getframe(1)
-    if kwargs or nbytes is not None or nout is not _ONE or isinstance(function, Recomputable) or not callable(function):
+    if kwargs or nout is not _ONE or isinstance(function, Recomputable) or not callable(function):
         return _apply(function, args, kwargs, nout, nbytes, caller)
+    declared = None if nbytes is None else _declared(1, nbytes)
     cache: Cache | None = None  # from here on the hot path: benchmarks/operations.py
     positional: list[Any] = []
     found: list[Value] = []
@@ -195,7 +196,7 @@ def ap(
         cache = current_cache()
     arguments = tuple(found)
     packed = arguments if len(found) == len(positional) else tuple(positional)
-    operation = Operation(function, packed, None, arguments, 1, None, caller.f_code, caller.f_lasti)
+    operation = Operation(function, packed, None, arguments, 1, declared, caller.f_code, caller.f_lasti)
     try:
         value = cache._apply_at_once(operation)
         if value is None:
@@ -259,6 +260,8 @@ def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] 
         raise ValueError(f"nout must be a whole number of outputs, at least 1, not {nout!r}")
     if nbytes is None:
         return None
+    if type(nbytes) is int and nbytes >= 0:
+        return (nbytes,) * nout
     sizes = tuple(nbytes) if isinstance(nbytes, Sequence) else (nbytes,) * nout
     if len(sizes) != nout or not all(hasattr(size, "__index__") and size >= 0 for size in sizes):
         raise ValueError(f"nbytes must be bytes, at least 0: one number, or {nout} of them, not {nbytes!r}")

@@ -54,11 +54,14 @@ def identity(function: Any) -> Hashable:
     cls: type = type(function)
     how = _how.get(cls)
     if how is None:
-        how = _how[cls] = next((name for name in ("size_key", "func", "__code__") if hasattr(cls, name)), "")
+        how = next((name for name in ("size_key", "func", "__code__") if hasattr(cls, name)), "")
+        how = _how[cls] = how or ("__wrapped__" if hasattr(function, "__wrapped__") else "")
     if how == "size_key":
         return function.size_key()  # type: ignore[no-any-return]  # it is the library's own
     if how == "func":  # functools.partial
         return identity(function.func), *map(constant, function.args), *map(constant, function.keywords.values())
+    if how == "__wrapped__":  # a function that is compiled by a library
+        return cls, identity(function.__wrapped__)
     if how == "__code__":
         cells = function.__closure__
         return (function.__code__, *map(_cell, cells)) if cells else function.__code__

@@ -28,7 +28,12 @@ CI = ROOT / ".ci" / "run"
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the documentation is not beside the tests")
 
 
-NEEDS = {"docs/jax.md": "jax"}
+NEEDS = {
+    "docs/jax.md": "jax",
+    "docs/language_model.md": "equinox",
+    "docs/long_scan.md": "jax",
+    "docs/ensemble.md": "jax",
+}
 """Pages whose examples need more than the extra `test`."""
 
 

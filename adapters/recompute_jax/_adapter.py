@@ -9,15 +9,18 @@ lies already makes another object of the same memory: that counts twice.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from hashlib import blake2b
+from os import sep
+from pathlib import Path
 from typing import Any, Final
 
 import jax
 import numpy as np
+from jax.extend import source_info_util
 
 import recompute as rc
-from recompute_jax import _compiling as _compiling  # costs are without compilation from here on
-from recompute_jax import _devices
+from recompute_jax import _compiling, _devices
 
 
 class Outline(rc.Outline):
@@ -32,7 +35,7 @@ class Outline(rc.Outline):
 
     @property
     def weak_type(self) -> bool:
-        return self.aval.weak_type  # type: ignore[no-any-return]
+        return self.aval.weak_type  # type: ignore[no-any-return]  # JAX has no types for it
 
 
 class JaxAdapter(rc.ArrayAdapter):
@@ -47,7 +50,15 @@ class JaxAdapter(rc.ArrayAdapter):
     def nbytes(self, value: Any) -> int:
         """Bytes on the device; of an array on several, those on each of them."""
         words = _words(value)
-        size: int = words.on_device_size_in_bytes()
+        try:
+            size: int = words.on_device_size_in_bytes()
+        except jax.errors.JaxRuntimeError:
+            if not value.is_deleted():
+                raise
+            raise RuntimeError(
+                f"the memory of an array ({value.dtype}{list(value.shape)}) is gone: it was deleted, or donated to a "
+                "jitted function; cache a copy, or do not donate it"
+            ) from None
         sharding = words.sharding
         return size if sharding.num_devices == 1 else size // max(1, len(sharding.addressable_devices))
 
@@ -98,6 +109,10 @@ class JaxAdapter(rc.ArrayAdapter):
         """The array itself."""
         return value
 
+    def repeated(self) -> AbstractContextManager[Any]:
+        """Out of whatever JAX traces now: a `get` in there recomputes a value."""
+        return jax.core.eval_context()
+
     def constant(self, value: Any) -> bool:
         """Never, though no array can change: what it takes is counted."""
         return False
@@ -130,6 +145,10 @@ def _words(value: Any) -> Any:
     return value._base_array if keys else value
 
 
+for each in (rc, _compiling):  # whose import keeps compilation out of costs
+    # The places that JAX names are in the code of users.
+    source_info_util.register_exclusion(f"{Path(str(each.__file__)).parent}{sep}")
+
 _has_words: Final[dict[type, bool]] = {}
 """Classes of arrays -> whether they are of keys."""
 
@@ -138,10 +157,13 @@ def _refuse(value: Any) -> None:
     if isinstance(value, jax.ref.Ref):
         raise TypeError("a mutable array (jax.ref) cannot be cached, since what is written to it cannot be recomputed")
     if isinstance(value, jax.core.Tracer):
+        origin = getattr(value, "_line_info", getattr(value, "source_info", None))  # not all have one
+        place = "" if origin is None else source_info_util.summarize(origin)
+        what = f"{value.dtype}{list(value.shape)}{place and ', made at '}{place}"
         raise TypeError(
-            f"a traced value ({value.dtype}{list(value.shape)}) cannot be cached: inside jax.jit, grad, vmap, scan and "
-            "the like there are no values yet; use recompute_jax.remat there, or recompute_jax.evaluate around all of "
-            "it, as in evaluate(jax.grad(f), x); get() a Recomputable that a traced function uses before"
+            f"a traced value ({what}) cannot be cached: inside jax.jit, grad, vmap, scan and the like there are no "
+            "values yet; use recompute_jax.remat there, or recompute_jax.evaluate around all of it, as in "
+            "evaluate(jax.grad(f), x)"
         )
 
 

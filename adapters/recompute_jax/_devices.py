@@ -1,4 +1,4 @@
-"""Pools named after devices, and what is free there.
+"""Pools named after devices, what is free there, and what to do when nothing is.
 
 Memory of the host is the pool "cpu", like that of NumPy's arrays. With several CPU devices in one process (XLA's
 `--xla_force_host_platform_device_count`) these are "cpu:0", "cpu:1", ...
@@ -6,9 +6,14 @@ Memory of the host is the pool "cpu", like that of NumPy's arrays. With several 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import jax
+
+import recompute as rc
+from recompute._flight import running
 
 _MOST: Final = 1000  # shardings that are remembered
 
@@ -84,3 +89,26 @@ def free(pool: str) -> int | None:
                 return None
             rooms.append(max(0, stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
     return min(rooms, default=None)
+
+
+OUT_OF_MEMORY: Final = (jax.errors.JaxRuntimeError, ValueError)
+"""What JAX raises then, among other things: the latter if it has run the same before, and so takes its short cut."""
+
+_ASKED: Final = re.compile(r"allocat\w* (\d+) ?bytes")
+
+
+def make_room(error: Exception, operands: Iterable[Any], nbytes: int) -> bool:
+    """Whether `error` says that the device of the operands is out of memory, and the cache could free some of its own.
+
+    As much as the device was asked for, or `nbytes` if the error does not say. The cache is that of the operation that
+    runs, or the current one.
+    """
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text and "Out of memory" not in text:
+        return False
+    frame = running.get()
+    cache: Any = rc.current_cache() if frame is None else frame.cache
+    here = next((each for each in operands if isinstance(each, jax.Array)), None)
+    pool = pools[jax.numpy.zeros(()).sharding if here is None else here.sharding]
+    asked = _ASKED.search(text)
+    return bool(cache.release_memory(max(1, nbytes, int(asked[1]) if asked else 0), pool))

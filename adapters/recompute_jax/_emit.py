@@ -196,7 +196,7 @@ def _branch(parts: list[Segment], inputs: Environment, outputs: list[Var], newes
     def never(*values: Any) -> list[Any]:
         return [zeros(var.aval) for var in outputs]
 
-    return lax.cond(holds(newest), always, never, *inputs.values())  # type: ignore[no-any-return]
+    return lax.cond(holds(newest), always, never, *inputs.values())  # type: ignore[no-any-return]  # JAX has no type for it
 
 
 def _select(parts: list[Segment], inputs: Environment, outputs: list[Var], newest: Any) -> Sequence[Any]:
@@ -217,7 +217,7 @@ def _select(parts: list[Segment], inputs: Environment, outputs: list[Var], newes
 
 
 def _barrier(parts: list[Segment], inputs: Environment, outputs: list[Var], newest: Any) -> Sequence[Any]:
-    *values, _ = lax.optimization_barrier((*inputs.values(), newest))  # type: ignore[no-untyped-call]
+    *values, _ = lax.optimization_barrier((*inputs.values(), newest))  # type: ignore[no-untyped-call]  # JAX's own
     return _plain(parts, dict(zip(inputs, values, strict=True)), outputs)
 
 

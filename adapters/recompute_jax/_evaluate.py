@@ -6,22 +6,20 @@ what it makes may be evicted and recomputed. Variables are dropped at their last
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Literal
 
 import recompute as rc
-from recompute._graph import EVICTED
-from recompute_jax._adapter import Outline, adapter
+from recompute_jax._adapter import Outline
 from recompute_jax._devices import spread
-from recompute_jax._jaxpr import effects, flatten, last_uses
-from recompute_jax._kernels import Kernel, variables
+from recompute_jax._kernels import Kernel
+from recompute_jax._passing import Signature, is_handle, specs, traced
+from recompute_jax._program import Program, Scan, prepared
 
 Handle = rc.Recomputable[Any]
 
@@ -69,113 +67,28 @@ def op_by_op(
     BudgetError if operands and results of one equation do not fit; and whatever tracing raises. The first call for a
     signature traces, and compiles each kind of equation; an operation costs some tens of microseconds (docs/jax.md).
     """
-    statics = _Statics(fn, static_argnums, static_argnames)
+    signature = Signature(fn, static_argnums, static_argnames)
     jitted = jax.jit(fn, static_argnums=static_argnums, static_argnames=static_argnames)
 
     @wraps(fn)
     def evaluated(*args: Any, **kwargs: Any) -> Any:
         with jax.core.eval_context():
-            dynamic = statics.without(args, kwargs)
-            leaves, tree = jax.tree.flatten(dynamic, is_leaf=_is_handle)
-            specs = jax.tree.unflatten(tree, [_spec(each) for each in leaves])
-            positional, named = statics.filled(args, kwargs, specs)
-            traced = jitted.trace(*positional, **named)
-            program = _prepared(traced.jaxpr, unroll_scans, measure)
-            del args, kwargs, dynamic, specs, positional, named
-            cache = next((each._cache for each in leaves if _is_handle(each)), None)
+            dynamic = signature.without(args, kwargs)
+            leaves, tree = jax.tree.flatten(dynamic, is_leaf=is_handle)
+            positional, named = signature.filled(args, kwargs, jax.tree.unflatten(tree, specs(fn, leaves, dynamic)))
+            found = traced(fn, jitted, positional, named, len(leaves))
+            program = prepared(found.jaxpr, unroll_scans, measure)
+            out_tree = found.out_tree
+            del args, kwargs, dynamic, positional, named, found
+            cache = next((each._cache for each in leaves if is_handle(each)), None)
             if cache is None or cache is rc.current_cache():
                 results = _Run().everything(program, leaves, recomputable)
             else:
                 with cache:
                     results = _Run().everything(program, leaves, recomputable)
-            return jax.tree.unflatten(traced.out_tree, results)
+            return jax.tree.unflatten(out_tree, results)
 
     return evaluated
-
-
-class Step(NamedTuple):
-    """One equation to run. Numbers are places in the list of what is alive."""
-
-    kernel: Kernel
-    operands: tuple[int, ...]
-    results: tuple[int, ...]  # -1: nobody needs it
-    dying: tuple[int, ...]
-    once: bool  # it has effects
-    scan: Scan | None
-
-
-class Scan(NamedTuple):
-    """A scan that runs step by step."""
-
-    body: Program
-    operands: tuple[int | Literal, ...]
-    consts: int
-    carries: int
-    length: int
-    reverse: bool
-
-
-class Program:
-    """A flattened jaxpr, ready to run."""
-
-    __slots__ = ("consts", "inputs", "outputs", "places", "steps")
-
-    def __init__(self, closed: ClosedJaxpr, unroll_scans: bool, measure: bool) -> None:
-        flat = flatten(closed, inline_custom=True)
-        place: dict[Var, int] = {}
-        for var in (*flat.constvars, *flat.invars):
-            place[var] = len(place)
-        dying = last_uses(flat)
-        used = {each for equation in flat.equations for each in variables(equation)}
-        used.update(each for each in flat.outvars if isinstance(each, Var))
-        for equation, dead in zip(flat.equations, dying, strict=True):
-            for var in equation.outvars:
-                if var not in dead:
-                    place[var] = len(place)
-        self.steps = [
-            _step(equation, dead, place, unroll_scans, measure)
-            for equation, dead in zip(flat.equations, dying, strict=True)
-        ]
-        self.consts = [
-            (const, place[var]) for var, const in zip(flat.constvars, flat.consts, strict=True) if var in used
-        ]
-        self.inputs = [place[var] if var in used else -1 for var in flat.invars]
-        self.outputs = [each if isinstance(each, Literal) else place[each] for each in flat.outvars]
-        self.places = len(place)
-
-
-def _step(equation: JaxprEqn, dead: tuple[Var, ...], place: dict[Var, int], unroll_scans: bool, measure: bool) -> Step:
-    params = equation.params
-    scan = None
-    if unroll_scans and equation.primitive.name == "scan" and params["length"] > 1:
-        scan = Scan(
-            Program(params["jaxpr"], unroll_scans, measure),
-            tuple([each if isinstance(each, Literal) else place[each] for each in equation.invars]),
-            params["num_consts"],
-            params["num_carry"],
-            params["length"],
-            params["reverse"],
-        )
-    return Step(
-        Kernel(equation, measure),
-        tuple([place[each] for each in variables(equation)]),
-        tuple([place.get(each, -1) for each in equation.outvars]),
-        tuple([place[each] for each in dead if each in place]),
-        bool(effects(equation)),
-        scan,
-    )
-
-
-_programs: Final[WeakKeyDictionary[ClosedJaxpr, dict[tuple[bool, bool], Program]]] = WeakKeyDictionary()
-"""By what JAX traced, which it keeps for as long as the function lives."""
-
-
-def _prepared(closed: ClosedJaxpr, unroll_scans: bool, measure: bool) -> Program:
-    ways = _programs.setdefault(closed, {})
-    program = ways.get((unroll_scans, measure))
-    if program is None:
-        program = ways[unroll_scans, measure] = Program(closed, unroll_scans, measure)
-    return program
 
 
 class _Stacked:
@@ -192,7 +105,8 @@ class _Run:
 
     def __init__(self) -> None:
         self._consts: dict[Program, list[Handle]] = {}
-        self._limited = rc.current_cache().budget is not None
+        self._limited = rc.current_cache().budget is not None  # results have declared sizes
+        self._stacks = False  # there may be some
 
     def everything(self, program: Program, leaves: list[Any], recomputable: bool) -> list[Any]:
         """From the leaves of the arguments to those of the results. `leaves` is emptied: its values die in time."""
@@ -200,9 +114,8 @@ class _Run:
         leaves.clear()
         self._consts[program] = [_source(const) for const, _ in program.consts]
         # The sizes of results are known beforehand, if they do not depend on how they are spread over devices.
-        if any(
-            spread(each._value.storage.pool.device) for each in (*inputs, *self._consts[program]) if each is not None
-        ):
+        given = [each._value.storage.pool.device for each in (*inputs, *self._consts[program]) if each is not None]
+        if any(map(spread, given)) or (program.moves and jax.device_count() > 1):
             self._limited = False
         results = self.run(program, inputs)
         for number in range(len(results)):
@@ -225,19 +138,22 @@ class _Run:
                 alive[place] = handle
         inputs.clear()
         limited = self._limited
-        for kernel, operands, results, dying, once, scan in program.steps:
-            made: Any
+        for kernel, operands, results, dying, scan in program.steps:
             if scan is not None:
-                made = self._scan(scan, alive, dying)
-            elif once:
-                made = _run_once(kernel, [_handle(alive, each) for each in operands])
-            elif len(results) == 1:
-                handles = [_handle(alive, each) for each in operands]
-                made = (rc.ap(kernel, *handles, nbytes=kernel.nbytes) if limited else rc.ap(kernel, *handles),)
-                del handles
+                made: Any = self._scan(scan, alive, dying)
             else:
-                handles = [_handle(alive, each) for each in operands]
-                made = rc.ap(kernel, *handles, nout=len(results), nbytes=kernel.nbytes if limited else None)
+                if self._stacks:
+                    for place in operands:
+                        alive[place] = _whole(alive[place])
+                handles = [alive[place] for place in operands]
+                if kernel.once:
+                    made = _run_once(kernel, handles)
+                elif len(results) != 1:
+                    made = rc.ap(kernel, *handles, nout=len(results), nbytes=kernel.nbytes if limited else None)
+                elif limited:
+                    made = (rc.ap(kernel, *handles, nbytes=kernel.nbytes[0]),)
+                else:
+                    made = (rc.ap(kernel, *handles),)
                 del handles
             for place, each in zip(results, made, strict=True):
                 if place >= 0:
@@ -249,6 +165,7 @@ class _Run:
 
     def _scan(self, scan: Scan, alive: list[Any], dying: tuple[int, ...]) -> list[Any]:
         """The carries in the end, and what the steps leave, still in pieces."""
+        self._stacks = True
         operands = [_literal(each) if isinstance(each, Literal) else alive[each] for each in scan.operands]
         consts = [_whole(each) for each in operands[: scan.consts]]
         carries = [_whole(each) for each in operands[scan.consts : scan.consts + scan.carries]]
@@ -274,78 +191,13 @@ class _Run:
         return [*carries, *left]
 
 
-class _Statics:
-    """Which arguments are static: numbers and names, each found from the other, as `jax.jit` does."""
-
-    def __init__(
-        self, fn: Callable[..., Any], numbers: int | Sequence[int] | None, names: str | Iterable[str] | None
-    ) -> None:
-        self._numbers = {numbers} if isinstance(numbers, int) else set(numbers or ())
-        self._names = {names} if isinstance(names, str) else set(names or ())
-        if (numbers is None) == (names is None):
-            return  # none, or the caller has said both
-        try:
-            parameters = list(inspect.signature(fn).parameters.values())
-        except (TypeError, ValueError):
-            return
-        for number, each in enumerate(parameters):
-            if each.kind is each.POSITIONAL_OR_KEYWORD:
-                if number in self._numbers:
-                    self._names.add(each.name)
-                elif each.name in self._names:
-                    self._numbers.add(number)
-
-    def without(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The dynamic arguments."""
-        return (
-            [each for number, each in enumerate(args) if not self._static(number, len(args))],
-            {name: each for name, each in kwargs.items() if name not in self._names},
-        )
-
-    def filled(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: tuple[list[Any], dict[str, Any]]
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """All arguments, with others in the place of the dynamic ones."""
-        rest = iter(dynamic[0])
-        positional = [each if self._static(number, len(args)) else next(rest) for number, each in enumerate(args)]
-        return positional, {**kwargs, **dynamic[1]}
-
-    def _static(self, number: int, count: int) -> bool:
-        return bool({number, number - count} & self._numbers)
-
-
-def _is_handle(leaf: Any) -> bool:
-    return isinstance(leaf, rc.Recomputable)
-
-
-def _spec(leaf: Any) -> Any:
-    """What stands for an argument when the function is traced; nothing is recomputed for it."""
-    if not _is_handle(leaf):
-        if isinstance(leaf, (jax.core.Tracer, jax.ref.Ref)):
-            adapter.check(leaf)  # raises
-        return leaf
-    value = leaf._value
-    payload, outline = value.payload, getattr(value, "outline", None)
-    if payload is EVICTED and isinstance(outline, Outline):
-        aval = outline.aval
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=outline.sharding)  # type: ignore[no-untyped-call]
-    if payload is EVICTED:
-        payload = rc.Recomputable.get(leaf)
-    if not hasattr(payload, "dtype") and not isinstance(payload, (int, float, complex)):
-        raise TypeError(
-            f"an argument is a Recomputable of a {type(payload).__name__}, not of an array; pass a tree of "
-            "Recomputables instead: recompute_jax.ap gives those"
-        )
-    return payload
-
-
 def _source(leaf: Any) -> Handle:
     """A leaf of the arguments as a handle that nobody else can let refer to something else."""
-    if not _is_handle(leaf):
+    if not is_handle(leaf):
         return rc.pure(jax.numpy.asarray(leaf))
     cache, value = leaf._cache, leaf._value
     if not isinstance(value.payload, jax.Array) and not isinstance(getattr(value, "outline", None), Outline):
-        return rc.ap(jax.numpy.asarray, leaf)  # type: ignore[no-any-return]  # NumPy's, or a number
+        return rc.ap(jax.numpy.asarray, leaf)  # type: ignore[no-any-return]  # ap gives Any; it is NumPy's, or a number
     with cache._noting, cache._lock:
         value.refs += 1
     return rc.Recomputable(cache, value)
@@ -355,17 +207,9 @@ def _literal(literal: Literal) -> Handle:
     return rc.pure(jax.numpy.asarray(literal.val))
 
 
-def _handle(alive: list[Any], place: int) -> Handle:
-    """What is at a place, as one value."""
-    each = alive[place]
-    if type(each) is _Stacked:
-        each = alive[place] = _whole(each)
-    return each  # type: ignore[no-any-return]
-
-
 def _whole(each: Any) -> Handle:
     """One value of what a scan has left in pieces."""
-    return rc.ap(_stack, *each.parts) if type(each) is _Stacked else each  # type: ignore[no-any-return]
+    return rc.ap(_stack, *each.parts) if type(each) is _Stacked else each  # type: ignore[no-any-return]  # ap gives Any
 
 
 def _stack(*parts: Any) -> Any:
@@ -374,7 +218,7 @@ def _stack(*parts: Any) -> Any:
 
 
 def _row(rows: Handle, number: int) -> Handle:
-    return rc.ap(_at, rows, number)  # type: ignore[no-any-return]
+    return rc.ap(_at, rows, number)  # type: ignore[no-any-return]  # ap gives Any
 
 
 def _at(rows: Any, number: int) -> Any:
@@ -384,5 +228,9 @@ def _at(rows: Any, number: int) -> Any:
 
 def _run_once(kernel: Kernel, operands: list[Handle]) -> list[Handle]:
     """What has effects runs now and never again: its results are sources."""
-    results = kernel.run(tuple([each.get() for each in operands]))
+    try:
+        results = kernel.run(tuple([each.get() for each in operands]))
+    except Exception as error:
+        error.add_note(f"in {kernel.__name__}, which has effects: it runs once")
+        raise
     return [rc.pure(each) for each in ([results] if len(kernel.nbytes) == 1 else results)]

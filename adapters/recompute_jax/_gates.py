@@ -30,7 +30,7 @@ def holds(value: jax.Array) -> jax.Array:
 
 
 def _bind(*values: Any) -> Any:
-    return _holds.bind(*values)  # type: ignore[no-untyped-call]
+    return _holds.bind(*values)  # type: ignore[no-untyped-call]  # JAX's own
 
 
 def can_hold(aval: Any) -> bool:
@@ -60,8 +60,8 @@ def _jvp(primals: Any, tangents: Any) -> Any:
     return _bind(*primals), ad.Zero(jax.core.ShapedArray((), jax.dtypes.float0))
 
 
-_holds.def_impl(jax.jit(_compute))  # type: ignore[no-untyped-call]
-_holds.def_abstract_eval(lambda value: jax.core.ShapedArray((), jnp.dtype(bool)))  # type: ignore[no-untyped-call]
+_holds.def_impl(jax.jit(_compute))  # type: ignore[no-untyped-call]  # JAX's own
+_holds.def_abstract_eval(lambda value: jax.core.ShapedArray((), jnp.dtype(bool)))  # type: ignore[no-untyped-call]  # JAX's own
 batching.primitive_batchers[_holds] = _batch
 ad.primitive_jvps[_holds] = _jvp
 mlir.register_lowering(_holds, mlir.lower_fun(_compute, multiple_results=False))

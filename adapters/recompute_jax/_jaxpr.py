@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.ref import AbstractRef
 
@@ -144,6 +145,12 @@ def bind_params(equation: JaxprEqn) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(params, dict):
         return (), params
     return tuple(params[0]), params[1]  # before JAX 0.8
+
+
+def struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """What stands for an array of this type when a function is traced."""
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)  # type: ignore[no-untyped-call]  # JAX's own
 
 
 def _named(atom: Atom, names: dict[Var, Atom]) -> Atom:

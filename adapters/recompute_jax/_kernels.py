@@ -7,7 +7,8 @@ the host waiting for it. Whatever is of the same kind costs the same from then o
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import lru_cache
 from itertools import count
 from math import prod
 from time import perf_counter
@@ -16,17 +17,15 @@ from weakref import WeakValueDictionary
 
 import jax
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn, Literal, Primitive, Var, find_top_trace, set_current_trace
+from jax.extend.core import JaxprEqn, Literal, Primitive, Var, jaxprs_in_params
 
 from recompute._flight import running
-from recompute_jax._adapter import adapter
-from recompute_jax._jaxpr import bind_params
+from recompute_jax._devices import OUT_OF_MEMORY, make_room
+from recompute_jax._jaxpr import bind
+from recompute_jax._surroundings import Surroundings
 
 _LONG: Final = 0.5  # seconds; what took longer, compilation included, is not run again to be timed
 _SHORT: Final = 0.002  # seconds; what took less is timed twice
-
-with jax.core.eval_context():
-    _EVAL: Final = find_top_trace(())  # type: ignore[no-untyped-call]
 
 
 class Cost:
@@ -48,34 +47,34 @@ _costs: Final[WeakValueDictionary[Hashable, Cost]] = WeakValueDictionary()
 class Kernel:
     """An equation, to be called with the arrays in the place of its variables; literals are filled in.
 
-    Runs now also while JAX traces a function, which a `get` in there may cause.
+    Runs as it first did whenever it runs again: also while JAX traces a function, which a `get` in there may cause.
     """
 
     __slots__ = (
         "__name__",
+        "_bind",
         "_cost",
-        "_ctx",
-        "_equation",
-        "_fixed",
+        "_holes",
         "_measure",
-        "_primitive",
+        "_several",
+        "_surroundings",
         "_template",
         "nbytes",
         "number",
+        "once",
     )
 
-    def __init__(self, equation: JaxprEqn, measure: bool) -> None:
+    def __init__(self, equation: JaxprEqn, measure: bool, once: bool) -> None:
         where = source_info_util.summarize(equation.source_info)
         self.__name__ = f"{equation.primitive.name} ({where})"
-        self._primitive: Any = equation.primitive
-        self._ctx = equation.ctx
+        self.once = once  # it has effects
+        self._bind = _function_of(equation)
+        self._several = len(equation.outvars) != 1
         self._measure = measure
-        self._template = [each.val if isinstance(each, Literal) else _HOLE for each in equation.invars]
-        # What binds functions to be called is made for each run: they are used up.
-        own = type(equation.primitive).get_bind_params is not Primitive.get_bind_params
-        self._fixed: Any = None if own else equation.params
-        self._equation = equation if own else None
-        self.nbytes = [_nbytes(each.aval) for each in equation.outvars]
+        self._template = [_array(each) if isinstance(each, Literal) else None for each in equation.invars]
+        self._holes = [place for place, each in enumerate(equation.invars) if isinstance(each, Var)]
+        self._surroundings = Surroundings()
+        self.nbytes = tuple([_nbytes(each.aval) for each in equation.outvars])
         self._cost = _cost_of(equation)
         self.number = next(_numbers)
 
@@ -86,42 +85,37 @@ class Kernel:
             return self.run(payloads)
         clock = frame.cache._clock
         start, nested = clock(), frame.nested
-        known = self._cost.seconds
-        if known is None:
-            results, known = self._timed(payloads)
+        seconds = self._cost.seconds
+        if seconds is None:
+            results, seconds = self._timed(payloads)
         elif self._measure:
-            _ready(payloads)
-            begin = clock()
-            results = _ready(self.run(payloads))
-            known = clock() - begin
+            results, seconds = self._wait_for(payloads, clock)
         else:
             results = self.run(payloads)
-        frame.nested = nested + (clock() - start) - known  # it costs what is known, not what it took to launch it
+        frame.nested = nested + (clock() - start) - seconds  # it costs what is known, not what it took to launch it
         return results
 
     def size_key(self) -> int:
         """By which the cache knows what it has learnt of the sizes of results."""
         return self.number
 
-    def run(self, payloads: tuple[Any, ...]) -> Any:
+    def run(self, payloads: tuple[Any, ...], wait: bool = False) -> Any:
         """The results, without a look at the time. When the device is out of memory, the cache gives back its own."""
-        values = payloads
+        values: Any = payloads
         if len(values) < len(self._template):
-            given = iter(payloads)
-            values = tuple([next(given) if each is _HOLE else each for each in self._template])
+            values = self._template.copy()
+            for place, each in zip(self._holes, payloads, strict=True):
+                values[place] = each
         while True:
             try:
-                with set_current_trace(_EVAL), self._ctx.manager:  # type: ignore[no-untyped-call]
-                    if self._equation is not None:
-                        before, params = bind_params(self._equation)
-                        results = self._primitive.bind(*before, *values, **params)
-                    else:
-                        results = self._primitive.bind(*values, **self._fixed)
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error) or not _make_room(payloads, sum(self.nbytes)):
+                results = self._surroundings.run(self._bind, values)
+                if wait:
+                    ready(results)
+            except OUT_OF_MEMORY as error:
+                if self.once or not make_room(error, payloads, sum(self.nbytes)):
                     raise
             else:
-                return results[0] if self._primitive.multiple_results and len(results) == 1 else results
+                return results if self._several or type(results) is not list else results[0]
 
     def _timed(self, payloads: tuple[Any, ...]) -> tuple[Any, float]:
         """Run it more than once, and find out what it costs: the results, seconds."""
@@ -140,23 +134,60 @@ class Kernel:
         cost.seconds = seconds
         return results, seconds
 
-    def _wait_for(self, payloads: tuple[Any, ...]) -> tuple[Any, float]:
-        _ready(payloads)
-        start = perf_counter()
-        results = _ready(self.run(payloads))
-        return results, perf_counter() - start
+    def _wait_for(self, payloads: tuple[Any, ...], clock: Callable[[], float] = perf_counter) -> tuple[Any, float]:
+        ready(payloads)
+        start = clock()
+        results = self.run(payloads, wait=True)
+        return results, clock() - start
 
 
-def _ready(arrays: Any) -> Any:
+def variables(equation: JaxprEqn) -> list[Var]:
+    """The operands that are no literals, in order: what its kernel is called with."""
+    return [each for each in equation.invars if isinstance(each, Var)]
+
+
+def _function_of(equation: JaxprEqn) -> Callable[..., Any]:
+    """What computes the equation's results from its operands.
+
+    Most primitives run as in JAX's own interpreter, which is under `jit`, each alone; to call the jitted function
+    itself takes half of the time. Equations of one kind share it, as in JAX, unless they have jaxprs in them.
+    """
+    primitive: Any = equation.primitive
+
+    def bound(*values: Any) -> Any:
+        return bind(equation, values)
+
+    bound.__name__ = bound.__qualname__ = primitive.name
+    if type(primitive).get_bind_params is not Primitive.get_bind_params:  # it calls a function
+        return jax.jit(bound)
+    if getattr(getattr(primitive.impl, "func", None), "__name__", None) != "apply_primitive":
+        return bound
+    if any(jaxprs_in_params(equation.params)):
+        return jax.jit(bound)
+    try:
+        return _shared(primitive, tuple(equation.params.items()), equation.ctx)
+    except TypeError:  # a parameter that cannot be hashed
+        return jax.jit(bound)
+
+
+@lru_cache(4096)
+def _shared(primitive: Any, params: tuple[tuple[str, Any], ...], context: Any) -> Callable[..., Any]:
+    def bound(*values: Any) -> Any:
+        with context.manager:
+            return primitive.bind(*values, **dict(params))
+
+    bound.__name__ = bound.__qualname__ = primitive.name
+    return jax.jit(bound)
+
+
+def _array(literal: Literal) -> Any:
+    """A literal as an array, so that it is not moved to the device again and again."""
+    return jax.numpy.asarray(literal.val)
+
+
+def ready(arrays: Any) -> Any:
     """The arrays, when they are computed."""
-    return jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
-
-
-class _Hole:
-    """Where a variable stands."""
-
-
-_HOLE: Final = _Hole()
+    return jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]  # JAX's
 
 
 def _cost_of(equation: JaxprEqn) -> Cost:
@@ -174,18 +205,3 @@ def _cost_of(equation: JaxprEqn) -> Cost:
 
 def _nbytes(aval: Any) -> int:
     return prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, "shape") else 0
-
-
-def _make_room(payloads: tuple[Any, ...], nbytes: int) -> bool:
-    """Whether the cache could free memory on the device."""
-    frame = running.get()
-    release = getattr(getattr(frame, "cache", None), "release_memory", None)
-    if release is None:
-        return False
-    device = adapter.device(payloads[0]) if payloads else adapter.device(jax.numpy.zeros(()))
-    return bool(release(max(1, nbytes), device))
-
-
-def variables(equation: JaxprEqn) -> list[Var]:
-    """The operands that are no literals, in order: what its kernel is called with."""
-    return [each for each in equation.invars if isinstance(each, Var)]

@@ -65,4 +65,4 @@ def _seconds(part: Segment) -> float:
 
 
 def _ready(values: Any) -> None:
-    jax.block_until_ready(values)  # type: ignore[no-untyped-call]
+    jax.block_until_ready(values)  # type: ignore[no-untyped-call]  # JAX's

@@ -1,8 +1,6 @@
 """The search for a schedule whose compiled temporaries are within a budget: plan, compile, look, plan again.
 
-XLA has the last word on memory: it fuses, orders and places buffers. So what the planner counts is checked against the
-compiled program, and the planner's budget is scaled until that fits. The compilations for looking are done without
-LLVM's optimizations, which change no buffer.
+What the planner counts is checked against the compiled program, and the planner's budget is scaled until that fits.
 """
 
 from __future__ import annotations
@@ -18,24 +16,25 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from recompute._budget import format_bytes
 from recompute._errors import BudgetError
-from recompute._plans._liveness import schedule
-from recompute._plans._problem import problem_of
-from recompute._plans._schedule import Plan, PlanError
-from recompute.planners import plan as plan_program
-from recompute_jax._emit import LENGTH, Region, emit, regions
+from recompute._plans._schedule import PlanError
+from recompute_jax._draft import Draft, Drafting
+from recompute_jax._emit import LENGTH, Region
 from recompute_jax._gates import Gate
-from recompute_jax._jaxpr import Flat, flatten
+from recompute_jax._jaxpr import flatten, struct
+from recompute_jax._looks import Looks
 from recompute_jax._report import RematPlan, Trial, describe
-from recompute_jax._scans import cut, parts_of, struct
-from recompute_jax._segments import Segment, Segments, segment
+from recompute_jax._segments import Segment, Segments
 
-_LOOKING: Final[dict[str, Any]] = {"xla_backend_optimization_level": 0}
 _NEAR: Final = 0.85  # of the budget: not worth another compilation
+_ALMOST: Final = 1.05  # times the budget: a plan for hardly less will fit
 _LITTLE: Final = 1.02  # overhead not worth another compilation
-_CLOSE: Final = 1.25  # times the budget: the plain function may fit, if scheduled for memory
+_CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
+_SLIGHT: Final = 1.005  # overhead not worth a trial of the other gate
+_QUICK: Final = 2.0  # seconds of a compilation, for that trial
+_MORE: Final = 1.02  # of the budget, for that trial: what is fused is not in memory
 _SHORT: Final = 4  # segments in a region, when more need too much memory
 _STEP: Final = 0.02  # of the budget: plans for budgets that differ by less are alike
-_LEAST: Final = 8  # plans, when looking for the least budget
+_FIRST: Final = 0.99  # of the budget, for the first plan: small values are not counted exactly
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,8 @@ class Options:
     """Bytes; None: `share`."""
     share: float | None
     gate: Gate
+    other: Gate | None
+    """Tried, too, where compiling is quick."""
     time_limit: float
     """Seconds for planning, without compiling."""
     compilations: int
@@ -73,13 +74,13 @@ class Planned:
 
 @dataclass(frozen=True)
 class _Schedule:
-    """A plan that was compiled."""
+    """A draft that was compiled."""
 
     trial: Trial
-    plan: Plan
-    sequence: list[int]
+    draft: Draft
     regions: list[Region]
     emitted: ClosedJaxpr
+    gate: Gate
 
 
 def make(closed: ClosedJaxpr, name: str, options: Options, donated: Sequence[bool]) -> Planned:
@@ -95,10 +96,8 @@ class _Making:
         self.name = name
         self.options = options
         self.closed = closed
-        flat = self.flat = flatten(closed, inline_custom=False)
-        self.constants = list(flat.consts)
-        self.donated = [False] * len(self.constants) + list(donated)
-        self.trials: list[Trial] = []
+        self.donated = donated
+        self.looks = Looks(options.platform)
         self.baseline: int | None = None
         self.planning = 0.0
 
@@ -106,44 +105,40 @@ class _Making:
         options = self.options
         if options.budget is None:
             assert options.share is not None
-            self.baseline = self._look(self._plain(), "the plain function", {}).compiled
+            self.baseline = self._look_plain("the plain function", {})
             budget = int(options.share * self.baseline)
         else:
             budget = options.budget
-        segments = segment(self.flat, self.name, options.price)
-        predicted = _peak(segments)
+        self.drafting = Drafting(
+            flatten(self.closed, inline_custom=False), self.name, options.gate, options.seed, options.price
+        )
+        segments, predicted = self.drafting.plain, self.drafting.predicted
         if self.baseline is not None and self.baseline <= budget:
             return self._as_it_is(segments, budget, predicted, self.baseline)
         if (options.compiler_options or self.baseline is None) and predicted <= _CLOSE * budget:
-            trial = self._look(self._plain(), "the plain function, as it will be scheduled", options.compiler_options)
-            if trial.compiled <= budget:
-                return self._as_it_is(segments, budget, predicted, trial.compiled)
-        flat = self.flat
-        pieces = parts_of(flat, budget)
-        if pieces:
-            flat = flatten(cut(flat, pieces), inline_custom=False)
-            self.constants[:0] = flat.consts
-            self.donated[:0] = [False] * len(flat.consts)
-            segments = segment(flat, self.name, options.price)
-        return self._search(flat, segments, budget)
+            compiled = self._look_plain("the plain function, as it will be scheduled", options.compiler_options)
+            if compiled <= budget:
+                return self._as_it_is(segments, budget, predicted, compiled)
+        return self._search(budget)
 
-    def _search(self, flat: Flat, segments: Segments, budget: int) -> Planned:
+    def _search(self, budget: int) -> Planned:
         best: _Schedule | None = None
         known = math.inf  # the overhead of the last that fitted
-        given = budget  # what the planner gets
+        given = int(_FIRST * budget)  # what the planner gets
         low, high, none = 0, 0, 0  # the most that fitted, the least that did not, the most that has no plan
         length = LENGTH
-        plan: Plan | None = None
+        draft: Draft | None = None
+        before: Draft | None = None
         for attempt in range(self.options.compilations):
             try:
-                plan = plan or self._plan(segments, given, attempt)
+                draft = before = draft or self._draft(given, attempt, before)
             except PlanError:
                 none = max(none, given)
                 if best is not None or not high or high - none < _STEP * budget:
                     break
                 given = (none + high) // 2
                 continue
-            found = self._schedule(flat, segments, plan, given, length, f"planned for {format_bytes(given)}")
+            found = self._schedule(draft, given, length, f"planned for {format_bytes(given)}")
             trial = found.trial
             if trial.compiled <= budget:
                 low = max(low, given)
@@ -153,58 +148,105 @@ class _Making:
                     break
                 known = trial.overhead
                 wish = int(given * min(1.3, 0.97 * budget / max(1, trial.compiled)))
-            elif length > _SHORT and trial.compiled > plan.peak:
-                length = _SHORT  # the same plan, with less for XLA to order
+            elif shorter := _shorter(length, found, given):
+                length = shorter  # the same plan, with less for XLA to order
                 continue
             else:
-                high = min(high or given, given)
-                wish = int(given * max(0.5, 0.97 * budget / trial.compiled))
+                given = high = min(high or given, given, draft.plan.peak)
+                margin = 0.97 if trial.compiled > _ALMOST * budget else 0.99
+                wish = int(given * max(0.5, margin * budget / trial.compiled))
             below = max(low, none)
             if high and not below < wish < high:
                 wish = (below + high) // 2
                 if wish - below < _STEP * budget:
                     break
             given = wish
-            plan = None
+            draft = None
         if best is None:
-            best = self._least(flat, segments)
+            draft = self.drafting.least(self.options.time_limit / 6)
+            best = self._schedule(draft, draft.plan.budget, 1, "the least plan")
         if best.trial.compiled > budget:
-            least = min(each.compiled for each in self.trials)
+            least = min(each.compiled for each in self.looks.trials)
             raise BudgetError(
                 f"{self.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the least "
                 f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that"
             )
-        kept, recomputed = describe(segments, best.sequence)
-        extra = sum(segments.segments[number].flops for number in best.sequence) - segments.flops
-        peak, compiled = best.plan.peak, best.trial.compiled
-        report = self._report(segments, budget, peak, compiled, kept, recomputed, extra, len(best.regions), best.plan)
-        return Planned(report, best.emitted, self.constants)
+        if self.options.other is not None:
+            best = self._through(self.options.other, best, budget)
+        return self._planned(best, budget)
 
-    def _schedule(self, flat: Flat, segments: Segments, plan: Plan, given: int, length: int, what: str) -> _Schedule:
-        sequence = [which for kind, which in plan.steps if kind == "compute"]
-        _check_once(segments, sequence)
-        steps = regions(segments, sequence, given, length)
-        emitted = self._emit(flat, segments, steps)
-        what = f"{what}, {len(steps)} regions"
-        trial = self._look(emitted, what, self.options.compiler_options, given, plan)
-        return _Schedule(trial, plan, sequence, steps, emitted)
+    def _draft(self, given: int, attempt: int, before: Draft | None) -> Draft:
+        started = perf_counter()
+        left = max(0.1, self.options.time_limit - self.planning)
+        try:
+            return self.drafting.draft(given, left if attempt + 1 == self.options.compilations else left / 2, before)
+        finally:
+            self.planning += perf_counter() - started
+
+    def _through(self, other: Gate, best: _Schedule, budget: int) -> _Schedule:
+        """The better of `best` and a plan for a little more behind the other gate, over which XLA fuses."""
+        if best.trial.overhead <= _SLIGHT or best.trial.seconds > _QUICK or best.draft.looped.texts:
+            return best
+        given = int(_MORE * budget)
+        try:
+            draft = self._draft(given, self.options.compilations - 1, best.draft)
+        except PlanError:
+            return best
+        found = self._schedule(draft, given, LENGTH, f"planned for {format_bytes(given)}, gate {other}", other)
+        return found if found.trial.compiled <= budget and found.trial.flops < best.trial.flops else best
+
+    def _schedule(self, draft: Draft, given: int, length: int, what: str, gate: Gate | None = None) -> _Schedule:
+        _check_once(draft.segments, draft.sequence)
+        steps = draft.regions(given, length)
+        gate = gate or self.options.gate
+        emitted = draft.emitted(steps, gate)
+        donated = [*[False] * len(draft.looped.flat.consts), *self.donated]
+        what = f"{what}, {len(steps)} regions" if len(steps) > 1 else what
+        predicted = draft.plan.peak
+        options = self.options.compiler_options
+        trial = self.looks.look(emitted, donated, what, options, given, predicted, draft.overhead)
+        return _Schedule(trial, draft, steps, emitted, gate)
+
+    def _look_plain(self, what: str, compiler_options: Mapping[str, Any]) -> int:
+        """Bytes of temporaries of the function as it is."""
+        closed = self.closed
+
+        def run(*sources: Any) -> list[Any]:
+            return list(jaxpr_as_fun(closed)(*sources[len(closed.consts) :]))
+
+        avals = [each.aval for each in (*closed.jaxpr.constvars, *closed.jaxpr.invars)]
+        traced = jax.make_jaxpr(run)(*map(struct, avals))
+        donated = [*[False] * len(closed.consts), *self.donated]
+        return self.looks.look(traced, donated, what, compiler_options).compiled
 
     def _as_it_is(self, segments: Segments, budget: int, predicted: int, compiled: int) -> Planned:
         kept, recomputed = describe(segments, list(range(len(segments.segments))))
-        report = self._report(segments, budget, predicted, compiled, kept, recomputed, 0.0, 0, None)
-        return Planned(report, None, ())
+        return Planned(self._report(segments, budget, predicted, compiled, kept, recomputed), None, ())
+
+    def _planned(self, best: _Schedule, budget: int) -> Planned:
+        draft, plain = best.draft, self.drafting.plain
+        segments = draft.segments
+        kept, recomputed = describe(segments, draft.sequence)
+        extra = sum(segments.segments[number].flops for number in draft.sequence) - plain.flops
+        report = self._report(
+            segments,
+            budget,
+            draft.plan.peak,
+            best.trial.compiled,
+            kept,
+            recomputed,
+            flops=plain.flops,
+            extra_flops=extra,
+            gate=best.gate if len(best.regions) > 1 else None,
+            overhead=draft.overhead,
+            loops=draft.looped.texts,
+            regions=len(best.regions),
+            plan=draft.plan,
+        )
+        return Planned(report, best.emitted, draft.looped.flat.consts)
 
     def _report(
-        self,
-        segments: Segments,
-        budget: int,
-        predicted: int,
-        compiled: int,
-        kept: Any,
-        recomputed: Any,
-        extra: float,
-        count: int,
-        plan: Plan | None,
+        self, segments: Segments, budget: int, predicted: int, compiled: int, kept: Any, recomputed: Any, **more: Any
     ) -> RematPlan:
         return RematPlan(
             name=self.name,
@@ -213,90 +255,23 @@ class _Making:
             baseline=self.baseline,
             predicted=predicted,
             compiled=compiled,
-            flops=segments.flops,
-            extra_flops=extra,
-            gate=None if plan is None else self.options.gate,
             kept=kept,
             recomputed=recomputed,
-            regions=count,
-            trials=tuple(self.trials),
+            trials=tuple(self.looks.trials),
             seconds=perf_counter() - self.started,
             program=segments.program,
-            plan=plan,
+            **{"flops": segments.flops, **more},
         )
 
-    def _plan(self, segments: Segments, given: int, attempt: int) -> Plan:
-        started = perf_counter()
-        left = max(0.2, self.options.time_limit - self.planning)
-        share = left / 2 if attempt + 1 < self.options.compilations else left
-        try:
-            return plan_program(segments.program, max(2, given), time_limit=share, seed=self.options.seed)
-        finally:
-            self.planning += perf_counter() - started
 
-    def _plain(self) -> ClosedJaxpr:
-        flat = self.flat
-        closed = self.closed
-        known = len(flat.consts)
-
-        def run(*sources: Any) -> list[Any]:
-            return list(jaxpr_as_fun(closed)(*sources[known:]))
-
-        return jax.make_jaxpr(run)(*[struct(var.aval) for var in (*flat.constvars, *flat.invars)])
-
-    def _emit(self, flat: Flat, segments: Segments, steps: list[Region]) -> ClosedJaxpr:
-        run = emit(segments, flat.outvars, steps, self.options.gate)
-        return jax.make_jaxpr(run)(*[struct(var.aval) for var in (*flat.constvars, *flat.invars)])
-
-    def _look(
-        self,
-        emitted: ClosedJaxpr,
-        what: str,
-        compiler_options: Mapping[str, Any],
-        given: int | None = None,
-        plan: Plan | None = None,
-    ) -> Trial:
-        started = perf_counter()
-        looking = {**compiler_options, **(_LOOKING if self.options.platform == "cpu" else {})}
-        donated = tuple([at for at, each in enumerate(self.donated) if each])
-        function = jax.jit(jaxpr_as_fun(emitted), donate_argnums=donated, compiler_options=looking)
-        compiled = function.lower(*map(struct, emitted.in_avals)).compile()
-        memory: Any = compiled.memory_analysis()
-        trial = Trial(
-            what,
-            given,
-            None if plan is None else plan.peak,
-            int(memory.temp_size_in_bytes),
-            1.0 if plan is None else plan.overhead,
-            perf_counter() - started,
-        )
-        self.trials.append(trial)
-        return trial
-
-    def _least(self, flat: Flat, segments: Segments) -> _Schedule:
-        """About the least budget that a plan exists for, compiled as finely as can be."""
-        low, high = problem_of(segments.program, 1).least, _peak(segments)
-        found: Plan | None = None
-        for _ in range(_LEAST):
-            middle = low if found is None and low < high else (low + high) // 2
-            try:
-                found = plan_program(segments.program, middle, rounds=1, time_limit=1.0)
-                high = middle
-            except PlanError:
-                low = middle + 1 if found is not None or low != middle else low
-                if found is None:
-                    low = (low + high) // 2
-            if high - low < 0.03 * high:
-                break
-        if found is None:
-            found = plan_program(segments.program, high, rounds=1, time_limit=1.0)
-        return self._schedule(flat, segments, found, high, 1, "the least plan")
-
-
-def _peak(segments: Segments) -> int:
-    """Bytes in use at the worst moment if each segment runs once."""
-    problem = problem_of(segments.program, 1)
-    return schedule(problem, problem.order)[1]
+def _shorter(length: int, found: _Schedule, given: int) -> int:
+    """Segments in a region, if so many need too much memory; 0: no fewer are worth another compilation."""
+    if found.draft.is_plain or found.trial.compiled <= found.draft.plan.peak:
+        return 0
+    for shorter in (_SHORT, 1) if found.trial.seconds < _QUICK else (_SHORT,):
+        if shorter < length and len(found.draft.regions(given, shorter)) > len(found.regions):
+            return shorter
+    return 0
 
 
 def _check_once(segments: Segments, sequence: Sequence[int]) -> None:

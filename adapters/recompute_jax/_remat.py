@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar
@@ -10,17 +9,20 @@ from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar
 import jax
 from jax import tree_util
 
-from recompute._budget import parse_bytes
+from recompute_jax._asked import Asked, parsed
 from recompute_jax._gates import GATES, Gate
-from recompute_jax._measure import measured
-from recompute_jax._plan import Options, Planned, make
+from recompute_jax._jaxpr import struct
+from recompute_jax._plan import Planned, make
 from recompute_jax._report import RematPlan
-from recompute_jax._scans import struct
+
+_NOT_TRACEABLE: Final = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 
 def remat(
@@ -29,7 +31,7 @@ def remat(
     *,
     gate: Gate | None = None,
     costs: Literal["estimated", "measured"] = "estimated",
-    time_limit: float = 10.0,
+    time_limit: float = 6.0,
     compilations: int = 5,
     seed: int = 0,
     static_argnums: int | Sequence[int] | None = None,
@@ -52,7 +54,7 @@ def remat(
         (`memory_analysis().temp_size_in_bytes`), or a share (0.4, "40%") of those of `jax.jit(fn)`.
     gate
         What keeps XLA from merging a recomputation with the first run: "branch", "select" or "barrier". By default
-        "branch" on CPU, where XLA removes barriers, and "barrier" elsewhere.
+        "branch" on CPU, where XLA removes barriers, or "select" if that needs fewer FLOPs, and "barrier" elsewhere.
     costs
         "estimated" from shapes (FLOPs and bytes), or "measured": each kind of segment is compiled and timed, once.
     time_limit
@@ -65,14 +67,14 @@ def remat(
     Calls raise `recompute.BudgetError`, which says what the least is, if no schedule fits; ValueError or TypeError for
     a wrong argument, at once.
     """
-    share, size = _budget(budget)
+    share, size = parsed(budget)
     if gate is not None and gate not in GATES:
         raise ValueError(f"unknown gate {gate!r}; known are {', '.join(GATES)}")
     if costs not in ("estimated", "measured"):
         raise ValueError(f"costs are 'estimated' or 'measured', not {costs!r}")
     if compilations < 1:
         raise ValueError(f"at least one schedule must be compiled, not {compilations}")
-    asked = _Asked(share, size, gate, costs, time_limit, compilations, seed, compiler_options)
+    asked = Asked(share, size, gate, costs, time_limit, compilations, seed, compiler_options)
     return Remat(
         fn,
         asked,
@@ -85,70 +87,10 @@ def remat(
     )
 
 
-def _budget(budget: Any) -> tuple[float | None, int | None]:
-    """A share, or bytes."""
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        try:
-            share = float(budget.strip()[:-1]) / 100
-        except ValueError:
-            raise ValueError(f"budget {budget!r} is not a share; write text such as '40%'") from None
-    elif isinstance(budget, float):
-        share = budget
-    else:
-        return None, parse_bytes(budget)
-    if not 0 < share < math.inf:
-        raise ValueError(f"a share of the plain function's memory is above 0, such as 0.4, not {budget!r}")
-    return share, None
-
-
-class _Asked:
-    """The options as they were given; the platform fills in the rest at the first call."""
-
-    def __init__(
-        self,
-        share: float | None,
-        size: int | None,
-        gate: Gate | None,
-        costs: str,
-        time_limit: float,
-        compilations: int,
-        seed: int,
-        compiler_options: Mapping[str, Any] | None,
-    ) -> None:
-        self.share = share
-        self.size = size
-        self.gate = gate
-        self.costs = costs
-        self.time_limit = time_limit
-        self.compilations = compilations
-        self.seed = seed
-        self.given = compiler_options
-
-    def compiler_options(self) -> dict[str, Any]:
-        if self.given is not None:
-            return dict(self.given)
-        whole = self.share is not None and self.share >= 1
-        return {} if whole or jax.default_backend() != "cpu" else dict(_MEMORY)
-
-    def options(self, inside: bool) -> Options:
-        platform = jax.default_backend()
-        return Options(
-            budget=self.size,
-            share=self.share,
-            gate=self.gate or ("branch" if platform == "cpu" else "barrier"),
-            time_limit=self.time_limit,
-            compilations=self.compilations,
-            seed=self.seed,
-            price=measured() if self.costs == "measured" else None,
-            compiler_options={} if inside else self.compiler_options(),
-            platform=platform,
-        )
-
-
 class Remat(Generic[P, R]):
     """What `remat` returns: call it like the function."""
 
-    def __init__(self, fn: Callable[P, R], asked: _Asked, jit_options: dict[str, Any]) -> None:
+    def __init__(self, fn: Callable[P, R], asked: Asked, jit_options: dict[str, Any]) -> None:
         update_wrapper(self, fn, updated=())
         self._fn = fn
         self._asked = asked
@@ -158,7 +100,7 @@ class Remat(Generic[P, R]):
         self._inside: Any = None  # part of something that JAX transforms or compiles
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._jitted(_is_inside(args, kwargs))(*args, **kwargs)  # type: ignore[no-any-return]
+        return self._jitted(_is_inside(args, kwargs))(*args, **kwargs)  # type: ignore[no-any-return]  # of `jax.jit`, which forgets it
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> RematPlan:
         """What is planned for such arguments (arrays, or `jax.ShapeDtypeStruct`); it prints as a report."""
@@ -226,7 +168,14 @@ class Remat(Generic[P, R]):
         known = self._planned.get(key)
         if known is not None:
             return known[0], leaves, known[1]
-        closed, shape = jax.make_jaxpr(run, return_shape=True)(*map(struct, avals))
+        try:
+            closed, shape = jax.make_jaxpr(run, return_shape=True)(*map(struct, avals))
+        except _NOT_TRACEABLE as error:
+            error.add_note(
+                f"recompute_jax.remat traces {_name(self._fn)} as jax.jit does, without values: use lax.cond or "
+                "jnp.where for what depends on them, or static_argnums"
+            )
+            raise
         tree = tree_util.tree_structure(shape)
         donated = _donated(args, kwargs, self._jit_options)
         flags = [each for each, traced in zip(donated, dynamic, strict=True) if traced]

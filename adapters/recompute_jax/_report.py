@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-
-import jax
 
 from recompute._budget import format_bytes
 from recompute._events import Event
 from recompute._plans._schedule import Plan
 from recompute._traces._program import Program
 from recompute_jax._segments import Segments
+from recompute_jax._text import short as short
+from recompute_jax._text import where
 
 _LINES: Final = 24
 _LASTING: Final = 0.05  # of the runs: what stays for fewer is not called kept
-_HIDDEN: Final = (str(Path(jax.__file__).parent), str(Path(__file__).parent))
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,8 @@ class Trial:
     overhead: float
     seconds: float
     """Of tracing and compiling."""
+    flops: float = 0.0
+    """By XLA's count, which takes what is in a loop once."""
 
 
 @dataclass(frozen=True)
@@ -71,25 +71,24 @@ class RematPlan:
     """Bytes of temporaries by XLA's count (`memory_analysis().temp_size_in_bytes`)."""
     flops: float
     """Of the function, by its equations."""
-    extra_flops: float
-    gate: str | None
-    """None: nothing is recomputed, the function is left as it is."""
     kept: tuple[Kept, ...]
     """Values that are made once and stay for a while, in order of creation."""
     recomputed: tuple[Kept, ...]
-    regions: int
     trials: tuple[Trial, ...]
     seconds: float
     """What tracing, planning and compiling took."""
     program: Program
     """The segments as a program; arguments and results take no memory in it."""
-    plan: Plan | None
-    """The schedule of the segments; None: they run once each, in order."""
-
-    @property
-    def overhead(self) -> float:
-        """The cost of all runs divided by the cost of each segment once."""
-        return self.plan.overhead if self.plan is not None else 1.0
+    plan: Plan | None = None
+    """The schedule of the segments; None: the function is left as it is."""
+    extra_flops: float = 0.0
+    overhead: float = 1.0
+    """The cost of all runs divided by that of the function as it is."""
+    gate: str | None = None
+    """None: outside of loops nothing is recomputed."""
+    regions: int = 0
+    loops: tuple[str, ...] = ()
+    """What becomes of scans."""
 
     def events(self) -> list[Event]:
         """For `recompute.pictures.residency`. Raises ValueError if nothing is recomputed."""
@@ -104,11 +103,18 @@ class RematPlan:
         share = "" if self.share is None else f" ({self.share:.0%} of the plain function's)"
         lines = [
             f"{self.name}: {len(self.program.calls)} segments, "
-            + (f"{self.regions} regions, gate {self.gate}" if self.gate else "left as it is"),
+            + (
+                f"{self.regions} regions, gate {self.gate}"
+                if self.gate
+                else "once each"
+                if self.plan
+                else "left as it is"
+            ),
             f"temporaries: budget {format_bytes(self.budget)}{share}, predicted {format_bytes(self.predicted)}, "
             f"compiled {format_bytes(self.compiled)}{baseline}",
             f"FLOPs: {self.flops:.4g}, and {self.extra_flops:.4g} again ({_ratio(self.extra_flops, self.flops):.1%})",
         ]
+        lines += self.loops
         for title, values in (("kept", self.kept), ("recomputed", self.recomputed)):
             total = sum(each.nbytes for each in values)
             lines.append(f"{title}: {len(values)} values, {format_bytes(total)} together")
@@ -156,20 +162,6 @@ def describe(segments: Segments, sequence: list[int]) -> tuple[tuple[Kept, ...],
             elif last.get(var, 0) - first[var] > _LASTING * len(sequence):
                 kept.append(line)
     return tuple(kept), tuple(again)
-
-
-def where(eqn: Any) -> str:
-    """The line outside of JAX that made an equation."""
-    traceback = getattr(eqn.source_info, "traceback", None)
-    for frame in traceback.frames if traceback is not None else ():
-        if not frame.file_name.startswith((*_HIDDEN, "<")):
-            return f"{Path(frame.file_name).name}:{frame.line_num} ({frame.function_name})"
-    return ""
-
-
-def short(aval: Any) -> str:
-    """A type as "float32[8,128]"."""
-    return str(aval.str_short())
 
 
 def _times(count: int) -> str:

@@ -67,7 +67,7 @@ def cut(flat: Flat, parts: Mapping[int, int]) -> ClosedJaxpr:
 def struct(aval: Any) -> jax.ShapeDtypeStruct:
     """What stands for an array of this type when a function is traced."""
     weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)  # type: ignore[no-untyped-call]  # JAX's
 
 
 class _Stack:

@@ -11,13 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from recompute._plans._liveness import schedule
+from recompute._plans._problem import problem_of
 from recompute._traces._program import Program
-from recompute_jax._costs import CHEAP, DEAR, REDUCTIONS, VIEWS, flops, nbytes, subjaxprs, weigh
-from recompute_jax._jaxpr import Flat, effects
+from recompute_jax._costs import REDUCTIONS, VIEWS, flops, nbytes, subjaxprs, weigh
+from recompute_jax._jaxpr import Flat, effects, flatten
+from recompute_jax._kinds import kind
+from recompute_jax._text import short
 
 _NEVER: Final = 1e9  # times the cost of what has effects: no plan repeats it
+_INSIDE: Final = frozenset(("scan", "while", "cond"))
+_SUMS: Final = frozenset(("add", "add_any", "sub"))
 _CHAIN: Final = 16  # fused equations that XLA computes again for each of several users
 
 
@@ -72,7 +78,7 @@ def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = No
             users.setdefault(var, []).append(number)
     wanted = [var for var in dict.fromkeys(_vars(flat.outvars)) if var in maker]
     alive = _alive(equations, maker, wanted)
-    kinds = [_kind(eqn) for eqn in equations]
+    kinds = [kind(eqn) for eqn in equations]
     kept: set[Var] = set(wanted)
     chain: dict[Var, list[int]] = {}  # fused variable -> the equations that make it from values in memory, in order
     for number, eqn in enumerate(equations):
@@ -95,15 +101,17 @@ def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = No
             chain[eqn.outvars[0]] = fused
         else:
             kept.update(eqn.outvars)
+    absorbed = _absorbed(equations, maker, users, kinds, alive, wanted)
+    kept.difference_update(equations[number].outvars[0] for number in absorbed.values())
+    ahead = set(absorbed.values())
     sources = [*flat.constvars, *flat.invars]
-    program = Program(name)
-    values = {var: program.add_source(0) for var in dict.fromkeys(sources)}
-    found = Segments(list(values), [], program, values, wanted)
-    results = set(wanted)
+    found = Segments(list(dict.fromkeys(sources)), [], Program(name), {}, wanted)
     for number, eqn in enumerate(equations):
-        if number not in alive or not kept.issuperset(eqn.outvars):
+        if number not in alive or number in ahead or not kept.issuperset(eqn.outvars):
             continue
-        numbers = sorted({each for var in _vars(eqn.invars) for each in chain.get(var, ())} | {number})
+        own = [number, absorbed[number]] if number in absorbed else [number]
+        read = [var for each in own for var in _vars(equations[each].invars)]
+        numbers = sorted({each for var in read for each in chain.get(var, ())}.union(own))
         chosen = [equations[each] for each in numbers]
         made = {var for each in chosen for var in each.outvars}
         inputs = tuple(dict.fromkeys(var for each in chosen for var in _vars(each.invars) if var not in made))
@@ -117,11 +125,69 @@ def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = No
         if once:
             part.cost *= _NEVER
         found.segments.append(part)
-        homes = [program.add_storage(0 if var in results else nbytes(var.aval)) for var in outputs]
-        arguments = [values[var] for var in inputs]
-        made_values = program.add_call(part.name, arguments, homes, part.cost)
-        values.update(zip(outputs, made_values, strict=True))
-    program.outputs = [values[var] for var in wanted]
+    _add_program(found, set(wanted) | _summands(equations, maker, users, alive, wanted))
+    return found
+
+
+def _add_program(found: Segments, housed: set[Var]) -> None:
+    """The segments as calls; what is `housed` takes no memory. O(segments)."""
+    program, values = found.program, found.values
+    values.update((var, program.add_source(0)) for var in found.sources)
+    for part in found.segments:
+        storages = [program.add_storage(0 if var in housed else nbytes(var.aval)) for var in part.outputs]
+        room = inside(part.equations[-1])
+        if room:
+            storages.append(program.add_storage(room))
+        made = program.add_call(part.name, [values[var] for var in part.inputs], storages, part.cost)
+        values.update(zip(part.outputs, made, strict=False))  # nobody uses what is inside
+    program.outputs = [values[var] for var in found.outputs]
+
+
+def _absorbed(
+    equations: Sequence[JaxprEqn],
+    maker: dict[Var, int],
+    users: dict[Var, list[int]],
+    kinds: Sequence[str],
+    alive: set[int],
+    wanted: Sequence[Var],
+) -> dict[int, int]:
+    """Results that are the transpose or the like of what nothing else reads: their equation -> the one before.
+
+    XLA makes both in one, as long as it sees them together.
+    """
+    found: dict[int, int] = {}
+    for var in wanted:
+        number = maker[var]
+        read = _vars(equations[number].invars)
+        if equations[number].primitive.name in VIEWS and len(read) == 1 and read[0] in maker:
+            before = maker[read[0]]
+            alone = len(equations[before].outvars) == 1 and sum(each in alive for each in users[read[0]]) == 1
+            if kinds[before] == "heavy" and alone and read[0] not in wanted and not effects(equations[before]):
+                found[number] = before
+    return found
+
+
+def _summands(
+    equations: Sequence[JaxprEqn],
+    maker: dict[Var, int],
+    users: dict[Var, list[int]],
+    alive: set[int],
+    wanted: Sequence[Var],
+) -> set[Var]:
+    """Values that only a sum reads which is a result, and what only these read in turn: they are in its memory."""
+    found: set[Var] = set()
+    stack = list(wanted)
+    while stack:
+        total = stack.pop()
+        eqn = equations[maker[total]]
+        if eqn.primitive.name not in _SUMS:
+            continue
+        for var in _vars(eqn.invars):
+            fits = var in maker and short(var.aval) == short(total.aval)
+            if fits and var not in wanted and sum(each in alive for each in users[var]) == 1:
+                found.add(var)
+                stack.append(var)
+                break  # there is room for one
     return found
 
 
@@ -143,21 +209,15 @@ def _alive(equations: Sequence[JaxprEqn], maker: dict[Var, int], wanted: Sequenc
     return alive
 
 
-def _kind(eqn: JaxprEqn) -> str:
-    """Either "cheap" or "dear": fused into its users; "heavy": makes values in memory."""
-    name = eqn.primitive.name
-    if effects(eqn):
-        return "heavy"
-    if name in CHEAP:
-        return "cheap"
-    if name in DEAR:
-        return "dear"
-    if name.startswith("custom_"):
-        inner = [_kind(each) for jaxpr in subjaxprs(eqn)[:1] for each in jaxpr.eqns]
-        if inner and "heavy" not in inner:
-            return "dear" if "dear" in inner else "cheap"
-    if name in ("jit", "pjit", "closed_call", "remat", "checkpoint", "remat2"):
-        inner = [_kind(each) for jaxpr in subjaxprs(eqn) for each in jaxpr.eqns]
-        if "heavy" not in inner:
-            return "dear" if "dear" in inner else "cheap"
-    return "heavy"
+def inside(eqn: JaxprEqn) -> int:
+    """Bytes in use at the worst moment inside of a loop or a conditional, about."""
+    if eqn.primitive.name not in _INSIDE:
+        return 0
+    bodies = [each if isinstance(each, ClosedJaxpr) else ClosedJaxpr(each, ()) for each in subjaxprs(eqn)]
+    return max(peak(segment(flatten(each, inline_custom=False), "body")) for each in bodies)
+
+
+def peak(segments: Segments) -> int:
+    """Bytes in use at the worst moment if each segment runs once."""
+    problem = problem_of(segments.program, 1)
+    return schedule(problem, problem.order)[1]

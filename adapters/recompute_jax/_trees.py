@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable
-from functools import wraps
+from functools import lru_cache, wraps
 from types import FrameType
 from typing import Any
 
@@ -12,16 +12,22 @@ import jax
 
 import recompute as rc
 from recompute._arguments import Several
+from recompute._flight import running
 from recompute._graph import Operation, Value, name_of
 from recompute._recomputable import common_cache
 from recompute._sizes import constant, identity
+from recompute_jax._devices import OUT_OF_MEMORY, make_room
+from recompute_jax._kernels import Cost, ready
+from recompute_jax._surroundings import Surroundings
 
 
 def ap(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`rc.ap` of a function of trees: each leaf of the result is a Recomputable of its own, in a tree of its structure.
 
     Arguments are trees whose leaves are Recomputables or anything else. All leaves of the result are made by one
-    operation; each can be evicted alone. Raises what `rc.ap` raises. Cost: as `rc.ap`, and a microsecond for each leaf.
+    operation; each can be evicted alone. When the device is out of memory (RESOURCE_EXHAUSTED), the cache gives back
+    some of its own and the function runs again. What the function costs on shapes is found out when it first runs on
+    them, twice, by waiting. Raises what `rc.ap` raises. Takes some thirty microseconds more than `rc.ap`.
     """
     return _apply(fn, args, kwargs, sys._getframe(1))
 
@@ -44,16 +50,64 @@ class _OfLeaves:
         self._fn = fn
         self._tree = tree
         self._leaves = leaves  # _HOLE where a payload goes
+        self._surroundings = Surroundings()
         self.made: Any = None
 
-    def __call__(self, *payloads: Any) -> Several:
-        given = iter(payloads)
-        args, kwargs = jax.tree.unflatten(self._tree, [next(given) if each is _HOLE else each for each in self._leaves])
-        leaves, self.made = jax.tree.flatten(self._fn(*args, **kwargs))
-        return Several(leaves or [None])  # an operation has at least one result
+    def __call__(self, *payloads: Any) -> Any:
+        """The leaves of the result. What it costs is found out in the first two runs, which wait for the device."""
+        frame = running.get()
+        if frame is None:
+            return self._run(payloads)
+        clock = frame.cache._clock
+        try:
+            cost = _cost_of((self.size_key(), tuple([_shape(each) for each in payloads])))
+        except TypeError:  # something in the tree cannot be hashed
+            return self._run(payloads)
+        if cost.seconds is None:
+            ready(payloads)
+            start, nested = clock(), frame.nested
+            results = ready(self._run(payloads))
+            seconds = clock() - start - (frame.nested - nested)  # without compilation, and without other operations
+            if cost.first is None:
+                cost.first = seconds
+            else:
+                cost.seconds = min(seconds, cost.first)
+            return results
+        start, nested = clock(), frame.nested
+        results = self._run(payloads)
+        frame.nested = nested + (clock() - start) - cost.seconds
+        return results
 
     def size_key(self) -> Hashable:
-        return identity(self._fn), self._tree, *map(constant, self._leaves)
+        known, inner = [identity(self._fn)], getattr(self._fn, "__wrapped__", None)
+        while inner is not None and len(known) < 8:  # what is jitted, differentiated, ...
+            known.append(identity(inner))
+            inner = getattr(inner, "__wrapped__", None)
+        return *known, self._tree, *map(constant, self._leaves)
+
+    def _run(self, payloads: tuple[Any, ...]) -> Any:
+        given = iter(payloads)
+        args, kwargs = jax.tree.unflatten(self._tree, [next(given) if each is _HOLE else each for each in self._leaves])
+        while True:
+            try:
+                made = self._surroundings.run(lambda: self._fn(*args, **kwargs), ())
+                break
+            except OUT_OF_MEMORY as error:
+                if not make_room(error, payloads, 0):
+                    raise
+        leaves, self.made = jax.tree.flatten(made)
+        if len(leaves) == 1:
+            return leaves[0]
+        return Several(leaves or [None])  # an operation has at least one result
+
+
+@lru_cache(4096)
+def _cost_of(kind: Hashable) -> Cost:
+    return Cost()
+
+
+def _shape(payload: Any) -> Hashable:
+    return getattr(payload, "shape", None), getattr(payload, "dtype", type(payload))
 
 
 class _Hole:

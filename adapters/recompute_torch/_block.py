@@ -90,7 +90,7 @@ class budget:
     ) -> None:
         named = {} if policy is None else {"policy": policy}
         self.cache: Final = rc.Cache(_bytes(budget), search=search, trace=trace, verify=verify, **named)
-        self._tracker = Tracker(self.cache, history, everything=not only_checkpointed)
+        self._tracker = Tracker(self.cache, history, everything=not only_checkpointed, watching=_Mode)
         self._modes: dict[int, list[_Mode]] = {}
         self._threads: Threads | None = None
         self._entered = 0

@@ -24,11 +24,17 @@ READS: Final = {
 """They are done with the memory when they return."""
 
 HANDS_OUT: Final = {
-    torch.Tensor: ("__dlpack__", "data_ptr", "numpy", "share_memory_", "untyped_storage"),
+    torch.Tensor: ("__dlpack__", "data_ptr", "numpy", "untyped_storage"),
     torch: ("to_dlpack",),
     torch.utils.dlpack: ("to_dlpack",),
 }
 """They return what refers to the memory: it stays where it is from then on."""
+
+MOVES: Final = {
+    torch.Tensor: ("share_memory_",),
+    torch.UntypedStorage: ("_share_fd_cpu_", "_share_filename_cpu_"),
+}
+"""They give a storage other memory, with the same content, by operators that nobody should see."""
 
 WRITES: Final = {torch.Tensor: ("apply_", "map2_", "map_")}
 """They write to the memory of their first argument, and read that of the others."""
@@ -44,7 +50,7 @@ def guard() -> None:
     with _lock:
         _open += 1
         if _open == 1:
-            for table, prepare in ((READS, _stay), (HANDS_OUT, _hand_out), (WRITES, _write)):
+            for table, prepare in ((READS, _stay), (HANDS_OUT, _hand_out), (MOVES, _move), (WRITES, _write)):
                 for owner, names in table.items():
                     for name in names:
                         _before[owner, name] = vars(owner).get(name)
@@ -72,6 +78,8 @@ def _preceded(function: Callable[..., Any], prepare: Callable[[Any, torch.Tensor
                 handle = handle_of(tensor)
                 if handle is not None:
                     prepare(handle, tensor, number == 0, until)
+            if prepare is _move:
+                until.enter_context(torch._C._DisableTorchDispatch())
             return function(*args, **kwargs)
 
     return guarded
@@ -82,6 +90,10 @@ def _stay(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> N
 
 
 def _hand_out(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+    handle.tracker.hand_out(storage_of(tensor))
+
+
+def _move(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
     handle.tracker.hand_out(storage_of(tensor))
 
 

@@ -1,7 +1,7 @@
 """The memory of a storage as the cache sees it: what is evicted is swapped out of the storage, and back in.
 
-Tensors stay the ordinary ones that they are. A `torch.UntypedStorage` whose memory is gone has no bytes until a
-repeated run makes them again; whoever refers to it, the graph of autograd too, sees them come back.
+Tensors stay the ordinary ones that they are. A `torch.UntypedStorage` whose memory is gone has a size and no bytes
+until a repeated run makes them again; whoever refers to it, the graph of autograd too, sees them come back.
 """
 
 from __future__ import annotations
@@ -25,6 +25,21 @@ storage_of: Final = torch._C.TensorBase.untyped_storage
 def swap(one: Any, other: Any) -> None:
     """Exchange the bytes of two storages; whoever refers to them sees the others."""
     one._swap_data_ptr_(other)
+
+
+class _Gone(torch.Tensor):
+    """A tensor without memory, whose storage says how large it is and raises an error if somebody wants to write."""
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    __torch_dispatch__: Any = None  # nobody calls an operator on it, but torch wants to know that it has one
+
+
+def gone(nbytes: int, device: torch.device) -> Storage:
+    """What takes the place of bytes that are evicted: views can be made of it, but there is nothing to read."""
+    tensor = torch.Tensor._make_wrapper_subclass(_Gone, (nbytes,), dtype=torch.uint8, device=device)
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    return storage_of(tensor)
 
 
 class Memory:
@@ -100,7 +115,7 @@ class MemoryAdapter(rc.Adapter):
         """Takes the bytes out of the outer storage, which remains."""
         outer = None if value.outer is None else value.outer()
         if outer is not None:
-            swap(outer, Storage(0, device=outer.device))
+            swap(outer, gone(value.nbytes, outer.device))
         return value.outer
 
     def restored(self, remains: ref[Storage], value: Memory) -> None:

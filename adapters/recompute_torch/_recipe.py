@@ -151,7 +151,7 @@ class Write(Call):
 
     def wrote(self, copies: dict[int, Storage], used: list[Storage]) -> list[Memory]:
         if self.blank:  # blanks come first among what was used, in their order
-            return [new_memory(each) for each in used[: len(self.targets)]]
+            return [new_memory(each) for each in used if each.nbytes()][: len(self.targets)]
         return [new_memory(each) for each in dict.fromkeys(copies[number] for number in self.written)]
 
 
@@ -229,7 +229,13 @@ def tensors(result: Any) -> Iterator[Tensor]:
 
 def ordinary(tensor: Tensor) -> bool:
     """Whether a tensor is nothing but geometry on a storage."""
-    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested and not tensor.is_quantized
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not tensor._is_zerotensor()
+    )
 
 
 def storages(result: Any) -> list[Storage]:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-What = Literal["makes", "writes", "views", "reshapes", "other"]
+What = Literal["makes", "writes", "views", "reshapes", "composes", "other"]
 
 HIDDEN: Final = {
     "aten::native_batch_norm": (3, 4),
@@ -53,6 +53,10 @@ def rule_of(func: Any) -> Rule:
         return Rule("other", str(func))
     name = schema.name
     seeded = torch.Tag.nondeterministic_seeded in func.tags
+    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return Rule("composes", name)  # it arrives here as a whole only in inference mode
+    if name == "aten::_efficientzerotensor":  # it has a size, and no memory
+        return Rule("views", name)
     if torch.Tag.inplace_view in func.tags:
         return Rule("reshapes", name)
     hidden = HIDDEN.get(name, ())

@@ -8,7 +8,7 @@ outside: parameters, inputs, and what an operator has written over a source.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from sys import _getframe
 from threading import get_ident
@@ -71,11 +71,18 @@ HANDLES.append(Handle)
 class Tracker:
     """The storages of the program that a cache knows, and the calls on them."""
 
-    def __init__(self, cache: rc.Cache, history: int, everything: bool) -> None:
+    def __init__(
+        self,
+        cache: rc.Cache,
+        history: int,
+        everything: bool,
+        watching: Callable[[Tracker], AbstractContextManager[Any]],
+    ) -> None:
         self.cache: Final = cache
         self.closed = False
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
         self.alone = True  # one thread is in the block: operators may run while the cache is locked
+        self.watching: Final = watching  # makes the mode that brings calls here
         self._history = history
         self._everything = everything
         self._funcs: list[Any] = []  # those that the rules are known of, by what identifies them as long as they live
@@ -211,10 +218,7 @@ class Tracker:
         return result
 
     def _views(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The outputs share the storage of an argument: nothing to record, but the storage must have its bytes."""
-        for each in args:
-            if isinstance(each, Tensor) and each.layout is torch.strided:
-                self.bring(storage_of(each))
+        """The outputs share the storage of an argument, whether its bytes are there or not: nothing to record."""
         return func(*args, **kwargs)
 
     def _reshapes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -230,6 +234,11 @@ class Tracker:
             self.forget([args[0]])
         return func(*args, **kwargs)
 
+    def _composes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+        """It calls other operators, which are our business."""
+        with self.watching(self):
+            return func.decompose(*args, **kwargs)
+
     def _other(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """It makes nothing that could be made again: it runs while its arguments stay."""
         values: list[Value] = []
@@ -241,6 +250,10 @@ class Tracker:
         for done in self._run(look, values, _getframe(1)):
             if done is not None:
                 self.cache._drop(done)
+        if any(not ordinary(each) for each in tensors(look.result)):  # a sparse tensor keeps what it was made of
+            for each in tensors([*args, *kwargs.values()]):
+                if ordinary(each) and hasattr(storage_of(each), "_recompute"):
+                    self.hand_out(storage_of(each))
         return look.result
 
     # Operations
@@ -334,7 +347,7 @@ class Tracker:
 
     def _handle(self, tensor: Tensor) -> Any:
         """What refers to the value of a tensor, which becomes a source if it is new; None: it has no bytes."""
-        if tensor.layout is not torch.strided or tensor.is_meta:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor._is_zerotensor():
             return None
         storage = storage_of(tensor)
         handle = getattr(storage, "_recompute", None)

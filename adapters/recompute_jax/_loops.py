@@ -1,0 +1,60 @@
+"""The loops of a function within the budget: how much of it they get, and the function rewritten for that.
+
+The rest of the function competes for the same bytes, so a few shares are tried: all that the rest leaves if nothing
+of it is recomputed, and less, for which the rest has to recompute less. The planner says which is cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recompute_jax._jaxpr import Flat, flatten
+from recompute_jax._loop_emit import rewrite
+from recompute_jax._loop_groups import Group, groups_of
+from recompute_jax._loop_shape import Shape, shape
+
+_NOTICED = 0.05  # of the budget: groups that stack less are left as they are
+_SHARES = (0.6, 0.3)
+
+
+@dataclass(frozen=True)
+class Looped:
+    """The function with its loops in some shape."""
+
+    flat: Flat
+    shapes: tuple[Shape, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What becomes of each group that is changed."""
+        return tuple([f"scans over {each.group.length:,} steps: {each}" for each in self.shapes if not each.is_plain])
+
+
+class Loops:
+    """The groups of scans that matter."""
+
+    def __init__(self, flat: Flat, budget: int) -> None:
+        self.flat = flat
+        sizes = [(group, group.length * group.modes[0].stacked) for group in groups_of(flat)]
+        self.groups: list[Group] = [group for group, size in sizes if len(group.modes) > 1 and size > _NOTICED * budget]
+        self.size = sum(size for group, size in sizes if group in self.groups)
+        """Bytes of all their stacks."""
+
+    def rooms(self, given: int, predicted: int) -> list[int]:
+        """Bytes that the loops might get of `given`, if the function needs `predicted` as it is."""
+        rest = max(0, predicted - self.size)
+        shares = _SHARES if self.groups and rest > _NOTICED * given else ()
+        return [given - rest, *(int(share * given) for share in shares)]
+
+    def within(self, room: int) -> Looped:
+        """The function with loops that take about so many bytes, or as few as they can."""
+        shapes = tuple([shape(group, self._share(group, room)) for group in self.groups])
+        return Looped(self._flat(shapes), shapes)
+
+    def _share(self, group: Group, room: int) -> int:
+        return max(0, room * group.length * group.modes[0].stacked // max(1, self.size))
+
+    def _flat(self, shapes: Sequence[Shape]) -> Flat:
+        changed = [(each.group, each.parts) for each in shapes if not each.is_plain]
+        return flatten(rewrite(self.flat, changed), inline_custom=False) if changed else self.flat

@@ -1,0 +1,141 @@
+"""What callers pass to a function that is evaluated: static or not, traced as what, and refused with its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from os import sep
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, Final
+
+import jax
+from jax import tree_util
+from jax.extend import source_info_util
+
+import recompute as rc
+from recompute._graph import EVICTED
+from recompute_jax._adapter import Outline, adapter
+
+_OTHERS: Final = tuple([f"{Path(file).parent}{sep}" for file in (jax.__file__, str(rc.__file__), __file__)])
+"""Where the code lies that is not the caller's."""
+
+_CURE: Final = (
+    "as under jax.jit there are no values yet; use jnp.where, jax.lax.cond or while_loop instead of if and while, "
+    "sizes that do not depend on values, jax.pure_callback for NumPy, and static_argnums of recompute_jax.op_by_op"
+)
+
+
+class Signature:
+    """Which arguments are static: numbers and names, each found from the other, as `jax.jit` does."""
+
+    def __init__(
+        self, fn: Callable[..., Any], numbers: int | Sequence[int] | None, names: str | Iterable[str] | None
+    ) -> None:
+        self._numbers = {numbers} if isinstance(numbers, int) else set(numbers or ())
+        self._names = {names} if isinstance(names, str) else set(names or ())
+        if (numbers is None) == (names is None):
+            return  # none, or the caller has said both
+        try:
+            parameters = list(inspect.signature(fn).parameters.values())
+        except (TypeError, ValueError):
+            return
+        for number, each in enumerate(parameters):
+            if each.kind is each.POSITIONAL_OR_KEYWORD:
+                if number in self._numbers:
+                    self._names.add(each.name)
+                elif each.name in self._names:
+                    self._numbers.add(number)
+
+    def without(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The dynamic arguments."""
+        return (
+            [each for number, each in enumerate(args) if not self._static(number, len(args))],
+            {name: each for name, each in kwargs.items() if name not in self._names},
+        )
+
+    def filled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: tuple[list[Any], dict[str, Any]]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """All arguments, with others in the place of the dynamic ones."""
+        rest = iter(dynamic[0])
+        positional = [each if self._static(number, len(args)) else next(rest) for number, each in enumerate(args)]
+        return positional, {**kwargs, **dynamic[1]}
+
+    def _static(self, number: int, count: int) -> bool:
+        return bool({number, number - count} & self._numbers)
+
+
+def is_handle(leaf: Any) -> bool:
+    """Whether a leaf of the arguments is a Recomputable."""
+    return isinstance(leaf, rc.Recomputable)
+
+
+def spec(leaf: Any) -> Any:
+    """What stands for an argument when the function is traced; nothing is recomputed for it."""
+    if not is_handle(leaf):
+        if isinstance(leaf, (jax.core.Tracer, jax.ref.Ref)):
+            adapter.check(leaf)  # raises
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise TypeError("it is a ShapeDtypeStruct, which has no content; pass an array")
+        return leaf
+    value = leaf._value
+    payload, outline = value.payload, getattr(value, "outline", None)
+    if payload is EVICTED and isinstance(outline, Outline):
+        aval = outline.aval
+        return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]  # JAX's
+            aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=outline.sharding
+        )
+    if payload is EVICTED:
+        payload = rc.Recomputable.get(leaf)
+    if not hasattr(payload, "dtype") and not isinstance(payload, (int, float, complex)):
+        raise TypeError(
+            f"it is a Recomputable of a {type(payload).__name__}, not of an array; pass a tree of Recomputables "
+            "instead: recompute_jax.ap gives those"
+        )
+    return payload
+
+
+def named(fn: Callable[..., Any]) -> str:
+    """A function and where it was written."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def specs(fn: Callable[..., Any], leaves: Sequence[Any], arguments: Any) -> list[Any]:
+    """`spec` of each leaf; an error names the argument, `arguments` being the tree of the leaves."""
+    found: list[Any] = []
+    for leaf in leaves:
+        try:
+            found.append(spec(leaf))
+        except TypeError as error:
+            path, _ = tree_util.tree_flatten_with_path(arguments, is_leaf=is_handle)[0][len(found)]
+            which = ("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:])
+            raise TypeError(f"{which} of {named(fn)}: {error}") from None
+    return found
+
+
+def traced(fn: Callable[..., Any], jitted: Any, args: Sequence[Any], kwargs: dict[str, Any], count: int) -> Any:
+    """`jitted.trace`, with a note on what it raises. `count`: leaves of the arguments.
+
+    Raises TypeError if the function uses a traced value that it was not given.
+    """
+    try:
+        found = jitted.trace(*args, **kwargs)
+    except Exception as error:
+        frames = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+        own = [(code, line) for code, line in frames if not code.co_filename.startswith((*_OTHERS, "<frozen"))]
+        where = "".join(f"at {code.co_filename}:{line} ({code.co_name}), " for code, line in own[-1:])
+        cure = f": {_CURE}" if type(error).__module__.startswith("jax") else ""
+        error.add_note(f"{where}while recompute_jax traced {named(fn)}{cure}")
+        raise
+    strange = found.jaxpr.jaxpr.invars[count:]
+    for each in strange:
+        used = next(equation for equation in found.jaxpr.eqns if each in equation.invars)
+        raise TypeError(
+            f"{named(fn)} uses a traced value ({each.aval.str_short()}) that it was not given, in "
+            f"{used.primitive.name} ({source_info_util.summarize(used.source_info)}): there is no value to evaluate "
+            "with; pass it as an argument, and evaluate around jax.jit, grad, vmap, scan and the like, not in them"
+        )
+    return found

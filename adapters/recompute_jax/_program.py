@@ -1,0 +1,106 @@
+"""A traced function prepared to run equation by equation: once for each signature, with the places of its variables."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+from recompute_jax._jaxpr import effects, flatten, last_uses
+from recompute_jax._kernels import Kernel, variables
+
+
+class Step(NamedTuple):
+    """One equation to run. Numbers are places in the list of what is alive."""
+
+    kernel: Kernel
+    operands: tuple[int, ...]
+    results: tuple[int, ...]  # -1: nobody needs it
+    dying: tuple[int, ...]
+    scan: Scan | None
+
+
+class Scan(NamedTuple):
+    """A scan that runs step by step."""
+
+    body: Program
+    operands: tuple[int | Literal, ...]
+    consts: int
+    carries: int
+    length: int
+    reverse: bool
+
+
+class Program:
+    """A flattened jaxpr, ready to run."""
+
+    __slots__ = ("consts", "inputs", "moves", "outputs", "places", "steps")
+
+    def __init__(self, closed: ClosedJaxpr, unroll_scans: bool, measure: bool) -> None:
+        flat = flatten(closed, inline_custom=True)
+        place: dict[Var, int] = {}
+        for var in (*flat.constvars, *flat.invars):
+            place[var] = len(place)
+        dying = last_uses(flat)
+        used = {each for equation in flat.equations for each in variables(equation)}
+        used.update(each for each in flat.outvars if isinstance(each, Var))
+        for equation, dead in zip(flat.equations, dying, strict=True):
+            for var in equation.outvars:
+                if var not in dead:
+                    place[var] = len(place)
+        self.steps = [
+            _step(equation, dead, place, unroll_scans, measure)
+            for equation, dead in zip(flat.equations, dying, strict=True)
+        ]
+        self.consts = [
+            (const, place[var]) for var, const in zip(flat.constvars, flat.consts, strict=True) if var in used
+        ]
+        self.inputs = [place[var] if var in used else -1 for var in flat.invars]
+        self.outputs = [each if isinstance(each, Literal) else place[each] for each in flat.outvars]
+        self.places = len(place)
+        self.moves = any(map(_moves, flat.equations))  # arrays to other devices, or spreads them
+
+
+def prepared(closed: ClosedJaxpr, unroll_scans: bool, measure: bool) -> Program:
+    """The program of what was traced; the same one when asked again in the same configuration of JAX."""
+    config: Any = jax.config  # which has no types
+    way = unroll_scans, measure, config.jax_default_device, config.jax_enable_x64
+    ways = _programs.setdefault(closed, {})
+    program = ways.get(way)
+    if program is None:
+        program = ways[way] = Program(closed, unroll_scans, measure)
+    return program
+
+
+_programs: Final[WeakKeyDictionary[ClosedJaxpr, dict[Any, Program]]] = WeakKeyDictionary()
+"""By what JAX traced, which it keeps for as long as the function lives."""
+
+
+def _step(equation: JaxprEqn, dead: tuple[Var, ...], place: dict[Var, int], unroll_scans: bool, measure: bool) -> Step:
+    params = equation.params
+    scan = None
+    if unroll_scans and equation.primitive.name == "scan" and params["length"] > 1:
+        scan = Scan(
+            Program(params["jaxpr"], unroll_scans, measure),
+            tuple([each if isinstance(each, Literal) else place[each] for each in equation.invars]),
+            params["num_consts"],
+            params["num_carry"],
+            params["length"],
+            params["reverse"],
+        )
+    return Step(
+        Kernel(equation, measure, bool(effects(equation))),
+        tuple([place[each] for each in variables(equation)]),
+        tuple([place.get(each, -1) for each in equation.outvars]),
+        tuple([place[each] for each in dead if each in place]),
+        scan,
+    )
+
+
+def _moves(equation: JaxprEqn) -> bool:
+    """Whether the results may lie elsewhere than the operands."""
+    if equation.primitive.name == "device_put":
+        return any(device is not None for device in equation.params["devices"])
+    return equation.primitive.name in ("sharding_constraint", "shard_map", "jit", "reshard", "mesh_cast")

@@ -1,0 +1,72 @@
+"""What only a GPU shows of JAX: what is free there, and an allocator that makes the cache give way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import recompute as rc
+
+jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
+
+from _jax_oracle import bits, registered  # noqa: E402  # after importorskip
+
+from recompute_jax import adapter, op_by_op  # noqa: E402  # after importorskip
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="JAX has no GPU here")
+
+jnp = jax.numpy
+COUNT = 2**22  # float32: 16 MiB
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    with registered():
+        yield
+
+
+def backwards(x: Any) -> Any:
+    """Takes the more memory the later what is made first is needed."""
+    return sum([jnp.sin(x + number) for number in range(20)][::-1])
+
+
+def test_arrays_count_on_their_device() -> None:
+    """In the pool of the GPU, of which the adapter knows what is free."""
+    x = jnp.ones(COUNT)
+    pool = adapter.device(x)
+    assert pool in adapter.devices()
+    assert adapter.nbytes(x) == 4 * COUNT
+    free = adapter.free_memory(pool)
+    assert free is not None
+    kept = jnp.ones(4 * COUNT).block_until_ready()
+    assert adapter.free_memory(pool) <= free - 16 * COUNT
+    del kept
+
+
+def test_budget_of_the_gpu() -> None:
+    """At half the memory the bits are the same, and the pool of the GPU keeps its budget."""
+    x = jnp.ones(COUNT)
+    evaluated = op_by_op(backwards)
+    pool = adapter.device(x)
+    with rc.Cache() as cache:
+        expected = bits(evaluated(x))
+        peak = cache.stats().peak
+    with rc.Cache({pool: peak // 2}) as cache:
+        assert bits(evaluated(x)) == expected
+        (found,) = [each for each in cache.stats().pools if each.device == pool]
+    assert found.peak <= peak // 2
+    assert cache.stats().rematerializations > 0
+
+
+def test_out_of_memory_makes_the_cache_release() -> None:
+    """Results that may be evicted fill the device and more: the allocator's error makes room for the next one."""
+    make = op_by_op(lambda number: jnp.full(64 * COUNT, number), recomputable=True)
+    stats = jax.local_devices()[0].memory_stats()
+    fit = stats["bytes_limit"] // (4 * 64 * COUNT)
+    with rc.Cache() as cache:
+        made = [make(float(number)) for number in range(fit + 2)]
+        assert cache.stats().evictions > 0
+        for number, each in enumerate(made):
+            assert float(each.get()[-1]) == number
