@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from threading import RLock, get_ident, local
 from types import TracebackType
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -52,6 +53,17 @@ class _Mode(TorchDispatchMode):
 set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 _current: Final = local()
+
+_blocks: Final[WeakSet[budget]] = WeakSet()
+"""Those that are open, for processes that are forked off: the workers of a DataLoader."""
+
+
+def _forked() -> None:
+    for block in list(_blocks):
+        block._tracker.fork()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class budget:
@@ -109,6 +121,7 @@ class budget:
                 if self._tracker.closed:
                     raise RuntimeError("a budget block is entered once; make a new one: with rt.budget(...):")
                 _escapes.guard()
+                _blocks.add(self)
                 self._threads = Threads(self._begin)
                 self._hooks = [
                     register_optimizer_step_pre_hook(lambda *_: self._tracker.stepping.add(get_ident())),
@@ -142,6 +155,7 @@ class budget:
                 for hook in self._hooks:
                     hook.remove()
                 _escapes.unguard()
+                _blocks.discard(self)
 
     @property
     def budget(self) -> Any:

@@ -16,7 +16,7 @@ import torch
 from recompute._arguments import Several
 from recompute_torch._memory import Memory, Storage, device_name, new_memory, storage_of
 from recompute_torch._random import States, replaying
-from recompute_torch._shortage import try_again
+from recompute_torch._shortage import out_of_memory, try_again
 
 Tensor = torch.Tensor
 
@@ -70,6 +70,8 @@ class Call:
         try:
             self.result = result = self.func(*args, **kwargs) if kwargs else self.func(*args)
         except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             self.result = result = try_again(error, self.func, args, kwargs or {})
         if (
             type(result) is Tensor and result.is_cpu and not result.is_nested and not result.is_quantized
@@ -100,7 +102,7 @@ class Call:
             try:
                 result = self.func(*args, **kwargs)
             except RuntimeError as error:
-                if copies:  # it may have written already
+                if copies or not out_of_memory(error):  # with copies it may have written already
                     raise
                 result = try_again(error, self.func, args, kwargs)
             used += found

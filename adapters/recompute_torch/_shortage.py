@@ -23,10 +23,10 @@ def out_of_memory(error: RuntimeError) -> bool:
 def try_again(error: RuntimeError, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """What `function` returns once the cache has evicted enough; twice as much each time.
 
-    Raises `error` if that is none of memory, if there is no cache to ask, or if nothing more can be evicted.
+    Raises `error` if there is no cache to ask, or if nothing more can be evicted.
     """
     operation = running.get()
-    if operation is None or not out_of_memory(error):
+    if operation is None:
         raise error
     device = device_name(next((each.device for each in args if isinstance(each, torch.Tensor)), torch.device("cpu")))
     asked = _ASKED.search(str(error))
@@ -38,4 +38,7 @@ def try_again(error: RuntimeError, function: Callable[..., Any], args: Any, kwar
             if not out_of_memory(again):
                 raise
         wanted *= 2
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # it refers to this frame, which refers to the arguments

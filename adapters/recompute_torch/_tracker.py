@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from sys import _getframe
-from threading import get_ident
+from threading import Condition, Lock, get_ident
 from types import FrameType
 from typing import Any, Final
 from weakref import ref
@@ -185,7 +185,14 @@ class Tracker:
             packed = self._packed(rule, args, kwargs, targets if blank else ())
         if packed is None:
             self.own([*tensors(targets), *tensors(hidden)])
-            return self._other(func, rule, args, kwargs)
+            outs = [each for each in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(each)]
+            for each in outs:  # they may be made larger, which only the owner of the bytes can be
+                if hasattr(storage_of(each), "_recompute"):
+                    self.hand_out(storage_of(each))
+            result = self._other(func, rule, args, kwargs, outs)
+            if rule.lists:  # torch counts these writes itself, but not below a mode
+                torch.autograd.graph.increment_version(list(tensors(targets)))
+            return result
         values = packed[0]
         call = Write(func, *packed[1:])
         call.targets = list(dict.fromkeys(storage_of(each) for each in targets))
@@ -239,10 +246,12 @@ class Tracker:
         with self.watching(self):
             return func.decompose(*args, **kwargs)
 
-    def _other(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _other(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any], strangers: Sequence[Tensor] = ()) -> Any:
         """It makes nothing that could be made again: it runs while its arguments stay."""
         values: list[Value] = []
         for each in tensors([*args, *kwargs.values()]):
+            if any(each is other for other in strangers):
+                continue
             handle = self._handle(each)
             if handle is not None:
                 values.append(handle._value)
@@ -486,6 +495,14 @@ class Tracker:
         if not value.uses:
             value.payload.give_back()
             del storage._recompute  # type: ignore[attr-defined]  # ours
+
+    def fork(self) -> None:
+        """In a child process: what was evicted is made again when it is touched, and no budget holds."""
+        cache = self.cache
+        cache._lock = Lock()  # another thread may have held it
+        cache._changed = Condition(cache._lock)
+        cache._interrupted = True  # and may have been in the middle of something
+        cache.budget = None
 
     def known(self) -> list[Storage]:
         """The storages of the program that are alive and belong to values of the cache."""
