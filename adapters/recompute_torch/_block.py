@@ -11,6 +11,8 @@ from weakref import WeakSet
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,6 +22,7 @@ from recompute_torch._threads import Threads
 from recompute_torch._tracker import Tracker
 
 _NONE: Final[dict[str, Any]] = {}
+_FAKE: Final = (FakeTensor, FunctionalTensor)
 _PLAIN: Final = torch._C._disabled_torch_dispatch_impl
 
 
@@ -43,7 +46,7 @@ class _Mode(TorchDispatchMode):
     ) -> Any:
         for cls in types:  # classes with operators of their own do theirs first, which then arrive here
             if cls.__torch_dispatch__ is not _PLAIN:  # type: ignore[attr-defined]  # they are classes of tensors
-                return NotImplemented
+                return func(*args, **(kwargs or _NONE)) if cls in _FAKE else NotImplemented
         if self._tracker.closed:  # a thread that outlives the block
             return func(*args, **(kwargs or _NONE))
         known = self._rules.get(id(func)) or self._tracker.learn(func)
@@ -103,7 +106,8 @@ class budget:
         named = {} if policy is None else {"policy": policy}
         self.cache: Final = rc.Cache(_bytes(budget), search=search, trace=trace, verify=verify, **named)
         self._tracker = Tracker(self.cache, history, everything=not only_checkpointed, watching=_Mode)
-        self._modes: dict[int, list[_Mode]] = {}
+        self._here = local()
+        self._taking_part = 0  # threads
         self._threads: Threads | None = None
         self._entered = 0
         self._hooks: list[Any] = []
@@ -122,7 +126,7 @@ class budget:
                     raise RuntimeError("a budget block is entered once; make a new one: with rt.budget(...):")
                 _escapes.guard()
                 _blocks.add(self)
-                self._threads = Threads(self._begin)
+                self._threads = Threads(self._join)
                 self._hooks = [
                     register_optimizer_step_pre_hook(lambda *_: self._tracker.stepping.add(get_ident())),
                     register_optimizer_step_post_hook(lambda *_: self._tracker.stepping.discard(get_ident())),
@@ -132,18 +136,34 @@ class budget:
         _current.blocks = [*around, self]
         return self
 
+    def _join(self) -> None:
+        with self._lock:
+            self._begin()
+
     def _begin(self) -> None:
-        mode = _Mode(self._tracker)
-        self._modes.setdefault(get_ident(), []).append(mode)
-        self._tracker.alone = len(self._modes) == 1
-        mode.__enter__()
+        """This thread takes part, as long as it has not ended as often as it has begun."""
+        here = self._here
+        here.times = getattr(here, "times", 0) + 1
+        if here.times == 1:
+            self._taking_part += 1
+            self._tracker.alone = self._taking_part == 1
+            here.mode = _Mode(self._tracker)
+            here.mode.__enter__()
+
+    def _end(self) -> None:
+        here = self._here
+        here.times -= 1
+        if not here.times:
+            here.mode.__exit__(None, None, None)
+            self._taking_part -= 1
+            self._tracker.alone = self._taking_part == 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _current.blocks = _current.blocks[:-1]
-        self._modes[get_ident()].pop().__exit__(kind, error, trace)
         with self._lock:
+            self._end()
             self._entered -= 1
             if self._entered:
                 return

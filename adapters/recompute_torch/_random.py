@@ -12,7 +12,8 @@ import torch
 States = tuple[tuple[torch.Generator, torch.Tensor], ...]
 """Generators, and what state each of them was in."""
 
-_turn: Final = RLock()  # one thread at a time puts a generator back to an earlier state
+turn: Final = RLock()
+"""One thread at a time draws, or puts a generator back to an earlier state."""
 
 
 def states(args: Any, kwargs: dict[str, Any]) -> States:
@@ -34,7 +35,7 @@ def states(args: Any, kwargs: dict[str, Any]) -> States:
 @contextmanager
 def replaying(earlier: States) -> Iterator[None]:
     """The generators are in an earlier state inside the block, and afterwards in the one they were in."""
-    with _turn:
+    with turn:
         now = [(generator, generator.get_state()) for generator, _ in earlier]
         try:
             for generator, state in earlier:

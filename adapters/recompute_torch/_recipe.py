@@ -15,7 +15,7 @@ import torch
 
 from recompute._arguments import Several
 from recompute_torch._memory import Memory, Storage, device_name, new_memory, storage_of
-from recompute_torch._random import States, replaying
+from recompute_torch._random import States, replaying, states, turn
 from recompute_torch._shortage import out_of_memory, try_again
 
 Tensor = torch.Tensor
@@ -41,7 +41,7 @@ class Blank:
 class Call:
     """An operator call on tensors of the program that made new ones. As a function of memory it can be run again."""
 
-    __slots__ = ("args", "dtype", "func", "grad", "kwargs", "live", "made", "result", "states")
+    __slots__ = ("args", "dtype", "func", "grad", "kwargs", "live", "made", "result", "seeded", "states")
 
     def __init__(
         self,
@@ -49,12 +49,13 @@ class Call:
         args: Sequence[Any],
         kwargs: dict[str, Any] | None,
         live: Any,
-        states: States | None,
+        seeded: bool,
     ) -> None:
         self.func = func
         self.args = args  # a geometry in the place of each tensor that has memory, also inside of lists
         self.kwargs = kwargs
-        self.states = states  # of the generators, if it draws from them
+        self.seeded = seeded  # it draws from generators
+        self.states: States = ()  # that these were in
         self.grad = torch.is_grad_enabled()  # some kernels make more when it is
         self.dtype = torch.get_default_dtype()  # that of a quotient of integers
         self.live: Any = live  # the arguments themselves and those by name, for the first run
@@ -67,6 +68,8 @@ class Call:
         if live is None:
             return _given(self.again(memories, {}))
         args, kwargs = live
+        if self.seeded:
+            return self._first_draw(args, kwargs or {})
         try:
             self.result = result = self.func(*args, **kwargs) if kwargs else self.func(*args)
         except RuntimeError as error:
@@ -84,6 +87,12 @@ class Call:
                     return Memory("cpu", size, ref(storage), None, size <= _TINY and tiny(result, size))
             except NotImplementedError:  # it has none
                 return None
+        return _given(new_memories(result))
+
+    def _first_draw(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        with turn:
+            self.states = states(args, kwargs)
+            self.result = result = self.func(*args, **kwargs)
         return _given(new_memories(result))
 
     def again(self, memories: tuple[Memory, ...], copies: dict[int, Storage]) -> list[Memory]:
@@ -139,7 +148,10 @@ class Write(Call):
         if live is None:
             return _given(self.again(memories, self._copies(memories)))
         args, kwargs = live
-        self.result = result = self.func(*args, **kwargs)
+        with turn if self.seeded else nullcontext():
+            if self.seeded:
+                self.states = states(args, kwargs)
+            self.result = result = self.func(*args, **kwargs)
         if self.blank:
             outputs = [Memory(device_name(each.device), each.nbytes(), ref(each), None) for each in self.targets]
         else:

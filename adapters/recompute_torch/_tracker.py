@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from sys import _getframe
-from threading import Condition, Lock, get_ident
+from threading import Condition, Lock, RLock, get_ident
 from types import FrameType
 from typing import Any, Final
 from weakref import ref
@@ -23,7 +23,6 @@ from recompute._graph import EVICTED, Operation, Value
 from recompute._lifetimes import INTERRUPT
 from recompute._repair import HANDLES
 from recompute_torch._memory import Memory, Storage, device_name, storage_of
-from recompute_torch._random import States, states
 from recompute_torch._recipe import Blank, Call, Look, Write, copy, geometry_of, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
 from recompute_torch._shortage import out_of_memory
@@ -80,6 +79,7 @@ class Tracker:
     ) -> None:
         self.cache: Final = cache
         self.closed = False
+        self._meeting: Final = RLock()  # one thread at a time makes storages known, or strangers again
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
         self.alone = True  # one thread is in the block: operators may run while the cache is locked
         self.watching: Final = watching  # makes the mode that brings calls here
@@ -139,7 +139,7 @@ class Tracker:
                     template = None
                     break
         if template is not None:
-            call = Call(func, tuple(template), None, (args, None), None)
+            call = Call(func, tuple(template), None, (args, None), False)
             arguments = tuple(values)
         else:
             packed = self._packed(rule, args, kwargs)
@@ -306,7 +306,7 @@ class Tracker:
 
     def _packed(
         self, rule: Rule, args: Any, kwargs: dict[str, Any], blank: Sequence[Tensor] = ()
-    ) -> tuple[list[Value], list[Any], dict[str, Any], Any, States | None] | None:
+    ) -> tuple[list[Value], list[Any], dict[str, Any], Any, bool] | None:
         """Values, and what makes a `Call` of the arguments; None if one of the tensors has no storage to evict."""
         if rule.hidden and rule.hides(args):
             blank = [args[each] for each in rule.hidden if args[each] is not None]
@@ -317,7 +317,7 @@ class Tracker:
             named = {name: self._argument(each, values, blank) for name, each in kwargs.items()}
         except NotImplementedError:
             return None
-        return values, template, named, (args, kwargs), states(args, kwargs) if rule.seeded else None
+        return values, template, named, (args, kwargs), rule.seeded
 
     def _argument(self, argument: Any, values: list[Value], blank: Sequence[Tensor]) -> Any:
         if isinstance(argument, Tensor):
@@ -340,19 +340,22 @@ class Tracker:
         return handle
 
     def _source(self, storage: Storage) -> Any:
-        other = getattr(storage, "_recompute", None)
-        if other is not None:
-            raise RuntimeError(
-                "a tensor belongs to another budget block that is still open; let all threads that share tensors enter "
-                "one block: with block: ..."
-            )
-        memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
-        memory.keep()
-        try:
-            return self._enter(storage, self.cache._add_source(memory))
-        except BaseException:
-            memory.give_back()
-            raise
+        with self._meeting:
+            other = getattr(storage, "_recompute", None)
+            if other is not None:
+                if other._cache is self.cache:  # another thread has met it just now
+                    return other
+                raise RuntimeError(
+                    "a tensor belongs to another budget block that is still open; let all threads that share tensors "
+                    "enter one block: with block: ..."
+                )
+            memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
+            memory.keep()
+            try:
+                return self._enter(storage, self.cache._add_source(memory))
+            except BaseException:
+                memory.give_back()
+                raise
 
     def _handle(self, tensor: Tensor) -> Any:
         """What refers to the value of a tensor, which becomes a source if it is new; None: it has no bytes."""
@@ -413,43 +416,49 @@ class Tracker:
     @contextmanager
     def staying(self, handle: Handle) -> Iterator[None]:
         """What a storage holds is in memory inside the block."""
-        handle.pin()
+        cache, value = self.cache, handle._value
+        cache._bring(value, _lock)
         try:
             yield
         finally:
-            handle.unpin()
+            with cache._noting, cache._lock:
+                value.storage.pool.unlock(value.storage)
+                cache._evict_late((value,))
 
     def _fix(self, value: Value) -> None:
         """A source from now on, in memory, whatever it was made of."""
         self.cache._bring(value, self.cache._detach)
-        value.payload.keep()
+        with self._meeting:
+            value.payload.keep()
 
     def _part(self, storage: Storage, source: Value) -> None:
         """Keep a copy of a source for what is made from it; the storage becomes a source of its own."""
-        memory = source.payload
-        kept = copy(memory.storage)
-        memory.give_back()
-        memory.outer, memory.own = None, kept
-        del storage._recompute  # type: ignore[attr-defined]  # ours
-        self._source(storage)
+        with self._meeting:
+            memory = source.payload
+            kept = copy(memory.storage)
+            memory.give_back()
+            memory.outer, memory.own = None, kept
+            del storage._recompute  # type: ignore[attr-defined]  # ours
+            self._source(storage)
 
     def _alive(self, source: Value, most: float) -> list[Value] | None:
         """What the program holds and what would have to be made from `source`; None: more calls than `most` to see."""
         alive: dict[Value, None] = {}
         seen = {source}
         stack = [source]
-        while stack:
-            for user in stack.pop().living_users():
-                for output in user.outputs:
-                    if output is None or output in seen:
-                        continue
-                    seen.add(output)
-                    if output.refs:
-                        alive[output] = None
-                    else:
-                        stack.append(output)
-            if len(seen) > most:
-                return None
+        with self.cache._noting, self.cache._lock:
+            while stack:
+                for user in stack.pop().living_users():
+                    for output in user.outputs:
+                        if output is None or output in seen:
+                            continue
+                        seen.add(output)
+                        if output.refs:
+                            alive[output] = None
+                        else:
+                            stack.append(output)
+                if len(seen) > most:
+                    return None
         return list(alive)
 
     def _tidy(self) -> None:
@@ -482,19 +491,20 @@ class Tracker:
         """Let the tensors be strangers, with their content, as they were before the cache met them."""
         self.own(given)
         for tensor in given:
-            storage = storage_of(tensor)
-            if hasattr(storage, "_recompute"):
-                storage._recompute._value.payload.give_back()
-                del storage._recompute
+            self.hand_out(storage_of(tensor))
 
     def hand_out(self, storage: Storage) -> None:
         """Somebody gets at the memory: it is no longer the cache's, unless it is needed to make others."""
-        value = storage._recompute._value  # type: ignore[attr-defined]  # ours
-        if value.operation is not None:
-            self._fix(value)
-        if not value.uses:
-            value.payload.give_back()
-            del storage._recompute  # type: ignore[attr-defined]  # ours
+        with self._meeting:
+            handle = getattr(storage, "_recompute", None)
+            if handle is None:
+                return
+            value = handle._value
+            if value.operation is not None:
+                self._fix(value)
+            if not value.uses:
+                value.payload.give_back()
+                del storage._recompute  # type: ignore[attr-defined]  # ours
 
     def fork(self) -> None:
         """In a child process: what was evicted is made again when it is touched, and no budget holds."""
@@ -532,6 +542,10 @@ class Tracker:
         self._known.clear()
         if errors:
             raise errors[0]
+
+
+def _lock(value: Value) -> None:
+    value.storage.pool.lock(value.storage)
 
 
 def _nothing(value: Value) -> None:

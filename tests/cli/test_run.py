@@ -455,12 +455,10 @@ def in_terminal(*command: str, until: str, colour: bool = False) -> tuple[str, i
     """Run a command in a terminal, press Enter when `until` is shown; all that was shown, and the exit status."""
     pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "" if colour else "1"}
-    process, terminal = pty.fork()
-    if process == 0:
-        try:
-            os.execve(sys.executable, [sys.executable, "-m", "recompute", *command], environment)
-        finally:
-            os._exit(127)
+    terminal, ours = pty.openpty()
+    started = [sys.executable, "-m", "recompute", *command]
+    process = subprocess.Popen(started, env=environment, stdin=ours, stdout=ours, stderr=ours, start_new_session=True)
+    os.close(ours)
     shown, pressed = "", False
     while True:
         try:
@@ -474,7 +472,7 @@ def in_terminal(*command: str, until: str, colour: bool = False) -> tuple[str, i
             pressed = True
             os.write(terminal, b"\n")
     os.close(terminal)
-    return shown, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    return shown, process.wait()
 
 
 BUSY = """\
@@ -489,7 +487,6 @@ print("stopped")
 """
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("colour", [True, False])
 def test_live_line_on_a_terminal(script: Script, colour: bool) -> None:
     """On a terminal long work shows a line, which is gone before the script's next line appears."""
@@ -505,7 +502,6 @@ def test_live_line_on_a_terminal(script: Script, colour: bool) -> None:
     assert ("\x1b[" in shown) == colour
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_live_line_leaves_an_open_line_alone(script: Script) -> None:
     """While the script's own last line is open, such as a prompt, nothing is drawn over it."""
     text = CHAIN + "print('name? ', end='', flush=True)\nprint('hello', input())\n"
