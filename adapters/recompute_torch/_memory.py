@@ -7,6 +7,7 @@ until a repeated run makes them again; whoever refers to it, the graph of autogr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from typing import Any, Final
 from weakref import ref
@@ -145,6 +146,51 @@ def device_name(device: torch.device) -> str:
 def new_memory(storage: Any) -> Memory:
     """Memory that no tensor of the program has, with the bytes of a storage."""
     return Memory(device_name(storage.device), storage.nbytes(), None, storage)
+
+
+def foreign(storage: Any) -> bool:
+    """Whether the bytes belong to others, such as an array of NumPy, who may write to them at any time.
+
+    What another process shares is taken to be left alone: that is how the workers of a DataLoader send batches.
+    """
+    return not storage.resizable() and not storage.is_shared()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two storages of one size have the same bytes."""
+    with quietly():
+        pair = [torch.empty(0, dtype=torch.uint8, device=each.device).set_(each) for each in (one, other)]
+        return torch.equal(*pair)
+
+
+def copy(storage: Any) -> Any:
+    """The same bytes once more."""
+    with quietly():
+        return Storage(storage.nbytes(), device=storage.device).copy_(storage)
+
+
+class quietly:
+    """Below autograd, autocast, functorch and every mode: what runs is the operator and nothing else."""
+
+    __slots__ = ("_guards",)
+
+    def __enter__(self) -> None:
+        self._guards: list[AbstractContextManager[Any]] = [each() for each in _GUARDS]
+        for each in self._guards:
+            each.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        for each in reversed(self._guards):
+            each.__exit__(None, None, None)
+
+
+_GUARDS: Final[tuple[Any, ...]] = (
+    torch._C._DisableTorchDispatch,
+    torch._C.DisableTorchFunction,
+    torch._C._DisableFuncTorch,
+    torch._C._DisableAutocast,
+    torch._C._AutoDispatchBelowADInplaceOrView,
+)
 
 
 rc.register(Memory, MemoryAdapter())

@@ -7,14 +7,14 @@ that wrote to a tensor writes to a copy of it when it is repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 from weakref import ref
 
 import torch
 
 from recompute._arguments import Several
-from recompute_torch._memory import Memory, Storage, device_name, new_memory, storage_of
+from recompute_torch._memory import Memory, Storage, copy, device_name, new_memory, quietly, storage_of
 from recompute_torch._random import States, replaying, states, turn
 from recompute_torch._shortage import out_of_memory, try_again
 
@@ -282,12 +282,6 @@ def new_memories(result: Any) -> list[Memory]:
     return [Memory(device_name(each.device), each.nbytes(), ref(each), None, id(each) in small) for each in new]
 
 
-def copy(storage: Storage) -> Storage:
-    """The same bytes once more."""
-    with quietly():
-        return Storage(storage.nbytes(), device=storage.device).copy_(storage)
-
-
 @contextmanager
 def _default(dtype: torch.dtype) -> Iterator[None]:
     now = torch.get_default_dtype()
@@ -296,30 +290,6 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(now)
-
-
-class quietly:
-    """Below autograd, autocast, functorch and every mode: what runs is the operator and nothing else."""
-
-    __slots__ = ("_guards",)
-
-    def __enter__(self) -> None:
-        self._guards: list[AbstractContextManager[Any]] = [each() for each in _GUARDS]
-        for each in self._guards:
-            each.__enter__()
-
-    def __exit__(self, *exception: object) -> None:
-        for each in reversed(self._guards):
-            each.__exit__(None, None, None)
-
-
-_GUARDS: Final[tuple[Any, ...]] = (
-    torch._C._DisableTorchDispatch,
-    torch._C.DisableTorchFunction,
-    torch._C._DisableFuncTorch,
-    torch._C._DisableAutocast,
-    torch._C._AutoDispatchBelowADInplaceOrView,
-)
 
 
 def _constant(arguments: Iterable[Any]) -> Hashable:

@@ -22,8 +22,8 @@ import recompute as rc
 from recompute._graph import EVICTED, Operation, Value
 from recompute._lifetimes import INTERRUPT
 from recompute._repair import HANDLES
-from recompute_torch._memory import Memory, Storage, device_name, storage_of
-from recompute_torch._recipe import Blank, Call, Look, Write, copy, geometry_of, new_storages, ordinary, tensors
+from recompute_torch._memory import Memory, Storage, copy, device_name, foreign, new_memory, same, storage_of
+from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
 from recompute_torch._shortage import out_of_memory
 
@@ -35,6 +35,9 @@ _CONSTANTS: Final = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
+_COPIED: Final = 2**26
+"""Bytes: more of somebody else's memory is not copied; what is made from it cannot be made again."""
+
 _LOOK: Final = 256
 """Calls that are looked at to see what depends on a source."""
 
@@ -44,12 +47,13 @@ _NONE: Final[dict[str, Any]] = {}
 class Handle(rc.Recomputable[Any]):
     """What a storage of the program has to do with the cache: the value that it holds."""
 
-    __slots__ = ("tracker",)
+    __slots__ = ("copied", "tracker")
 
-    def __init__(self, tracker: Tracker, value: Value) -> None:
+    def __init__(self, tracker: Tracker, value: Value, copied: bool = False) -> None:
         self._cache = tracker.cache
         self._value = value
         self.tracker = tracker
+        self.copied = copied  # the memory belongs to others, who may write to it: the value is a copy
 
     def __del__(self) -> None:
         try:
@@ -126,7 +130,7 @@ class Tracker:
                     except (AttributeError, NotImplementedError):  # it is new, or has no storage
                         template = None
                         break
-                    if handle._cache is not cache:
+                    if handle._cache is not cache or handle.copied:
                         template = None
                         break
                     values.append(handle._value)
@@ -324,6 +328,8 @@ class Tracker:
             if not ordinary(argument):
                 raise NotImplementedError
             handle = self._handle(argument)
+            if handle is None and storage_of(argument).nbytes():  # it is too large to be copied
+                raise NotImplementedError
             if handle is None or any(argument is each for each in blank):
                 return Blank(argument, 0 if handle is None else handle._value.storage.size)
             values.append(handle._value)
@@ -334,12 +340,12 @@ class Tracker:
 
     # Storages
 
-    def _enter(self, storage: Storage, value: Value) -> Any:
-        handle = storage._recompute = Handle(self, value)  # type: ignore[attr-defined]  # ours
+    def _enter(self, storage: Storage, value: Value, copied: bool = False) -> Any:
+        handle = storage._recompute = Handle(self, value, copied)  # type: ignore[attr-defined]  # ours
         self._known[id(storage)] = ref(storage)
         return handle
 
-    def _source(self, storage: Storage) -> Any:
+    def _source(self, storage: Storage, others: bool = False) -> Any:
         with self._meeting:
             other = getattr(storage, "_recompute", None)
             if other is not None:
@@ -349,6 +355,8 @@ class Tracker:
                     "a tensor belongs to another budget block that is still open; let all threads that share tensors "
                     "enter one block: with block: ..."
                 )
+            if others:
+                return self._enter(storage, self.cache._add_source(new_memory(copy(storage))), copied=True)
             memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
             memory.keep()
             try:
@@ -365,8 +373,14 @@ class Tracker:
         handle = getattr(storage, "_recompute", None)
         if not ordinary(tensor):
             return handle  # it may look at a tensor that belongs to the cache, but is never one itself
+        if handle is not None and handle.copied and not same(handle._value.payload.storage, storage):
+            handle = None  # somebody has written to it: it is another value now
+            del storage._recompute  # type: ignore[attr-defined]  # ours
         if handle is None or handle._cache is not self.cache:
-            return self._source(storage) if storage.nbytes() else None
+            others = foreign(storage) and not isinstance(tensor, Parameter)  # a model is changed by operators alone
+            if not storage.nbytes() or (others and storage.nbytes() > _COPIED):
+                return None
+            return self._source(storage, others)
         return handle
 
     def _made_here(self, tensor: Any) -> bool:
@@ -393,7 +407,7 @@ class Tracker:
         """
         for tensor in given:
             handle = self._handle(tensor)
-            if handle is None:
+            if handle is None or handle.copied:
                 continue
             value = handle._value
             if value.operation is not None:
