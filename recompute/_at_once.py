@@ -45,7 +45,7 @@ class AtOnce(Engine):
             if not self._unlimited:
                 function: Any = operation.function
                 key = function.size_key()
-                for device, room in self._sizes.get(key):
+                for device, room in self._sizes.get(key, operation):
                     pool = self._pools.get(device) or self._pool(device)
                     if pool.used + room > pool.limit or pool.adaptive is not None:
                         return None
@@ -135,7 +135,7 @@ class AtOnce(Engine):
                         known = ((arguments[0].storage.pool.device if arguments else "cpu", declared[0]),)
                     else:
                         key = self._sizes.key(operation.function, payloads)
-                        known = self._sizes.get(key)
+                        known = self._sizes.get(key, operation)
                     if len(known) > 1:
                         for each in arguments:
                             each.storage.pool.unlock(each.storage)

@@ -192,7 +192,7 @@ class Engine(Results):
         keywords = operation.keywords
         named = None if keywords is None else dict(zip(keywords, fill(keywords.values()), strict=True))
         frame.key = self._sizes.key(operation.function, fill(operation.positional), named, operation.nout or 1)
-        return self._sizes.get(frame.key)
+        return self._sizes.get(frame.key, operation)
 
     def _give_back(self, reserved: Room) -> None:
         for pool, size in reserved:

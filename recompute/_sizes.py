@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 from recompute._adapter import kinds
+from recompute._graph import Operation
 
 _MOST: Final = 4096  # entries; all are forgotten when there are more
 
@@ -33,10 +34,16 @@ class LearntSizes:
                 parts.append((name, payload if signature is None else signature(payload)))
         return tuple(parts)
 
-    def get(self, key: Hashable) -> Sizes:
-        """What was learnt; empty if nothing was."""
+    def get(self, key: Hashable, operation: Operation) -> Sizes:
+        """What was learnt, or what the function itself says (`expect`); empty if there is neither."""
         try:
-            return self._sizes.get(key, ())
+            known = self._sizes.get(key)
+            if known is None:
+                expect = getattr(operation.function, "expect", None)
+                if expect is None:
+                    return ()
+                known = self._sizes[key] = expect(operation)
+            return known
         except TypeError:  # a signature that cannot be hashed
             return ()
 

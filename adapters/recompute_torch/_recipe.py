@@ -14,6 +14,7 @@ from weakref import ref
 import torch
 
 from recompute._arguments import Several
+from recompute._graph import Operation
 from recompute_torch._memory import Memory, Storage, copy, device_name, new_memory, quietly, storage_of
 from recompute_torch._random import States, replaying, states, turn
 from recompute_torch._shortage import out_of_memory, try_again
@@ -126,6 +127,26 @@ class Call:
         args = self.args if type(self.args) is tuple else _constant(self.args)
         return id(self.func), args, _constant(list(self.kwargs.values())) if self.kwargs else None
 
+    def expect(self, operation: Operation) -> list[tuple[str, int]]:
+        """(device, bytes) of the outputs, as torch reckons them without content; empty if it cannot say."""
+        device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
+        try:
+            with quietly():
+                args = [_without_content(each) for each in self.args]
+                kwargs = {name: _without_content(each) for name, each in (self.kwargs or {}).items()}
+                if kwargs.get("device") is not None:
+                    device, kwargs["device"] = device_name(kwargs["device"]), torch.device("meta")
+                given = {storage_of(each) for each in tensors([*args, *kwargs.values()])}
+                made = {storage_of(each): each for each in tensors(self.func(*args, **kwargs))}
+        except Exception:  # not all operators can
+            return []
+        sizes = [
+            0 if tiny(each, storage.nbytes()) else storage.nbytes()
+            for storage, each in made.items()
+            if storage not in given
+        ]
+        return [(device, size) for size in sizes if size]
+
     @property
     def __name__(self) -> str:
         return str(self.func)
@@ -156,7 +177,7 @@ class Write(Call):
             outputs = [Memory(device_name(each.device), each.nbytes(), ref(each), None) for each in self.targets]
         else:
             outputs = list(dict.fromkeys(memories[number] for number in self.written))
-        return _given(outputs + new_memories(result))
+        return _given(outputs + new_memories(result, self.targets))
 
     def _copies(self, memories: tuple[Memory, ...]) -> dict[int, Storage]:
         """A copy of each memory that is written, wherever it stands among the arguments."""
@@ -207,6 +228,17 @@ def _filled(argument: Any, given: Iterator[Storage], used: list[Storage]) -> Any
     if cls is list:
         return [_filled(each, given, used) for each in argument]
     return argument
+
+
+def _without_content(argument: Any) -> Any:
+    """An argument with tensors of torch's device "meta", which have no memory."""
+    cls = type(argument)
+    if cls is Blank:
+        argument = argument.geometry
+    if type(argument) is tuple:
+        dtype, _, shape, strides, _, _ = argument
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return [_without_content(each) for each in argument] if cls is list else argument
 
 
 def geometry_of(tensor: Any) -> Geometry:
@@ -273,9 +305,9 @@ def new_storages(result: Any) -> list[Storage]:
     return [each for each in storages(result) if not hasattr(each, "_recompute")]
 
 
-def new_memories(result: Any) -> list[Memory]:
+def new_memories(result: Any, known: Sequence[Any] = ()) -> list[Memory]:
     """Memory in each of the new storages."""
-    new = new_storages(result)
+    new = [each for each in new_storages(result) if each not in known]
     small = {
         id(storage_of(each)) for each in tensors(result) if ordinary(each) and tiny(each, storage_of(each).nbytes())
     }

@@ -1,17 +1,14 @@
 """What happens to each operator call inside a block: it is recorded, or its arguments stay while it looks at them.
 
-A storage of the program belongs to one value of the cache at a time. An operator that makes tensors is an operation;
-one that writes to a tensor is an operation too, whose output takes over the storage. Sources are what came from
-outside: parameters, inputs, and what an operator has written over a source.
+An operator that makes tensors is an operation; one that writes to a tensor that an operation has made is one too, whose
+output takes over the storage. What writes to sources, looks at values or cannot be repeated just runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from math import inf
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from sys import _getframe
-from threading import Condition, Lock, RLock, get_ident
 from types import FrameType
 from typing import Any, Final
 from weakref import ref
@@ -20,12 +17,11 @@ import torch
 
 import recompute as rc
 from recompute._graph import EVICTED, Operation, Value
-from recompute._lifetimes import INTERRUPT
-from recompute._repair import HANDLES
-from recompute_torch._memory import Memory, Storage, copy, device_name, foreign, new_memory, same, storage_of
+from recompute_torch._memory import Storage, storage_of
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
 from recompute_torch._shortage import out_of_memory
+from recompute_torch._storages import Handle, Storages
 
 Tensor = torch.Tensor
 
@@ -35,44 +31,9 @@ _CONSTANTS: Final = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
-_COPIED: Final = 2**26
-"""Bytes: more of somebody else's memory is not copied; what is made from it cannot be made again."""
 
-_LOOK: Final = 256
-"""Calls that are looked at to see what depends on a source."""
-
-_NONE: Final[dict[str, Any]] = {}
-
-
-class Handle(rc.Recomputable[Any]):
-    """What a storage of the program has to do with the cache: the value that it holds."""
-
-    __slots__ = ("copied", "tracker")
-
-    def __init__(self, tracker: Tracker, value: Value, copied: bool = False) -> None:
-        self._cache = tracker.cache
-        self._value = value
-        self.tracker = tracker
-        self.copied = copied  # the memory belongs to others, who may write to it: the value is a copy
-
-    def __del__(self) -> None:
-        try:
-            value = self._value
-            if value.operation is None and value.uses:
-                self.tracker.orphans.append(value)
-            self._cache._drop(value)
-        except KeyboardInterrupt:  # as in Recomputable
-            self._cache._interrupted = True
-            self._cache._dropped.append(INTERRUPT)
-        except AttributeError:  # interrupted before it was complete
-            return
-
-
-HANDLES.append(Handle)
-
-
-class Tracker:
-    """The storages of the program that a cache knows, and the calls on them."""
+class Tracker(Storages):
+    """What a mode does with the calls that it sees."""
 
     def __init__(
         self,
@@ -81,19 +42,12 @@ class Tracker:
         everything: bool,
         watching: Callable[[Tracker], AbstractContextManager[Any]],
     ) -> None:
-        self.cache: Final = cache
-        self.closed = False
-        self._meeting: Final = RLock()  # one thread at a time makes storages known, or strangers again
-        self.stepping: set[int] = set()  # threads in which an optimizer makes a step
+        super().__init__(cache, history)
         self.alone = True  # one thread is in the block: operators may run while the cache is locked
         self.watching: Final = watching  # makes the mode that brings calls here
-        self._history = history
+        self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}  # by the identity of an operator
         self._everything = everything
-        self._funcs: list[Any] = []  # those that the rules are known of, by what identifies them as long as they live
-        self.orphans: list[Value] = []  # sources that the program has let go of, and that are needed to make others
-        self._kept: list[Value] = []  # those of them that were found to be worth their memory
-        self._known: dict[int, ref[Storage]] = {}  # by address, so those that are gone give way to new ones
-        self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}
+        self._funcs: list[Any] = []  # the operators, which must live as long as their identities are used
 
     def learn(self, func: Any) -> tuple[Callable[..., Any], Rule]:
         """What to do with an operator; asked once for each overload."""
@@ -183,49 +137,53 @@ class Tracker:
         """Some arguments are written: if all of these were made here, an operation that takes over their storages."""
         targets: list[Any] = [kwargs.get(each) if isinstance(each, str) else args[each] for each in rule.written]
         hidden = [args[each] for each in rule.hidden] if rule.hidden and rule.hides(args) else []
-        packed = None
         if not rule.lists and not hidden and all(self._made_here(each) for each in targets):
             blank = rule.replaced and all(_covers(each) for each in targets) and not _read(targets, args, kwargs)
             packed = self._packed(rule, args, kwargs, targets if blank else ())
-        if packed is None:
-            self.own([*tensors(targets), *tensors(hidden)])
-            outs = [each for each in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(each)]
-            for each in outs:  # they may be made larger, which only the owner of the bytes can be
-                if hasattr(storage_of(each), "_recompute"):
-                    self.hand_out(storage_of(each))
-            result = self._other(func, rule, args, kwargs, outs)
-            if rule.lists:  # torch counts these writes itself, but not below a mode
-                torch.autograd.graph.increment_version(list(tensors(targets)))
-            return result
-        values = packed[0]
-        call = Write(func, *packed[1:])
-        call.targets = list(dict.fromkeys(storage_of(each) for each in targets))
-        call.blank = blank
-        handles = [each._recompute for each in call.targets]
-        before = [each._value for each in handles]
+            if packed is not None:
+                storages = list(dict.fromkeys(storage_of(each) for each in targets))
+                return self._takes_over(Write(func, *packed[1:]), packed[0], storages, blank)
+        self.own([*tensors(targets), *tensors(hidden)])
+        outs = [each for each in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(each)]
+        for each in outs:  # they may be made larger, which only the owner of the bytes can be
+            self.hand_out(storage_of(each))
+        result = self._other(func, rule, args, kwargs, outs)
+        if rule.lists:  # torch counts these writes itself, but not below a mode
+            torch.autograd.graph.increment_version(list(tensors(targets)))
+        return result
+
+    def _takes_over(self, call: Write, values: list[Value], targets: list[Any], blank: bool) -> Any:
+        """Run a call whose first outputs are what the targets hold from then on."""
+        call.targets, call.blank = targets, blank
+        sizes = [each.nbytes() for each in targets]
+        before = [each._recompute._value for each in targets]
         call.written = () if blank else tuple([values.index(each) for each in before])
-        sizes = [each.nbytes() for each in call.targets]
-        if blank:
-            for storage in call.targets:
-                self.bring(storage)
+        if blank:  # what they hold is not asked for; the bytes are needed, and counted for the new value
+            for each in targets:
+                self.bring(each)
+                self._disown(each)
         try:
-            outputs = self._run(call, values, _getframe(1))
+            outputs = self._run(call, values, _getframe(2))
         except BaseException:
-            self.own(targets)  # what there is now, no repeated run would make
+            for value in () if blank else before:
+                self._fix(value)  # what there is now, no repeated run would make
             raise
-        if operation := values and outputs[0] and outputs[0].operation:  # a repeated run makes copies
-            operation.room = [(each.storage.pool.device, each.storage.size) for each in outputs if each is not None]
-        for handle, old, new in zip(handles, before, outputs, strict=False):
-            if blank and old.payload is not EVICTED:
-                old.payload.outer = None
-            handle._value = new
-            self.cache._overwritten(old)
-        for storage, size in zip(call.targets, sizes, strict=True):
-            if size and storage.nbytes() != size:
+        for storage, old, new in zip(targets, before, outputs, strict=False):
+            assert new is not None
+            if blank:
+                self._enter(storage, new)
+            else:
+                storage._recompute._value = new
+                self.cache._overwritten(old)
+        if not blank and (first := outputs[0]) is not None and first.operation is not None:
+            sizes_again = [(each.storage.pool.device, each.storage.size) for each in outputs if each is not None]
+            first.operation.room = sizes_again  # a repeated run writes to copies
+        for storage, size in zip(targets, sizes, strict=True):
+            if storage.nbytes() != size:
                 self._disown(storage)
-        call.targets = [None] * len(handles)
+        call.targets = [None] * len(targets)
         result, call.result = call.result, None
-        self._enter_all(new_storages(result), outputs[len(handles) :])
+        self._enter_all(new_storages(result), outputs[len(targets) :])
         return result
 
     def _views(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -337,233 +295,6 @@ class Tracker:
         if type(argument) is list:
             return [self._argument(each, values, blank) for each in argument]
         return argument
-
-    # Storages
-
-    def _enter(self, storage: Storage, value: Value, copied: bool = False) -> Any:
-        handle = storage._recompute = Handle(self, value, copied)  # type: ignore[attr-defined]  # ours
-        self._known[id(storage)] = ref(storage)
-        return handle
-
-    def _source(self, storage: Storage, others: bool = False) -> Any:
-        with self._meeting:
-            other = getattr(storage, "_recompute", None)
-            if other is not None:
-                if other._cache is self.cache:  # another thread has met it just now
-                    return other
-                raise RuntimeError(
-                    "a tensor belongs to another budget block that is still open; let all threads that share tensors "
-                    "enter one block: with block: ..."
-                )
-            if others:
-                return self._enter(storage, self.cache._add_source(new_memory(copy(storage))), copied=True)
-            memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
-            memory.keep()
-            try:
-                return self._enter(storage, self.cache._add_source(memory))
-            except BaseException:
-                memory.give_back()
-                raise
-
-    def _handle(self, tensor: Tensor) -> Any:
-        """What refers to the value of a tensor, which becomes a source if it is new; None: it has no bytes."""
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor._is_zerotensor():
-            return None
-        storage = storage_of(tensor)
-        handle = getattr(storage, "_recompute", None)
-        if not ordinary(tensor):
-            return handle  # it may look at a tensor that belongs to the cache, but is never one itself
-        if handle is not None and handle.copied and not same(handle._value.payload.storage, storage):
-            handle = None  # somebody has written to it: it is another value now
-            del storage._recompute  # type: ignore[attr-defined]  # ours
-        if handle is None or handle._cache is not self.cache:
-            others = foreign(storage) and not isinstance(tensor, Parameter)  # a model is changed by operators alone
-            if not storage.nbytes() or (others and storage.nbytes() > _COPIED):
-                return None
-            return self._source(storage, others)
-        return handle
-
-    def _made_here(self, tensor: Any) -> bool:
-        """Whether an operation has made what a tensor holds."""
-        if not isinstance(tensor, Tensor):
-            return False
-        handle = self._handle(tensor)
-        return handle is not None and handle._value.operation is not None
-
-    def bring(self, storage: Storage) -> bool:
-        """Make sure that a storage has its bytes; whether they had to be made again."""
-        handle = getattr(storage, "_recompute", None)
-        if handle is None or handle._value.payload is not EVICTED:
-            return False
-        handle._cache._bring(handle._value, _nothing)
-        return True
-
-    def own(self, given: Iterable[Tensor]) -> None:
-        """Make sources of what the tensors hold, which are about to be written: nothing depends on them any more.
-
-        What was made from a source could not be made again once it is written. In a step of an optimizer, what is alive
-        of that (gradients, losses) is kept for good, and all that led to it is forgotten: so a training remembers one
-        step. Elsewhere a copy of the source is kept instead, if that is smaller.
-        """
-        for tensor in given:
-            handle = self._handle(tensor)
-            if handle is None or handle.copied:
-                continue
-            value = handle._value
-            if value.operation is not None:
-                self._fix(value)
-            if not value.uses:
-                continue
-            alive = [each for each in self._alive(value, inf) or () if each.operation is not None]
-            size = sum(each.size for each in {each.storage for each in alive})
-            if size > value.storage.size and self.cache.budget is not None and get_ident() not in self.stepping:
-                self._part(storage_of(tensor), value)
-                continue
-            try:
-                for each in alive:
-                    self._fix(each)
-            except rc.BudgetError:
-                self._part(storage_of(tensor), value)
-            self.orphans += self._kept  # with fewer that depend on them, some are not worth their memory any more
-            self._kept.clear()
-
-    @contextmanager
-    def staying(self, handle: Handle) -> Iterator[None]:
-        """What a storage holds is in memory inside the block."""
-        cache, value = self.cache, handle._value
-        cache._bring(value, _lock)
-        try:
-            yield
-        finally:
-            with cache._noting, cache._lock:
-                value.storage.pool.unlock(value.storage)
-                cache._evict_late((value,))
-
-    def _fix(self, value: Value) -> None:
-        """A source from now on, in memory, whatever it was made of."""
-        self.cache._bring(value, self.cache._detach)
-        with self._meeting:
-            value.payload.keep()
-
-    def _part(self, storage: Storage, source: Value) -> None:
-        """Keep a copy of a source for what is made from it; the storage becomes a source of its own."""
-        with self._meeting:
-            memory = source.payload
-            kept = copy(memory.storage)
-            memory.give_back()
-            memory.outer, memory.own = None, kept
-            del storage._recompute  # type: ignore[attr-defined]  # ours
-            self._source(storage)
-
-    def _alive(self, source: Value, most: float) -> list[Value] | None:
-        """What the program holds and what would have to be made from `source`; None: more calls than `most` to see."""
-        alive: dict[Value, None] = {}
-        seen = {source}
-        stack = [source]
-        with self.cache._noting, self.cache._lock:
-            while stack:
-                for user in stack.pop().living_users():
-                    for output in user.outputs:
-                        if output is None or output in seen:
-                            continue
-                        seen.add(output)
-                        if output.refs:
-                            alive[output] = None
-                        else:
-                            stack.append(output)
-                if len(seen) > most:
-                    return None
-        return list(alive)
-
-    def _tidy(self) -> None:
-        """Let go of sources that take more memory than what could be made of them, and of a history that is too long.
-
-        A momentum remembers all gradients that went into it, if nobody asks what that is worth.
-        """
-        orphans, self.orphans = self.orphans, []
-        for source in orphans:
-            if source.refs or not source.uses:
-                continue
-            alive = self._alive(source, _LOOK)
-            if alive is not None and sum(each.storage.size for each in alive) <= source.storage.size:
-                for value in alive:
-                    if value.operation is not None:
-                        self._fix(value)
-            else:
-                self._kept.append(source)
-        if self.cache._history > self._history:
-            self.commit()
-
-    def _disown(self, storage: Storage) -> None:
-        """The storage has other memory than the cache thinks: it is new to it from now on."""
-        value = storage._recompute._value  # type: ignore[attr-defined]  # ours
-        if value.payload is not EVICTED:
-            value.payload.outer = None
-        del storage._recompute  # type: ignore[attr-defined]  # ours
-
-    def forget(self, given: Iterable[Tensor]) -> None:
-        """Let the tensors be strangers, with their content, as they were before the cache met them."""
-        self.own(given)
-        for tensor in given:
-            self.hand_out(storage_of(tensor))
-
-    def hand_out(self, storage: Storage) -> None:
-        """Somebody gets at the memory: it is no longer the cache's, unless it is needed to make others."""
-        with self._meeting:
-            handle = getattr(storage, "_recompute", None)
-            if handle is None:
-                return
-            value = handle._value
-            if value.operation is not None:
-                self._fix(value)
-            if not value.uses:
-                value.payload.give_back()
-                del storage._recompute  # type: ignore[attr-defined]  # ours
-
-    def fork(self) -> None:
-        """In a child process: what was evicted is made again when it is touched, and no budget holds."""
-        cache = self.cache
-        cache._lock = Lock()  # another thread may have held it
-        cache._changed = Condition(cache._lock)
-        cache._interrupted = True  # and may have been in the middle of something
-        cache.budget = None
-
-    def known(self) -> list[Storage]:
-        """The storages of the program that are alive and belong to values of the cache."""
-        found = [each() for each in list(self._known.values())]
-        return [each for each in found if each is not None and hasattr(each, "_recompute")]
-
-    def commit(self) -> None:
-        """Forget how everything was made: what is alive is a source from now on."""
-        for storage in self.known():
-            if storage._recompute._value.operation is not None:  # type: ignore[attr-defined]  # ours
-                self._fix(storage._recompute._value)  # type: ignore[attr-defined]  # ours
-
-    def leave(self) -> None:
-        """Give all storages back to the program, with their bytes."""
-        self.closed = True
-        self.cache.budget = None
-        errors: list[BaseException] = []
-        for storage in self.known():
-            value = storage._recompute._value  # type: ignore[attr-defined]  # ours
-            try:
-                if value.operation is not None:
-                    self._fix(value)
-                value.payload.give_back()
-                del storage._recompute  # type: ignore[attr-defined]  # ours
-            except Exception as error:
-                errors.append(error)
-        self._known.clear()
-        if errors:
-            raise errors[0]
-
-
-def _lock(value: Value) -> None:
-    value.storage.pool.lock(value.storage)
-
-
-def _nothing(value: Value) -> None:
-    """What is done with a value that is only to be in memory."""
 
 
 def _read(targets: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:
