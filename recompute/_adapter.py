@@ -61,11 +61,11 @@ class Adapter:
         return self.nbytes(value), self.buffer(value)
 
     def evicted(self, value: Any) -> Any:
-        """What remains of a value that is dropped now, and that somebody may ask for again; None: nothing.
-
-        For those whose memory lies elsewhere than in the value: here it is given up. Under the cache's lock.
-        """
+        """What remains of a value that is about to be dropped, and that somebody may ask for again; None: nothing."""
         return None
+
+    def vacate(self, value: Any) -> None:
+        """Give up the memory of a value that is dropped while somebody refers to it, if that lies elsewhere."""
 
     def restored(self, remains: Any, value: Any) -> None:
         """A value was made again of which `evicted` had left `remains`. Under the cache's lock."""
@@ -117,6 +117,7 @@ class Kind:
         "restored",
         "signature",
         "timer",
+        "vacate",
         "watch",
     )
 
@@ -132,6 +133,7 @@ class Kind:
         self.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
         self.array: ArrayAdapter | None = cast("ArrayAdapter", adapter) if adapter.arrays else None
         self.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
+        self.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
         self.restored = adapter.restored if own.restored is not Adapter.restored else None
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
         self.handle = hasattr(cls, "_of")  # a Recomputable of another class

@@ -126,7 +126,11 @@ class Lifetimes:
                 value.ghost = weak_to(value.payload)
             if kind.evicted is not None and value.refs:
                 value.outline = kind.evicted(value.payload)
-            value.payload = EVICTED
+            if kind.vacate is not None and value.refs:  # otherwise nobody has it any more
+                payload, value.payload = value.payload, EVICTED
+                kind.vacate(payload)
+            else:
+                value.payload = EVICTED
         storage.resident = False
         storage.buffer = 0
         if storage.slot != -1:

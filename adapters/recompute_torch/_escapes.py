@@ -24,11 +24,16 @@ READS: Final = {
 """They are done with the memory when they return."""
 
 HANDS_OUT: Final = {
-    torch.Tensor: ("__dlpack__", "data_ptr", "numpy", "untyped_storage"),
+    torch.Tensor: ("data_ptr", "untyped_storage"),
+}
+"""They return what refers to the memory: it stays where it is from then on."""
+
+LENDS: Final = {
+    torch.Tensor: ("__dlpack__", "numpy"),
     torch: ("to_dlpack",),
     torch.utils.dlpack: ("to_dlpack",),
 }
-"""They return what refers to the memory: it stays where it is from then on."""
+"""They return what others can write to."""
 
 MOVES: Final = {
     torch.Tensor: ("share_memory_",),
@@ -50,7 +55,13 @@ def guard() -> None:
     with _lock:
         _open += 1
         if _open == 1:
-            for table, prepare in ((READS, _stay), (HANDS_OUT, _hand_out), (MOVES, _move), (WRITES, _write)):
+            for table, prepare in (
+                (READS, _stay),
+                (HANDS_OUT, _hand_out),
+                (LENDS, _lend),
+                (MOVES, _move),
+                (WRITES, _write),
+            ):
                 for owner, names in table.items():
                     for name in names:
                         _before[owner, name] = vars(owner).get(name)
@@ -93,6 +104,10 @@ def _hand_out(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) 
     handle.tracker.hand_out(storage_of(tensor))
 
 
+def _lend(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+    handle.tracker.forget([tensor])
+
+
 def _move(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
     handle.tracker.hand_out(storage_of(tensor))
 
@@ -109,3 +124,6 @@ def handle_of(tensor: torch.Tensor) -> Any:
         return getattr(storage_of(tensor), "_recompute", None)
     except (NotImplementedError, RuntimeError):  # it has no such storage
         return None
+
+
+_PREPARED: Final = ((READS, _stay), (HANDS_OUT, _hand_out), (LENDS, _lend), (MOVES, _move), (WRITES, _write))

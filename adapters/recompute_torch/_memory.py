@@ -23,11 +23,6 @@ storage_of: Final = torch._C.TensorBase.untyped_storage
 """The storage of a tensor, past whatever stands before this method while a block is open."""
 
 
-def swap(one: Any, other: Any) -> None:
-    """Exchange the bytes of two storages; whoever refers to them sees the others."""
-    one._swap_data_ptr_(other)
-
-
 class _Gone(torch.Tensor):
     """A tensor without memory, whose storage says how large it is and raises an error if somebody wants to write."""
 
@@ -72,18 +67,18 @@ class Memory:
 
     def keep(self) -> None:
         """From now on the bytes stay when the outer storage goes."""
-        outer = None if self.outer is None else self.outer()
+        outer: Any = None if self.outer is None else self.outer()
         if self.own is None and outer is not None:
             alias: Any = torch._C._construct_storage_from_data_pointer(outer.data_ptr(), outer.device, outer.nbytes())
-            swap(outer, alias)
-            self.own = alias
+            self.own = alias  # an interrupt cannot come between this and the exchange: see `restored`
+            outer._swap_data_ptr_(alias)
 
     def give_back(self) -> None:
         """Leave the bytes to the outer storage."""
-        outer = None if self.outer is None else self.outer()
+        outer: Any = None if self.outer is None else self.outer()
         if self.own is not None and outer is not None:
-            swap(outer, self.own)
-            self.own = None
+            own, self.own = self.own, None
+            outer._swap_data_ptr_(own)
 
     def __repr__(self) -> str:
         return f"<{self.nbytes} bytes on {self.device}>"
@@ -113,18 +108,22 @@ class MemoryAdapter(rc.Adapter):
         return 0 if value.tiny else value.nbytes, value
 
     def evicted(self, value: Memory) -> ref[Storage] | None:
-        """Takes the bytes out of the outer storage, which remains."""
-        outer = None if value.outer is None else value.outer()
-        if outer is not None:
-            swap(outer, gone(value.nbytes, outer.device))
+        """The outer storage remains."""
         return value.outer
+
+    def vacate(self, value: Memory) -> None:
+        """Takes the bytes out of the outer storage."""
+        outer: Any = None if value.outer is None else value.outer()
+        if outer is not None:
+            outer._swap_data_ptr_(gone(value.nbytes, outer.device))
 
     def restored(self, remains: ref[Storage], value: Memory) -> None:
         """Puts the bytes into the outer storage, if there still is one."""
-        outer = remains()
-        if outer is not None and value.own is not None:
-            swap(outer, value.own)
+        outer: Any = remains()
+        own = value.own
+        if outer is not None and own is not None:
             value.outer, value.own = remains, None
+            outer._swap_data_ptr_(own)  # Python looks for interrupts after calls: none comes before this one
 
     def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
         """Two events around an operation on a GPU."""

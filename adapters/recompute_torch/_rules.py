@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 
-What = Literal["makes", "writes", "views", "reshapes", "composes", "other"]
+What = Literal["makes", "writes", "views", "reshapes", "composes", "buffers", "other"]
 
 HIDDEN: Final = {
     "aten::native_batch_norm": (3, 4),
@@ -28,6 +29,10 @@ OVERWRITES: Final = frozenset(
 """In-place operators for whose result it does not matter what was there before."""
 
 
+BUFFERS: Final = re.compile(r"aten::(new_)?(empty|zeros)(_like|_strided|_permuted)?$")
+"""What they make is filled later, by code that need not be an operator: extensions get the address of such tensors."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What one overload does."""
@@ -39,6 +44,7 @@ class Rule:
     replaced: bool = False  # what it writes does not depend on what was there, if it covers all of it
     hidden: tuple[int, ...] = ()  # positions of running statistics
     seeded: bool = False  # it draws from a generator
+    self_only: bool = False  # it writes its first argument, and nothing else
     plain: bool = False  # it only makes, and neither hides nor draws anything
 
     def hides(self, args: tuple[Any, ...]) -> bool:
@@ -53,7 +59,11 @@ def rule_of(func: Any) -> Rule:
         return Rule("other", str(func))
     name = schema.name
     seeded = torch.Tag.nondeterministic_seeded in func.tags
-    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    if BUFFERS.match(name) and not any(each.is_out for each in schema.arguments):
+        return Rule("buffers", name)
+    keys = torch._C.DispatchKey
+    direct = any(func.has_kernel_for_dispatch_key(each) for each in (keys.CPU, keys.CUDA))
+    if not direct and func.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
         return Rule("composes", name)  # it arrives here as a whole only in inference mode
     if name == "aten::_efficientzerotensor":  # it has a size, and no memory
         return Rule("views", name)
@@ -68,7 +78,8 @@ def rule_of(func: Any) -> Rule:
             lists = lists or "List" in str(argument.type) or "[]" in str(argument.type)
             replaced = name in OVERWRITES or argument.is_out
     if written:
-        return Rule("writes", name, tuple(written), lists, replaced, hidden, seeded)
+        alone = written == [0] and not lists and not hidden
+        return Rule("writes", name, tuple(written), lists, replaced, hidden, seeded, self_only=alone)
     returns = schema.returns
     if not any("Tensor" in str(each.type) for each in returns):
         return Rule("other", name)

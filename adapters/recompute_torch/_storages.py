@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
 from threading import Condition, Lock, RLock, get_ident
-from typing import Any, Final
+from typing import Any, Final, Literal
 from weakref import ref
 
 import torch
@@ -27,6 +27,9 @@ Tensor = torch.Tensor
 _COPIED: Final = 2**26
 """Bytes: more of somebody else's memory is not copied; what is made from it cannot be made again."""
 
+Special = Literal["", "copied", "unwritten"]
+"""Copied: the memory belongs to others, who may write to it, and the value is a copy. Unwritten: an empty buffer."""
+
 _LOOK: Final = 256
 """Calls that are looked at to see what depends on a source."""
 
@@ -34,13 +37,13 @@ _LOOK: Final = 256
 class Handle(rc.Recomputable[Any]):
     """What a storage of the program has to do with the cache: the value that it holds."""
 
-    __slots__ = ("copied", "tracker")
+    __slots__ = ("special", "tracker")
 
-    def __init__(self, tracker: Storages, value: Value, copied: bool = False) -> None:
+    def __init__(self, tracker: Storages, value: Value, special: Special = "") -> None:
         self._cache = tracker.cache
         self._value = value
         self.tracker = tracker
-        self.copied = copied  # the memory belongs to others, who may write to it: the value is a copy
+        self.special: Special = special
 
     def __del__(self) -> None:
         try:
@@ -71,12 +74,12 @@ class Storages:
         self._known: dict[int, ref[Storage]] = {}  # by address, so those that are gone give way to new ones
         self._meeting: Final = RLock()  # one thread at a time makes storages known, or strangers again
 
-    def _enter(self, storage: Storage, value: Value, copied: bool = False) -> Any:
-        handle = storage._recompute = Handle(self, value, copied)  # type: ignore[attr-defined]  # ours
+    def _enter(self, storage: Storage, value: Value, special: Special = "") -> Any:
+        handle = storage._recompute = Handle(self, value, special)  # type: ignore[attr-defined]  # ours
         self._known[id(storage)] = ref(storage)
         return handle
 
-    def _source(self, storage: Storage, others: bool = False) -> Any:
+    def _source(self, storage: Storage, special: Special = "") -> Any:
         with self._meeting:
             other = getattr(storage, "_recompute", None)
             if other is not None:
@@ -86,12 +89,12 @@ class Storages:
                     "a tensor belongs to another budget block that is still open; let all threads that share tensors "
                     "enter one block: with block: ..."
                 )
-            if others:
-                return self._enter(storage, self.cache._add_source(new_memory(copy(storage))), copied=True)
+            if special == "copied":
+                return self._enter(storage, self.cache._add_source(new_memory(copy(storage))), special)
             memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
             memory.keep()
             try:
-                return self._enter(storage, self.cache._add_source(memory))
+                return self._enter(storage, self.cache._add_source(memory), special)
             except BaseException:
                 memory.give_back()
                 raise
@@ -104,7 +107,7 @@ class Storages:
         handle = getattr(storage, "_recompute", None)
         if not ordinary(tensor):
             return handle  # it may look at a tensor that belongs to the cache, but is never one itself
-        if handle is not None and handle.copied and not same(handle._value.payload.storage, storage):
+        if handle is not None and handle.special == "copied" and not same(handle._value.payload.storage, storage):
             handle = None  # somebody has written to it: it is another value now
             del storage._recompute  # type: ignore[attr-defined]  # ours
         if handle is None or handle._cache is not self.cache:
@@ -113,15 +116,25 @@ class Storages:
             )  # a model is changed by operators alone
             if not storage.nbytes() or (others and storage.nbytes() > _COPIED):
                 return None
-            return self._source(storage, others)
+            return self._source(storage, "copied" if others else "")
         return handle
+
+    def _free_source(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a source on which nothing depends."""
+        handle = getattr(storage_of(tensor), "_recompute", None) if ordinary(tensor) else None
+        if handle is None or handle._cache is not self.cache or handle.special:
+            return False
+        return handle._value.operation is None and not handle._value.uses
 
     def _made_here(self, tensor: Any) -> bool:
         """Whether an operation has made what a tensor holds."""
         if not isinstance(tensor, Tensor):
             return False
         handle = self._handle(tensor)
-        return handle is not None and handle._value.operation is not None
+        return handle is not None and (handle._value.operation is not None or self._unwritten(handle))
+
+    def _unwritten(self, handle: Handle) -> bool:
+        return handle.special == "unwritten" and not handle._value.uses
 
     def bring(self, storage: Storage) -> bool:
         """Make sure that a storage has its bytes; whether they had to be made again."""
@@ -140,8 +153,9 @@ class Storages:
         """
         for tensor in given:
             handle = self._handle(tensor)
-            if handle is None or handle.copied:
+            if handle is None or handle.special == "copied":
                 continue
+            handle.special = ""
             value = handle._value
             if value.operation is not None:
                 self._fix(value)
@@ -176,7 +190,8 @@ class Storages:
         """A source from now on, in memory, whatever it was made of."""
         self.cache._bring(value, self.cache._detach)
         with self._meeting:
-            value.payload.keep()
+            if isinstance(value.payload, Memory):  # else it is what a call left that was interrupted
+                value.payload.keep()
 
     def _part(self, storage: Storage, source: Value) -> None:
         """Keep a copy of a source for what is made from it; the storage becomes a source of its own."""
@@ -230,6 +245,7 @@ class Storages:
     def _disown(self, storage: Storage) -> None:
         """The storage has other memory than the cache thinks: it is new to it from now on."""
         value = storage._recompute._value  # type: ignore[attr-defined]  # ours
+        value.outline = None
         if value.payload is not EVICTED:
             value.payload.outer = None
         del storage._recompute  # type: ignore[attr-defined]  # ours

@@ -84,7 +84,7 @@ class Tracker(Storages):
                     except (AttributeError, NotImplementedError):  # it is new, or has no storage
                         template = None
                         break
-                    if handle._cache is not cache or handle.copied:
+                    if handle._cache is not cache or handle.special:
                         template = None
                         break
                     values.append(handle._value)
@@ -123,6 +123,7 @@ class Tracker(Storages):
                 self._known[id(storage)] = value.payload.outer if value.payload is not EVICTED else ref(storage)
             else:
                 self._enter_all(new_storages(result), operation.outputs)
+                self._kept_by(result, args, kwargs)
         except KeyboardInterrupt:
             cache._interrupted = True
             raise
@@ -135,11 +136,16 @@ class Tracker(Storages):
 
     def _writes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """Some arguments are written: if all of these were made here, an operation that takes over their storages."""
+        if rule.self_only and self._free_source(args[0]):  # mostly a parameter, or what an optimizer remembers
+            return self._other(func, rule, args, kwargs)
         targets: list[Any] = [kwargs.get(each) if isinstance(each, str) else args[each] for each in rule.written]
         hidden = [args[each] for each in rule.hidden] if rule.hidden and rule.hides(args) else []
         if not rule.lists and not hidden and all(self._made_here(each) for each in targets):
             blank = rule.replaced and all(_covers(each) for each in targets) and not _read(targets, args, kwargs)
-            packed = self._packed(rule, args, kwargs, targets if blank else ())
+            first = any(
+                self._unwritten(self._handle(each)) for each in targets
+            )  # what was there, nobody can make again
+            packed = self._packed(rule, args, kwargs, targets if blank else ()) if blank or not first else None
             if packed is not None:
                 storages = list(dict.fromkeys(storage_of(each) for each in targets))
                 return self._takes_over(Write(func, *packed[1:]), packed[0], storages, blank)
@@ -159,9 +165,12 @@ class Tracker(Storages):
         before = [each._recompute._value for each in targets]
         call.written = () if blank else tuple([values.index(each) for each in before])
         if blank:  # what they hold is not asked for; the bytes are needed, and counted for the new value
-            for each in targets:
-                self.bring(each)
-                self._disown(each)
+            for storage, value in zip(targets, before, strict=True):
+                if value.operation is None:
+                    self.hand_out(storage)
+                else:
+                    self.bring(storage)
+                    self._disown(storage)
         try:
             outputs = self._run(call, values, _getframe(2))
         except BaseException:
@@ -203,6 +212,13 @@ class Tracker(Storages):
             self.forget([args[0]])
         return func(*args, **kwargs)
 
+    def _buffers(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A buffer that somebody will write to, maybe by its address: a source, until an operator writes all of it."""
+        result = func(*args, **kwargs)
+        for storage in new_storages(result):
+            self._source(storage, "unwritten")
+        return result
+
     def _composes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """It calls other operators, which are our business."""
         with self.watching(self):
@@ -211,21 +227,26 @@ class Tracker(Storages):
     def _other(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any], strangers: Sequence[Tensor] = ()) -> Any:
         """It makes nothing that could be made again: it runs while its arguments stay."""
         values: list[Value] = []
-        for each in tensors([*args, *kwargs.values()]):
-            if any(each is other for other in strangers):
-                continue
-            handle = self._handle(each)
-            if handle is not None:
-                values.append(handle._value)
+        for argument in (*args, *kwargs.values()) if kwargs else args:
+            for each in (argument,) if isinstance(argument, Tensor) else tensors(argument):
+                if strangers and any(each is other for other in strangers):
+                    continue
+                handle = self._handle(each)
+                if handle is not None:
+                    values.append(handle._value)
         look = Look(func, (args, kwargs))
         for done in self._run(look, values, _getframe(1)):
             if done is not None:
                 self.cache._drop(done)
-        if any(not ordinary(each) for each in tensors(look.result)):  # a sparse tensor keeps what it was made of
-            for each in tensors([*args, *kwargs.values()]):
-                if ordinary(each) and hasattr(storage_of(each), "_recompute"):
-                    self.hand_out(storage_of(each))
+        self._kept_by(look.result, args, kwargs)
         return look.result
+
+    def _kept_by(self, result: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """A sparse tensor or the like has the storages of what it was made of: their bytes must stay."""
+        if any(not ordinary(each) for each in tensors(result)):
+            for each in tensors([*args, *kwargs.values()]):
+                if ordinary(each):
+                    self.hand_out(storage_of(each))
 
     # Operations
 
