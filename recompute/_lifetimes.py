@@ -91,13 +91,6 @@ class Lifetimes:
         ]
         return Evicted(self.now, storage.pool.used, storage.number, storage.size, why, held, tuple(ghosts))
 
-    def _overwritten(self, value: Value) -> None:
-        """Its memory holds a value that was made from it: should it be needed again, it is made again, elsewhere."""
-        with self._noting, self._lock:
-            value.payload = EVICTED
-            value.outline = None
-        self._drop(value)
-
     def _set_aside(self, storage: Storage) -> None:
         """As if it were evicted, until it is put back under the same hold of the lock."""
         storage.resident = False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import floor, inf, sqrt
 from typing import TYPE_CHECKING, Final
 
-from recompute._graph import Storage
+from recompute._graph import Storage, Value
 from recompute._neighbours import Closure, Components, Fell, Neighbourhood, NoNeighbours
 from recompute._policy import Neighbourhood as Name
 
@@ -110,6 +110,17 @@ class Needs(Neighbourhood):
             for each in _rim(storage, direction):
                 if each.slot >= 0:
                     self.fell(each)
+
+    def moving(self, value: Value) -> list[Storage]:
+        outputs = [each for user in value.living_users() for each in user.outputs if each is not None]
+        users = [each for each in {output.storage for output in outputs} if each in self._counted]
+        for each in users:
+            self._discount(each)
+        return users
+
+    def moved(self, users: list[Storage]) -> None:
+        for each in users:
+            self._count(each)
 
     def restart(self, evicted: Iterable[Storage]) -> None:
         self._last = None

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from recompute._graph import Storage
+from recompute._graph import Storage, Value
 
 if TYPE_CHECKING:
     from recompute._pool import Pool
@@ -65,6 +65,13 @@ class Neighbourhood(ABC):
 
     def unlinking(self, storage: Storage) -> None:
         """An evicted `storage` is about to lose a value, and the links that came with it."""
+
+    def moving(self, value: Value) -> list[Storage]:
+        """`value` is about to live on another storage; what `moved` must be told then."""
+        return []
+
+    def moved(self, users: list[Storage]) -> None:
+        """It does."""
 
     def restart(self, evicted: Iterable[Storage]) -> None:
         """All that was known is void: these are the evicted storages."""

@@ -80,6 +80,7 @@ class Results(Lifetimes):
                 home = Storage(self._pool(device), size, buffer, self._number, self.now)
                 self._settle_in(home)
             if home is not storage:
+                users = self._neighbourhood.moving(value)
                 if not storage.resident:
                     self._neighbourhood.unlinking(storage)
                 storage.values = tuple([each for each in storage.values if each is not value])
@@ -88,6 +89,7 @@ class Results(Lifetimes):
                 elif all(each.operation is not operation for each in storage.values):
                     self._own_cost(storage, -operation.cost)
                 self._join(value, operation, home)
+                self._neighbourhood.moved(users)
         else:
             if self._neighbourhood.asked:
                 self._neighbourhood.restored(storage)
@@ -103,6 +105,35 @@ class Results(Lifetimes):
         kind = kinds[type(payload)]
         if kind.restored is not None and (remains := getattr(value, "outline", None)) is not None:
             kind.restored(remains, payload)
+
+    def _overwritten(self, value: Value) -> None:
+        """Its memory holds a value that was made from it: should it be needed again, it is made again, elsewhere.
+
+        Takes over one outside reference, which goes.
+        """
+        with self._noting, self._lock:
+            storage, operation = value.storage, value.operation
+            assert operation is not None, "a source that is written over cannot be made again"
+            value.payload = EVICTED
+            value.outline = None
+            users = self._neighbourhood.moving(value)
+            self._number += 1
+            own = Storage(storage.pool, storage.size, 0, self._number, storage.last_access)
+            own.resident = False
+            storage.values = tuple([each for each in storage.values if each is not value])
+            if storage.values and all(each.operation is not operation for each in storage.values):
+                self._own_cost(storage, -operation.cost)
+            elif not storage.values:
+                self._vanish(storage, source=False)
+            self._join(value, operation, own)
+            value.refs -= 1
+            if self._neighbourhood.asked:
+                self._neighbourhood.evicted(own)
+            self._neighbourhood.moved(users)
+            value.refs += 1
+            self._gone(value)
+        if self._dropped or self._events:
+            self._settle()
 
     def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
         """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""

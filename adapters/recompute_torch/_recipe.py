@@ -38,6 +38,12 @@ class Blank:
         self.device = tensor.device
         self.nbytes = nbytes
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Blank) and (self.geometry, self.device) == (other.geometry, other.device)
+
+    def __hash__(self) -> int:
+        return hash((self.geometry, self.device))
+
 
 class Call:
     """An operator call on tensors of the program that made new ones. As a function of memory it can be run again."""

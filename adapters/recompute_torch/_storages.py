@@ -300,9 +300,10 @@ class Storages:
                     self._fix(value)
                 value.payload.give_back()
                 del storage._recompute  # type: ignore[attr-defined]  # ours
-            except Exception as error:
+            except BaseException as error:  # an interrupt, too: the others still need their content
                 errors.append(error)
         self._known.clear()
+        self.cache._flush_trace()
         if errors:
             raise errors[0]
 

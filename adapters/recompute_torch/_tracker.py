@@ -174,8 +174,9 @@ class Tracker(Storages):
         try:
             outputs = self._run(call, values, _getframe(2))
         except BaseException:
-            for value in () if blank else before:
-                self._fix(value)  # what there is now, no repeated run would make
+            if call.live is None and not blank:  # it has begun: what there is now, no repeated run would make
+                for storage in targets:
+                    self._disown(storage)
             raise
         for storage, old, new in zip(targets, before, outputs, strict=False):
             assert new is not None
