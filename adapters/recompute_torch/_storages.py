@@ -67,6 +67,7 @@ class Storages:
     def __init__(self, cache: rc.Cache, history: int) -> None:
         self.cache: Final = cache
         self.closed = False
+        self._hooks: list[Any] = []  # on parameters
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
         self.orphans: list[Value] = []  # sources that the program has let go of, and that are needed to make others
         self._kept: list[Value] = []  # those of them that were found to be worth their memory
@@ -116,8 +117,18 @@ class Storages:
             )  # a model is changed by operators alone
             if not storage.nbytes() or (others and storage.nbytes() > _COPIED):
                 return None
+            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad and tensor.is_leaf:
+                self._hooks.append(tensor.register_post_accumulate_grad_hook(self._keep_gradient))
             return self._source(storage, "copied" if others else "")
         return handle
+
+    def _keep_gradient(self, parameter: Tensor) -> None:
+        """A gradient that has arrived at its parameter is needed at the step, with all others: it stays until then."""
+        gradient = parameter.grad
+        if gradient is not None and not self.closed and ordinary(gradient):
+            handle = getattr(storage_of(gradient), "_recompute", None)
+            if handle is not None and handle._value.operation is not None:
+                self._fix(handle._value)
 
     def _free_source(self, tensor: Tensor) -> bool:
         """Whether a tensor is a source on which nothing depends."""
@@ -292,6 +303,9 @@ class Storages:
         """Give all storages back to the program, with their bytes."""
         self.closed = True
         self.cache.budget = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         errors: list[BaseException] = []
         for storage in self.known():
             value = storage._recompute._value  # type: ignore[attr-defined]  # ours
