@@ -72,33 +72,11 @@ class Tracker(Storages):
 
     def _makes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """All outputs are new: an operation."""
-        values: list[Value] = []
         cache = self.cache
-        template: list[Any] | None = [] if rule.plain and not kwargs else None  # benchmarks/torch_overhead.py: hot path
-        if template is not None:
-            for each in args:
-                cls = type(each)
-                if cls is Tensor or cls is Parameter:
-                    try:
-                        handle = storage_of(each)._recompute  # type: ignore[attr-defined]  # ours
-                    except (AttributeError, NotImplementedError):  # it is new, or has no storage
-                        template = None
-                        break
-                    if handle._cache is not cache or handle.special:
-                        template = None
-                        break
-                    values.append(handle._value)
-                    template.append(
-                        (each.dtype, each.storage_offset(), each.shape, each.stride(), each.is_conj(), each.is_neg())
-                    )
-                elif cls in _CONSTANTS:
-                    template.append(each)
-                else:
-                    template = None
-                    break
-        if template is not None:
-            call = Call(func, tuple(template), None, (args, None), False)
-            arguments = tuple(values)
+        simple = self._simple(args) if rule.plain and not kwargs else None
+        if simple is not None:
+            call = Call(func, simple[0], None, (args, None), False)
+            arguments = simple[1]
         else:
             packed = self._packed(rule, args, kwargs)
             if packed is None:
@@ -109,7 +87,7 @@ class Tracker(Storages):
         caller = frame.f_back or frame  # a thread of autograd has no other
         operation = Operation(call, arguments, None, arguments, 0, None, caller.f_code, caller.f_lasti)
         try:
-            value = self._held(operation, call) if self.alone and template is not None else None
+            value = self._held(operation, call) if self.alone and simple is not None else None
             if value is None:
                 value = cache._apply_at_once(operation)
                 if value is None:
@@ -136,8 +114,13 @@ class Tracker(Storages):
 
     def _writes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """Some arguments are written: if all of these were made here, an operation that takes over their storages."""
-        if rule.self_only and self._free_source(args[0]):  # mostly a parameter, or what an optimizer remembers
-            return self._other(func, rule, args, kwargs)
+        if rule.self_only:
+            if self._free_source(args[0]):  # mostly a parameter, or what an optimizer remembers
+                return self._other(func, rule, args, kwargs)
+            simple = None if kwargs or rule.replaced or rule.seeded else self._simple(args)
+            if simple is not None and simple[1][0].operation is not None:
+                write = Write(func, simple[0], None, (args, {}), False)
+                return self._takes_over(write, simple[1], [storage_of(args[0])], False)
         targets: list[Any] = [kwargs.get(each) if isinstance(each, str) else args[each] for each in rule.written]
         hidden = [args[each] for each in rule.hidden] if rule.hidden and rule.hides(args) else []
         if not rule.lists and not hidden and all(self._made_here(each) for each in targets):
@@ -158,7 +141,7 @@ class Tracker(Storages):
             torch.autograd.graph.increment_version(list(tensors(targets)))
         return result
 
-    def _takes_over(self, call: Write, values: list[Value], targets: list[Any], blank: bool) -> Any:
+    def _takes_over(self, call: Write, values: Sequence[Value], targets: list[Any], blank: bool) -> Any:
         """Run a call whose first outputs are what the targets hold from then on."""
         call.targets, call.blank = targets, blank
         sizes = [each.nbytes() for each in targets]
@@ -251,7 +234,7 @@ class Tracker(Storages):
 
     # Operations
 
-    def _run(self, function: Any, values: list[Value], frame: FrameType) -> tuple[Value | None, ...]:
+    def _run(self, function: Any, values: Sequence[Value], frame: FrameType) -> tuple[Value | None, ...]:
         cache = self.cache
         caller = frame.f_back or frame
         packed = tuple(values)
@@ -287,6 +270,33 @@ class Tracker(Storages):
                 self.cache._drop(value)
         if self.orphans or self.cache._history > self._history:
             self._tidy()
+
+    def _simple(self, args: Any) -> tuple[tuple[Any, ...], tuple[Value, ...]] | None:
+        """The arguments as a `Call` has them, and their values, if they are known tensors and constants; else None.
+
+        Written out, because nearly every call comes by: benchmarks/torch_overhead.py.
+        """
+        cache = self.cache
+        values: list[Value] = []
+        template: list[Any] = []
+        for each in args:
+            cls = type(each)
+            if cls is Tensor or cls is Parameter:
+                try:
+                    handle = storage_of(each)._recompute  # type: ignore[attr-defined]  # ours
+                except (AttributeError, NotImplementedError):  # it is new, or has no storage
+                    return None
+                if handle._cache is not cache or handle.special:
+                    return None
+                values.append(handle._value)
+                template.append(
+                    (each.dtype, each.storage_offset(), each.shape, each.stride(), each.is_conj(), each.is_neg())
+                )
+            elif cls in _CONSTANTS:
+                template.append(each)
+            else:
+                return None
+        return tuple(template), tuple(values)
 
     def _packed(
         self, rule: Rule, args: Any, kwargs: dict[str, Any], blank: Sequence[Tensor] = ()
