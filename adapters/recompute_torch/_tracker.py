@@ -321,7 +321,7 @@ class Tracker(Storages):
             if handle is None and storage_of(argument).nbytes():  # it is too large to be copied
                 raise NotImplementedError
             if handle is None or any(argument is each for each in blank):
-                return Blank(argument, 0 if handle is None else handle._value.storage.size)
+                return Blank(argument, storage_of(argument).nbytes())
             values.append(handle._value)
             return geometry_of(argument)
         if type(argument) is list:
@@ -337,8 +337,5 @@ def _read(targets: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:
 
 def _covers(tensor: Tensor) -> bool:
     """Whether a tensor is all there is of its storage, each byte once."""
-    handle = storage_of(tensor)._recompute  # type: ignore[attr-defined]  # ours
-    return bool(
-        tensor.numel() * tensor.element_size() == handle._value.storage.size
-        and torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    )
+    size = tensor.numel() * tensor.element_size()
+    return bool(size and size == storage_of(tensor).nbytes() and torch.ops.aten.is_non_overlapping_and_dense(tensor))
