@@ -78,6 +78,10 @@ def repair(cache: Lifetimes) -> None:
             argument.add_user(operation)
     _count_again(cache, by_storage)
     cache._history = sum(not value.refs and value.uses > 0 for kept in by_storage.values() for value in kept)
+    if cache.release == "eager":
+        for storage, kept in by_storage.items():
+            if kept:
+                cache._evict_unreferenced(storage)
     unused = [value for kept in by_storage.values() for value in kept if not value.refs and not value.uses]
     for value in unused:
         if value in value.storage.values and not cache._ignored(value):

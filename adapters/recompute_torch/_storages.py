@@ -91,11 +91,13 @@ class Storages:
                     "enter one block: with block: ..."
                 )
             if special == "copied":
-                return self._enter(storage, self.cache._add_source(new_memory(copy(storage))), special)
+                with self.cache._noting:
+                    return self._enter(storage, self.cache._add_source(new_memory(copy(storage))), special)
             memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
             memory.keep()
             try:
-                return self._enter(storage, self.cache._add_source(memory), special)
+                with self.cache._noting:
+                    return self._enter(storage, self.cache._add_source(memory), special)
             except BaseException:
                 memory.give_back()
                 raise
@@ -129,6 +131,11 @@ class Storages:
             handle = getattr(storage_of(gradient), "_recompute", None)
             if handle is not None and handle._value.operation is not None:
                 self._fix(handle._value)
+
+    def _drop(self, value: Value) -> None:
+        """Nobody has use for an output."""
+        with self.cache._noting:
+            self.cache._drop(value)
 
     def _free_source(self, tensor: Tensor) -> bool:
         """Whether a tensor is a source on which nothing depends."""

@@ -221,7 +221,7 @@ class Tracker(Storages):
         look = Look(func, (args, kwargs))
         for done in self._run(look, values, _getframe(1)):
             if done is not None:
-                self.cache._drop(done)
+                self._drop(done)
         self._kept_by(look.result, args, kwargs)
         return look.result
 
@@ -267,7 +267,7 @@ class Tracker(Storages):
             self._enter(storage, value)
         for value in outputs[len(storages) :]:
             if value is not None:
-                self.cache._drop(value)
+                self._drop(value)
         if self.orphans or self.cache._history > self._history:
             self._tidy()
 
