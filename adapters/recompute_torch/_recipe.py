@@ -130,8 +130,7 @@ class Call:
 
     def size_key(self) -> Hashable:
         """What decides the sizes of the outputs, with the sizes of the arguments."""
-        args = self.args if type(self.args) is tuple else _constant(self.args)
-        return id(self.func), args, _constant(list(self.kwargs.values())) if self.kwargs else None
+        return id(self.func), _constant(self.args), _constant(list(self.kwargs.values())) if self.kwargs else None
 
     def expect(self, operation: Operation) -> list[tuple[str, int]]:
         """(device, bytes) of the outputs, as torch reckons them without content; empty if it cannot say."""
@@ -331,4 +330,10 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _constant(arguments: Iterable[Any]) -> Hashable:
-    return tuple([_constant(each) if type(each) is list else each for each in arguments])
+    """What of the arguments decides sizes: all but where in its storage a tensor begins."""
+    return tuple(
+        [
+            each[:1] + each[2:4] if type(each) is tuple else _constant(each) if type(each) is list else each
+            for each in arguments
+        ]
+    )

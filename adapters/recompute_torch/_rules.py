@@ -10,17 +10,14 @@ import torch
 
 What = Literal["makes", "writes", "views", "reshapes", "composes", "buffers", "other"]
 
-HIDDEN: Final = {
-    "aten::native_batch_norm": (3, 4),
-    "aten::cudnn_batch_norm": (3, 4),
-    "aten::miopen_batch_norm": (3, 4),
-    "aten::_native_batch_norm_legit": (3, 4),
-    "aten::_batch_norm_with_update": (3, 4),
-}
+HIDDEN: Final = frozenset(
+    {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::_native_batch_norm_legit"}
+    | {"aten::_batch_norm_with_update", "aten::batch_norm_update_stats", "aten::batch_norm_gather_stats"}
+    | {"aten::batch_norm_gather_stats_with_counts"}
+)
 """Operators that write running statistics, whatever their schema says, and do not read them while they do."""
 
-_TRAINING: Final = 5
-"""Where those have the argument `training`; `_batch_norm_with_update` has none, and always writes."""
+_STATISTICS: Final = ("running_mean", "running_var")
 
 OVERWRITES: Final = frozenset(
     {"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_", "aten::exponential_"}
@@ -43,13 +40,14 @@ class Rule:
     lists: bool = False  # among these are lists of tensors
     replaced: bool = False  # what it writes does not depend on what was there, if it covers all of it
     hidden: tuple[int, ...] = ()  # positions of running statistics
+    training: int | None = None  # position of the argument that says whether these are written; None: always
     seeded: bool = False  # it draws from a generator
     self_only: bool = False  # it writes its first argument, and nothing else
     plain: bool = False  # it only makes, and neither hides nor draws anything
 
     def hides(self, args: tuple[Any, ...]) -> bool:
         """Whether this call writes its running statistics."""
-        return bool(self.hidden) and (self.name == "aten::_batch_norm_with_update" or bool(args[_TRAINING]))
+        return bool(self.hidden) and (self.training is None or bool(args[self.training]))
 
 
 def rule_of(func: Any) -> Rule:
@@ -69,7 +67,9 @@ def rule_of(func: Any) -> Rule:
         return Rule("views", name)
     if torch.Tag.inplace_view in func.tags:
         return Rule("reshapes", name)
-    hidden = HIDDEN.get(name, ())
+    names = [each.name for each in schema.arguments]
+    hidden = tuple([number for number, each in enumerate(names) if name in HIDDEN and each in _STATISTICS])
+    training = names.index("training") if hidden and "training" in names else None
     written: list[int | str] = []
     lists = replaced = False
     for position, argument in enumerate(schema.arguments):
@@ -79,10 +79,10 @@ def rule_of(func: Any) -> Rule:
             replaced = name in OVERWRITES or argument.is_out
     if written:
         alone = written == [0] and not lists and not hidden
-        return Rule("writes", name, tuple(written), lists, replaced, hidden, seeded, self_only=alone)
+        return Rule("writes", name, tuple(written), lists, replaced, hidden, training, seeded, self_only=alone)
     returns = schema.returns
     if not any("Tensor" in str(each.type) for each in returns):
         return Rule("other", name)
     if all(each.alias_info is not None for each in returns):
         return Rule("views", name)
-    return Rule("makes", name, hidden=hidden, seeded=seeded, plain=not hidden and not seeded)
+    return Rule("makes", name, hidden=hidden, training=training, seeded=seeded, plain=not hidden and not seeded)
