@@ -33,6 +33,7 @@ NEEDS = {
     "docs/language_model.md": "equinox",
     "docs/long_scan.md": "jax",
     "docs/ensemble.md": "jax",
+    "docs/torch.md": "torch",
 }
 """Pages whose examples need more than the extra `test`."""
 

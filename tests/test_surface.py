@@ -113,7 +113,15 @@ LAYERS = [
     ["_at_once"],
     ["_cache"],
     ["_recomputable"],
-    ["_arrays._call", "_arrays._operate", "_arrays._dispatch", "_arrays._parts", "_arrays._array", "_arrays._wrap", "_arrays._namespace"],
+    [
+        "_arrays._call",
+        "_arrays._operate",
+        "_arrays._dispatch",
+        "_arrays._parts",
+        "_arrays._array",
+        "_arrays._wrap",
+        "_arrays._namespace",
+    ],
 ]
 """From below; a module imports only what stands on a lower line, or earlier on its own."""
 

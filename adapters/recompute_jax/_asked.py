@@ -11,7 +11,7 @@ import jax
 from recompute._budget import parse_bytes
 from recompute_jax._gates import Gate
 from recompute_jax._measure import measured
-from recompute_jax._plan import Options
+from recompute_jax._options import Options
 
 _MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 

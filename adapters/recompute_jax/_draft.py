@@ -161,7 +161,7 @@ class Drafting:
         except PlanError:
             return closed
         emitted = draft.emitted(draft.regions(room), self.gate)
-        constants = draft.looped.flat.consts
+        constants = draft.looped.constants
 
         def run(*values: Any) -> list[Any]:
             return list(jaxpr_as_fun(emitted)(*constants, *values))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+import jax
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
@@ -119,9 +120,17 @@ def emit(
                 after = through(chosen, before, region.outputs, newest)
             env.update(zip(region.outputs, after, strict=True))
             newest = _newest(region, env, newest)
-        return [atom.val if isinstance(atom, Literal) else env[atom] for atom in outvars]
+        return [_typed(atom.val if isinstance(atom, Literal) else env[atom], atom.aval) for atom in outvars]
 
     return run
+
+
+def _typed(value: Any, aval: Any) -> Any:
+    """The value with the weak type that it should have: equations of literals alone forget it."""
+    if not getattr(aval, "weak_type", False) or getattr(jax.typeof(value), "weak_type", False):
+        return value
+    weak = lax.convert_element_type_p
+    return weak.bind(value, new_dtype=aval.dtype, weak_type=True, sharding=None)
 
 
 def _newest(region: Region, env: Environment, newest: Any) -> Any:

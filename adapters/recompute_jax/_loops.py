@@ -6,8 +6,8 @@ of it is recomputed, and less, for which the rest has to recompute less. The pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from recompute_jax._jaxpr import Flat, flatten
 from recompute_jax._loop_emit import rewrite
@@ -24,6 +24,8 @@ class Looped:
 
     flat: Flat
     shapes: tuple[Shape, ...]
+    constants: tuple[Any, ...]
+    """What it is called with before the arguments."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -50,11 +52,11 @@ class Loops:
     def within(self, room: int) -> Looped:
         """The function with loops that take about so many bytes, or as few as they can."""
         shapes = tuple([shape(group, self._share(group, room)) for group in self.groups])
-        return Looped(self._flat(shapes), shapes)
+        changed = [(each.group, each.parts) for each in shapes if not each.is_plain]
+        if not changed:
+            return Looped(self.flat, shapes, tuple(self.flat.consts))
+        flat = flatten(rewrite(self.flat, changed), inline_custom=False)
+        return Looped(flat, shapes, (*flat.consts, *self.flat.consts))  # the old ones are arguments of the new function
 
     def _share(self, group: Group, room: int) -> int:
         return max(0, room * group.length * group.modes[0].stacked // max(1, self.size))
-
-    def _flat(self, shapes: Sequence[Shape]) -> Flat:
-        changed = [(each.group, each.parts) for each in shapes if not each.is_plain]
-        return flatten(rewrite(self.flat, changed), inline_custom=False) if changed else self.flat

@@ -6,7 +6,7 @@ What the planner counts is checked against the compiled program, and the planner
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -22,11 +22,13 @@ from recompute_jax._emit import LENGTH, Region
 from recompute_jax._gates import Gate
 from recompute_jax._jaxpr import flatten, struct
 from recompute_jax._looks import Looks
+from recompute_jax._options import Options, Planned
 from recompute_jax._report import RematPlan, Trial, describe
-from recompute_jax._segments import Segment, Segments
+from recompute_jax._segments import Segments
 
 _NEAR: Final = 0.85  # of the budget: not worth another compilation
 _ALMOST: Final = 1.05  # times the budget: a plan for hardly less will fit
+_LEAP: Final = 1.6  # times the last budget at most; XLA has temporaries in the memory of results that are not there yet
 _LITTLE: Final = 1.02  # overhead not worth another compilation
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
 _SLIGHT: Final = 1.005  # overhead not worth a trial of the other gate
@@ -35,41 +37,6 @@ _MORE: Final = 1.02  # of the budget, for that trial: what is fused is not in me
 _SHORT: Final = 4  # segments in a region, when more need too much memory
 _STEP: Final = 0.02  # of the budget: plans for budgets that differ by less are alike
 _FIRST: Final = 0.99  # of the budget, for the first plan: small values are not counted exactly
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to plan."""
-
-    budget: int | None
-    """Bytes; None: `share`."""
-    share: float | None
-    gate: Gate
-    other: Gate | None
-    """Tried, too, where compiling is quick."""
-    time_limit: float
-    """Seconds for planning, without compiling."""
-    compilations: int
-    """At most so many schedules are compiled to look at their memory."""
-    seed: int
-    price: Callable[[Segment], float] | None
-    """The cost of a segment; None: estimated."""
-    compiler_options: Mapping[str, Any]
-    """What the planned function will be compiled with."""
-    platform: str
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The plan, and the function of constants and arguments that follows it; None: the function as it is."""
-
-    report: RematPlan
-    emitted: ClosedJaxpr | None
-    constants: Sequence[Any]
-
-    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        assert self.emitted is not None, "the function is left as it is"
-        return list(jaxpr_as_fun(self.emitted)(*self.constants, *leaves))
 
 
 @dataclass(frozen=True)
@@ -147,14 +114,14 @@ class _Making:
                 if trial.overhead <= _LITTLE or trial.compiled >= _NEAR * budget or known - trial.overhead < 0.01:
                     break
                 known = trial.overhead
-                wish = int(given * min(1.3, 0.97 * budget / max(1, trial.compiled)))
+                wish = min(int(_LEAP * given), given + int(0.97 * budget) - trial.compiled)
             elif shorter := _shorter(length, found, given):
                 length = shorter  # the same plan, with less for XLA to order
                 continue
             else:
                 given = high = min(high or given, given, draft.plan.peak)
                 margin = 0.97 if trial.compiled > _ALMOST * budget else 0.99
-                wish = int(given * max(0.5, margin * budget / trial.compiled))
+                wish = max(given // 2, given + int(margin * budget) - trial.compiled)
             below = max(low, none)
             if high and not below < wish < high:
                 wish = (below + high) // 2
@@ -200,7 +167,7 @@ class _Making:
         steps = draft.regions(given, length)
         gate = gate or self.options.gate
         emitted = draft.emitted(steps, gate)
-        donated = [*[False] * len(draft.looped.flat.consts), *self.donated]
+        donated = [*[False] * len(draft.looped.constants), *self.donated]
         what = f"{what}, {len(steps)} regions" if len(steps) > 1 else what
         predicted = draft.plan.peak
         options = self.options.compiler_options
@@ -243,7 +210,7 @@ class _Making:
             regions=len(best.regions),
             plan=draft.plan,
         )
-        return Planned(report, best.emitted, draft.looped.flat.consts)
+        return Planned(report, best.emitted, draft.looped.constants)
 
     def _report(
         self, segments: Segments, budget: int, predicted: int, compiled: int, kept: Any, recomputed: Any, **more: Any

@@ -12,7 +12,8 @@ from jax import tree_util
 from recompute_jax._asked import Asked, parsed
 from recompute_jax._gates import GATES, Gate
 from recompute_jax._jaxpr import struct
-from recompute_jax._plan import Planned, make
+from recompute_jax._options import Planned
+from recompute_jax._plan import make
 from recompute_jax._report import RematPlan
 
 _NOT_TRACEABLE: Final = (

@@ -23,13 +23,11 @@ READS: Final = {
 }
 """They are done with the memory when they return."""
 
-HANDS_OUT: Final = {
-    torch.Tensor: ("data_ptr", "untyped_storage"),
-}
-"""They return what refers to the memory: it stays where it is from then on."""
+HANDS_OUT: Final = {torch.Tensor: ("data_ptr",)}
+"""They say where the memory is: there it stays from then on."""
 
 LENDS: Final = {
-    torch.Tensor: ("__dlpack__", "numpy"),
+    torch.Tensor: ("__dlpack__", "numpy", "untyped_storage"),
     torch: ("to_dlpack",),
     torch.utils.dlpack: ("to_dlpack",),
 }
@@ -109,7 +107,7 @@ def _lend(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> N
 
 
 def _move(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
-    handle.tracker.hand_out(storage_of(tensor))
+    handle.tracker.forget([tensor])
 
 
 def _write(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:

@@ -94,8 +94,8 @@ class Storages:
                 with self.cache._noting:
                     return self._enter(storage, self.cache._add_source(new_memory(copy(storage))), special)
             memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
-            memory.keep()
             try:
+                memory.keep()
                 with self.cache._noting:
                     return self._enter(storage, self.cache._add_source(memory), special)
             except BaseException:

@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import recompute as rc
 
-jax = pytest.importorskip("jax", reason="JAX is not installed")
+jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
-import jax.numpy as jnp  # noqa: E402
-from jax import lax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402  # after importorskip
+from jax import lax  # noqa: E402  # after importorskip
 
-from recompute_jax._remat import remat  # noqa: E402
+from recompute_jax._remat import remat  # noqa: E402  # after importorskip
 
 QUICK: Any = {"time_limit": 0.1, "compilations": 3}
 GATES = ("branch", "select", "barrier")
@@ -30,7 +28,12 @@ def chain(x: Any, w: Any, depth: int = 6) -> Any:
     return (x**2).mean()
 
 
+def shallow(x: Any, w: Any) -> Any:
+    return chain(x, w, 3)
+
+
 gradient = jax.value_and_grad(chain, argnums=(0, 1))
+small = jax.value_and_grad(shallow, argnums=(0, 1))
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +62,9 @@ def assert_same(expected: Any, found: Any, tolerance: float = 2e-6) -> None:
 def test_memory_falls_and_values_stay(arrays: tuple[Any, Any], gate: Any) -> None:
     """The compiled temporaries are within the budget, and the results are those of plain jit."""
     plain = jax.jit(gradient).lower(*arrays).compile()
-    function = remat(gradient, 0.6, gate=gate, **QUICK)
+    function = remat(gradient, 0.5, gate=gate, **QUICK)
     compiled = function.lower(*arrays).compile()
-    assert temporaries(compiled) <= 0.6 * temporaries(plain)
+    assert temporaries(compiled) <= 0.5 * temporaries(plain)
     assert_same(plain(*arrays), function(*arrays))
 
 
@@ -89,28 +92,9 @@ def test_barriers_change_no_value(arrays: tuple[Any, Any]) -> None:
     """Where XLA keeps barriers they are the gate; XLA on CPU does not, so only the values are compared."""
     if jax.default_backend() == "cpu":
         with pytest.raises(rc.BudgetError, match="give at least"):
-            remat(gradient, "300kB", gate="barrier", compilations=1, time_limit=0.3)(*arrays)
+            remat(small, "100kB", gate="barrier", compilations=1, time_limit=0.3)(*arrays)
     function = remat(gradient, "900kB", gate="barrier", **QUICK)
     assert_same(jax.jit(gradient)(*arrays), function(*arrays))
-
-
-def test_a_scan_is_cut_into_parts() -> None:
-    """What a long scan stacks up is dropped and recomputed part by part."""
-
-    def loss(w: Any, x: Any) -> Any:
-        def step(carry: Any, t: Any) -> Any:
-            carry = jnp.tanh(carry @ w + jnp.sin(t))
-            return carry, carry.mean()
-
-        last, means = lax.scan(step, x, jnp.arange(200.0))
-        return (last**2).mean() + means.sum()
-
-    args = jnp.eye(16) * 0.9, jnp.ones((8, 16))
-    plain = jax.jit(jax.grad(loss))
-    function = remat(jax.grad(loss), 0.3, **QUICK)
-    expected = plain(*args)
-    assert temporaries(function.lower(*args).compile()) <= 0.3 * temporaries(plain.lower(*args).compile())
-    assert_same(expected, function(*args))
 
 
 def test_convolutions() -> None:
@@ -122,7 +106,7 @@ def test_convolutions() -> None:
         return (x**2).mean()
 
     one, two = jax.random.split(jax.random.key(2))
-    args = [each / 6 for each in jax.random.normal(one, (4, 4, 4, 3, 3))], jax.random.normal(two, (4, 4, 16, 16))
+    args = [each / 6 for each in jax.random.normal(one, (3, 4, 4, 3, 3))], jax.random.normal(two, (4, 4, 16, 16))
     assert_same(jax.jit(jax.grad(loss))(*args), remat(jax.grad(loss), 0.8, **QUICK)(*args))
 
 
@@ -186,7 +170,7 @@ def test_checkpoint_control_flow_and_keys_inside(arrays: tuple[Any, Any]) -> Non
 
     def loss(x: Any, w: Any, key: Any) -> Any:
         layer = jax.checkpoint(lambda x, key: jnp.tanh(x @ w) * jax.random.bernoulli(key, 0.8, x.shape))
-        for each in jax.random.split(key, 6):
+        for each in jax.random.split(key, 4):
             x = layer(x, each)
         x = lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x)
         x = lax.fori_loop(0, 3, lambda _, x: x * 0.9, x)
@@ -313,10 +297,10 @@ def test_measured_costs(arrays: tuple[Any, Any]) -> None:
 
 def test_an_impossible_budget_says_what_is_possible(arrays: tuple[Any, Any]) -> None:
     """The error names the least that was found, and that much works."""
-    with pytest.raises(rc.BudgetError, match=r"chain: .* give at least that") as caught:
-        remat(gradient, "10kB", **QUICK)(*arrays)
+    with pytest.raises(rc.BudgetError, match=r"shallow: .* give at least that") as caught:
+        remat(small, "10kB", **QUICK)(*arrays)
     least = int(str(caught.value).split(" needs ")[1].split(" bytes")[0].replace(",", ""))
-    plan = remat(gradient, least, time_limit=2.0).plan(*arrays)
+    plan = remat(small, least, time_limit=0.5).plan(*arrays)
     assert plan.compiled <= least
 
 
@@ -345,52 +329,7 @@ def test_what_jit_refuses_is_refused(arrays: tuple[Any, Any]) -> None:
     jax.jit(lambda x: leaked.append(x))(arrays[0])
     with pytest.raises(jax.errors.UnexpectedTracerError):
         remat(chain, 0.5, **QUICK)(leaked[0], arrays[1])
-    with pytest.raises(jax.errors.TracerBoolConversionError):
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         remat(lambda x: x if x.sum() > 0 else -x, 0.5, **QUICK)(arrays[0])
-
-
-# --- Generated functions ----------------------------------------------------------------------------------------------
-
-STEPS: dict[str, Callable[[Any, Any], Any]] = {
-    "tanh": lambda a, b: jnp.tanh(a),
-    "product": lambda a, b: a @ b / 8,
-    "both": lambda a, b: a * b,
-    "softmax": lambda a, b: jax.nn.softmax(a + b, axis=-1),
-    "sort": lambda a, b: jnp.sort(a, axis=0) + b,
-    "turned": lambda a, b: a.T + b,
-    "sums": lambda a, b: jnp.cumsum(a, axis=1) / 8 - b.mean(),
-    "cond": lambda a, b: lax.cond(b.sum() > 0, lambda a: a * 0.5, lambda a: a + 0.5, a),
-    "scan": lambda a, b: lax.scan(lambda c, r: (jnp.sin(c + r), c), a[0], b)[1],
-    "clipped": lambda a, b: jax.nn.relu(a - 0.1) + lax.stop_gradient(b),
-    "half": lambda a, b: (a.astype(jnp.bfloat16).astype(jnp.float32) + b) / 2,
-    "jitted": lambda a, b: jax.jit(lambda a, b: jnp.exp(-(a**2)) * b)(a, b),
-    "complex": lambda a, b: jnp.abs(a + 1j * b + 0.1),
-}
-
-
-@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    steps=st.lists(
-        st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9), st.integers(0, 9)), min_size=4, max_size=9
-    ),
-    share=st.sampled_from([0.35, 0.5, 0.7, 0.9]),
-    gate=st.sampled_from(["branch", "select"]),
-)
-def test_generated_functions(steps: list[tuple[str, int, int]], share: float, gate: Any) -> None:
-    """Any function has the values of plain jit, or no schedule fits."""
-
-    def run(x: Any, y: Any) -> Any:
-        values = [x, y]
-        for name, one, two in steps:
-            values.append(STEPS[name](values[-1 - one % len(values)], values[-1 - two % len(values)]))
-        return values[-1], (values[-1] ** 2).mean() + values[len(values) // 2].sum() / 64
-
-    both = lambda x, y: (run(x, y)[0], jax.grad(lambda x, y: run(x, y)[1], argnums=(0, 1))(x, y))
-    one, two = jax.random.split(jax.random.key(len(steps)))
-    args = jax.random.normal(one, (32, 32)), jax.random.normal(two, (32, 32))
-    expected = jax.jit(both)(*args)
-    try:
-        found = remat(both, share, gate=gate, time_limit=0.2, compilations=2)(*args)
-    except rc.BudgetError:
-        return
-    assert_same(expected, found, 2e-5)
+    (note,) = [each for each in caught.value.__notes__ if "remat" in each]
+    assert "static_argnums" in note

@@ -1,0 +1,209 @@
+"""What was found for each model, the goals, and the page that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from _common import markdown
+
+WITHIN: Final = 1.1  # of the budget
+SAME: Final = 2e-6  # of the largest element
+SLOWER: Final = 1.02
+ALIKE: Final = 1.001  # FLOPs that differ by less are the same
+
+HEAD: Final = """# JAX under jit: memory, FLOPs and time
+
+`recompute_jax.remat(fn, budget)` against plain `jax.jit(fn)` and the best `jax.checkpoint` that was found, measured by
+`python benchmarks/jax_remat.py --into docs/results` in one run. `fn` is the gradient of a loss. Memory is that of XLA's
+temporaries (`memory_analysis().temp_size_in_bytes`).
+
+Times: after one run to warm up, all compiled programs of a model run once each in turns, forwards and backwards, for
+several rounds. "ms" is the median of a program. Programs are compared by the median over the rounds of the ratio of
+their times in the same round, so that what else the machine does hits both. Plain jit is compiled and timed twice; what
+the ratio of the two differs from 1 is the noise of that model. Processor time is that of all threads of the process: it
+is less disturbed by what else runs, which the load at the end of the page tells. Times belong to the machine below.
+Nothing here was measured on a GPU.
+
+"""
+
+
+@dataclass
+class Found:
+    """One way to compile a model."""
+
+    name: str
+    temporaries: float
+    """MB."""
+    gflop: float
+    compile_seconds: float = 0.0
+    """To trace, lower and compile, without planning."""
+    plan_seconds: float = 0.0
+    """To plan, and to compile schedules for a look at their memory."""
+    compilations: int = 0
+    """For a look."""
+    seconds: list[float] = field(default_factory=list)
+    """Of each round."""
+    processor: list[float] = field(default_factory=list)
+    """Seconds of all processors in each round."""
+    budget: float = 0.0
+    """MB."""
+    difference: float = 0.0
+    """From plain jit, of the largest element."""
+
+    @property
+    def milliseconds(self) -> float:
+        return median(self.seconds) * 1e3
+
+    def times(self, other: Found) -> float:
+        """How many times the other's time it takes."""
+        return median([one / two for one, two in zip(self.seconds, other.seconds, strict=True)])
+
+    def work(self, other: Found) -> float:
+        """How many times the other's processor time it takes."""
+        return median([one / two for one, two in zip(self.processor, other.processor, strict=True)])
+
+
+@dataclass
+class Result:
+    """What was found for one model."""
+
+    model: str
+    what: str
+    equations: int
+    plain: Found
+    again: Found
+    """Plain jit once more: the noise."""
+    planned: list[Found] = field(default_factory=list)
+    refused: list[tuple[float, str]] = field(default_factory=list)
+    checkpoints: list[Found] = field(default_factory=list)
+    """Those that no other beats in memory and FLOPs."""
+    tried: int = 0
+
+    @property
+    def noise(self) -> float:
+        return max(abs(self.again.times(self.plain) - 1), abs(self.plain.times(self.again) - 1))
+
+    def best_within(self, megabytes: float) -> Found | None:
+        """The fastest checkpoint configuration that fits."""
+        fitting = [each for each in self.checkpoints if each.temporaries <= megabytes * 1.0001]
+        return min(fitting, key=lambda each: each.times(self.plain), default=None)
+
+
+def page(results: Sequence[Result], about: dict[str, str]) -> str:
+    """The whole page."""
+    lines = [HEAD, *goals(results)]
+    for result in results:
+        plain = result.plain
+        lines.append(f"\n## {result.what[0].upper()}{result.what[1:]}\n")
+        lines.append(
+            f"{result.equations:,} equations; plain jit: {plain.temporaries:.1f} MB, {plain.gflop:.2f} GFLOP, "
+            f"{plain.milliseconds:.1f} ms, compiled in {plain.compile_seconds:.1f} s; once more "
+            f"{result.again.milliseconds:.1f} ms. {len(plain.seconds)} rounds. {result.tried} configurations of "
+            "jax.checkpoint were compiled; the best that fits is the fastest of those that need no more memory than "
+            "the budget. The last columns are GFLOP and time of remat divided by its.\n"
+        )
+        lines.append(markdown(_HEADER, [_row(result, each) for each in result.planned]))
+        lines += [f"\nRefused, {megabytes:.1f} MB: {error}\n" for megabytes, error in result.refused]
+    lines.append("\n## Machine\n")
+    lines += [f"* {name}: {value}" for name, value in about.items()]
+    return "\n".join(lines) + "\n"
+
+
+_HEADER: Final = (
+    "budget",
+    "MB",
+    "compiled MB",
+    "GFLOP",
+    "ms",
+    "plan + compile s",
+    "difference",
+    "best checkpoint",
+    "MB",
+    "GFLOP",
+    "ms",
+    "GFLOP ratio",
+    "time ratio",
+    "processor time ratio",
+)
+
+
+def _row(result: Result, each: Found) -> tuple[str, ...]:
+    row = (
+        each.name,
+        f"{each.budget:.1f}",
+        f"{each.temporaries:.1f}",
+        f"{each.gflop:.2f}",
+        f"{each.milliseconds:.1f}",
+        f"{each.plan_seconds:.1f} + {each.compile_seconds:.1f}",
+        f"{each.difference:.1e}",
+    )
+    best = result.best_within(each.budget)
+    if best is None:
+        return (*row, "none fits", "", "", "", "", "", "")
+    ratios = f"{each.gflop / best.gflop:.3f}", f"{each.times(best):.2f}", f"{each.work(best):.2f}"
+    return (*row, best.name, f"{best.temporaries:.1f}", f"{best.gflop:.2f}", f"{best.milliseconds:.1f}", *ratios)
+
+
+def goals(results: Sequence[Result]) -> list[str]:
+    """Each goal with what met it and what did not."""
+    every = [(result, each) for result in results for each in result.planned]
+    within = [each.temporaries <= WITHIN * each.budget for _, each in every]
+    refused = [f"{result.model} at {size:.1f} MB (refused)" for result in results for size, _ in result.refused]
+    over = [_at(result, each) for (result, each), fits in zip(every, within, strict=True) if not fits] + refused
+    less = [(result, each) for result, each in every if each.name != "100%"]
+    rivalled = [(result, each, best) for result, each in less if (best := result.best_within(each.budget)) is not None]
+    alone = [_at(result, each) for result, each in less if result.best_within(each.budget) is None]
+    beaten = [
+        f"{_at(result, each)}: {each.gflop / best.gflop:.3f} of the FLOPs, {each.times(best):.2f} of the time and "
+        f"{each.work(best):.2f} of the processor time of {best.name}{_noise(result)}"
+        for result, each, best in rivalled
+        if each.gflop > best.gflop * ALIKE or each.times(best) > 1
+    ]
+    whole = [(each.times(result.plain), result) for result, each in every if each.name == "100%"]
+    worst = max((each.difference for _, each in every), default=0.0)
+    return [
+        "## Goals\n",
+        f"* Compiled temporaries at most {WITHIN} times the budget: {sum(within)} of {len(every) + len(refused)}."
+        + (f" Missed: {'; '.join(over)}." if over else ""),
+        "* No more FLOPs (to 0.1 %) and no more time than the best checkpoint that fits: "
+        f"{len(rivalled) - len(beaten)} of {len(rivalled)}." + (f" Not: {'; '.join(beaten)}." if beaten else ""),
+        f"* No more FLOPs alone: {sum(each.gflop <= best.gflop * ALIKE for _, each, best in rivalled)}; no more "
+        f"processor time: {sum(each.work(best) <= 1 for _, each, best in rivalled)}; no more time: "
+        f"{sum(each.times(best) <= 1 for _, each, best in rivalled)}; each of {len(rivalled)}.",
+        f"* Budgets in which no configuration of jax.checkpoint fits: {len(alone)} ({'; '.join(alone) or 'none'}).",
+        f"* Largest difference from plain jit: {worst:.1e} of the largest element; the goal is {SAME:.0e}.",
+        f"* With 100 % the program is that of plain jit, so its time differs by noise; the goal is {SLOWER} times: "
+        + "; ".join(
+            f"{result.model} {ratio:.3f}, plain jit against itself {result.again.times(result.plain):.3f}"
+            for ratio, result in whole
+        )
+        + ".",
+        *_compilation(less),
+    ]
+
+
+def _compilation(less: Sequence[tuple[Result, Found]]) -> list[str]:
+    """The constants beside twice the plain function's compilation."""
+    if not less:
+        return []
+    final, one = max((each.compile_seconds - 2 * result.plain.compile_seconds, result.model) for result, each in less)
+    plans = [(each.plan_seconds - 2 * result.plain.compile_seconds, result.model) for result, each in less]
+    most, two = max(plans)
+    longest = max(each.plan_seconds for _, each in less)
+    return [
+        "* To trace, lower and compile the planned function took at most twice what the plain one took plus "
+        f"{max(final, 0.0):.1f} s ({one}). Before, once a signature, come planning and up to "
+        f"{max(each.compilations for _, each in less)} compilations for a look at memory: at most twice what the plain "
+        f"one took plus {max(most, 0.0):.1f} s ({two}), and {longest:.0f} s in all."
+    ]
+
+
+def _at(result: Result, each: Found) -> str:
+    return f"{result.model} at {each.name}"
+
+
+def _noise(result: Result) -> str:
+    return f" (noise {result.noise:.3f})"

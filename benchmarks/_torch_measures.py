@@ -1,0 +1,196 @@
+"""What the benchmark of PyTorch measures of a training: bytes of storages, bytes of the allocator, seconds, bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import process_time
+
+import torch
+from torch import Tensor
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+import recompute as rc
+import recompute_torch as rt
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "docs" / "examples"))
+
+from _torch_training import Task  # it lies in the examples
+
+Make = Callable[[], Task]
+
+
+@dataclass
+class Taken:
+    """What a few steps took. Bytes, seconds of the processor."""
+
+    budget: int | None = None
+    peak: int = 0
+    """Of storages, as the block counts them."""
+    overshoot: int = 0
+    allocated: int = 0
+    """The most that torch's allocator had given out, what kernels needed for a moment included."""
+    seconds: float = 0.0
+    """Of one step; the least of those that were timed."""
+    operations: int = 0
+    again: int = 0
+    overhead: float = 1.0
+    """Compute of all runs of operators over that of the first ones."""
+    same: bool = True
+    """Losses, parameters, buffers, gradients and the optimizer's memory are those of plain torch, to the last bit."""
+    failed: str | None = None
+
+
+@dataclass
+class Reference:
+    """Plain torch."""
+
+    seconds: float
+    allocated: int
+    state: dict[str, Tensor] = field(repr=False)
+
+
+class Late(KeyboardInterrupt):
+    """It took longer than it may. As an interrupt it is raised anywhere, in the middle of an operator, too."""
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Gives up after some seconds."""
+
+    def late(*given: object) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def allocated(run: Callable[[], None]) -> int:
+    """The most bytes that were allocated at once during a run, beyond what there was before, by torch's profiler."""
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        run()
+    events = list(found.profiler.kineto_results.experimental_event_tree())
+    changes: list[tuple[int, int]] = []
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.tag == _EventType.Allocation:
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+    total = most = 0
+    for _, size in sorted(changes, key=lambda change: change[0]):
+        total += size
+        most = max(most, total)
+    return most
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the lines that the profiler writes on standard error from C++."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def begin(make: Make) -> Task:
+    """The same task each time, and the same random numbers in its steps."""
+    torch.manual_seed(0)
+    task = make()
+    torch.manual_seed(1)
+    return task
+
+
+def reference(make: Make, steps: int) -> Reference:
+    """Plain torch: time and bits of a run, allocations of another."""
+    task = begin(make)
+    seconds, losses = timed(task, steps)
+    state = losses | {name: each.detach().clone() for name, each in task.state().items()}
+    return Reference(seconds, allocated(lambda: several(begin(make), 2)), state)
+
+
+def several(task: Task, steps: int) -> None:
+    for _ in range(steps):
+        task.step()
+
+
+def timed(task: Task, steps: int) -> tuple[float, dict[str, Tensor]]:
+    """Seconds of the fastest step but the first, and the losses of all."""
+    losses: dict[str, Tensor] = {}
+    best = float("inf")
+    for number in range(steps):
+        began = process_time()
+        losses[f"loss {number}"] = task.step()
+        if number:
+            best = min(best, process_time() - began)
+    return best, losses
+
+
+def within(
+    make: Make, budget: int | None, plain: Reference, steps: int, most: float = 60.0, allocations: bool = True
+) -> Taken:
+    """The same steps in a block. What finds no room, or takes longer than `most` seconds, says so in `failed`."""
+    taken = Taken(budget)
+    block = None
+    try:
+        task = begin(make)
+        with rt.budget(budget) as block, patience(most):
+            taken.seconds, losses = timed(task, steps)
+            stats = block.stats()
+        state = losses | task.state()
+        taken.same = list(state) == list(plain.state) and all(
+            torch.equal(each, plain.state[name]) for name, each in state.items()
+        )
+        taken.peak, taken.overshoot = stats.peak, stats.overshoot
+        taken.operations, taken.again, taken.overhead = stats.operations, stats.rematerializations, stats.overhead
+        if allocations:
+            taken.allocated = allocated(lambda: in_block(make, budget, 2))
+    except rc.BudgetError:
+        taken.failed = "no room"
+    except Late:
+        taken.failed = "too slow"
+    return taken
+
+
+def in_block(make: Make, budget: int | None, steps: int) -> None:
+    """Some steps in a block; the model is made within the run, too, so that its memory counts."""
+    task = begin(make)
+    with rt.budget(budget):
+        several(task, steps)
+
+
+def counted(make: Make, steps: int = 2) -> int:
+    """The peak of storages of a training without a limit, whatever else it does to save memory."""
+    task = begin(make)
+    with rt.budget() as block:
+        several(task, steps)
+        return block.stats().peak
+
+
+def fits(make: Make, budget: int, most: float) -> Taken | None:
+    """Three steps within a budget, if there is room and patience for them."""
+    task = begin(make)
+    try:
+        with rt.budget(budget) as block, patience(most):
+            seconds, _ = timed(task, 3)
+            stats = block.stats()
+    except (rc.BudgetError, Late):
+        return None
+    taken = Taken(budget, stats.peak, stats.overshoot, 0, seconds, stats.operations, stats.rematerializations)
+    taken.overhead = stats.overhead
+    return taken

@@ -1,0 +1,152 @@
+"""The page of the benchmark of PyTorch: tables of what was measured."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from _common import markdown
+
+MEGA: Final = 1e6
+SHARES: Final = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
+MOST: Final = 3.0  # times the compute without eviction: with more, a batch or a depth does not count as fitting
+ABOVE: Final = 1.02  # of the budget: what needs more storages at any moment does not fit, either
+
+HEAD: Final = """# PyTorch: training in a memory budget
+
+`rt.budget` around trainings of the models of the DTR paper, in sizes for a CPU, measured by
+`python benchmarks/torch_training.py --into docs/results` in one run on one thread. Nothing here was measured on a GPU.
+
+Storages: the most bytes of storages at once, parameters, gradients, the optimizer's memory and inputs included, as the
+block counts them; the budget is about these. Allocated: the most that torch's allocator had given out at once, by its
+own profiler: the storages, and what kernels need while they run (a convolution's scratch memory), which no budget can
+see. Times are seconds of the processor for one step, the least of four; ratios are to plain torch.
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """All of it."""
+    tables = [budget_table(model) for model in found["models"].values()]
+    return "\n\n".join([HEAD.strip(), goals(found), *tables, *others(found), ending(found["machine"])]) + "\n"
+
+
+def budget_table(model: dict[str, Any]) -> str:
+    plain, runs = model["plain"], model["runs"]
+    lines = [("plain torch", "", "", mega(plain["allocated"]), "", "1.00", "")]
+    free = runs[0]
+    for run, share in zip(runs, ("no limit", *(f"{share:.0%}" for share in SHARES)), strict=True):
+        if run["failed"]:
+            lines.append((share, mega(run["budget"]), "", "", "", "", run["failed"]))
+            continue
+        lines.append((
+            share, mega(run["budget"]) if run["budget"] else "", mega(run["peak"]), mega(run["allocated"]),
+            f"{run['again']:,}", f"{run['seconds'] / plain['seconds']:.2f}", "equal" if run["same"] else "DIFFERENT",
+        ))  # fmt: skip
+    header = ("", "budget MB", "storages MB", "allocated MB", f"again, of {free['operations']:,}", "time", "bits")
+    return f"## {model['what']}\n\n{markdown(header, lines)}"
+
+
+def mega(size: int | None) -> str:
+    return "" if size is None else f"{size / MEGA:.2f}"
+
+
+def goals(found: dict[str, Any]) -> str:
+    runs = [run for model in found["models"].values() for run in model["runs"]]
+    done = [run for run in runs if not run["failed"]]
+    limited = [run for run in done if run["budget"]]
+    over = [run for run in limited if run["peak"] > run["budget"]]
+    most = max((run["peak"] / run["budget"] - 1 for run in over), default=0.0)
+    lines = [
+        f"Bits equal to plain torch: {sum(run['same'] for run in done)} of {len(done)} runs.",
+        f"Storages within the budget: {len(limited) - len(over)} of {len(limited)} runs; at most {most:.0%} above it, "
+        "where an operator that is seen for the first time gives what could not be known, such as a recurrent layer's "
+        "workspace.",
+        f"Budgets in which there was no room, or no end in sight: {len(runs) - len(done)}.",
+    ]
+    if found["growing"]:
+        lines.append("In a fixed budget, times the size of plain torch: " + "; ".join(
+            f"{each['name']} {each['ours'] / each['plain']:.1f}" for each in found["growing"]
+        ) + ". The goal is 2.")  # fmt: skip
+    return "## Goals\n\n" + "\n".join(f"* {line}" for line in lines)
+
+
+def others(found: dict[str, Any]) -> list[str]:
+    parts = []
+    if found["rivals"]:
+        lines = [
+            (each["model"], each["how"], mega(each["peak"]), mega(each["allocated"]), f"{each['ratio']:.2f}",
+             mega(each["ours"]["allocated"]), str(each["ours"]["again"]),
+             each["ours"]["failed"] or f"{each['our ratio']:.2f}")
+            for each in found["rivals"]
+        ]  # fmt: skip
+        header = (
+            "model",
+            "how",
+            "needs MB",
+            "allocated MB",
+            "time",
+            "a budget of as much: allocated MB",
+            "again",
+            "time",
+        )
+        parts.append(
+            "## Beside other ways to save memory\n\nThe budget is what the other way needed in storages, counted in a "
+            "block without a limit; for files, what it had allocated.\n\n" + markdown(header, lines)
+        )
+    if found["growing"]:
+        lines = []
+        for each in found["growing"]:
+            last = each["runs"][-1] if each["runs"] else {"needs": each["budget"], "overhead": 1.0, "ratio": 1.0}
+            lines.append((
+                each["name"], mega(each["budget"]), f"{each['plain']} {each['unit']}", f"{each['ours']} {each['unit']}",
+                f"{each['ours'] / each['plain']:.1f}", mega(last["needs"]), f"{last['overhead']:.2f}",
+                f"{last['ratio']:.2f}",
+            ))  # fmt: skip
+        header = (
+            "",
+            "budget MB",
+            "plain torch",
+            "in the block",
+            "times",
+            "plain torch would need MB",
+            "compute",
+            "time",
+        )
+        parts.append(
+            "## The largest that fits\n\n"
+            "The budget is what plain torch needs for the size in the third column. Sizes of 1.5 to 8 times that were "
+            f"tried, until there was no room, the storages were {ABOVE - 1:.0%} above the budget for a moment, or the "
+            f"compute was more than {MOST:.0f} times that without eviction. "
+            "Time: of a step, over plain torch with as much memory as it likes.\n\n" + markdown(header, lines)
+        )
+    if found["overhead"]:
+        lines = [
+            (each["what"], *(f"{each[key]:.1f}" for key in ("plain", "mode", "free", "large")))
+            for each in found["overhead"]
+        ]
+        header = ("", "plain torch", "a mode that only passes on", "no limit", "a large budget")
+        parts.append(
+            "## Without pressure: microseconds an operator\n\nThe least of many bursts of 100 calls on tensors with 16 "
+            "elements, taken in turns.\n\n" + markdown(header, lines)
+        )
+    if found.get("recorded"):
+        step = found["recorded"]
+        lines = [
+            (
+                f"{run['share']:.0%}",
+                run["status"],
+                f"{run['again']:,}",
+                f"{run['overhead'] or 0:.2f}" if run["overhead"] else "",
+            )
+            for run in step["runs"]
+        ]
+        parts.append(
+            f"## A recorded step\n\nOne step of a ResNet, {step['operations']} operators, recorded with `trace=` into "
+            f"{step['bytes'] / 1000:.0f} kB, has a peak of {mega(step['peak'])} MB, and replayed "
+            f"{mega(sum(step['baseline'].values()))} MB. "
+            "What the simulator says of budgets:\n\n" + markdown(("budget", "status", "again", "compute"), lines)
+        )
+    return parts
+
+
+def ending(machine: dict[str, str]) -> str:
+    return "## Machine\n\n" + markdown(("", "", ""), [(name, value, "") for name, value in machine.items()])

@@ -1,0 +1,107 @@
+"""How many operators of torch's database give the same bytes in a block that evicts after each call.
+
+    python benchmarks/torch_operators.py [--samples 1000] [--into docs/results]
+
+prints the counts, and writes torch_operators.md. It takes some minutes for three samples of each operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "adapters"))
+
+from _common import facts
+from _torch_operators import SLOW, VARIANTS, compared, dtype_of, name_of, operators, samples, uncomparable
+
+SLOW_SAMPLES: Final = 3
+"""So many of the operators whose gradients take minutes."""
+
+
+def main() -> None:
+    """Try them all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=1000, help="of each operator, at most")
+    parser.add_argument("--into", type=Path, help="a folder for torch_operators.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    text = "\n".join(report(options.samples))
+    print(text)
+    if options.into:
+        (options.into / "torch_operators.md").write_text(text + "\n")
+
+
+def report(most: int) -> list[str]:
+    """The lines of torch_operators.md."""
+    same: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    in_mode: dict[str, set[str]] = {}
+    wrong: list[str] = []
+    skipped: list[str] = []
+    tried = taken = repeated = 0
+    for op in operators():
+        name, dtype = name_of(op), dtype_of(op)
+        if dtype is None or uncomparable(op):
+            skipped.append(name)
+            continue
+        tried += 1
+        for number, sample in enumerate(samples(op, dtype)):
+            if number >= min(most, SLOW_SAMPLES if name in SLOW else most):
+                break
+            taken += 1
+            for variant in VARIANTS:
+                found = compared(variant, op, sample)
+                if found is None:
+                    continue
+                outcome, how = found
+                repeated += outcome.repeated
+                if not how:
+                    same[variant] += 1
+                    refused[variant] += outcome.error is not None
+                elif how == "mode":
+                    in_mode.setdefault(name, set()).add(variant)
+                else:
+                    wrong.append(f"{name}, sample {number}, {variant}: {how}")
+    return [
+        "# Operators inside of a block",
+        "",
+        "Entries of torch's `op_db` in float64 (or the first dtype they have), measured by",
+        "`python benchmarks/torch_operators.py --into docs/results`. Each call gets arguments that were made inside",
+        "of the block and evicted, everything that can be is evicted after each operator, and what comes out after",
+        "the block has the bytes, shapes, strides and dtypes of plain torch, and left the generator in the same state.",
+        "",
+        f"{tried} operators, {taken} samples, {repeated:,} repeated runs.",
+        "",
+        "| variant | equal to plain torch | of these, the same error |",
+        "| --- | ---: | ---: |",
+        *[f"| {variant} | {same[variant]:,} | {refused[variant]} |" for variant in VARIANTS],
+        "",
+        "## As in any dispatch mode",
+        "",
+        "While any mode is on, torch takes other formulas for these, which differ in the last bits or in strides; a",
+        "block gives what a mode that does nothing gives:",
+        "",
+        *[f"- `{name}`: {', '.join(sorted(variants))}" for name, variants in sorted(in_mode.items())],
+        "",
+        "## Different",
+        "",
+        *([f"- {each}" for each in wrong] or ["None."]),
+        "",
+        "## Not tried",
+        "",
+        f"Without initial values, or without a dtype on the CPU: {', '.join(f'`{each}`' for each in skipped)}.",
+        f"Of {', '.join(f'`{each}`' for each in sorted(SLOW))} {SLOW_SAMPLES} samples each.",
+        "",
+        *[f"- {name}: {value}" for name, value in facts().items()],
+        f"- torch: {torch.__version__}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

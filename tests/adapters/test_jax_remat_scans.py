@@ -1,0 +1,219 @@
+"""Scans within a budget: what they stack is kept, or recomputed in blocks, and no value changes."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
+
+from jax.extend.core import Var, jaxpr_as_fun  # noqa: E402  # after importorskip
+
+from recompute_jax import remat  # noqa: E402  # after importorskip
+from recompute_jax._costs import nbytes  # noqa: E402  # after importorskip
+from recompute_jax._jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._kinds import kind  # noqa: E402  # after importorskip
+from recompute_jax._loop_body import Body  # noqa: E402  # after importorskip
+from recompute_jax._loop_emit import rewrite  # noqa: E402  # after importorskip
+from recompute_jax._loop_groups import groups_of  # noqa: E402  # after importorskip
+from recompute_jax._loop_keep import choices  # noqa: E402  # after importorskip
+from recompute_jax._loop_shape import Shape, shape  # noqa: E402  # after importorskip
+
+jnp = jax.numpy
+lax = jax.lax
+
+QUICK: Any = {"time_limit": 0.2, "compilations": 3}
+
+
+def recurrence(w: Any, x: Any, length: int, reverse: bool = False, kind: str = "last") -> Any:
+    """A loss of a recurrence with two carries, an operand for each step, and a constant."""
+
+    def step(carry: Any, t: Any) -> Any:
+        x, total = carry
+        new = jnp.tanh(x @ w + jnp.sin(t)) * 0.9 + 0.1 * x
+        return (new, total + (new**2).mean()), (new[0], t * 2)
+
+    (last, total), (rows, _) = lax.scan(step, (x, 0.0), jnp.arange(length) * 0.1, reverse=reverse)
+    return total + (last**2).mean() + ((rows**2).sum() if kind == "rows" else 0.0)
+
+
+def twice(w: Any, x: Any, length: int, reverse: bool = False, kind: str = "last") -> Any:
+    """One recurrence reads what the other stacks, in the other direction."""
+
+    def step(x: Any, t: Any) -> Any:
+        x = jnp.cos(x @ w) + t
+        return x, x
+
+    last, stack = lax.scan(step, x, jnp.arange(length) * 0.1, reverse=reverse)
+    back, _ = lax.scan(lambda y, x: (jnp.sin(y + x) @ w, None), last, stack, reverse=not reverse)
+    return (back**2).mean()
+
+
+def functions(loss: Any, order: int, length: int, reverse: bool, kind: str) -> Any:
+    run = lambda w, x: loss(w, x, length, reverse, kind)
+    if order == 1:
+        return jax.value_and_grad(run, argnums=(0, 1))
+    return jax.grad(lambda w, x: (jax.grad(run, argnums=1)(w, x) ** 2).sum())
+
+
+def flat_of(function: Any, args: Any) -> Any:
+    return flatten(jax.make_jaxpr(function)(*args), inline_custom=False)
+
+
+def values(width: int = 4) -> tuple[Any, Any]:
+    one, two = jax.random.split(jax.random.key(5))
+    return jax.random.normal(one, (width, width)) / width, jax.random.normal(two, (3, width))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    loss=st.sampled_from([recurrence, twice]),
+    order=st.integers(1, 2),
+    length=st.integers(2, 40),
+    reverse=st.booleans(),
+    kind=st.sampled_from(["last", "rows"]),
+    share=st.floats(0, 1),
+)
+def test_no_value_changes(loss: Any, order: int, length: int, reverse: bool, kind: str, share: float) -> None:
+    """Whatever is stacked and in whatever blocks the rest runs again, the values are those of the function."""
+    args = values()
+    flat = flat_of(functions(loss, order, length, reverse, kind), args)
+    shapes = [shape(group, int(share * length * group.modes[0].stacked)) for group in groups_of(flat)]
+    changed = rewrite(flat, [(each.group, each.parts) for each in shapes])
+    expected = jax.jit(functions(loss, order, length, reverse, kind))(*args)
+    found = jax.jit(jaxpr_as_fun(changed))(*flat.consts, *args)
+    for one, two in zip(jax.tree.leaves(expected), found, strict=True):
+        assert one.aval == two.aval
+        np.testing.assert_allclose(two, one, rtol=2e-5, atol=2e-6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(length=st.integers(2, 3000), share=st.floats(0, 1.1))
+def test_shapes_cover_all_steps_and_fit(length: int, share: float) -> None:
+    """The parts are all the steps, once each and in order; a larger room is never dearer."""
+    flat = flat_of(functions(recurrence, 1, length, False, "last"), values())
+    (group,) = groups_of(flat)
+    room = int(share * length * group.modes[0].stacked)
+    found = shape(group, room)
+    ends = [0, *(part.stop for part in found.parts)]
+    assert [(part.start, part.stop) for part in found.parts] == list(pairwise(ends))
+    assert ends[-1] == length
+    assert all(part.stop - part.start == np.prod(part.levels) for part in found.parts)
+    least = shape(group, 0).peak
+    assert found.peak <= room or found.peak <= 1.001 * least
+    if found.peak <= room:
+        assert shape(group, 2 * room).cost <= found.cost * 1.001
+
+
+def test_memory_grows_with_the_logarithm() -> None:
+    """With as little memory as can be, a hundred times as many steps take only a few times as much."""
+
+    def least(length: int) -> Shape:
+        (group,) = groups_of(flat_of(functions(recurrence, 1, length, False, "last"), values()))
+        return shape(group, 0)
+
+    short, long = least(100), least(10_000)
+    assert long.peak <= 4 * short.peak
+    assert max(len(part.levels) for part in long.parts) > max(len(part.levels) for part in short.parts)
+
+
+def test_the_cut_is_the_least() -> None:
+    """What is stacked so that no product runs again takes as few bytes as can be, by trying all sets."""
+
+    def step(x: Any, t: Any) -> Any:
+        a = x @ jnp.ones((8, 4))
+        b = jnp.concatenate([jnp.tanh(a), a * t], axis=1)
+        c = jnp.sin(b[:, :2]) @ jnp.ones((2, 3))
+        d = jnp.cos(c.sum(axis=1))
+        return x * d.mean(), (b, d[:2], c * 2)
+
+    closed = jax.make_jaxpr(lambda x, t: lax.scan(step, x, t))(jnp.ones((5, 8)), jnp.ones(7))
+    (eqn,) = [each for each in flatten(closed, inline_custom=False).equations if each.primitive.name == "scan"]
+    body = Body(eqn)
+    read = [atom for atom in body.made if isinstance(atom, Var)]
+    made = [var for each in body.flat.equations for var in each.outvars]
+
+    def enough(kept: tuple[Any, ...]) -> bool:
+        return all(kind(each) != "heavy" for each in body.needs(read, given=kept).equations)
+
+    sets = chain.from_iterable(combinations(made, size) for size in range(4))
+    least = min(sum(nbytes(var.aval) for var in kept) for kept in sets if enough(kept))
+    found = min(sum(nbytes(var.aval) for var in kept) for kept in choices(body, read, ()) if enough(tuple(kept)))
+    assert found == least
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_a_long_scan_fits(share: float) -> None:
+    """The compiled gradient of a long scan is within the budget, and its values are those of plain jit."""
+    args = jnp.eye(32) * 0.9, jnp.ones((8, 32))
+    gradient = functions(recurrence, 1, 400, False, "last")
+    function = remat(gradient, share, **QUICK)
+    plan = function.plan(*args)
+    assert plan.compiled <= plan.budget
+    assert plan.gate is None
+    assert plan.loops
+    assert "blocks of" in str(plan)
+    for one, two in zip(jax.tree.leaves(jax.jit(gradient)(*args)), jax.tree.leaves(function(*args)), strict=True):
+        np.testing.assert_allclose(two, one, rtol=2e-5, atol=2e-6)
+
+
+def test_constants_and_donation() -> None:
+    """What the function closes over and what is donated to it is as under jit, also where a scan is changed."""
+    table = jnp.linspace(0.0, 1.0, 200)
+
+    def update(x: Any, w: Any) -> Any:
+        def loss(w: Any) -> Any:
+            last, _ = lax.scan(lambda x, t: (jnp.tanh(x @ w + t), None), x, table)
+            return (last**2).mean()
+
+        return w - jax.grad(loss)(w)
+
+    x, w = jnp.ones((8, 16)), jnp.eye(16)
+    expected = jax.jit(update)(x, w)
+    function = remat(update, 0.3, donate_argnums=1, **QUICK)
+    assert function.plan(x, w).loops
+    np.testing.assert_allclose(function(x, w), expected, rtol=2e-5, atol=2e-6)
+    assert w.is_deleted()
+    assert not x.is_deleted()
+
+
+def test_a_scan_in_a_larger_function() -> None:
+    """A scan and what is around it share the budget."""
+
+    def loss(w: Any, x: Any) -> Any:
+        for _ in range(4):
+            x = jnp.tanh(x @ w)
+        x, _ = lax.scan(lambda x, _: (jnp.sin(x @ w), None), x, None, length=30)
+        for _ in range(4):
+            x = jnp.tanh(x @ w)
+        return (x**2).mean()
+
+    args = jnp.eye(64) * 0.9, jnp.ones((128, 64))
+    function = remat(jax.grad(loss), 0.3, **QUICK)
+    plan = function.plan(*args)
+    assert plan.compiled <= plan.budget
+    np.testing.assert_allclose(function(*args), jax.jit(jax.grad(loss))(*args), rtol=2e-5, atol=2e-6)
+
+
+def test_a_gradient_inside_of_a_scan() -> None:
+    """Where most memory is in use within one step, the body is planned."""
+
+    def loss(w: Any, x: Any) -> Any:
+        for _ in range(10):
+            x = jnp.tanh(x @ w) + 0.1 * x
+        return (x**2).mean()
+
+    def train(w: Any, x: Any) -> Any:
+        return lax.scan(lambda w, _: (w - 0.1 * jax.grad(loss)(w, x), loss(w, x)), w, None, length=3)
+
+    args = jnp.eye(64) * 0.9, jnp.ones((256, 64))
+    function = remat(train, 0.5, **QUICK)
+    plan = function.plan(*args)
+    assert plan.compiled <= plan.budget
+    for one, two in zip(jax.jit(train)(*args), function(*args), strict=True):
+        np.testing.assert_allclose(two, one, rtol=2e-5, atol=2e-6)
