@@ -76,7 +76,7 @@ def report(most: int) -> list[str]:
         "of the block and evicted, everything that can be is evicted after each operator, and what comes out after",
         "the block has the bytes, shapes, strides and dtypes of plain torch, and left the generator in the same state.",
         "",
-        f"{tried} operators, {taken} samples, {repeated:,} repeated runs.",
+        f"{tried} operators, {taken} samples (at most {most} of each), {repeated:,} repeated runs.",
         "",
         "| variant | equal to plain torch | of these, the same error |",
         "| --- | ---: | ---: |",
