@@ -72,7 +72,7 @@ def report(most: int) -> list[str]:
         "# Operators inside of a block",
         "",
         "Entries of torch's `op_db` in float64 (or the first dtype they have), measured by",
-        "`python benchmarks/torch_operators.py --into docs/results`. Each call gets arguments that were made inside",
+        f"`python benchmarks/torch_operators.py --samples {most} --into docs/results`. Arguments are made inside",
         "of the block and evicted, everything that can be is evicted after each operator, and what comes out after",
         "the block has the bytes, shapes, strides and dtypes of plain torch, and left the generator in the same state.",
         "",
