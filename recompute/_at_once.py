@@ -129,7 +129,7 @@ class AtOnce(Engine):
                         storage.locks += 1
                     else:
                         payloads.append(part)
-                if not self._unlimited:
+                if not self._unlimited or declared is not None:
                     known: Sizes
                     if declared is not None:
                         known = ((arguments[0].storage.pool.device if arguments else "cpu", declared[0]),)
@@ -199,7 +199,7 @@ class AtOnce(Engine):
                 pool = self._pools.get(device) or self._pool(device)
                 started = False
                 self._executing -= 1
-                if not self._unlimited:
+                if not self._unlimited or declared is not None:
                     if room is pool and home is None and size <= reserved:
                         pool.used -= reserved
                         pool.fixed -= reserved

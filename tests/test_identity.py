@@ -6,13 +6,13 @@ import gc
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
 from recompute._graph import Operation, Storage, Value
 from recompute.testing import Identity, ManualClock, check_invariants
-from recompute.testing.programs import Budget, Interpreter, Observation, Program, difference, run
+from recompute.testing.programs import Apply, Budget, Interpreter, Observation, Program, difference, run
 from recompute.testing.strategies import POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
 
 Settings = dict[str, Any]
@@ -67,6 +67,10 @@ def test_any_budget(program: Program, options: Settings, budget: int) -> None:
     agree(program, budget, options)
 
 
+@example(
+    Program([Apply(function="add", arguments=(), fault=1, nbytes=8)]),
+    {"policy": "needed", "search": "exact", "release": "eager", "verify": False},
+)
 @given(programs(fickle=False), settings_of_caches())
 def test_down_to_the_feasible_minimum(program: Program, options: Settings) -> None:
     """From the peak of an unlimited run down to the smallest budget that works, and below it, results are equal."""
