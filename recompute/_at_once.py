@@ -76,22 +76,7 @@ class AtOnce(Engine):
             operation.nout = operation.runs = 1
             operation.cost = cost
             self._number = number = self._number + 1
-            storage = Storage(pool, size, id(owner), number, now)
-            storage.cost = cost
-            value = Value(payload, operation, storage, number)
-            value.refs = 1
-            storage.values = operation.outputs = (value,)
-            pool.used = used = pool.used + size
-            if used > pool.peak:
-                pool.peak = used
-            if size:
-                pool.candidates.add(storage)
-            for each in operation.arguments:
-                if each.using is None:
-                    each.uses = 1
-                    each.using = operation
-                else:
-                    each.add_user(operation)
+            value = _enter(pool, operation, payload, size, id(owner), number, now)
             if self._listeners:
                 self._events.append(self._performed(operation, cost, False, room))
             return value
@@ -216,28 +201,9 @@ class AtOnce(Engine):
                 operation.cost = cost
                 self._number = number = self._number + 1
                 if home is None:
-                    storage = Storage(pool, size, buffer, number, now)
-                    storage.cost = cost
-                    value = Value(payload, operation, storage, number)
-                    storage.values = operation.outputs = (value,)
-                    pool.used = used = pool.used + size
-                    if used > pool.peak:
-                        pool.peak = used
-                    if size:
-                        pool.candidates.add(storage)
+                    _enter(pool, operation, payload, size, buffer, number, now)
                 else:
-                    value = Value(payload, operation, home, number)
-                    home.values += (value,)
-                    home.last_access = now
-                    operation.outputs = (value,)
-                    self._own_cost(home, cost)
-                value.refs = 1
-                for each in operation.arguments:
-                    if each.using is None:
-                        each.uses = 1
-                        each.using = operation
-                    else:
-                        each.add_user(operation)
+                    self._enter_at(home, operation, payload, number)
                 for each in arguments:
                     storage = each.storage
                     storage.locks -= 1
@@ -267,6 +233,41 @@ class AtOnce(Engine):
                     self._evict_late(arguments)
                 self._changed.notify_all()
             raise
+
+    def _enter_at(self, home: Storage, operation: Operation, payload: Any, number: int) -> None:
+        """The output lies on the storage of an argument."""
+        value = Value(payload, operation, home, number)
+        value.refs = 1
+        home.values += (value,)
+        home.last_access = self.now
+        operation.outputs = (value,)
+        self._own_cost(home, operation.cost)
+        _use(operation)
+
+
+def _enter(pool: Pool, operation: Operation, payload: Any, size: int, buffer: int, number: int, now: float) -> Value:
+    """The output has a storage of its own."""
+    storage = Storage(pool, size, buffer, number, now)
+    storage.cost = operation.cost
+    value = Value(payload, operation, storage, number)
+    value.refs = 1
+    storage.values = operation.outputs = (value,)
+    pool.used = used = pool.used + size
+    if used > pool.peak:
+        pool.peak = used
+    if size:
+        pool.candidates.add(storage)
+    _use(operation)
+    return value
+
+
+def _use(operation: Operation) -> None:
+    for each in operation.arguments:
+        if each.using is None:
+            each.uses = 1
+            each.using = operation
+        else:
+            each.add_user(operation)
 
 
 def _among(payload: Any, values: tuple[Value, ...]) -> bool:

@@ -43,6 +43,17 @@ class _NoteInterrupts:
             self._cache._interrupted = True
 
 
+class _Settle(_NoteInterrupts):
+    """Around an operation of the program: what came of it is settled, too, when the locks are free again."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        cache = self._cache
+        if kind is not None and not issubclass(kind, Exception):
+            cache._interrupted = True
+        if cache._dropped or cache._events:
+            cache._settle()
+
+
 class Lifetimes:
     """The books of a cache, and the ways in which a value leaves memory or the graph."""
 
@@ -58,6 +69,7 @@ class Lifetimes:
         self._executing = 0  # functions running now
         self._interrupted = False  # an interrupt struck, maybe in the middle of the bookkeeping
         self._noting = _NoteInterrupts(self)
+        self._settling = _Settle(self)
         self._dropped: deque[Value | Held | None] = deque()  # references that went, to be seen to under the lock
         self._late: set[Storage] = set()  # released while locked
         self._banishable: set[Storage] = set()  # released, but an evicted value still needs them

@@ -6,6 +6,7 @@ method of the engine is wrapped to do so at the n-th crossing: deterministic, un
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -51,7 +52,9 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupts]:
     """Every method of the engine, but for those that repair it, lets interrupts in."""
     wanted = Interrupts()
     wanted.let_in(monkeypatch, PARTS, lambda method, name: not name.startswith("__") and name != "_recover")
+    gc.freeze()  # a repair looks at every object of the process: at none of those that are there before the test
     yield wanted
+    gc.unfreeze()
     wanted.arm(0)
 
 

@@ -256,7 +256,7 @@ def test_lift_in_all_its_forms(surface: Any) -> None:
         """The sum."""
         return a + b
 
-    @surface.lift(nout=2)  # type: ignore[untyped-decorator]
+    @surface.lift(nout=2)  # type: ignore[untyped-decorator]  # it gives Any
     def split(a: int) -> tuple[int, int]:
         return a // 10, a % 10
 

@@ -5,7 +5,6 @@ What the planner counts is checked against the compiled program, and the planner
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from recompute._budget import format_bytes
 from recompute._errors import BudgetError
 from recompute._plans._schedule import PlanError
+from recompute_jax._aim import Aim
 from recompute_jax._draft import Draft, Drafting
 from recompute_jax._emit import LENGTH, Region
 from recompute_jax._gates import Gate
@@ -26,17 +26,11 @@ from recompute_jax._options import Options, Planned
 from recompute_jax._report import RematPlan, Trial, describe
 from recompute_jax._segments import Segments
 
-_NEAR: Final = 0.85  # of the budget: not worth another compilation
-_ALMOST: Final = 1.05  # times the budget: a plan for hardly less will fit
-_LEAP: Final = 1.6  # times the last budget at most; XLA has temporaries in the memory of results that are not there yet
-_LITTLE: Final = 1.02  # overhead not worth another compilation
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
 _SLIGHT: Final = 1.005  # overhead not worth a trial of the other gate
 _QUICK: Final = 2.0  # seconds of a compilation, for that trial
 _MORE: Final = 1.02  # of the budget, for that trial: what is fused is not in memory
 _SHORT: Final = 4  # segments in a region, when more need too much memory
-_STEP: Final = 0.02  # of the budget: plans for budgets that differ by less are alike
-_FIRST: Final = 0.99  # of the budget, for the first plan: small values are not counted exactly
 
 
 @dataclass(frozen=True)
@@ -90,45 +84,24 @@ class _Making:
 
     def _search(self, budget: int) -> Planned:
         best: _Schedule | None = None
-        known = math.inf  # the overhead of the last that fitted
-        given = int(_FIRST * budget)  # what the planner gets
-        low, high, none = 0, 0, 0  # the most that fitted, the least that did not, the most that has no plan
-        length = LENGTH
+        aim = Aim(budget, self.options.compilations)
         draft: Draft | None = None
         before: Draft | None = None
-        for attempt in range(self.options.compilations):
-            try:
-                draft = before = draft or self._draft(given, attempt, before)
-            except PlanError:
-                none = max(none, given)
-                if best is not None or not high or high - none < _STEP * budget:
-                    break
-                given = (none + high) // 2
+        while (given := aim.given) is not None:
+            if draft is None or aim.anew:
+                try:
+                    draft = before = self._draft(given, aim.is_last, before)
+                except PlanError:
+                    draft = None
+                    aim.no_plan()
+                    continue
+            found = self._schedule(draft, given, aim.length, f"planned for {format_bytes(given)}")
+            if found.trial.compiled > budget:
+                aim.exceeded(found.trial.compiled, draft.plan.peak, self._shorter(aim.length, found))
                 continue
-            found = self._schedule(draft, given, length, f"planned for {format_bytes(given)}")
-            trial = found.trial
-            if trial.compiled <= budget:
-                low = max(low, given)
-                if best is None or trial.overhead < best.trial.overhead:
-                    best = found
-                if trial.overhead <= _LITTLE or trial.compiled >= _NEAR * budget or known - trial.overhead < 0.01:
-                    break
-                known = trial.overhead
-                wish = min(int(_LEAP * given), given + int(0.97 * budget) - trial.compiled)
-            elif shorter := _shorter(length, found, given):
-                length = shorter  # the same plan, with less for XLA to order
-                continue
-            else:
-                given = high = min(high or given, given, draft.plan.peak)
-                margin = 0.97 if trial.compiled > _ALMOST * budget else 0.99
-                wish = max(given // 2, given + int(margin * budget) - trial.compiled)
-            below = max(low, none)
-            if high and not below < wish < high:
-                wish = (below + high) // 2
-                if wish - below < _STEP * budget:
-                    break
-            given = wish
-            draft = None
+            if best is None or found.trial.overhead < best.trial.overhead:
+                best = found
+            aim.fitted(found.trial.compiled, found.trial.overhead)
         if best is None:
             draft = self.drafting.least(self.options.time_limit / 6)
             best = self._schedule(draft, draft.plan.budget, 1, "the least plan")
@@ -136,17 +109,18 @@ class _Making:
             least = min(each.compiled for each in self.looks.trials)
             raise BudgetError(
                 f"{self.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the least "
-                f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that"
+                f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that, or "
+                "let it look longer (compilations=, time_limit=)"
             )
         if self.options.other is not None:
             best = self._through(self.options.other, best, budget)
         return self._planned(best, budget)
 
-    def _draft(self, given: int, attempt: int, before: Draft | None) -> Draft:
+    def _draft(self, given: int, is_last: bool, before: Draft | None) -> Draft:
         started = perf_counter()
         left = max(0.1, self.options.time_limit - self.planning)
         try:
-            return self.drafting.draft(given, left if attempt + 1 == self.options.compilations else left / 2, before)
+            return self.drafting.draft(given, left if is_last else left / 2, before)
         finally:
             self.planning += perf_counter() - started
 
@@ -156,11 +130,21 @@ class _Making:
             return best
         given = int(_MORE * budget)
         try:
-            draft = self._draft(given, self.options.compilations - 1, best.draft)
+            draft = self._draft(given, True, best.draft)
         except PlanError:
             return best
         found = self._schedule(draft, given, LENGTH, f"planned for {format_bytes(given)}, gate {other}", other)
         return found if found.trial.compiled <= budget and found.trial.flops < best.trial.flops else best
+
+    @staticmethod
+    def _shorter(length: int, found: _Schedule) -> int:
+        """Segments in a region, if so many may need too much memory; 0: no fewer are worth another compilation."""
+        if found.draft.is_plain or found.trial.compiled <= found.draft.plan.peak:
+            return 0
+        for shorter in (_SHORT, 1) if found.trial.seconds < _QUICK else (_SHORT,):
+            if shorter < length and len(found.draft.regions(found.trial.budget or 0, shorter)) > len(found.regions):
+                return shorter
+        return 0
 
     def _schedule(self, draft: Draft, given: int, length: int, what: str, gate: Gate | None = None) -> _Schedule:
         _check_once(draft.segments, draft.sequence)
@@ -229,16 +213,6 @@ class _Making:
             program=segments.program,
             **{"flops": segments.flops, **more},
         )
-
-
-def _shorter(length: int, found: _Schedule, given: int) -> int:
-    """Segments in a region, if so many need too much memory; 0: no fewer are worth another compilation."""
-    if found.draft.is_plain or found.trial.compiled <= found.draft.plan.peak:
-        return 0
-    for shorter in (_SHORT, 1) if found.trial.seconds < _QUICK else (_SHORT,):
-        if shorter < length and len(found.draft.regions(given, shorter)) > len(found.regions):
-            return shorter
-    return 0
 
 
 def _check_once(segments: Segments, sequence: Sequence[int]) -> None:

@@ -33,7 +33,7 @@ def remat(
     gate: Gate | None = None,
     costs: Literal["estimated", "measured"] = "estimated",
     time_limit: float = 6.0,
-    compilations: int = 5,
+    compilations: int = 8,
     seed: int = 0,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,

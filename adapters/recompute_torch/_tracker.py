@@ -86,7 +86,7 @@ class Tracker(Storages):
         frame = _getframe(1)
         caller = frame.f_back or frame  # a thread of autograd has no other
         operation = Operation(call, arguments, None, arguments, 0, None, caller.f_code, caller.f_lasti)
-        try:
+        with cache._settling:
             value = self._held(operation, call) if self.alone and simple is not None else None
             if value is None:
                 value = cache._apply_at_once(operation)
@@ -102,12 +102,6 @@ class Tracker(Storages):
             else:
                 self._enter_all(new_storages(result), operation.outputs)
                 self._kept_by(result, args, kwargs)
-        except KeyboardInterrupt:
-            cache._interrupted = True
-            raise
-        finally:
-            if cache._dropped or cache._events:
-                cache._settle()
         if self.orphans or cache._history > self._history:
             self._tidy()
         return result
@@ -239,16 +233,10 @@ class Tracker(Storages):
         caller = frame.f_back or frame
         packed = tuple(values)
         operation = Operation(function, packed, None, packed, 0, None, caller.f_code, caller.f_lasti)
-        try:
+        with cache._settling:
             if cache._apply_at_once(operation) is None:
                 cache._apply(operation)
             return operation.outputs
-        except KeyboardInterrupt:
-            cache._interrupted = True
-            raise
-        finally:
-            if cache._dropped or cache._events:
-                cache._settle()
 
     def _held(self, operation: Operation, call: Call) -> Value | None:
         live = call.live

@@ -142,7 +142,7 @@ def operate(
 ) -> Any:
     """`function` of values and constants, now; with `nout` 0 it is a `Call`, whose first run says how many outputs."""
     operation = Operation(function, positional, None, values, nout, None, caller.f_code, caller.f_lasti)
-    try:
+    with cache._settling:
         value = cache._apply_at_once(operation)
         if value is None:
             cache._apply(operation)
@@ -154,12 +154,6 @@ def operate(
             handles = [_handle(wrap, cache, each) for each in outputs if each is not None]  # before one of them raises
             leaves = [_given(each) for each in handles]
             result = function.rebuild(leaves) if isinstance(function, Call) else tuple(leaves)
-    except KeyboardInterrupt:
-        cache._interrupted = True
-        raise
-    finally:
-        if cache._dropped or cache._events:
-            cache._settle()
     if cache._history > cache._history_limit:
         _warn_of_history(cache)
     return result

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from _jax_oracle import bits, registered
+from _jax_oracle import bits
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -22,10 +21,7 @@ EXPLICIT = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Explicit,))
 ROWS, COLUMNS, EVERYWHERE = (NamedSharding(MESH, spec) for spec in (P("i"), P(None, "i"), P()))
 
 
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
+pytestmark = pytest.mark.usefixtures("registered_jax")
 
 
 @pytest.fixture

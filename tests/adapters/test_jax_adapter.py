@@ -14,7 +14,6 @@ from recompute.testing import ManualClock, check_adapter, check_arrays, check_in
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
-from _jax_oracle import registered  # noqa: E402  # after importorskip
 
 import recompute_jax  # noqa: E402  # after importorskip
 from recompute_jax import JaxAdapter, adapter  # noqa: E402  # after importorskip
@@ -26,10 +25,7 @@ DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "int32", "uint8", "int4", "com
 SHAPES = [(), (3,), (0, 2), (4, 5)]
 
 
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
+pytestmark = pytest.mark.usefixtures("registered_jax")
 
 
 @pytest.fixture

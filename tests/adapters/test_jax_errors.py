@@ -14,7 +14,7 @@ from recompute.testing import check_invariants
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
-from _jax_oracle import bits, registered  # noqa: E402  # after importorskip
+from _jax_oracle import bits  # noqa: E402  # after importorskip
 
 import recompute_jax  # noqa: E402  # after importorskip
 from recompute_jax import evaluate, op_by_op  # noqa: E402  # after importorskip
@@ -24,10 +24,7 @@ lax = jax.lax
 HERE = "test_jax_errors.py"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
+pytestmark = pytest.mark.usefixtures("registered_jax")
 
 
 @pytest.fixture

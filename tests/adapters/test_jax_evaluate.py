@@ -15,7 +15,7 @@ from recompute.testing import check_invariants
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
-from _jax_oracle import bits, content, live, plainly, registered  # noqa: E402  # after importorskip
+from _jax_oracle import bits, content, live, plainly  # noqa: E402  # after importorskip
 from _jax_programs import Function, Step, bent, clipped  # noqa: E402  # after importorskip
 from jax.extend import core  # noqa: E402  # after importorskip
 
@@ -26,10 +26,7 @@ jnp = jax.numpy
 lax = jax.lax
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
+pytestmark = pytest.mark.usefixtures("registered_jax")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import recompute as rc
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
-from _jax_oracle import bits, registered  # noqa: E402  # after importorskip
+from _jax_oracle import bits  # noqa: E402  # after importorskip
 
 from recompute_jax import adapter, op_by_op  # noqa: E402  # after importorskip
 
@@ -21,10 +20,7 @@ jnp = jax.numpy
 COUNT = 2**22  # float32: 16 MiB
 
 
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
+pytestmark = pytest.mark.usefixtures("registered_jax")
 
 
 def backwards(x: Any) -> Any:

@@ -18,7 +18,7 @@ from recompute.testing import check_invariants
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
-from _jax_oracle import bits, live, plainly, registered  # noqa: E402  # after importorskip
+from _jax_oracle import bits, live, plainly  # noqa: E402  # after importorskip
 from _jax_programs import functions, seen  # noqa: E402  # after importorskip
 
 from recompute_jax import op_by_op  # noqa: E402  # after importorskip
@@ -27,10 +27,7 @@ from recompute_jax._kernels import Kernel  # noqa: E402  # after importorskip
 lax = jax.lax
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
+pytestmark = pytest.mark.usefixtures("registered_jax")
 
 
 def told() -> list[bytes]:

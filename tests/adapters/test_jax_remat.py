@@ -124,8 +124,11 @@ def test_jit_of_remat(arrays: tuple[Any, Any], gate: Any) -> None:
 
 def test_remat_of_jit(arrays: tuple[Any, Any]) -> None:
     """A function that is jitted already is seen through."""
-    function = remat(jax.jit(gradient), 0.6, **QUICK)
-    assert function.plan(*arrays).gate == "branch"
+    function = remat(jax.jit(gradient), 0.6, gate="branch", **QUICK)
+    plan = function.plan(*arrays)
+    assert plan.gate == "branch"
+    assert plan.extra_flops > 0
+    assert plan.compiled <= plan.budget
     assert_same(jax.jit(gradient)(*arrays), function(*arrays))
 
 

@@ -5,8 +5,6 @@ All samples and variants are tried by `python benchmarks/torch_operators.py`, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
@@ -18,13 +16,7 @@ PARTS = 16  # the whole database, in as many tests
 SECOND = 5  # of so many operators, one has its gradients of gradients tried: they take most of the time
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums have one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("part", range(PARTS))

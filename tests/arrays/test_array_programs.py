@@ -243,22 +243,22 @@ class Shared(type(adapter)):  # type: ignore[misc]  # the adapter's class, unnam
         return value
 
 
-class Disordered(type(adapter)):  # type: ignore[misc]
+class Disordered(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def copy(self, value: Any) -> Any:
         return value.copy(order="F")
 
 
-class Unordered(type(adapter)):  # type: ignore[misc]
+class Unordered(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def empty(self, outline: rc.Outline) -> Any:
         return np.empty(outline.shape, outline.dtype)
 
 
-class Copying(type(adapter)):  # type: ignore[misc]
+class Copying(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def source(self, value: Any) -> Any:
         return value.copy()
 
 
-class Writable(type(adapter)):  # type: ignore[misc]
+class Writable(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def result(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             return value
@@ -268,27 +268,27 @@ class Writable(type(adapter)):  # type: ignore[misc]
         return np.lib.stride_tricks.as_strided(owner, value.shape, value.strides) if owner.flags.writeable else value
 
 
-class Trusting(type(adapter)):  # type: ignore[misc]
+class Trusting(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def snapshot(self, value: Any) -> Any:
         return value
 
 
-class Rounding(type(adapter)):  # type: ignore[misc]
+class Rounding(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def copy(self, value: Any) -> Any:
         return value.astype("float32").astype(value.dtype)
 
 
-class Flat(type(adapter)):  # type: ignore[misc]
+class Flat(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def outline(self, value: Any) -> rc.Outline:
         return rc.Outline(type(value), (value.size,), value.dtype, None)
 
 
-class Constant(type(adapter)):  # type: ignore[misc]
+class Constant(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def constant(self, value: Any) -> bool:
         return True
 
 
-class Forgetful(type(adapter)):  # type: ignore[misc]
+class Forgetful(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
     def source(self, value: Any) -> Any:
         return value[..., :1]
 

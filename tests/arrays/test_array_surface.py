@@ -58,7 +58,7 @@ def evicted(x: rc.RecomputableArray) -> rc.RecomputableArray:
 
 def names(function: Any) -> tuple[str, ...]:
     """What a function calls by name."""
-    return getattr(function, "__code__", grid.__code__).co_names  # type: ignore[no-any-return]
+    return getattr(function, "__code__", grid.__code__).co_names  # type: ignore[no-any-return]  # of a function nobody has typed
 
 
 def rematerializations(cache: rc.Cache) -> int:

@@ -1,0 +1,27 @@
+"""What the modules of one library have in common; a module asks for it with `pytestmark`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def registered_jax() -> Iterator[None]:
+    """JAX's arrays are known to the cache, installed or not."""
+    from _jax_oracle import registered
+
+    with registered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch adds up in one order, whatever the machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
