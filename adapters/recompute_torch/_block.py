@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
 from recompute_torch import _escapes
+from recompute_torch._interrupts import Interrupts
 from recompute_torch._threads import Threads
 from recompute_torch._tracker import Tracker
 
@@ -36,10 +37,11 @@ class _Mode(TorchDispatchMode):
         """No: the wrapper that keeps Dynamo out of a mode takes a microsecond a call. What is below does the same."""
         return False
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, interrupts: Interrupts) -> None:
         super().__init__()
         self._tracker = tracker
         self._rules = tracker.rules
+        self._interrupts = interrupts
 
     def __torch_dispatch__(
         self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -49,8 +51,12 @@ class _Mode(TorchDispatchMode):
                 return func(*args, **(kwargs or _NONE)) if cls in _FAKE else NotImplemented
         if self._tracker.closed:  # a thread that outlives the block
             return func(*args, **(kwargs or _NONE))
-        known = self._rules.get(id(func)) or self._tracker.learn(func)
-        return known[0](func, known[1], args, kwargs or _NONE)
+        try:
+            known = self._rules.get(id(func)) or self._tracker.learn(func)
+            return known[0](func, known[1], args, kwargs or _NONE)
+        finally:
+            if self._interrupts.waiting:
+                self._interrupts.deliver()
 
 
 set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
@@ -63,6 +69,7 @@ _blocks: Final[WeakSet[budget]] = WeakSet()
 
 def _forked() -> None:
     for block in list(_blocks):
+        block._interrupts.let_go()
         block._tracker.fork()
 
 
@@ -105,7 +112,8 @@ class budget:
     ) -> None:
         named = {} if policy is None else {"policy": policy}
         self.cache: Final = rc.Cache(_bytes(budget), search=search, trace=trace, verify=verify, **named)
-        self._tracker = Tracker(self.cache, history, everything=not only_checkpointed, watching=_Mode)
+        self._interrupts = Interrupts()
+        self._tracker = Tracker(self.cache, history, everything=not only_checkpointed, watching=self._mode)
         self._here = local()
         self._taking_part = 0  # threads
         self._threads: Threads | None = None
@@ -124,6 +132,7 @@ class budget:
             if not self._entered:
                 if self._tracker.closed:
                     raise RuntimeError("a budget block is entered once; make a new one: with rt.budget(...):")
+                self._interrupts.hold()
                 _escapes.guard()
                 _blocks.add(self)
                 self._threads = Threads(self._join)
@@ -147,8 +156,11 @@ class budget:
         if here.times == 1:
             self._taking_part += 1
             self._tracker.alone = self._taking_part == 1
-            here.mode = _Mode(self._tracker)
+            here.mode = self._mode(self._tracker)
             here.mode.__enter__()
+
+    def _mode(self, tracker: Tracker) -> _Mode:
+        return _Mode(tracker, self._interrupts)
 
     def _end(self) -> None:
         here = self._here
@@ -176,6 +188,8 @@ class budget:
                     hook.remove()
                 _escapes.unguard()
                 _blocks.discard(self)
+                self._interrupts.let_go()
+                self._interrupts.deliver()
 
     @property
     def budget(self) -> Any:
@@ -196,6 +210,7 @@ class budget:
         Nobody needs to call this in a training: what was made from a parameter is forgotten when the parameter changes.
         """
         self._tracker.commit()
+        self._interrupts.deliver()
 
     def __repr__(self) -> str:
         return f"<budget {self.cache!r}>"

@@ -1,4 +1,4 @@
-"""A small training with everything that writes behind the program's back, for the tests of faults."""
+"""A small training with everything that writes behind the program's back, and what a fault in it must leave."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import recompute_torch as rt
+from recompute.testing import check_invariants
+
+BUDGET = 2_000
+"""Bytes, in which some of its activations have to be made again."""
 
 
 class Training:
@@ -74,3 +80,40 @@ class Watching(TorchDispatchMode):
         """Remember what is there now."""
         for name, content in self._training.contents().items():
             self.seen.setdefault(name, set()).add(content)
+
+
+def plain_steps() -> tuple[dict[str, set[bytes]], list[torch.Tensor]]:
+    """All that is ever in the tensors of two steps of plain torch, and the activations that they keep."""
+    training = Training()
+    with Watching(training) as watching:
+        training.step(1)
+        training.step(2)
+    watching.look()
+    return watching.seen, training.kept
+
+
+def go_on(block: rt.budget, training: Training, allowed: dict[str, set[bytes]]) -> Training:
+    """After a fault the training has content that it may have, and goes on; how it was when it went on."""
+    check_invariants(block.cache, [each._recompute for each in block._tracker.known()])
+    block.budget = None  # as it was, the fault may have come of it
+    copied = training.copied()
+    training.step(3)
+    del training.kept[-2:]
+    block.cache.release_memory()
+    for name, content in copied.contents().items():
+        assert content in allowed[name], name
+    return copied
+
+
+def check_left(block: rt.budget, training: Training, copied: Training, kept: list[torch.Tensor]) -> None:
+    """After the block all is ordinary, and the steps that were made inside and after it are those of plain torch."""
+    assert not block.stats().used
+    for each in [*training.state().values(), *training.kept]:
+        assert not hasattr(each.untyped_storage(), "_recompute")
+    for one, other in zip(training.kept, kept, strict=False):
+        assert torch.equal(one, other)
+    copied.step(3)
+    assert training.contents() == copied.contents()
+    training.step(4)
+    copied.step(4)
+    assert training.contents() == copied.contents()

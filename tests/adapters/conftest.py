@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -25,3 +26,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def plain(one_thread: None) -> Any:
+    """What two steps of plain torch have in their tensors, and keep."""
+    from _torch_steps import plain_steps
+
+    return plain_steps()

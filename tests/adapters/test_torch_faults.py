@@ -2,97 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from interrupts import Interrupts
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
-from _torch_steps import Training, Watching  # noqa: E402  # after importorskip
+from _torch_steps import BUDGET, Training, check_left, go_on  # noqa: E402  # after importorskip
 
 import recompute as rc  # noqa: E402
 import recompute_torch as rt  # noqa: E402
-from recompute.testing import check_invariants  # noqa: E402
-from recompute_torch import _block  # noqa: E402
-
-STRIDE = 3  # of the crossings at which an interrupt strikes
-BUDGET = 2_000
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def plain() -> tuple[dict[str, set[bytes]], list[torch.Tensor]]:
-    """All that is ever in the tensors of two steps of plain torch, and the activations that they keep."""
-    training = Training()
-    with Watching(training) as watching:
-        training.step(1)
-        training.step(2)
-    watching.look()
-    return watching.seen, training.kept
-
-
-def go_on(block: rt.budget, training: Training, allowed: dict[str, set[bytes]]) -> Training:
-    """After a fault the training has content that it may have, and goes on; how it was when it went on."""
-    check_invariants(block.cache, [each._recompute for each in block._tracker.known()])
-    block.budget = None  # as it was, the fault may have come of it
-    copied = training.copied()
-    training.step(3)
-    del training.kept[-2:]
-    block.cache.release_memory()
-    for name, content in copied.contents().items():
-        assert content in allowed[name], name
-    return copied
-
-
-def check_left(block: rt.budget, training: Training, copied: Training, kept: list[torch.Tensor]) -> None:
-    """After the block all is ordinary, and the steps that were made inside and after it are those of plain torch."""
-    assert not block.stats().used
-    for each in [*training.state().values(), *training.kept]:
-        assert not hasattr(each.untyped_storage(), "_recompute")
-    for one, other in zip(training.kept, kept, strict=False):
-        assert torch.equal(one, other)
-    copied.step(3)
-    assert training.contents() == copied.contents()
-    training.step(4)
-    copied.step(4)
-    assert training.contents() == copied.contents()
-
-
-@pytest.fixture
-def interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupts]:
-    """The mode lets interrupts in, before and after what it does for an operator."""
-    wanted = Interrupts()
-    wanted.let_in(monkeypatch, [_block._Mode], lambda method, name: name == "__torch_dispatch__")
-    yield wanted
-    wanted.arm(0)
-
-
-def test_an_interrupt_between_operators(interrupts: Interrupts, plain: Any) -> None:
-    """Before or after any operator of forward, backward or the optimizer: training goes on as plain torch does."""
-    interrupts.arm(0)
-    with rt.budget(BUDGET) as block:
-        training = Training()
-        training.step(1)
-        training.step(2)
-    assert block.stats().rematerializations
-    struck = 0
-    for crossing in range(1, interrupts.crossings, STRIDE):
-        training = Training()
-        with rt.budget(BUDGET) as block:
-            interrupts.arm(crossing)
-            try:
-                training.step(1)
-                training.step(2)
-            except KeyboardInterrupt:
-                struck += 1
-            interrupts.arm(0)
-            copied = go_on(block, training, plain[0])
-        check_left(block, training, copied, plain[1])
-    assert struck > 50
 
 
 def failing(*_: Any) -> None:

@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402  # after im
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 optim = torch.optim
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {

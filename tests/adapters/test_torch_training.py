@@ -25,6 +25,8 @@ from recompute._graph import Operation, Value  # noqa: E402  # after importorski
 from recompute.simulator import baseline, simulate  # noqa: E402  # after importorskip
 from recompute.traces import read  # noqa: E402  # after importorskip
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TASKS = example("_torch_training").TASKS
 
 TIGHT = {"treelstm": 0.45, "transformer": 0.4}

@@ -1,0 +1,133 @@
+"""Interrupts in the middle of a training: wherever one arrives, the training goes on as plain torch does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from interrupts import Interrupts
+
+from recompute._engine import Engine
+from recompute._flight import Flight, Frame
+from recompute._lifetimes import Lifetimes
+from recompute._pool import Pool
+from recompute._results import Results
+
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+
+from _torch_steps import BUDGET, Training, check_left, go_on  # noqa: E402  # after importorskip
+
+import recompute as rc  # noqa: E402
+import recompute_torch as rt  # noqa: E402
+from recompute_torch import _block, _memory, _recipe, _storages, _tracker  # noqa: E402
+
+ENGINE = (Engine, Results, Lifetimes, Pool, Frame, Flight, rc.Cache)
+ADAPTER = (
+    *(_block._Mode, _tracker, _tracker.Tracker, _storages, _recipe, _recipe.Call, _recipe.Write, _recipe.Look),
+    *(_memory, _memory.Memory, _memory.MemoryAdapter),
+)
+STRIDE = 59  # of the crossings at which a signal arrives
+PARTS = 4  # tests that share them
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Arming = Callable[[Callable[[], None], bool], Interrupts]
+
+
+@pytest.fixture
+def arming(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arming]:
+    """Interrupts that strike in some way: at the mode, before and after each operator, or anywhere inside."""
+    made: list[Interrupts] = []
+
+    def make(strike: Callable[[], None], anywhere: bool) -> Interrupts:
+        wanted = Interrupts(strike)
+        made.append(wanted)
+        wanted.let_in(monkeypatch, [_block._Mode], lambda method, name: name == "__torch_dispatch__")
+        if anywhere:
+            wanted.let_in(monkeypatch, ENGINE, lambda method, name: not name.startswith("__"))
+            wanted.let_in(monkeypatch, ADAPTER, lambda method, name: not name.startswith("__") or name == "__call__")
+        return wanted
+
+    yield make
+    for each in made:
+        each.arm(0)
+
+
+def count(interrupts: Interrupts) -> int:
+    """The crossings of two steps."""
+    training = Training()
+    with rt.budget(BUDGET) as block:
+        interrupts.arm(0)
+        training.step(1)
+        training.step(2)
+        crossings = interrupts.crossings
+    assert block.stats().rematerializations
+    return crossings
+
+
+def strike_at(crossing: int, interrupts: Interrupts, plain: Any) -> bool:
+    """Whether one has come out of two steps; the training went on as it should."""
+    training, struck = Training(), False
+    with rt.budget(BUDGET) as block:
+        interrupts.arm(crossing)
+        try:
+            training.step(1)
+            training.step(2)
+        except KeyboardInterrupt:
+            struck = True
+        interrupts.arm(0)
+        copied = go_on(block, training, plain[0])
+    check_left(block, training, copied, plain[1])
+    return struck
+
+
+def test_an_exception_between_operators(arming: Arming, plain: Any) -> None:
+    """What a handler of the program's own raises, before or after an operator of forward, backward or optimizer."""
+
+    def strike() -> None:
+        raise KeyboardInterrupt
+
+    interrupts = arming(strike, False)
+    struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 3)]
+    assert len(struck) > 50
+    assert all(struck)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_signal_anywhere(part: int, arming: Arming, plain: Any) -> None:
+    """Ctrl-C in the middle of the bookkeeping interrupts at the end of the operator, with the books complete."""
+    interrupts = arming(partial(signal.raise_signal, signal.SIGINT), True)
+    before = signal.getsignal(signal.SIGINT)
+    places = range(1 + part * STRIDE, count(interrupts), PARTS * STRIDE)
+    struck = [strike_at(each, interrupts, plain) for each in places]
+    assert len(struck) > 20
+    assert all(struck)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_signal_while_the_block_is_left(arming: Arming) -> None:
+    """It is raised when all tensors have their content."""
+    interrupts = arming(partial(signal.raise_signal, signal.SIGINT), True)
+    expected = Training()
+    expected.step(1)
+    expected.step(2)
+    struck = 0
+    for crossing in range(1, 400, 7):
+        training = Training()
+        try:
+            with rt.budget(BUDGET) as block:
+                training.step(1)
+                training.step(2)
+                block.cache.release_memory()
+                interrupts.arm(crossing)
+        except KeyboardInterrupt:
+            struck += 1
+        interrupts.arm(0)
+        assert not block.stats().used
+        assert training.contents() == expected.contents()
+        for one, other in zip(training.kept, expected.kept, strict=True):
+            assert torch.equal(one, other)
+            assert not hasattr(one.untyped_storage(), "_recompute")
+    assert struck > 20
