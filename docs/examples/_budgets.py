@@ -12,7 +12,8 @@ from math import inf
 from typing import Any, Final, TypeVar
 
 import recompute as rc
-from _report import aligned, progress
+from _report import aligned, into_files, progress
+from recompute.events import Event
 
 POLICIES: Final = ("needed", "lru")
 
@@ -25,8 +26,6 @@ class Taken:
     policy: str = "not wrapped"
     seconds: float
     """Of all processors together: the best of several runs."""
-    traced: int
-    """The most that was allocated at once, by tracemalloc: temporary arrays and recipes included."""
     peak: int = 0
     """The most that the cache counted."""
     overshoot: int = 0
@@ -56,9 +55,7 @@ def parser(description: str, share: float, repeats: int) -> argparse.ArgumentPar
     add("--budget", type=_share, default=share, metavar="SHARE", help="of the peak without a budget; %(default)s")
     add("--table", action="store_true", help="other budgets, and another policy, too")
     add("--repeats", type=_count, default=repeats, metavar="N", help="runs, of which the best time counts; %(default)s")
-    add("--json", metavar="PATH", help="write the figures")
-    add("--picture", metavar="PATH", help="draw what was in memory when: .png, .svg or .pdf")
-    return found
+    return into_files(found, "what was in memory when")
 
 
 def _share(text: str) -> float:
@@ -89,48 +86,60 @@ def tracing() -> Iterator[list[int]]:
 
 def compare(
     plain: Callable[[], T],
-    wrapped: Callable[[str, float | None, int | None], T],
+    wrapped: Callable[[int | None, str, list[Event] | None], T],
     share: float,
     others: Sequence[float] = (),
     patience: float = inf,
+    events: list[Event] | None = None,
 ) -> list[T]:
     """On plain arrays, on wrapped ones without a budget, then within budgets; those that are too small are left out.
 
-    `wrapped` gets the policy, the share of the peak without a budget, and that in bytes. `share` is for the default
-    policy, `others` for all; a policy that took `patience` times as long as no budget gets no smaller one.
+    A budget is a share of the peak without one: `share` for the default policy, `others` for all; a policy that took
+    `patience` times as long as no budget gets no smaller one. `wrapped` gets the budget in bytes, the policy, and
+    `events` to be filled if it is the run within `share`.
     """
-    jobs = {(POLICIES[0], share), *((policy, other) for policy in POLICIES for other in others)}
+    first = POLICIES[0], share
+    jobs = {first, *((policy, other) for policy in POLICIES for other in others)}
     with progress(2 + len(jobs)) as advance:
         advance(1, "plain arrays")
         runs = [plain()]
         advance(1, "no budget")
-        runs.append(free := wrapped(POLICIES[0], None, None))
+        runs.append(free := wrapped(None, POLICIES[0], None))
         for policy, part in sorted(jobs, key=lambda job: (POLICIES.index(job[0]), -job[1])):
             advance(1, f"{policy}, {part:.0%}")
             if runs[-1].policy == policy and runs[-1].seconds > patience * free.seconds:
                 continue
             try:
-                runs.append(wrapped(policy, part, int(part * free.peak)))
+                runs.append(wrapped(int(part * free.peak), policy, events if (policy, part) == first else None))
             except rc.BudgetError as error:
                 print(f"{policy}, {part:.0%}: {error}", file=sys.stderr)
     return runs
 
 
-def table(runs: Sequence[Taken], same: Sequence[bool], places: int = 0) -> str:
-    """The runs of `compare`; `same`: whether each gave what the others gave; `places` behind the point of megabytes."""
+def table(
+    runs: Sequence[Taken],
+    memory: Sequence[int],
+    same: Sequence[bool | None],
+    names: tuple[str, str] = ("policy", "allocated"),
+    places: int = 0,
+) -> str:
+    """The runs of `compare`, with the bytes that each took by another measure, in a column of the second name.
+
+    `same`: whether each gave what the others gave, None if it need not; `places` behind the point of megabytes.
+    """
     free = runs[1]
-    columns = ["policy", "budget", "counted", "allocated", "time", "recomputed", "compute", "bits"]
+    columns = [names[0], "budget", "counted", names[1], "time", "recomputed", "compute", "bits"]
     rows = [
         [
             each.policy,
             "none" if each.budget is None else f"{each.budget / free.peak:.0%}",
             f"{each.peak / 1e6:.{places}f} MB" if each.peak else "",
-            f"{each.traced / 1e6:.{places}f} MB",
+            f"{taken / 1e6:.{places}f} MB",
             f"{each.seconds:.2f} s, x {each.seconds / free.seconds:.2f}",
             f"{each.recomputed:,}" if each.operations else "",
             f"{each.overhead:.2f}" if each.operations else "",
-            "the same" if right else "WRONG",
+            "" if right is None else "the same" if right else "WRONG",
         ]
-        for each, right in zip(runs, same, strict=True)
+        for each, taken, right in zip(runs, memory, same, strict=True)
     ]
     return aligned(columns, rows)

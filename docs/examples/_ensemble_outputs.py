@@ -13,6 +13,7 @@ from jax import Array
 
 import recompute as rc
 import recompute_jax
+from _asking import shuffled
 from _digits import UNSEEN
 from _ensemble_network import TRUNK, Outputs, Weights, member, together, trunk
 
@@ -48,12 +49,6 @@ def make(weights: Weights, images: Any, functions: Functions) -> Outputs:
     return outputs
 
 
-def order(outputs: Outputs) -> list[str]:
-    """The names by chance."""
-    names: list[str] = np.random.default_rng(2).permutation(sorted(outputs)).tolist()
-    return names
-
-
 def got(array: Any) -> Array:
     """Out of the cache."""
     found: Array = array.get() if isinstance(array, rc.Recomputable) else array
@@ -62,7 +57,7 @@ def got(array: Any) -> Array:
 
 def ask(outputs: Outputs) -> dict[str, str]:
     """A digest of each output, in random order; all are kept for whoever asks again."""
-    return {name: blake2b(np.asarray(got(outputs[name])).tobytes()).hexdigest() for name in order(outputs)}
+    return {name: blake2b(np.asarray(got(outputs[name])).tobytes()).hexdigest() for name in shuffled(outputs)}
 
 
 def gathered(outputs: Outputs, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -66,6 +67,13 @@ def machine(*packages: str) -> dict[str, Any]:
     """Where figures were measured: the versions of Python and of packages, and the cores."""
     versions = {package: version(package) for package in packages}
     return {"python": platform.python_version(), **versions, "cores": os.cpu_count()}
+
+
+def into_files(parser: argparse.ArgumentParser, drawn: str) -> argparse.ArgumentParser:
+    """The same, with options for `write` and `show`."""
+    parser.add_argument("--json", metavar="PATH", help="write the figures")
+    parser.add_argument("--picture", metavar="PATH", help=f"draw {drawn}: .png, .svg or .pdf")
+    return parser
 
 
 def write(figures: dict[str, Any], path: str) -> None:

@@ -20,16 +20,16 @@ from hashlib import blake2b
 from importlib import import_module
 from operator import add
 from pathlib import Path
-from time import process_time
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 import recompute as rc
-from _budgets import Taken, compare, counted, parser, table, tracing
+from _asking import Asked, answers, chart, over, shuffled, timed
+from _budgets import compare, parser, table, tracing
 from _report import machine, show, write
 from recompute.events import Event
-from recompute.pictures import residency, save
+from recompute.pictures import save
 
 Array = Any
 """Of NumPy, of CuPy, or wrapped by `rc.array`: the network does not know."""
@@ -207,8 +207,7 @@ def make(weights: Weights, pictures: Sequence[Array]) -> dict[str, Array]:
 
 def ask(outputs: dict[str, Array], names: Sequence[str] = ()) -> dict[str, str]:
     """A digest of each output, asked for in this order; () is a random one. All are kept for whoever asks again."""
-    names = names or np.random.default_rng(2).permutation(sorted(outputs)).tolist()
-    return {name: digest(plain(outputs[name])) for name in names}
+    return {name: digest(plain(outputs[name])) for name in names or shuffled(outputs)}
 
 
 def plain(array: Array) -> Any:
@@ -223,78 +222,50 @@ def digest(array: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Taken):
-    """What one way of running it took, and what it gave. The seconds are those to make all, and to get all."""
+class Run(Asked):
+    """What one way of running it took."""
 
-    digests: dict[str, str]
-    asked: float = 0.0
-    """When all was made, on the clock of the events."""
+    traced: int
+    """The most that was allocated at once, by tracemalloc: temporary arrays and recipes included."""
 
 
 def run(
-    weights: Weights, pictures: Sequence[Array], budget: int | None = None, policy: str = "needed", *,
-    repeats: int = 1, events: list[Event] | None = None,
+    weights: Weights, pictures: Sequence[Array], budget: int | None = None, policy: str = "needed",
+    events: list[Event] | None = None, *, repeats: int = 1,
 ) -> Run:  # fmt: skip
     """With wrapped arrays: for the time, then once more (which is slower) for the memory, the bits and the events."""
 
-    def wrapped() -> tuple[Weights, Sequence[Array]]:
-        return rc.wrap((weights, list(pictures)))  # type: ignore[no-any-return]  # a nest like this one
+    def wrapped() -> partial[dict[str, Array]]:
+        return partial(make, *rc.wrap((weights, list(pictures))))
 
     seconds = []
     for _ in range(repeats):
         with rc.Cache(budget, policy=policy):
-            seconds.append(_timed(*wrapped()))
+            seconds.append(timed(wrapped(), plain))
     gc.collect()
     with rc.Cache(budget, policy=policy) as cache, tracing() as traced:
         if events is not None:
             cache.subscribe(events.append)
-        outputs = make(*wrapped())
-        before = cache.stats()
-        digests = ask(outputs)
-        stats = cache.stats()
-        del outputs
-    return Run(
-        budget=budget,
-        policy=policy,
-        seconds=min(seconds),
-        traced=traced[0],
-        digests=digests,
-        asked=before.model_time + before.remat_time,
-        **counted(stats),
-    )
+        found = answers(cache, wrapped(), ask)
+    return Run(budget=budget, policy=policy, seconds=min(seconds), traced=traced[0], **found)
 
 
 def run_plain(weights: Weights, pictures: Sequence[Array], *, repeats: int = 1) -> Run:
     """The same without the wrapper."""
-    seconds = min(_timed(weights, pictures) for _ in range(repeats))
+    seconds = min(timed(partial(make, weights, pictures), plain) for _ in range(repeats))
     gc.collect()
     with tracing() as traced:
         digests = ask(make(weights, pictures))
     return Run(seconds=seconds, traced=traced[0], digests=digests)
 
 
-def _timed(weights: Weights, pictures: Sequence[Array]) -> float:
-    """Seconds to make all, and to get all. Looking at it would take longer, so here nobody does."""
-    gc.collect()
-    start = process_time()
-    outputs = make(weights, pictures)
-    for name in np.random.default_rng(2).permutation(sorted(outputs)).tolist():
-        plain(outputs[name])
-    return process_time() - start
-
-
 # The script
 
 
-def draw(pictures: Sequence[Array], outputs: Sequence[dict[str, Any]], chart: Any, path: str | Path) -> Path:
+def draw(pictures: Sequence[Array], outputs: Sequence[dict[str, Any]], below: Any, path: str | Path) -> Path:
     """For each picture what went in and some of what came out, over the residency chart."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = ("with noise", "denoised 0", "edges 0", "edges 1", "segments")
-    figure = Figure(figsize=(11, 10.4), layout="constrained")
-    parts: Any = figure.subfigures(2, 1, height_ratios=(3.1, 7.3))
-    above, below = parts
+    figure, above = over(below, 3.1, 7.3)
     panels = above.subplots(len(pictures), len(columns), squeeze=False)
     for number, (row, picture, found) in enumerate(zip(panels, pictures, outputs, strict=True)):
         for axes, name in zip(row, columns, strict=True):
@@ -308,12 +279,6 @@ def draw(pictures: Sequence[Array], outputs: Sequence[dict[str, Any]], chart: An
             axes.axis("off")
             if not number:
                 axes.set_title(name, fontsize="medium")
-    chart.set_dpi(160)
-    canvas: Any = FigureCanvasAgg(chart)
-    canvas.draw()
-    axes = below.subplots()
-    axes.imshow(np.asarray(canvas.buffer_rgba()))
-    axes.axis("off")
     return save(figure, path)
 
 
@@ -346,32 +311,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     seen = [xp.asarray(each) for each in pictures]
     events: list[Event] = []
-    marks: list[tuple[float, str]] = []
-
-    def wrapped(policy: str, share: float | None, budget: int | None) -> Run:
-        watched = (policy, share) == ("needed", options.budget)
-        found = run(weights, seen, budget, policy, repeats=options.repeats, events=events if watched else None)
-        if watched:
-            marks.append((found.asked, "all is asked for"))
-        return found
-
     plain_arrays = partial(run_plain, weights, seen, repeats=options.repeats)
-    runs = compare(plain_arrays, wrapped, options.budget, BUDGETS if options.table else ())
+    wrapped = partial(run, weights, seen, repeats=options.repeats)
+    runs = compare(plain_arrays, wrapped, options.budget, BUDGETS if options.table else (), events=events)
     free = runs[1]
     same = [each.digests == free.digests for each in runs]
     print(f"{len(free.digests)} outputs, made by {free.operations:,} operations, asked for in random order")
-    print(table(runs, same))
+    print(table(runs, [each.traced for each in runs], same))
     if options.json:
         pixels = [each.shape[:2] for each in pictures]
         write({"machine": machine("numpy"), "pixels": pixels, "runs": [asdict(each) for each in runs]}, options.json)
     if options.picture and events:
-
-        def picture() -> Path:
-            title = f"Feature maps in {options.budget:.0%} of the memory"
-            chart = residency(events, title=title, budget=int(options.budget * free.peak), least=0.01, marks=marks)
-            return draw(pictures, shown, chart, options.picture)
-
-        show(picture)
+        below = partial(chart, runs, events, "Feature maps", options.budget, least=0.01)
+        show(lambda: draw(pictures, shown, below(), options.picture))
     return 0 if len(runs) > 2 and all(same) else 1
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 import recompute as rc
 from _budgets import tracing
-from _report import Advance, aligned, machine, progress, show, write
+from _report import Advance, aligned, into_files, machine, progress, show, write
 from recompute.pictures import save
 from recompute_numpy.letters import ALPHABET, Letters, Model, encode, fit, random_model, read
 
@@ -270,9 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--policies", nargs="+", default=[*POLICIES], metavar="NAME", help="default " + " ".join(POLICIES))
     add("--block", type=int, default=1024, metavar="N", help="letters in a block of the whole text; %(default)s")
     add("--no-text", action="store_true", help="leave out the whole text")
-    add("--picture", metavar="PATH", help="draw the steps: .png, .svg or .pdf")
-    add("--json", metavar="PATH", help="write the figures")
-    return parser
+    return into_files(parser, "the steps")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import recompute as rc
 import recompute_jax
 from _language_network import Training, Transformer, say, windows
-from _report import Advance, aligned, machine, progress, show, write
+from _report import Advance, aligned, into_files, machine, progress, show, write
 from recompute.pictures import save
 
 BUDGETS: Final = (1.0, 0.75, 0.5, 0.35, 0.25, 0.2)
@@ -182,9 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         add(name, type=int, default=value, metavar="N", help=text + "; %(default)s")
     add("--rate", type=float, default=4e-3, help="the highest learning rate; %(default)s")
     add("--time-limit", type=float, default=10.0, metavar="SECONDS", help="for planning; %(default)s")
-    add("--json", metavar="PATH", help="write the figures")
-    add("--picture", metavar="PATH", help="draw losses, memory and time: .png, .svg or .pdf")
-    return parser
+    return into_files(parser, "losses, memory and time")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

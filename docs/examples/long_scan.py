@@ -27,7 +27,7 @@ import recompute as rc
 import recompute_jax
 from _digits import load
 from _neural_ode import BATCH, STATE, Weights, gradient, initial, train
-from _report import Advance, aligned, machine, progress, show, write
+from _report import Advance, aligned, into_files, machine, progress, show, write
 from recompute.pictures import save
 
 LOOKS: Final = {
@@ -182,9 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--train", type=int, default=300, metavar="N", help="steps of training at 2^SMALLEST; default %(default)s")
     add("--repeats", type=int, default=3, metavar="N", help="runs, of which the best time counts; %(default)s")
     add("--time-limit", type=float, default=10.0, metavar="SECONDS", help="for planning; %(default)s")
-    add("--json", metavar="PATH", help="write the figures")
-    add("--picture", metavar="PATH", help="draw memory and time: .png, .svg or .pdf")
-    return parser
+    return into_files(parser, "memory and time")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

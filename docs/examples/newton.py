@@ -176,6 +176,8 @@ class Run(Taken):
     iterates: list[str]
     """A digest of the weights after each iteration."""
     products: int
+    traced: int
+    """The most that was allocated at once, by tracemalloc: temporary arrays and recipes included."""
 
 
 def run(
@@ -267,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         right = problem.accuracy(weights)
         print(f"iteration {number:>2}: loss {float(plain_loss(weights)):.4f}, {right:.1%} of the test digits right")
 
-    def wrapped(policy: str, share: float | None, budget: int | None) -> Run:
+    def wrapped(budget: int | None, policy: str, _: object) -> Run:
         return run(problem, options.iterations, budget, policy, repeats=options.repeats)
 
     plain_arrays = partial(run_plain, problem, options.iterations, repeats=options.repeats)
@@ -275,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     free = runs[1]
     same = [each.iterates == free.iterates for each in runs]
     print(f"{free.products} products with Hessians, {free.operations:,} operations")
-    print(table(runs, same, places=1))
+    print(table(runs, [each.traced for each in runs], same, places=1))
     if options.json:
         runs_as_data = [asdict(each) for each in runs]
         write({"machine": machine("numpy"), "sizes": problem.sizes, "runs": runs_as_data}, options.json)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import recompute as rc
-from _report import aligned, machine, progress, show, write
+from _report import aligned, into_files, machine, progress, show, write
 from _training_memory import budget_for, budget_table, draw, enlarge, megabytes, size_table, tabulate, unlimited
 from _training_network import PATCHED, Digits, load
 from _training_steps import Settings, accuracy, train
@@ -63,9 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--budgets", type=float, nargs="+", default=[*SHARES], metavar="SHARE", help="of the activations, for --table")
     add("--largest", action="store_true", help="the largest batch, and the deepest network, in the same memory")
     add("--factors", type=float, nargs="+", default=[*FACTORS], metavar="X", help="multiples to try for --largest")
-    add("--picture", metavar="PATH", help="draw the memory over a step: .png, .svg or .pdf")
-    add("--json", metavar="PATH", help="write the figures")
-    return parser
+    return into_files(parser, "the memory over a step")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,7 +29,7 @@ ADAPTER = (
     *(_block._Mode, _tracker, _tracker.Tracker, _storages, _recipe, _recipe.Call, _recipe.Write, _recipe.Look),
     *(_memory, _memory.Memory, _memory.MemoryAdapter),
 )
-STRIDE = 59  # of the crossings at which a signal arrives
+STRIDE = 31  # of the crossings at which a signal arrives
 PARTS = 4  # tests that share them
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,7 +68,7 @@ def count(interrupts: Interrupts) -> int:
 
 
 def strike_at(crossing: int, interrupts: Interrupts, plain: Any) -> bool:
-    """Whether one has come out of two steps; the training went on as it should."""
+    """Whether this crossing was reached: then the interrupt came out, and the training went on as it should."""
     training, struck = Training(), False
     with rt.budget(BUDGET) as block:
         interrupts.arm(crossing)
@@ -77,6 +77,7 @@ def strike_at(crossing: int, interrupts: Interrupts, plain: Any) -> bool:
             training.step(2)
         except KeyboardInterrupt:
             struck = True
+        assert struck == (interrupts.crossings >= crossing)
         interrupts.arm(0)
         copied = go_on(block, training, plain[0])
     check_left(block, training, copied, plain[1])
@@ -91,8 +92,7 @@ def test_an_exception_between_operators(arming: Arming, plain: Any) -> None:
 
     interrupts = arming(strike, False)
     struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 3)]
-    assert len(struck) > 50
-    assert all(struck)
+    assert sum(struck) > 50
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -102,8 +102,7 @@ def test_a_signal_anywhere(part: int, arming: Arming, plain: Any) -> None:
     before = signal.getsignal(signal.SIGINT)
     places = range(1 + part * STRIDE, count(interrupts), PARTS * STRIDE)
     struck = [strike_at(each, interrupts, plain) for each in places]
-    assert len(struck) > 20
-    assert all(struck)
+    assert sum(struck) > 20
     assert signal.getsignal(signal.SIGINT) == before
 
 

@@ -28,3 +28,11 @@ def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / f"{name}.py"), *options]
     one = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | one, timeout=120)
+
+
+def assert_refused(script: Any, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It ends with status 2, before any work, and says why."""
+    with pytest.raises(SystemExit) as left:
+        script.main(options)
+    assert left.value.code == 2
+    assert "error" in capsys.readouterr().err

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from example_scripts import example, run
+from example_scripts import assert_refused, example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,44 +134,6 @@ def test_less_memory_is_allocated() -> None:
     assert within.traced < plain.traced / 1.8
 
 
-def test_the_script_by_itself(tmp_path: Path) -> None:
-    """Prints what it found, writes the figures, draws a picture."""
-    pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
-    picture, figures = tmp_path / "inference.png", tmp_path / "inference.json"
-    options = ["--crop", "40", "--repeats", "1", "--budget", "0.4", "--picture", str(picture), "--json", str(figures)]
-    done = run("inference", *options)
-    assert done.returncode == 0, done.stderr
-    assert "58 outputs" in done.stdout
-    assert "WRONG" not in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    plain, free, within = json.loads(figures.read_text())["runs"]
-    assert plain["digests"] == free["digests"] == within["digests"]
-    assert within["recomputed"] > free["recomputed"] == 0
-
-
-def test_the_script_explains_itself() -> None:
-    """`--help` names the options."""
-    done = run("inference", "--help")
-    assert done.returncode == 0, done.stderr
-    assert {"--budget", "--table", "--json", "--picture", "--library"} <= {*done.stdout.replace(",", " ").split()}
-
-
-def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each policy and budget, without rich, too; a budget that is too small is said to be."""
-    for module in ("rich.console", "rich.progress"):
-        monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(inference, "BUDGETS", (0.5, 0.01))
-    assert inference.main(["--crop", "32", "--table", "--budget", "0.5", "--repeats", "1"]) == 0
-    printed = capsys.readouterr()
-    assert [line.split()[:2] for line in printed.out.splitlines()[-4:]] == [
-        ["not", "wrapped"],
-        ["needed", "none"],
-        ["needed", "50%"],
-        ["lru", "50%"],
-    ]
-    assert "needed, 1%" in printed.err
-
-
 def test_the_script_does_without_matplotlib(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,7 +148,4 @@ def test_the_script_does_without_matplotlib(
 @pytest.mark.parametrize("options", [["--budget", "0"], ["--budget", "1.5"], ["--crop", "8"], ["--repeats", "0"]])
 def test_options_that_make_no_sense_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With status 2, before any work."""
-    with pytest.raises(SystemExit) as left:
-        inference.main(options)
-    assert left.value.code == 2
-    assert "error" in capsys.readouterr().err
+    assert_refused(inference, options, capsys)

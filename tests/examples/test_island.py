@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_scripts import example
+from example_scripts import assert_refused, example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -233,7 +233,4 @@ def test_the_script_does_without_matplotlib(
 )
 def test_options_that_make_no_sense_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With status 2, before any work."""
-    with pytest.raises(SystemExit) as left:
-        island.main(options)
-    assert left.value.code == 2
-    assert "error" in capsys.readouterr().err
+    assert_refused(island, options, capsys)

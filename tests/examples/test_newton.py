@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from example_scripts import example, run
+from example_scripts import assert_refused, example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -168,52 +165,9 @@ def test_less_memory_is_allocated() -> None:
     assert within.traced < 0.7 * plain.traced
 
 
-def test_the_script_by_itself(tmp_path: Path) -> None:
-    """Prints what it found, writes the figures, draws a picture."""
-    pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
-    picture, figures = tmp_path / "newton.png", tmp_path / "newton.json"
-    options = ["--hidden", "16", "16", "--samples", "100", "--iterations", "2", "--repeats", "1", "--budget", "0.6"]
-    files = ["--picture", str(picture), "--json", str(figures)]
-    done = run("newton", *options, *files)
-    assert done.returncode == 0, done.stderr
-    assert "iteration  2: loss" in done.stdout
-    assert "WRONG" not in done.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    plain, free, within = json.loads(figures.read_text())["runs"]
-    assert plain["iterates"] == free["iterates"] == within["iterates"]
-    assert within["recomputed"] > free["recomputed"] == 0
-
-
-def test_the_script_explains_itself() -> None:
-    """`--help` names the options."""
-    done = run("newton", "--help")
-    assert done.returncode == 0, done.stderr
-    assert {"--budget", "--table", "--json", "--picture"} <= {*done.stdout.replace(",", " ").split()}
-
-
-def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each policy and budget, without rich, too; a budget that is too small is said to be."""
-    for module in ("rich.console", "rich.progress"):
-        monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(newton, "BUDGETS", (0.7, 0.01))
-    options = ["--hidden", "16", "16", "--samples", "100", "--iterations", "1", "--budget", "0.7", "--table"]
-    assert newton.main([*options, "--patience", "1000", "--repeats", "1"]) == 0
-    printed = capsys.readouterr()
-    assert [line.split()[:2] for line in printed.out.splitlines()[-4:]] == [
-        ["not", "wrapped"],
-        ["needed", "none"],
-        ["needed", "70%"],
-        ["lru", "70%"],
-    ]
-    assert "needed, 1%" in printed.err
-
-
 @pytest.mark.parametrize(
     "options", [["--budget", "0"], ["--iterations", "0"], ["--repeats", "0"], ["--hidden", "8", "0"]]
 )
 def test_options_that_make_no_sense_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With status 2, before any work."""
-    with pytest.raises(SystemExit) as left:
-        newton.main(options)
-    assert left.value.code == 2
-    assert "error" in capsys.readouterr().err
+    assert_refused(newton, options, capsys)

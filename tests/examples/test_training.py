@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_scripts import example, run
+from example_scripts import assert_refused, example, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -249,17 +249,7 @@ def test_the_script_does_without_extras(monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.parametrize("options", [["--epochs", "0"], ["--budget", "some"], ["--confine", "some"], ["--depth", "x"]])
 def test_options_that_make_no_sense_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With status 2, before any work."""
-    with pytest.raises(SystemExit) as left:
-        training.main(options)
-    assert left.value.code == 2
-    assert "error" in capsys.readouterr().err
-
-
-def test_the_script_explains_itself() -> None:
-    """`--help` names the options."""
-    done = run("training", "--help")
-    assert done.returncode == 0, done.stderr
-    assert {"--budget", "--table", "--largest", "--json", "--picture"} <= {*done.stdout.replace("]", " ").split()}
+    assert_refused(training, options, capsys)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the address space is limited on Linux alone")
