@@ -92,6 +92,7 @@ class Storage:
         "resident",
         "size",
         "slot",
+        "stake",
         "values",
     )
 
@@ -107,6 +108,7 @@ class Storage:
         self.resident = True
         self.values: tuple[Value, ...] = ()
         self.component: Component | None = None
+        self.stake: tuple[float, float] | None = None  # what the neighbourhood knows of its cost
         self.held: Held | None = None  # evicted, but somebody outside has the buffer
 
     def neighbours_up(self) -> Iterator[Storage]:

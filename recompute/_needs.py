@@ -61,11 +61,20 @@ class Needs(Neighbourhood):
         self._questioned = True
         return self._cost(storage)
 
+    def floor(self, storage: Storage) -> float:
+        """As it was when it was last asked for, if it has not fallen since: most of a search would be walks else."""
+        stake = storage.stake
+        if stake is None:
+            return self.cost(storage)
+        return (1 - self.pressure / 2) * stake[0] + (1 - self.pressure) * stake[1]
+
     def _cost(self, storage: Storage) -> float:
         above = self._above(storage)
         below, dead = self._below(storage)
         self._last = storage, above, below
-        return (1 - self.pressure / 2) * (above[0] + below[0]) + (1 - self.pressure) * dead
+        needed = above[0] + below[0]
+        storage.stake = needed, dead
+        return (1 - self.pressure / 2) * needed + (1 - self.pressure) * dead
 
     def superfluous(self, storage: Storage) -> bool:
         return storage not in self._needing and not referred(storage)
@@ -76,6 +85,7 @@ class Needs(Neighbourhood):
                 self._cost(storage)
             assert self._last is not None
             self._beyond[storage] = self._last[1:]
+        storage.stake = None
         if referred(storage):
             self._out[storage] = storage.size
             self._bytes_out[storage.pool] = self._bytes_out.get(storage.pool, 0) + storage.size
@@ -91,8 +101,7 @@ class Needs(Neighbourhood):
 
     def released(self, storage: Storage) -> None:
         if storage.resident:
-            if storage.slot >= 0:
-                self.fell(storage)
+            self._fell(storage)
             return
         self._no_longer_out(storage)
         if storage not in self._needing:
@@ -103,16 +112,22 @@ class Needs(Neighbourhood):
         if change < 0:
             self.unlinking(storage)
 
+    def _fell(self, storage: Storage) -> None:
+        storage.stake = None
+        if storage.slot >= 0:
+            self.fell(storage)
+
     def unlinking(self, storage: Storage) -> None:
         if not self._questioned:
             return
+        storage.stake = None
         for direction in (Storage.neighbours_up, Storage.neighbours_down):
             for each in _rim(storage, direction):
-                if each.slot >= 0:
-                    self.fell(each)
+                self._fell(each)
 
     def moving(self, value: Value) -> list[Storage]:
         outputs = [each for user in value.living_users() for each in user.outputs if each is not None]
+        value.storage.stake = None
         users = [each for each in {output.storage for output in outputs} if each in self._counted]
         for each in users:
             self._discount(each)
@@ -158,8 +173,7 @@ class Needs(Neighbourhood):
                     continue
                 del self._needing[argument]
                 if argument.resident:
-                    if argument.slot >= 0:
-                        self.fell(argument)
+                    self._fell(argument)
                 elif argument not in self._out:
                     stack.append(argument)
 

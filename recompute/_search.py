@@ -261,7 +261,8 @@ class Tournaments(Candidates):
         """Play what has changed since the last choice."""
         tournament = self._tournament
         slots = len(self._storages)
-        if tournament is None or tournament.capacity < slots or 8 * len(self._changed) > slots + 64:
+        many = len(self._changed) * slots.bit_length() > 3 * slots + 64  # then to play all anew takes less
+        if tournament is None or tournament.capacity < slots or many:
             self._close_ranks()
             tournament = self._tournament = Tournament(2 * len(self._storages) + 64)
             for slot, storage in enumerate(self._storages):
