@@ -25,13 +25,13 @@ class AtOnce(Engine):
         """`_apply_at_once` under one hold of the lock: for a function that asks for no payloads and meets no cache.
 
         Its arguments need no locks, since nobody else does anything meanwhile, on any thread. None, with nothing done,
-        if it is not that simple, or if something has to be evicted first.
+        if it is not that simple, or if something has to be evicted first. Called inside of `_settling`.
         """
         if self._fingerprints is not None or self._timers or running.get() is not None:
             return None
         if self._interrupted:
             self._recover()
-        with self._noting, self._lock:
+        with self._lock:
             while self._dropped:
                 self._gone(self._dropped.popleft())
             if self._executing or self._blocked:
