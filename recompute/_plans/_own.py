@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from time import perf_counter
 from typing import Final
@@ -32,6 +33,9 @@ _MODEST: Final = 60  # operations: a beam of states is searched
 _BEAM: Final = 200
 _SMALL: Final = 1000  # operations: the schedule without a budget is made to fit, too
 _FIRST: Final = 0.25  # of the time, at most, for the schedules that the search begins with
+_PATIENCE: Final = 1.5  # times the time: when nothing has fitted by then, it is given up,
+_PATIENT: Final = 2.0  # seconds, at least
+_AT_LEAST: Final = 3  # scores are tried in any case
 _ROUNDS: Final = 100  # for each operation, unless the caller says how many
 _FINALISTS: Final = 4
 _TRYOUT: Final = 0.08  # of the effort, for each finalist
@@ -60,7 +64,8 @@ def own(
     of scores (`Score`), the program made to fit (`fitted`), Chen's segments, Revolve, and on small programs a beam of
     states (`beam`). The best few are improved by large neighbourhood search (`Search`) for a part of the effort each,
     the best of these for the rest. O(rounds x operations) about; stops after `rounds` or `time_limit`. The same seed
-    gives the same order if the rounds end it. Raises PlanError, with a budget that works, if nothing fits.
+    gives the same order if the rounds end it. Raises PlanError, with a budget that works, if nothing has been found to
+    fit after one and a half times the limit, or two seconds.
     """
     if effort.workers > 1:
         efforts = [Effort(effort.rounds, effort.time_limit, effort.seed + number) for number in range(effort.workers)]
@@ -75,7 +80,7 @@ def own(
             return optimal, cost / problem.model_cost if problem.model_cost else 1.0
     model = problem.model_cost or 1.0
     starts: list[tuple[float, list[int]]] = []
-    for sequence, bound in _portfolio(problem, turn):
+    for sequence, bound in _portfolio(problem, turn, start + max(_PATIENCE * effort.time_limit, _PATIENT)):
         if starts and perf_counter() - start > _FIRST * effort.time_limit:
             break
         if bound is not None or not starts:
@@ -87,7 +92,7 @@ def own(
         if starts[-1][0] <= model * (1 + 1e-12):
             return sequence, 1.0
     if not starts:
-        raise PlanError(_infeasible(problem))
+        raise _Infeasible(problem)
     return _search(problem, starts, effort, start + effort.time_limit, progress), None
 
 
@@ -99,8 +104,8 @@ def _work(given: tuple[Problem, int | None, Effort]) -> tuple[list[int], float |
     return own(*given)
 
 
-def _portfolio(problem: Problem, turn: int | None) -> Iterator[tuple[list[int], float | None]]:
-    """Orders of runs that fit, with the least overhead where one is proved to have it."""
+def _portfolio(problem: Problem, turn: int | None, until: float) -> Iterator[tuple[list[int], float | None]]:
+    """Orders of runs that fit, with the least overhead where one is proved to have it; about `until` some time."""
     plain = list(problem.order)
     if schedule(problem, plain)[1] <= problem.constant + problem.room:
         yield plain, 1.0
@@ -109,7 +114,9 @@ def _portfolio(problem: Problem, turn: int | None) -> Iterator[tuple[list[int], 
         yield revolve(problem)
     replay = Replay(problem)
     limit = 10.0
-    for score in _SCORES:
+    for number, score in enumerate(_SCORES):
+        if number >= _AT_LEAST and perf_counter() > until:
+            break
         sequence = replay.run(score, limit=limit)
         if sequence is not None:
             limit = min(limit, 1.5 * cost_of(problem, sequence) / (problem.model_cost or 1.0))
@@ -120,6 +127,8 @@ def _portfolio(problem: Problem, turn: int | None) -> Iterator[tuple[list[int], 
             yield prune(problem, sequence), None
     if problem.calls <= _SMALL:
         for trial in range(4 if limit < 10.0 else 30):
+            if trial and perf_counter() > until:
+                break
             sequence = fitted(problem, plain, trial)
             if sequence is not None:
                 yield prune(problem, sequence), None
@@ -170,6 +179,24 @@ def _search(
     return best.best
 
 
+class _Infeasible(PlanError):
+    """What to give instead is found out when somebody reads it: that takes replays, and some who plan only try."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self._problem = problem
+
+    @cached_property
+    def _text(self) -> str:
+        return _infeasible(self._problem)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __reduce__(self) -> tuple[type[PlanError], tuple[str]]:
+        return PlanError, (self._text,)
+
+
 def _infeasible(problem: Problem) -> str:
     """Says which larger budget works, within a percent of the least that a few policies need. O(some replays)."""
     budget = problem.constant + problem.room
@@ -180,7 +207,7 @@ def _infeasible(problem: Problem) -> str:
         while high - low > max(1, high // 100):
             middle = (low + high) // 2
             problem.room = middle - problem.constant
-            if any(replay.run(score, limit=4.0) is not None for score in _SCORES[:3]):
+            if any(replay.run(score, limit=4.0) is not None for score in _SCORES[:_AT_LEAST]):
                 high = middle
             else:
                 low = middle
