@@ -4,8 +4,9 @@ The layers, from the top; imports run downwards only:
 
     surface      _recomputable (pure, ap, Recomputable); testing
     cache        _cache (settings, budget, stats); _context (the current one)
-    runtime      _engine (the four callbacks); _at_once (short cuts); _results (what an operation made); _lifetimes
-                 (release, forget, take back); _repair (interrupts); _flight
+    runtime      _engine (the four callbacks); _at_once (short cuts); _runs (one run of an operation); _allocation
+                 (room for what it makes); _turns (threads); _results (what it made); _lifetimes (release, forget, take
+                 back); _repair (interrupts); _flight
     policy       _search and _tournament (candidates); _neighbours (evicted components); _policy (scores)
     memory       _pool (one device); _budget; _sizes (learnt); _verify (purity); _arguments
     graph        _graph (operation, storage, value); _events; _stats; _errors

@@ -10,11 +10,12 @@ from typing import Any
 
 from recompute._adapter import kinds
 from recompute._arguments import Several
-from recompute._engine import Engine, say_where
+from recompute._engine import Engine
 from recompute._flight import ON_THE_GROUND, Frame, Running, running
 from recompute._graph import EVICTED, Operation, Storage, Value
 from recompute._pool import Pool
 from recompute._results import home_among
+from recompute._runs import say_where
 from recompute._sizes import Sizes
 
 

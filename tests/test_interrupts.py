@@ -13,16 +13,19 @@ import pytest
 from interrupts import Interrupts
 
 import recompute as rc
+from recompute._allocation import Allocation
 from recompute._engine import Engine
 from recompute._flight import Flight, Frame
 from recompute._lifetimes import Lifetimes
 from recompute._neighbours import Components
 from recompute._pool import Pool
 from recompute._results import Results
+from recompute._runs import Runs
 from recompute._search import Tournaments
+from recompute._turns import Turns
 from recompute.testing import check_invariants
 
-PARTS = (Engine, Results, Lifetimes, Pool, Frame, Flight, Tournaments, Components)
+PARTS = (Engine, Runs, Allocation, Turns, Results, Lifetimes, Pool, Frame, Flight, Tournaments, Components)
 STRIDE = 5  # of the crossings at which an interrupt strikes; each test parameter takes other ones
 
 

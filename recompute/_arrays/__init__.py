@@ -2,7 +2,10 @@
 
 _wrap        array, asarray, wrap
 _namespace   the functions of an array library, with wrapped arrays as results
-_array       RecomputableArray: operators, attributes, indexing, coercion
+_array       RecomputableArray: elements and operators
+_coercions   a wrapped array made plain, a number, a text, a copy
+_attributes  what is known of a wrapped array without its content; its views
+_parts       what hangs on an array and is an object of its own: its methods, `x.flat`, `x.at`
 _dispatch    the protocols by which array libraries hand their functions over (NEP 13, NEP 18); copy-on-write
 _operate     one operation: operands to values, results to arrays
 _call        a call as it will be repeated: where the arrays stand in it, and what shape its results have

@@ -14,13 +14,13 @@ from _jax_oracle import bits  # noqa: E402  # after importorskip
 
 from recompute_jax import adapter, op_by_op  # noqa: E402  # after importorskip
 
-pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="JAX has no GPU here")
+pytestmark = [
+    pytest.mark.skipif(jax.default_backend() != "gpu", reason="JAX has no GPU here"),
+    pytest.mark.usefixtures("registered_jax"),
+]
 
 jnp = jax.numpy
 COUNT = 2**22  # float32: 16 MiB
-
-
-pytestmark = pytest.mark.usefixtures("registered_jax")
 
 
 def backwards(x: Any) -> Any:

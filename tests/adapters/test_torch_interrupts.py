@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from interrupts import Interrupts
 
+from recompute._allocation import Allocation
 from recompute._engine import Engine
 from recompute._flight import Flight, Frame
 from recompute._lifetimes import Lifetimes
 from recompute._pool import Pool
 from recompute._results import Results
+from recompute._runs import Runs
+from recompute._turns import Turns
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
@@ -24,7 +27,7 @@ import recompute as rc  # noqa: E402
 import recompute_torch as rt  # noqa: E402
 from recompute_torch import _block, _memory, _recipe, _storages, _tracker  # noqa: E402
 
-ENGINE = (Engine, Results, Lifetimes, Pool, Frame, Flight, rc.Cache)
+ENGINE = (Engine, Runs, Allocation, Turns, Results, Lifetimes, Pool, Frame, Flight, rc.Cache)
 ADAPTER = (
     *(_block._Mode, _tracker, _tracker.Tracker, _storages, _recipe, _recipe.Call, _recipe.Write, _recipe.Look),
     *(_memory, _memory.Memory, _memory.MemoryAdapter),
