@@ -9,6 +9,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.ref import AbstractRef
 
+from recompute_jax._text import where
+
 Atom = Var | Literal
 
 _CALLS: Final = {
@@ -183,7 +185,10 @@ def _needed(equations: list[JaxprEqn], outvars: Sequence[Atom]) -> list[JaxprEqn
 
 def _refuse_ref(var: Var, equation: JaxprEqn | None) -> None:
     if isinstance(var.aval, AbstractRef):
-        made = "an argument or a constant" if equation is None else f"made by `{equation.primitive.name}`"
+        made = "an argument or a constant"
+        if equation is not None:
+            place = where(equation)
+            made = f"made by `{equation.primitive.name}`{f' at {place}' if place else ''}"
         raise NotImplementedError(
             f"the function uses a mutable array ({var.aval.str_short()}, {made}): what is written to it cannot be "
             "recomputed; use x.at[...].set(...), or keep refs inside one jax.lax.scan, while_loop or cond"

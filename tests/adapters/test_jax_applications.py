@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ for package in ("optax", "sklearn"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
-from _jax_oracle import registered  # noqa: E402  # after importorskip
 from example_scripts import example  # noqa: E402  # it lies beside other tests
 
 import recompute_jax  # noqa: E402  # after importorskip
@@ -36,10 +34,7 @@ digits_of = example("_digits")
 jnp = jax.numpy
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _registered() -> Iterator[None]:
-    with registered():
-        yield
+pytestmark = pytest.mark.usefixtures("registered_jax")
 
 
 def largest_difference(one: Any, other: Any) -> float:
