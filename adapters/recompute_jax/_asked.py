@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, Final
 
 import jax
 
 from recompute._budget import parse_bytes
-from recompute_jax._gates import Gate
+from recompute_jax._gates import GATES, Gate
 from recompute_jax._measure import measured
 from recompute_jax._options import Options
 
@@ -18,6 +19,8 @@ _MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_
 
 def parsed(budget: Any) -> tuple[float | None, int | None]:
     """A budget as a share, or as bytes. Raises ValueError or TypeError for anything else."""
+    if getattr(budget, "ndim", None) == 0:  # a number of an array library
+        budget = budget.item()
     if isinstance(budget, str) and budget.strip().endswith("%"):
         try:
             share = float(budget.strip()[:-1]) / 100
@@ -27,9 +30,29 @@ def parsed(budget: Any) -> tuple[float | None, int | None]:
         share = budget
     else:
         return None, parse_bytes(budget)
-    if not 0 < share < math.inf:
-        raise ValueError(f"a share of the plain function's memory is above 0, such as 0.4, not {budget!r}")
+    if not 0 < share <= 1:
+        raise ValueError(
+            "a float or a percentage is a share of the plain function's memory, above 0 and at most 1, not "
+            f"{budget!r}; for bytes give text such as '2GB', or an int"
+        )
     return share, None
+
+
+def checked(gate: Any, costs: Any, time_limit: Any, compilations: Any, seed: Any) -> None:
+    """Raises ValueError or TypeError for options that make no sense."""
+    if gate is not None and gate not in GATES:
+        raise ValueError(f"unknown gate {gate!r}; known are {', '.join(GATES)}")
+    if costs not in ("estimated", "measured"):
+        raise ValueError(f"costs are 'estimated' or 'measured', not {costs!r}")
+    for name, value in (("compilations", compilations), ("seed", seed)):
+        if not isinstance(value, Integral):
+            raise TypeError(f"{name} is a whole number, not {value!r}")
+    if compilations < 1:
+        raise ValueError(f"at least one schedule must be compiled, not {compilations}")
+    if not isinstance(time_limit, Real):
+        raise TypeError(f"time_limit is a number of seconds, not {time_limit!r}")
+    if not 0 <= time_limit < math.inf:
+        raise ValueError(f"time_limit is a number of seconds, 0 or more, not {time_limit!r}")
 
 
 class Asked:

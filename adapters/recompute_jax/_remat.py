@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
+from types import MethodType
 from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar
 
 import jax
 from jax import tree_util
 
-from recompute_jax._asked import Asked, parsed
-from recompute_jax._gates import GATES, Gate
+from recompute_jax._asked import Asked, checked, parsed
+from recompute_jax._gates import Gate
 from recompute_jax._jaxpr import struct
 from recompute_jax._options import Planned
 from recompute_jax._plan import make
@@ -69,23 +70,16 @@ def remat(
     a wrong argument, at once.
     """
     share, size = parsed(budget)
-    if gate is not None and gate not in GATES:
-        raise ValueError(f"unknown gate {gate!r}; known are {', '.join(GATES)}")
-    if costs not in ("estimated", "measured"):
-        raise ValueError(f"costs are 'estimated' or 'measured', not {costs!r}")
-    if compilations < 1:
-        raise ValueError(f"at least one schedule must be compiled, not {compilations}")
+    checked(gate, costs, time_limit, compilations, seed)
     asked = Asked(share, size, gate, costs, time_limit, compilations, seed, compiler_options)
-    return Remat(
-        fn,
-        asked,
-        {
-            "static_argnums": static_argnums,
-            "static_argnames": static_argnames,
-            "donate_argnums": donate_argnums,
-            "donate_argnames": donate_argnames,
-        },
-    )
+    options = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+    }
+    jax.jit(fn, **options)  # raises now what it would raise at the first call
+    return Remat(fn, asked, options)
 
 
 class Remat(Generic[P, R]):
@@ -120,6 +114,10 @@ class Remat(Generic[P, R]):
         """Plan and lower, as `jax.jit(fn).lower` does."""
         return self._jitted(False).lower(*args, **kwargs)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method, if it is found on an instance: as functions are."""
+        return self if instance is None else MethodType(self, instance)
+
     def __repr__(self) -> str:
         asked = self._asked
         return f"<remat of {_name(self._fn)} within {asked.share if asked.size is None else asked.size}>"
@@ -136,6 +134,8 @@ class Remat(Generic[P, R]):
 
     def _following(self, inside: bool) -> Callable[..., Any]:
         def follow(*args: Any, **kwargs: Any) -> Any:
+            if jax.config.values["jax_disable_jit"] or _clean():  # JAX looks for the operation that made a NaN
+                return self._fn(*args, **kwargs)
             planned, leaves, tree = self._plan_for(args, kwargs, inside)
             if planned.emitted is None:
                 return self._fn(*args, **kwargs)
@@ -158,14 +158,7 @@ class Remat(Generic[P, R]):
             return self._fn(*args, **kwargs)
 
         avals = [jax.typeof(each) for each in leaves]
-        key = (
-            inside,
-            structure,
-            tuple(avals),
-            tuple(fixed),
-            jax.default_backend(),
-            bool(jax.config.values["jax_enable_x64"]),
-        )
+        key = inside, *_signature(args, kwargs), tuple(avals), jax.default_backend(), _context()
         known = self._planned.get(key)
         if known is not None:
             return known[0], leaves, known[1]
@@ -191,6 +184,25 @@ def _is_inside(args: Any, kwargs: Any) -> bool:
     if any(isinstance(each, jax.core.Tracer) for each in tree_util.tree_leaves((args, kwargs))):
         return True
     return not _clean()
+
+
+def _signature(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The structure of the arguments that are traced, and the others, which jit wants to be hashable as a whole."""
+    named = [*enumerate(args), *sorted(kwargs.items())]
+    leaves = {name: tree_util.tree_leaves(arg) for name, arg in named}
+    static = {
+        name for name, found in leaves.items() if found and not any(isinstance(each, jax.core.Tracer) for each in found)
+    }
+    traced = [(name, None if name in static else arg) for name, arg in named]
+    fixed = tuple([(name, type(arg), arg) for name, arg in named if name in static])
+    return tree_util.tree_structure(traced), fixed
+
+
+def _context() -> Any:
+    """What jit compiles anew for: precision, kinds of random numbers, x64, meshes and so on."""
+    from jax._src.config import trace_context  # there is no public way to ask
+
+    return trace_context()
 
 
 def _clean() -> bool:

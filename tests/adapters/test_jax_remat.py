@@ -318,6 +318,14 @@ def test_an_impossible_budget_says_what_is_possible(arrays: tuple[Any, Any]) -> 
         (lambda: remat(chain, 0.5, gate="door"), ValueError, "unknown gate"),  # type: ignore[arg-type]
         (lambda: remat(chain, 0.5, costs="free"), ValueError, "costs"),  # type: ignore[arg-type]
         (lambda: remat(chain, 0.5, compilations=0), ValueError, "at least one"),
+        (lambda: remat(chain, 2e9), ValueError, "for bytes give text"),
+        (lambda: remat(chain, np.float32(1.5)), ValueError, "share"),
+        (lambda: remat(chain, 0.5, compilations=2.5), TypeError, "whole number"),  # type: ignore[arg-type]
+        (lambda: remat(chain, 0.5, seed="a"), TypeError, "whole number"),  # type: ignore[arg-type]
+        (lambda: remat(chain, 0.5, time_limit=float("nan")), ValueError, "number of seconds"),
+        (lambda: remat(chain, 0.5, time_limit="6"), TypeError, "number of seconds"),  # type: ignore[arg-type]
+        (lambda: remat(chain, 0.5, static_argnums=9), ValueError, "static_argnums"),
+        (lambda: remat(3, 0.5), TypeError, "callable"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_arguments(make: Callable[[], Any], error: type[Exception], match: str) -> None:
