@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -53,7 +54,9 @@ def arming(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arming]:
             wanted.let_in(monkeypatch, ADAPTER, lambda method, name: not name.startswith("__") or name == "__call__")
         return wanted
 
+    gc.freeze()  # a repair looks at every object of the process: at none of those that are there before the test
     yield make
+    gc.unfreeze()
     for each in made:
         each.arm(0)
 
