@@ -15,32 +15,20 @@ from collections.abc import Callable
 from typing import Any
 
 from recompute._adapter import fingerprint, kinds
-from recompute._budget import Limits
 from recompute._events import Accessed, Added, Detached, Pinned, Unpinned
 from recompute._flight import Flight, Frame, Goal, by_peak, running
-from recompute._graph import EVICTED, Operation, ReleaseMode, Storage, Value
+from recompute._graph import EVICTED, Operation, Storage, Value
 from recompute._lifetimes import INTERRUPT
-from recompute._policy import Policy
 from recompute._repair import HANDLES
 from recompute._runs import Runs
-from recompute._search import Search
 from recompute._turns import running_here
 
 
 class Engine(Runs):
     """Performs operations within the limits, and brings evicted values back."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        policy: Policy,
-        search: Search,
-        release: ReleaseMode,
-        clock: Callable[[], float],
-        verify: bool,
-    ) -> None:
-        super().__init__(limits, policy, search, release, clock, verify)
-        self._order: Callable[[list[Value]], list[Value]] = by_peak  # in which evicted arguments are brought back
+    _order: Callable[[list[Value]], list[Value]] = staticmethod(by_peak)
+    """In which evicted arguments are brought back."""
 
     def _perform(self, frame: Frame) -> None:
         """Run the operation of `frame` after bringing back its arguments. Called without the lock."""

@@ -72,7 +72,7 @@ def remat(
     share, size = parsed(budget)
     checked(gate, costs, time_limit, compilations, seed)
     asked = Asked(share, size, gate, costs, time_limit, compilations, seed, compiler_options)
-    options = {
+    options: dict[str, Any] = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
         "donate_argnums": donate_argnums,
