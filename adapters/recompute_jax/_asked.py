@@ -51,7 +51,7 @@ def checked(gate: Any, costs: Any, time_limit: Any, compilations: Any, seed: Any
         raise ValueError(f"at least one schedule must be compiled, not {compilations}")
     if not isinstance(time_limit, Real):
         raise TypeError(f"time_limit is a number of seconds, not {time_limit!r}")
-    if not 0 <= time_limit < math.inf:
+    if not 0 <= float(time_limit) < math.inf:
         raise ValueError(f"time_limit is a number of seconds, 0 or more, not {time_limit!r}")
 
 
