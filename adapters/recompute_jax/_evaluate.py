@@ -6,8 +6,10 @@ what it makes may be evicted and recomputed. Variables are dropped at their last
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from types import CodeType
 from typing import Any
 
 import jax
@@ -15,10 +17,10 @@ import numpy as np
 from jax.extend.core import Literal
 
 import recompute as rc
-from recompute_jax._adapter import Outline
+from recompute._graph import Operation
 from recompute_jax._devices import spread
 from recompute_jax._kernels import Kernel
-from recompute_jax._passing import Signature, is_handle, specs, traced
+from recompute_jax._passing import Signature, is_handle, source, specs, traced
 from recompute_jax._program import Program, Scan, prepared
 
 Handle = rc.Recomputable[Any]
@@ -72,6 +74,7 @@ def op_by_op(
 
     @wraps(fn)
     def evaluated(*args: Any, **kwargs: Any) -> Any:
+        place = _place_of_caller()
         with jax.core.eval_context():
             dynamic = signature.without(args, kwargs)
             leaves, tree = jax.tree.flatten(dynamic, is_leaf=is_handle)
@@ -82,10 +85,10 @@ def op_by_op(
             del args, kwargs, dynamic, positional, named, found
             cache = next((each._cache for each in leaves if is_handle(each)), None)
             if cache is None or cache is rc.current_cache():
-                results = _Run().everything(program, leaves, recomputable)
+                results = _Run(place).everything(program, leaves, recomputable)
             else:
                 with cache:
-                    results = _Run().everything(program, leaves, recomputable)
+                    results = _Run(place).everything(program, leaves, recomputable)
             return jax.tree.unflatten(out_tree, results)
 
     return evaluated
@@ -94,32 +97,37 @@ def op_by_op(
 class _Stacked:
     """What the steps of a scan left, one value for each, before anybody needs them as one array."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("nbytes", "parts")
 
-    def __init__(self, parts: list[Any]) -> None:
-        self.parts = parts
+    def __init__(self, length: int, nbytes: int) -> None:
+        self.parts: list[Any] = [None] * length
+        self.nbytes = nbytes  # of all together
 
 
 class _Run:
     """One evaluation."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: tuple[CodeType, int]) -> None:
+        self._cache: Any = rc.current_cache()
+        self._place = place  # where operations are created, for those who read of them
         self._consts: dict[Program, list[Handle]] = {}
-        self._limited = rc.current_cache().budget is not None  # results have declared sizes
+        self._limited = self._cache.budget is not None  # results have declared sizes
         self._stacks = False  # there may be some
 
     def everything(self, program: Program, leaves: list[Any], recomputable: bool) -> list[Any]:
         """From the leaves of the arguments to those of the results. `leaves` is emptied: its values die in time."""
-        inputs = [None if place < 0 else _source(each) for each, place in zip(leaves, program.inputs, strict=True)]
+        inputs = [
+            None if place < 0 else source(self._cache, each) for each, place in zip(leaves, program.inputs, strict=True)
+        ]
         leaves.clear()
-        self._consts[program] = [_source(const) for const, _ in program.consts]
+        self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
         # The sizes of results are known beforehand, if they do not depend on how they are spread over devices.
         given = [each._value.storage.pool.device for each in (*inputs, *self._consts[program]) if each is not None]
         if any(map(spread, given)) or (program.moves and jax.device_count() > 1):
             self._limited = False
         results = self.run(program, inputs)
         for number in range(len(results)):
-            whole = _whole(results[number])
+            whole = self._whole(results[number])
             results[number] = rc.array(whole) if recomputable else whole.get()
             del whole
         return results
@@ -130,30 +138,22 @@ class _Run:
         if program.consts:
             known = self._consts.get(program)
             if known is None:
-                known = self._consts[program] = [_source(const) for const, _ in program.consts]
+                known = self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
             for (_, place), handle in zip(program.consts, known, strict=True):
                 alive[place] = handle
         for place, handle in zip(program.inputs, inputs, strict=True):
             if place >= 0:
                 alive[place] = handle
         inputs.clear()
-        limited = self._limited
         for kernel, operands, results, dying, scan in program.steps:
             if scan is not None:
                 made: Any = self._scan(scan, alive, dying)
             else:
                 if self._stacks:
                     for place in operands:
-                        alive[place] = _whole(alive[place])
+                        alive[place] = self._whole(alive[place])
                 handles = [alive[place] for place in operands]
-                if kernel.once:
-                    made = _run_once(kernel, handles)
-                elif len(results) != 1:
-                    made = rc.ap(kernel, *handles, nout=len(results), nbytes=kernel.nbytes if limited else None)
-                elif limited:
-                    made = (rc.ap(kernel, *handles, nbytes=kernel.nbytes[0]),)
-                else:
-                    made = (rc.ap(kernel, *handles),)
+                made = _run_once(kernel, handles) if kernel.once else self._apply(kernel, handles, kernel.nbytes)
                 del handles
             for place, each in zip(results, made, strict=True):
                 if place >= 0:
@@ -167,61 +167,71 @@ class _Run:
         """The carries in the end, and what the steps leave, still in pieces."""
         self._stacks = True
         operands = [_literal(each) if isinstance(each, Literal) else alive[each] for each in scan.operands]
-        consts = [_whole(each) for each in operands[: scan.consts]]
-        carries = [_whole(each) for each in operands[scan.consts : scan.consts + scan.carries]]
+        consts = [self._whole(each) for each in operands[: scan.consts]]
+        carries = [self._whole(each) for each in operands[scan.consts : scan.consts + scan.carries]]
         rows = operands[scan.consts + scan.carries :]
         mortal = {id(alive[each]) for each in dying}
         dead = [each.parts for each in rows if isinstance(each, _Stacked) and id(each) in mortal]
         del operands
         for place in dying:
             alive[place] = None
-        left: list[_Stacked] = [_Stacked([None] * scan.length) for _ in scan.body.outputs[scan.carries :]]
+        left = [_Stacked(scan.length, nbytes) for nbytes in scan.stacks]
         steps = range(scan.length)
         for number in reversed(steps) if scan.reverse else steps:
-            row = [each.parts[number] if isinstance(each, _Stacked) else _row(each, number) for each in rows]
+            row = [
+                each.parts[number]
+                if isinstance(each, _Stacked)
+                else self._apply(_row_of_scan, [each], (nbytes,), number)[0]
+                for each, nbytes in zip(rows, scan.rows, strict=True)
+            ]
             for parts in dead:
                 parts[number] = None
             results = self.run(scan.body, [*consts, *carries, *row])
             del row
-            carries = [_whole(each) for each in results[: scan.carries]]
+            carries = [self._whole(each) for each in results[: scan.carries]]
             for stacked, each in zip(left, results[scan.carries :], strict=True):
-                stacked.parts[number] = _whole(each)
+                stacked.parts[number] = self._whole(each)
             del results
             each = None
         return [*carries, *left]
 
+    def _whole(self, each: Any) -> Handle:
+        """One value of what a scan has left in pieces."""
+        return self._apply(_stack_of_scan, each.parts, (each.nbytes,))[0] if type(each) is _Stacked else each
 
-def _source(leaf: Any) -> Handle:
-    """A leaf of the arguments as a handle that nobody else can let refer to something else."""
-    if not is_handle(leaf):
-        return rc.pure(jax.numpy.asarray(leaf))
-    cache, value = leaf._cache, leaf._value
-    if not isinstance(value.payload, jax.Array) and not isinstance(getattr(value, "outline", None), Outline):
-        return rc.ap(jax.numpy.asarray, leaf)  # type: ignore[no-any-return]  # ap gives Any; it is NumPy's, or a number
-    with cache._noting, cache._lock:
-        value.refs += 1
-    return rc.Recomputable(cache, value)
+    def _apply(
+        self, function: Callable[..., Any], operands: list[Handle], nbytes: tuple[int, ...], *rest: Any
+    ) -> list[Handle]:
+        """`rc.ap` of operands and then constants, as if called where the evaluation was asked for."""
+        values = tuple([each._value for each in operands])
+        declared = nbytes if self._limited else None
+        operation = Operation(function, (*values, *rest), None, values, len(nbytes), declared, *self._place)
+        cache = self._cache
+        with cache._settling:
+            value = cache._apply_at_once(operation) if len(nbytes) == 1 else None
+            if value is not None:
+                return [rc.Recomputable(cache, value)]
+            return [rc.Recomputable(cache, each) for each in cache._apply(operation) if each is not None]
+
+
+def _place_of_caller() -> tuple[CodeType, int]:
+    """The code that called this file, and which instruction of it."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
 
 
 def _literal(literal: Literal) -> Handle:
     return rc.pure(jax.numpy.asarray(literal.val))
 
 
-def _whole(each: Any) -> Handle:
-    """One value of what a scan has left in pieces."""
-    return rc.ap(_stack, *each.parts) if type(each) is _Stacked else each  # type: ignore[no-any-return]  # ap gives Any
-
-
-def _stack(*parts: Any) -> Any:
+def _stack_of_scan(*parts: Any) -> Any:
     with jax.core.eval_context():
         return jax.lax.concatenate([jax.lax.expand_dims(each, (0,)) for each in parts], 0)  # keeps weak types
 
 
-def _row(rows: Handle, number: int) -> Handle:
-    return rc.ap(_at, rows, number)  # type: ignore[no-any-return]  # ap gives Any
-
-
-def _at(rows: Any, number: int) -> Any:
+def _row_of_scan(rows: Any, number: int) -> Any:
     with jax.core.eval_context():
         return jax.lax.dynamic_index_in_dim(rows, np.int32(number), keepdims=False)
 

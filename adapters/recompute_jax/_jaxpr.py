@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.ref import AbstractRef
 
@@ -40,24 +41,26 @@ class Flat(NamedTuple):
 
 
 class _Call:
-    """A jaxpr being inlined: which equation is next, what its variables are called outside."""
+    """A jaxpr being inlined: which equation is next, what its variables are called outside, who calls it."""
 
-    __slots__ = ("equations", "names", "outvars", "results")
+    __slots__ = ("equations", "names", "outvars", "results", "source")
 
-    def __init__(self, jaxpr: Jaxpr, names: dict[Var, Atom], results: Sequence[Var]) -> None:
+    def __init__(self, jaxpr: Jaxpr, names: dict[Var, Atom], results: Sequence[Var], source: Any) -> None:
         self.equations: Iterator[JaxprEqn] = iter(jaxpr.eqns)
         self.outvars = jaxpr.outvars
         self.names = names
         self.results = results  # what the caller calls them
+        self.source = source  # the line of the call; None: there is none
 
 
-def flatten(closed: ClosedJaxpr, *, inline_custom: bool) -> Flat:
+def flatten(closed: ClosedJaxpr, *, inline_custom: bool, source: Any = None) -> Flat:
     """The equations of `closed` in order, those of nested calls in the place of the calls.
 
     Inlined are `jit`, `closed_call` and `checkpoint`, and with `inline_custom` also `custom_jvp`, `custom_vjp` and
     `custom_vmap`, whose rules are lost thereby. A `jit` with shardings, layouts or compiler options of its own stays as
-    it is, but nothing is donated to it. Left out are equations without effects whose results nothing needs. Raises
-    NotImplementedError for refs that live longer than one equation. O(equations after inlining).
+    it is, but nothing is donated to it. Left out are equations without effects whose results nothing needs. Equations
+    made in JAX's own code have the source of the call that they are in; `source` is that of the call of `closed`.
+    Raises NotImplementedError for refs that live longer than one equation. O(equations after inlining).
     """
     inlined = {**_CALLS, **_CUSTOM} if inline_custom else _CALLS
     constvars: list[Var] = []
@@ -76,7 +79,7 @@ def flatten(closed: ClosedJaxpr, *, inline_custom: bool) -> Flat:
         return names
 
     invars = [Var(each.aval) for each in closed.jaxpr.invars]
-    top = _Call(closed.jaxpr, names_of(closed.jaxpr, closed.consts, invars), ())
+    top = _Call(closed.jaxpr, names_of(closed.jaxpr, closed.consts, invars), (), source)
     calls = [top]
     equations: list[JaxprEqn] = []
     while True:
@@ -90,23 +93,24 @@ def flatten(closed: ClosedJaxpr, *, inline_custom: bool) -> Flat:
             calls[-1].names.update(zip(call.results, outvars, strict=True))
             continue
         atoms = [_named(each, call.names) for each in equation.invars]
-        where = inlined.get(equation.primitive.name)
-        if where is not None and _only_calls(equation):
-            inner = equation.params[where]
+        made = _source(equation, call.source)
+        jaxpr_of = inlined.get(equation.primitive.name)
+        if jaxpr_of is not None and _only_calls(equation):
+            inner = equation.params[jaxpr_of]
             called, constants = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
-            calls.append(_Call(called, names_of(called, constants, atoms), equation.outvars))
+            calls.append(_Call(called, names_of(called, constants, atoms), equation.outvars, made))
             continue
         results = [Var(each.aval) for each in equation.outvars]
         call.names.update(zip(equation.outvars, results, strict=True))
         params = equation.params
         if any(params.get("donated_invars", ())):
             params = {**params, "donated_invars": (False,) * len(atoms)}
-        equations.append(equation.replace(invars=atoms, outvars=results, params=params))
+        equations.append(equation.replace(invars=atoms, outvars=results, params=params, source_info=made))
     for each in [*constvars, *invars]:
-        _refuse_ref(each, None)
+        refuse_ref(each.aval)
     for equation in equations:
-        for result in equation.outvars:
-            _refuse_ref(result, equation)
+        for each in equation.outvars:
+            refuse_ref(each.aval, equation)
     return Flat(constvars, consts, invars, outvars, _needed(equations, outvars))
 
 
@@ -150,9 +154,29 @@ def bind_params(equation: JaxprEqn) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def struct(aval: Any) -> jax.ShapeDtypeStruct:
-    """What stands for an array of this type when a function is traced."""
+    """What stands for an array of this type when a function is traced. Raises NotImplementedError for a ref."""
+    refuse_ref(aval)
     weak = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)  # type: ignore[no-untyped-call]  # JAX's own
+
+
+def refuse_ref(aval: Any, maker: JaxprEqn | None = None) -> None:
+    """Raise NotImplementedError if it is the type of a mutable array; `maker` is what made it."""
+    if isinstance(aval, AbstractRef):
+        origin = "an argument or a constant"
+        if maker is not None:
+            place = where(maker)
+            origin = f"made by `{maker.primitive.name}`{f' at {place}' if place else ''}"
+        raise NotImplementedError(
+            f"the function uses a mutable array ({aval.str_short()}, {origin}): what is written to it cannot be "
+            "recomputed; use x.at[...].set(...), or keep refs inside one jax.lax.scan, while_loop or cond"
+        )
+
+
+def _source(equation: JaxprEqn, outer: Any) -> Any:
+    """What made the equation, or what called that, if it is all in JAX."""
+    own = equation.source_info
+    return own if outer is None or source_info_util.summarize(own) else outer
 
 
 def _named(atom: Atom, names: dict[Var, Atom]) -> Atom:
@@ -181,15 +205,3 @@ def _needed(equations: list[JaxprEqn], outvars: Sequence[Atom]) -> list[JaxprEqn
             needed.update(each for each in equation.invars if isinstance(each, Var))
     kept.reverse()
     return kept
-
-
-def _refuse_ref(var: Var, equation: JaxprEqn | None) -> None:
-    if isinstance(var.aval, AbstractRef):
-        made = "an argument or a constant"
-        if equation is not None:
-            place = where(equation)
-            made = f"made by `{equation.primitive.name}`{f' at {place}' if place else ''}"
-        raise NotImplementedError(
-            f"the function uses a mutable array ({var.aval.str_short()}, {made}): what is written to it cannot be "
-            "recomputed; use x.at[...].set(...), or keep refs inside one jax.lax.scan, while_loop or cond"
-        )

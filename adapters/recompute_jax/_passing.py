@@ -15,7 +15,9 @@ from jax.extend import source_info_util
 
 import recompute as rc
 from recompute._graph import EVICTED
+from recompute._recomputable import common_cache
 from recompute_jax._adapter import Outline, adapter
+from recompute_jax._jaxpr import refuse_ref
 
 _OTHERS: Final = tuple([f"{Path(file).parent}{sep}" for file in (jax.__file__, str(rc.__file__), __file__)])
 """Where the code lies that is not the caller's."""
@@ -74,8 +76,10 @@ def is_handle(leaf: Any) -> bool:
 def spec(leaf: Any) -> Any:
     """What stands for an argument when the function is traced; nothing is recomputed for it."""
     if not is_handle(leaf):
-        if isinstance(leaf, (jax.core.Tracer, jax.ref.Ref)):
+        if isinstance(leaf, jax.core.Tracer):
             adapter.check(leaf)  # raises
+        if isinstance(leaf, jax.ref.Ref):
+            refuse_ref(jax.typeof(leaf))  # raises
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError("it is a ShapeDtypeStruct, which has no content; pass an array")
         return leaf
@@ -96,6 +100,19 @@ def spec(leaf: Any) -> Any:
     return payload
 
 
+def source(cache: Any, leaf: Any) -> rc.Recomputable[Any]:
+    """A leaf of the arguments as a handle in `cache` that nobody else can let refer to something else."""
+    if not is_handle(leaf):
+        return rc.pure(jax.numpy.asarray(leaf))
+    common_cache(cache, leaf)  # raises, if that is another one
+    value = leaf._value
+    if not isinstance(value.payload, jax.Array) and not isinstance(getattr(value, "outline", None), Outline):
+        return rc.ap(jax.numpy.asarray, leaf)  # type: ignore[no-any-return]  # ap gives Any; it is NumPy's, or a number
+    with cache._noting, cache._lock:
+        value.refs += 1
+    return rc.Recomputable(cache, value)
+
+
 def named(fn: Callable[..., Any]) -> str:
     """A function and where it was written."""
     code = getattr(inspect.unwrap(fn), "__code__", None)
@@ -109,10 +126,10 @@ def specs(fn: Callable[..., Any], leaves: Sequence[Any], arguments: Any) -> list
     for leaf in leaves:
         try:
             found.append(spec(leaf))
-        except TypeError as error:
+        except (TypeError, NotImplementedError) as error:
             path, _ = tree_util.tree_flatten_with_path(arguments, is_leaf=is_handle)[0][len(found)]
             which = ("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:])
-            raise TypeError(f"{which} of {named(fn)}: {error}") from None
+            raise type(error)(f"{which} of {named(fn)}: {error}") from None
     return found
 
 

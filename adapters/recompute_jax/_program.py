@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from recompute_jax._costs import nbytes
 from recompute_jax._jaxpr import effects, flatten, last_uses
 from recompute_jax._kernels import Kernel, variables
 
@@ -31,6 +32,8 @@ class Scan(NamedTuple):
     carries: int
     length: int
     reverse: bool
+    rows: tuple[int, ...]  # bytes of one row, for each array that is stepped over
+    stacks: tuple[int, ...]  # bytes of what all steps leave, for each such result
 
 
 class Program:
@@ -38,8 +41,8 @@ class Program:
 
     __slots__ = ("consts", "inputs", "moves", "outputs", "places", "steps")
 
-    def __init__(self, closed: ClosedJaxpr, unroll_scans: bool, measure: bool) -> None:
-        flat = flatten(closed, inline_custom=True)
+    def __init__(self, closed: ClosedJaxpr, unroll_scans: bool, measure: bool, source: Any = None) -> None:
+        flat = flatten(closed, inline_custom=True, source=source)
         place: dict[Var, int] = {}
         for var in (*flat.constvars, *flat.invars):
             place[var] = len(place)
@@ -82,13 +85,16 @@ def _step(equation: JaxprEqn, dead: tuple[Var, ...], place: dict[Var, int], unro
     params = equation.params
     scan = None
     if unroll_scans and equation.primitive.name == "scan" and params["length"] > 1:
+        body, carries = params["jaxpr"], params["num_carry"]
         scan = Scan(
-            Program(params["jaxpr"], unroll_scans, measure),
+            Program(body, unroll_scans, measure, equation.source_info),
             tuple([each if isinstance(each, Literal) else place[each] for each in equation.invars]),
             params["num_consts"],
-            params["num_carry"],
+            carries,
             params["length"],
             params["reverse"],
+            tuple([nbytes(each) for each in body.in_avals[params["num_consts"] + carries :]]),
+            tuple([nbytes(each.aval) for each in equation.outvars[carries:]]),
         )
     return Step(
         Kernel(equation, measure, bool(effects(equation))),

@@ -157,6 +157,7 @@ class Remat(Generic[P, R]):
             args, kwargs = tree_util.tree_unflatten(structure, whole)
             return self._fn(*args, **kwargs)
 
+        update_wrapper(run, self._fn, updated=())  # JAX's errors name the function and its line
         avals = [jax.typeof(each) for each in leaves]
         key = inside, *_signature(args, kwargs), tuple(avals), jax.default_backend(), _context()
         known = self._planned.get(key)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 
-_HIDDEN: Final = (str(Path(jax.__file__).parent), str(Path(__file__).parent))
+_HIDDEN: Final = tuple([f"{Path(each).parent}{os.sep}" for each in (jax.__file__, __file__)])
 
 
 def where(eqn: Any) -> str:

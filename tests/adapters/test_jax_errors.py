@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from _jax_oracle import bits  # noqa: E402  # after importorskip
 
 import recompute_jax  # noqa: E402  # after importorskip
-from recompute_jax import evaluate, op_by_op  # noqa: E402  # after importorskip
+from recompute_jax import evaluate, op_by_op, remat  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -170,7 +171,6 @@ def test_callbacks_that_raise(cache: rc.Cache, caplog: pytest.LogCaptureFixture)
     [
         (lambda: rc.pure({"a": 1}), "it is a Recomputable of a dict, not of an array; pass a tree"),
         (lambda: jax.ShapeDtypeStruct((3,), "float32"), "it is a ShapeDtypeStruct, which has no content"),
-        (lambda: jax.new_ref(jnp.ones(3)), r"a mutable array \(jax.ref\) cannot be cached"),
     ],
 )
 def test_arguments_that_are_no_arrays(cache: rc.Cache, argument: Any, message: str) -> None:
@@ -212,6 +212,10 @@ def test_refs_are_refused(cache: rc.Cache) -> None:
         evaluate(lambda x: x + ref[...], jnp.ones(3))
     with pytest.raises(TypeError, match="mutable array"):
         rc.pure(ref)
+    with pytest.raises(NotImplementedError, match=r"^args\[1\]\['r'\] of <lambda> .*mutable array.*an argument"):
+        evaluate(lambda x, refs: x @ refs["r"][...], jnp.ones(3), {"r": ref})
+    with pytest.raises(NotImplementedError, match=r"mutable array \(Ref{float32\[3\]}, an argument"):
+        remat(lambda x, ref: x @ ref[...], 0.9)(jnp.ones(3), ref)
     inside = lambda x: lax.scan(lambda c, _: (mutable(c), None), x, None, length=3)[0]
     assert evaluate(inside, jnp.ones(3)).tolist() == [8, 8, 8]
 
@@ -226,6 +230,29 @@ def test_budget_below_the_least(cache: rc.Cache) -> None:
         evaluate(lambda x: (x @ x.T).sum(), jnp.ones((60, 2)))
     assert cache.stats().overshoot == 0
     cache.budget = None
+
+
+@pytest.mark.parametrize("unroll_scans", [False, True])
+def test_budget_below_the_least_inside_of_jax(cache: rc.Cache, unroll_scans: bool) -> None:
+    """What JAX's own functions are made of is named with the line that calls them, and so is where it was evaluated."""
+    mapped = lambda x: lax.map(jnp.sort, x) if unroll_scans else jnp.sort(x[0])
+    cache.budget = 100_000  # room for x and one row, but not for it and what is sorted
+    with pytest.raises(rc.BudgetError) as caught:
+        op_by_op(mapped, unroll_scans=unroll_scans)(jnp.ones((2, 8000)))
+    line = line_of(mapped)
+    assert re.match(
+        rf"\w+ \({__file__}:{line}:\d+ \(.*<lambda>\)\) \(created at {__file__}:{line + 3}\) needs", str(caught.value)
+    )
+    cache.budget = None
+
+
+def test_recomputables_of_two_caches(cache: rc.Cache) -> None:
+    """Arguments from two caches are refused with the cure."""
+    x = rc.pure(jnp.ones(3))
+    with rc.Cache():
+        y = rc.pure(jnp.ones(3))
+    with pytest.raises(ValueError, match="the arguments belong to two caches"):
+        evaluate(jnp.add, x, y)
 
 
 def test_device_out_of_memory(cache: rc.Cache) -> None:

@@ -135,7 +135,7 @@ def rollout(x: Any, weights: Any) -> Any:
 
 
 def test_unrolled_scan_recomputes_its_carries() -> None:
-    """What 40 steps leave for the backward pass is recomputed from the carries, in a fraction of the memory."""
+    """What 40 steps leave for the backward pass is recomputed from the carries, in the memory that there is."""
     args = jnp.ones((16, 32)), jnp.eye(32)
     whole = op_by_op(jax.grad(rollout, argnums=1))
     steps = op_by_op(jax.grad(rollout, argnums=1), unroll_scans=True)
@@ -146,11 +146,13 @@ def test_unrolled_scan_recomputes_its_carries() -> None:
         expected = bits(steps(*args))
     peak = cache.stats().peak
     rows = 40 * 16 * 32 * 4
-    with rc.Cache(rows + 100_000) as cache:
-        assert bits(steps(*args)) == expected
-        assert cache.stats().rematerializations > 0
-        assert cache.stats().peak <= rows + 100_000
-    assert rows + 100_000 < min(peak, at_once)
+    for budget in (rows + 100_000, rows + 50_000):
+        with rc.Cache(budget) as cache:
+            assert bits(steps(*args)) == expected
+            stats = cache.stats()
+        assert stats.rematerializations > 0
+        assert stats.peak <= budget < min(peak, at_once)
+        assert stats.overshoot == 0  # room is made for rows and stacks before they are there
 
 
 def test_stacks_of_unrolled_scans() -> None:

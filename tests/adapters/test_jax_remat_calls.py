@@ -98,3 +98,13 @@ def test_static_arguments_are_told_apart() -> None:
     one, other = Scale(np.full(3, 2)), Scale(np.full(3, 5))
     for scale in (one, other, one):
         assert scaled(x, scale).tolist() == (np.arange(3) * scale.factor).tolist()
+
+
+def test_results_that_are_no_arrays_are_refused() -> None:
+    """By the name of the function and its line."""
+
+    def named(x: Any) -> Any:
+        return x, "text"
+
+    with pytest.raises(TypeError, match=r"named at .*test_jax_remat_calls.py:\d+"):
+        remat(named, "1MB", **QUICK)(jnp.ones(3))
