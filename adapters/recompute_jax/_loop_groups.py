@@ -60,6 +60,11 @@ class Group:
                     if result in outside or body.has_effects:
                         self.fixed.add(atom)
 
+    @property
+    def optional(self) -> list[Var]:
+        """The outside variables of the stacks that need not be kept."""
+        return [outer for outer, var in self.inner.items() if var not in self.fixed]
+
     def name(self, body: Body, place: int) -> Var | None:
         """The stack that is read there, by its name; by its outside variable if none of the group makes it."""
         atom = body.stacked[place]
@@ -101,25 +106,23 @@ class Group:
 
     @cached_property
     def modes(self) -> list[Mode]:
-        """From everything stacked to nothing that need not be, by falling bytes."""
-        everything = frozenset(self.maker)
+        """Everything stacked, and then by falling bytes what is worth running again: less memory, at a higher cost."""
+        everything = self._mode("all", frozenset(self.maker))
         least = frozenset(self.fixed)
         reads = {
             id(body): list(dict.fromkeys(self.inner[each] for each in body.results if each in self.inner))
             for body in self.bodies
         }
         options = [choices(body, [var for var in reads[id(body)] if var not in least], least) for body in self.bodies]
-        found = [self._mode("all", everything)]
+        found = [self._mode("none", least)]
         for level in range(max(map(len, options))):
             chosen = [each[min(level, len(each) - 1)] for each in options if each]
             found.append(self._mode("some", least.union(*chosen)))
-        found.append(self._mode("none", least))
-        found.sort(key=lambda mode: (-mode.stacked, mode.cost))
         better: list[Mode] = []
-        for mode in reversed(found):  # what needs less and costs less makes others pointless
-            if not better or mode.cost < better[-1].cost:
+        for mode in sorted(found, key=lambda mode: (mode.stacked, mode.cost)):
+            if mode.stacked < everything.stacked and (not better or mode.cost < better[-1].cost):
                 better.append(mode)
-        return better[::-1]
+        return [everything, *reversed(better)]
 
     def _mode(self, what: str, real: frozenset[Var]) -> Mode:
         work, cost = 0, 0.0

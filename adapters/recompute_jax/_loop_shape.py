@@ -20,6 +20,7 @@ from recompute_jax._loop_groups import Group, Mode
 from recompute_jax._text import short
 
 _BISECTIONS: Final = 12
+_DEPTHS: Final = (1, 2)  # levels of blocks, where nothing has fitted yet
 _NAMED: Final = 4  # kinds of stacks, in a text
 
 
@@ -100,6 +101,22 @@ def shape(group: Group, room: int) -> Shape:
     if fitting:
         return min(fitting, key=lambda each: (each.cost, each.peak))
     return min(found, key=lambda each: each.peak)
+
+
+def smallest(group: Group) -> list[Shape]:
+    """Shapes for little memory, by rising cost: blocks of one step, then of few levels, last the smallest.
+
+    XLA has more copies of some than of others, which no count here foresees.
+    """
+    way = _Way(group.modes[-1], 1)
+    found: list[Shape] = []
+    if len(group.modes) > 1:
+        mode, steps = way.mode, group.length
+        single = _Laid(way, (steps, 1), steps * (mode.stacked + mode.entry), mode.work)
+        laid = [single, *(_lay(_Way(mode, depth), steps, 0, group.modes[0].stacked) for depth in _DEPTHS)]
+        found += [_parts(group, [each]) for each in laid]
+    found.append(shape(group, 0))
+    return list({each.parts: each for each in found}.values())
 
 
 def _ways(group: Group) -> list[_Way]:

@@ -6,13 +6,14 @@ of it is recomputed, and less, for which the rest has to recompute less. The pla
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from recompute_jax._jaxpr import Flat, flatten
 from recompute_jax._loop_emit import rewrite
 from recompute_jax._loop_groups import Group, groups_of
-from recompute_jax._loop_shape import Shape, shape
+from recompute_jax._loop_shape import Shape, shape, smallest
 
 _NOTICED = 0.05  # of the budget: groups that stack less are left as they are
 _SHARES = (0.6, 0.3)
@@ -51,7 +52,15 @@ class Loops:
 
     def within(self, room: int) -> Looped:
         """The function with loops that take about so many bytes, or as few as they can."""
-        shapes = tuple([shape(group, self._share(group, room)) for group in self.groups])
+        return self._looped(tuple([shape(group, self._share(group, room)) for group in self.groups]))
+
+    def smallest(self) -> Iterator[Looped]:
+        """The function with loops in several shapes that take little; the last takes least by their own count."""
+        shapes = [smallest(group) for group in self.groups]
+        for place in range(max(map(len, shapes), default=1)):
+            yield self._looped(tuple([each[max(0, place - max(map(len, shapes)) + len(each))] for each in shapes]))
+
+    def _looped(self, shapes: tuple[Shape, ...]) -> Looped:
         changed = [(each.group, each.parts) for each in shapes if not each.is_plain]
         if not changed:
             return Looped(self.flat, shapes, tuple(self.flat.consts))

@@ -30,6 +30,8 @@ _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if schedul
 _SLIGHT: Final = 1.005  # overhead not worth a trial of the other gate
 _QUICK: Final = 2.0  # seconds of a compilation, for that trial
 _MORE: Final = 1.02  # of the budget, for that trial: what is fused is not in memory
+_HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's count is not compiled
+_BODIES: Final = ("bodies of loops and branches are planned, too",)
 _SHORT: Final = 4  # segments in a region, when more need too much memory
 
 
@@ -88,9 +90,9 @@ class _Making:
         draft: Draft | None = None
         before: Draft | None = None
         while (given := aim.given) is not None:
-            if draft is None or aim.anew:
+            if draft is None or aim.anew or draft.length:
                 try:
-                    draft = before = self._draft(given, aim.is_last, before)
+                    draft = before = self._draft(given, aim.is_last, before, aim.length)
                 except PlanError:
                     draft = None
                     aim.no_plan()
@@ -103,8 +105,7 @@ class _Making:
                 best = found
             aim.fitted(found.trial.compiled, found.trial.overhead)
         if best is None:
-            draft = self.drafting.least(self.options.time_limit / 6)
-            best = self._schedule(draft, draft.plan.budget, 1, "the least plan")
+            best = self._smallest(budget)
         if best.trial.compiled > budget:
             least = min(each.compiled for each in self.looks.trials)
             raise BudgetError(
@@ -116,17 +117,34 @@ class _Making:
             best = self._through(self.options.other, best, budget)
         return self._planned(best, budget)
 
-    def _draft(self, given: int, is_last: bool, before: Draft | None) -> Draft:
+    def _draft(self, given: int, is_last: bool, before: Draft | None, length: int = LENGTH) -> Draft:
         started = perf_counter()
         left = max(0.1, self.options.time_limit - self.planning)
         try:
-            return self.drafting.draft(given, left if is_last else left / 2, before)
+            return self.drafting.draft(given, left if is_last else left / 2, before, length)
         finally:
             self.planning += perf_counter() - started
 
+    def _smallest(self, budget: int) -> _Schedule:
+        """The first that fits of some schedules for little memory, or else the last."""
+        draft: Draft | None = None
+        found: _Schedule | None = None
+        for draft in self.drafting.leasts(self.options.time_limit / 6):
+            if draft.plan.peak <= _HOPELESS * budget:
+                found = self._schedule(draft, draft.plan.budget, 1, "a plan for little")
+                if found.trial.compiled <= budget:
+                    return found
+        assert draft is not None, "there is one at least"
+        return found if found is not None else self._schedule(draft, draft.plan.budget, 1, "the least plan")
+
     def _through(self, other: Gate, best: _Schedule, budget: int) -> _Schedule:
         """The better of `best` and a plan for a little more behind the other gate, over which XLA fuses."""
-        if best.trial.overhead <= _SLIGHT or best.trial.seconds > _QUICK or best.draft.looped.texts:
+        if (
+            best.trial.overhead <= _SLIGHT
+            or best.trial.seconds > _QUICK
+            or best.draft.looped.texts
+            or best.draft.length
+        ):
             return best
         given = int(_MORE * budget)
         try:
@@ -139,10 +157,13 @@ class _Making:
     @staticmethod
     def _shorter(length: int, found: _Schedule) -> int:
         """Segments in a region, if so many may need too much memory; 0: no fewer are worth another compilation."""
-        if found.draft.is_plain or found.trial.compiled <= found.draft.plan.peak:
+        draft, is_quick = found.draft, found.trial.seconds < _QUICK
+        if (draft.is_plain and not draft.length) or found.trial.compiled <= draft.plan.peak:
             return 0
-        for shorter in (_SHORT, 1) if found.trial.seconds < _QUICK else (_SHORT,):
-            if shorter < length and len(found.draft.regions(found.trial.budget or 0, shorter)) > len(found.regions):
+        if draft.length:  # bodies are small
+            return 1 if length > 1 and is_quick else 0
+        for shorter in (_SHORT, 1) if is_quick else (_SHORT,):
+            if shorter < length and len(draft.regions(found.trial.budget or 0, shorter)) > len(found.regions):
                 return shorter
         return 0
 
@@ -190,7 +211,7 @@ class _Making:
             extra_flops=extra,
             gate=best.gate if len(best.regions) > 1 else None,
             overhead=draft.overhead,
-            loops=draft.looped.texts,
+            loops=draft.looped.texts + (_BODIES if draft.length else ()),
             regions=len(best.regions),
             plan=draft.plan,
         )

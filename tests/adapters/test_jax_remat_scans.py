@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recompute import BudgetError
+
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
 from jax.extend.core import Var, jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._costs import nbytes  # noqa: E402  # after importorskip
+from recompute_jax._draft import Drafting  # noqa: E402  # after importorskip
 from recompute_jax._jaxpr import flatten  # noqa: E402  # after importorskip
 from recompute_jax._kinds import kind  # noqa: E402  # after importorskip
 from recompute_jax._loop_body import Body  # noqa: E402  # after importorskip
@@ -54,6 +57,18 @@ def twice(w: Any, x: Any, length: int, reverse: bool = False, kind: str = "last"
     return (back**2).mean()
 
 
+def checkpointed(w: Any, x: Any, length: int, reverse: bool = False, kind: str = "last") -> Any:
+    """The body keeps nothing but its carry and its operand, which is all that it stacks."""
+    weights = jnp.stack([w] * length)
+
+    @jax.checkpoint
+    def step(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ w) + x, x if kind == "rows" else None
+
+    last, rows = lax.scan(step, x, weights, reverse=reverse)
+    return (last**2).mean() + (0.0 if rows is None else (rows**2).sum())
+
+
 def functions(loss: Any, order: int, length: int, reverse: bool, kind: str) -> Any:
     run = lambda w, x: loss(w, x, length, reverse, kind)
     if order == 1:
@@ -72,7 +87,7 @@ def values(width: int = 4) -> tuple[Any, Any]:
 
 @settings(max_examples=12, deadline=None)
 @given(
-    loss=st.sampled_from([recurrence, twice]),
+    loss=st.sampled_from([recurrence, twice, checkpointed]),
     order=st.integers(1, 2),
     length=st.integers(2, 40),
     reverse=st.booleans(),
@@ -90,6 +105,23 @@ def test_no_value_changes(loss: Any, order: int, length: int, reverse: bool, kin
     for one, two in zip(jax.tree.leaves(expected), found, strict=True):
         assert one.aval == two.aval
         np.testing.assert_allclose(two, one, rtol=2e-5, atol=2e-6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    loss=st.sampled_from([recurrence, twice, checkpointed]),
+    order=st.integers(1, 2),
+    reverse=st.booleans(),
+    kind=st.sampled_from(["last", "rows"]),
+)
+def test_modes_are_worth_it(loss: Any, order: int, reverse: bool, kind: str) -> None:
+    """The first mode runs nothing again; each one after it stacks less, each after that costs more, too."""
+    for group in groups_of(flat_of(functions(loss, order, 7, reverse, kind), values())):
+        plain, *rest = group.modes
+        assert plain.real == set(group.maker)
+        assert plain.cost == 0
+        assert all(one.stacked > two.stacked for one, two in pairwise(group.modes))
+        assert all(one.cost < two.cost for one, two in pairwise(rest))
 
 
 @settings(max_examples=12, deadline=None)
@@ -217,3 +249,95 @@ def test_a_gradient_inside_of_a_scan() -> None:
     assert plan.compiled <= plan.budget
     for one, two in zip(jax.jit(train)(*args), function(*args), strict=True):
         np.testing.assert_allclose(two, one, rtol=2e-5, atol=2e-6)
+
+
+def layers(w: Any, x: Any) -> Any:
+    for _ in range(5):
+        x = jnp.tanh(x @ w)
+    return (x**2).mean()
+
+
+def update(w: Any, x: Any) -> Any:
+    return w - 0.1 * jax.grad(layers)(w, x)
+
+
+def trained(w: Any, x: Any) -> Any:
+    return lax.scan(lambda w, x: (update(w, x), layers(w, x)), w, x)
+
+
+def counted(w: Any, x: Any) -> Any:
+    return lax.fori_loop(0, 3, lambda i, w: update(w, x[i]), w)
+
+
+def mapped(w: Any, x: Any) -> Any:
+    return lax.map(lambda x: jax.grad(layers, 1)(w, x), x)
+
+
+def chosen(w: Any, x: Any) -> Any:
+    return lax.cond(x[0, 0, 0] > 0, lambda w: update(w, x[0]), lambda w: update(w, x[1]), w)
+
+
+@pytest.mark.parametrize("function", [trained, counted, mapped, chosen], ids=lambda each: each.__name__)
+def test_gradients_inside_of_loops_and_branches(function: Any) -> None:
+    """Where most memory is in use within one step or branch, that is planned; what runs again in it is reported."""
+    args = jnp.eye(32) * 0.9, jnp.ones((3, 512, 32)) * jnp.array([[[0.5]], [[1.0]], [[1.5]]])
+    planned = remat(function, 0.7, **QUICK)
+    plan = planned.plan(*args)
+    assert plan.compiled <= plan.budget
+    assert plan.extra_flops > 0
+    assert plan.overhead > 1
+    assert "bodies" in str(plan)
+    for one, two in zip(jax.tree.leaves(jax.jit(function)(*args)), jax.tree.leaves(planned(*args)), strict=True):
+        np.testing.assert_allclose(two, one, rtol=2e-5, atol=2e-6)
+
+
+def test_what_runs_again_in_bodies_is_counted() -> None:
+    """The cost in a body counts once a step of a scan, once in a loop of unknown length, and for the dearest branch."""
+    w, x = jnp.eye(32) * 0.9, jnp.ones((128, 32))
+
+    def again(function: Any, *args: Any) -> float:
+        drafting = Drafting(flat_of(function, args), "loop", "branch", 0, None)
+        return (drafting.least(0.2).overhead - 1) * drafting.plain.program.model_time
+
+    once = again(lambda w: lax.while_loop(lambda w: w[0, 0] > 0, lambda w: update(w, x), w), w)
+    assert once > 0
+    many = again(lambda w: lax.scan(lambda w, _: (update(w, x), None), w, None, length=7), w)
+    assert many == pytest.approx(7 * once, rel=0.01)
+    assert again(lambda w: lax.cond(w[0, 0] > 0, lambda w: update(w, x), lambda w: w * 2, w), w) == pytest.approx(
+        once, rel=0.01
+    )
+
+
+def test_blocks_that_compile_smaller_are_found() -> None:
+    """Under vmap XLA copies what blocks of several steps stack: blocks of one step fit, as jax.checkpoint does."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        last, _ = lax.scan(lambda x, w: (jnp.tanh(x @ w) + x, None), x, weights)
+        return (last**2).mean()
+
+    gradient = jax.vmap(jax.grad(loss), (None, 0))
+    args = jnp.stack([jnp.eye(48) * 0.9] * 12), jnp.ones((8, 32, 48))
+    function = remat(gradient, 0.6, **QUICK)
+    plan = function.plan(*args)
+    assert plan.compiled <= plan.budget
+    np.testing.assert_allclose(function(*args), jax.jit(gradient)(*args), rtol=2e-5, atol=2e-6)
+
+
+def test_the_least_that_is_named_is_enough() -> None:
+    """Where nothing fits, the budget that the error names is one that works, and not above one that is known to."""
+    xs, weights = jnp.ones((100, 16, 32)), [jnp.eye(32) * 0.5] * 3
+
+    def loss(weights: Any, xs: Any) -> Any:
+        def step(x: Any, t: Any) -> Any:
+            x = jnp.tanh(t @ weights[0] + x @ weights[1])
+            return x, x @ weights[2]
+
+        return (lax.scan(step, jnp.zeros((16, 32)), xs)[1] ** 2).mean()
+
+    function = jax.value_and_grad(loss)
+    enough = remat(function, 0.5, **QUICK).plan(weights, xs).compiled
+    with pytest.raises(BudgetError, match="no schedule was found") as caught:
+        remat(function, 0.4, **QUICK).plan(weights, xs)
+    named = int(str(caught.value).split(" needs ")[1].split(" bytes")[0].replace(",", ""))
+    assert named <= enough
+    assert remat(function, named, **QUICK).plan(weights, xs).compiled <= named
