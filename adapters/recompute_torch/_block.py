@@ -132,7 +132,6 @@ class budget:
             if not self._entered:
                 if self._tracker.closed:
                     raise RuntimeError("a budget block is entered once; make a new one: with rt.budget(...):")
-                self._interrupts.hold()
                 _escapes.guard()
                 _blocks.add(self)
                 self._threads = Threads(self._join)
@@ -158,6 +157,7 @@ class budget:
             self._tracker.alone = self._taking_part == 1
             here.mode = self._mode(self._tracker)
             here.mode.__enter__()
+            self._interrupts.hold()
 
     def _mode(self, tracker: Tracker) -> _Mode:
         return _Mode(tracker, self._interrupts)
@@ -177,19 +177,24 @@ class budget:
         with self._lock:
             self._end()
             self._entered -= 1
-            if self._entered:
-                return
             try:
-                self._tracker.leave()
+                if not self._entered:
+                    self._leave()
             finally:
-                if self._threads is not None:
-                    self._threads.close()
-                for hook in self._hooks:
-                    hook.remove()
-                _escapes.unguard()
-                _blocks.discard(self)
-                self._interrupts.let_go()
+                if not self._here.times:
+                    self._interrupts.let_go()
                 self._interrupts.deliver()
+
+    def _leave(self) -> None:
+        try:
+            self._tracker.leave()
+        finally:
+            if self._threads is not None:
+                self._threads.close()
+            for hook in self._hooks:
+                hook.remove()
+            _escapes.unguard()
+            _blocks.discard(self)
 
     @property
     def budget(self) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -109,6 +111,38 @@ def test_a_signal_anywhere(part: int, arming: Arming, plain: Any) -> None:
     places = range(1 + part * STRIDE, count(interrupts), PARTS * STRIDE)
     struck = [strike_at(each, interrupts, plain) for each in places]
     assert sum(struck) > 20
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("main_is_first", [True, False])
+@pytest.mark.parametrize("main_is_last", [True, False])
+def test_the_handler_goes_with_the_main_thread(main_is_first: bool, main_is_last: bool) -> None:
+    """Whoever enters first and leaves last: signals are held back as long as the main thread is in the block."""
+    before = signal.getsignal(signal.SIGINT)
+    entered, may_leave = Event(), Event()
+
+    def other() -> None:
+        with block:
+            entered.set()
+            may_leave.wait(60)
+
+    block = rt.budget()
+    thread = Thread(target=other)
+    with ExitStack() as main:
+        if main_is_first:
+            main.enter_context(block)
+        thread.start()
+        assert entered.wait(60)
+        if not main_is_first:
+            main.enter_context(block)
+        assert signal.getsignal(signal.SIGINT) != before
+        if main_is_last:
+            may_leave.set()
+            thread.join()
+            assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before
+    may_leave.set()
+    thread.join()
     assert signal.getsignal(signal.SIGINT) == before
 
 
