@@ -80,7 +80,7 @@ class Cache(AtOnce):
     def budget(self, budget: Budget | Mapping[str, Budget]) -> None:
         limits = Limits(budget)
         before = self._limits
-        with self._noting, self._lock:
+        with self._settling, self._lock:
             try:
                 self._limits = limits
                 self._unlimited = budget is None
@@ -96,8 +96,6 @@ class Cache(AtOnce):
                 for pool in self._pools.values():
                     pool.set_budget(before.of(pool.device))
                 raise
-        if self._dropped or self._events:
-            self._settle()
 
     def release_memory(self, nbytes: int | str | None = None, device: str = "cpu") -> int:
         """Evict until `nbytes` are free that were not before, or all that can be (None); the bytes freed.

@@ -171,13 +171,11 @@ class Engine(Runs):
         return value.payload
 
     def _evict_now(self, value: Value) -> bool:
-        with self._noting, self._lock:
+        with self._settling, self._lock:
             storage = value.storage
             evictable = value.payload is not EVICTED and not storage.locks
             if evictable:
                 self._evict(storage, "request")
-        if self._dropped or self._events:
-            self._settle()
         return evictable
 
     def _detach(self, value: Value) -> None:
@@ -194,13 +192,11 @@ class Engine(Runs):
             value.storage.pool.pinned += value.storage.size
 
     def _unpin(self, value: Value) -> None:
-        with self._noting, self._lock:
+        with self._settling, self._lock:
             if value.pinned:
                 self._unpin_locked(value)
                 if self._listeners:
                     self._events.append(Unpinned(self.now, value.storage.pool.used, value.number))
-        if self._dropped or self._events:
-            self._settle()
 
 
 class _Hold:

@@ -111,7 +111,7 @@ class Results(Lifetimes):
 
         Takes over one outside reference, which goes.
         """
-        with self._noting, self._lock:
+        with self._settling, self._lock:
             storage, operation = value.storage, value.operation
             assert operation is not None, "a source that is written over cannot be made again"
             value.payload = EVICTED
@@ -132,8 +132,6 @@ class Results(Lifetimes):
             self._neighbourhood.moved(users)
             value.refs += 1
             self._gone(value)
-        if self._dropped or self._events:
-            self._settle()
 
     def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
         """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""
