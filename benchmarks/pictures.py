@@ -14,10 +14,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from recompute import pictures
-from recompute._cli._figures import COMPARED, floors, plan_all, points, replay_all
-from recompute._cli._plot import chain_points
-from recompute._events import Event
-from recompute._traces._chain import chain
+from recompute._cli.figures import COMPARED, floors, plan_all, points, replay_all
+from recompute._cli.plot import chain_points
+from recompute._engine.events import Event
+from recompute._traces.chain import chain
 from recompute.planners import plan
 from recompute.simulator import Run, baseline, simulate
 from recompute.traces import Program, read

@@ -18,7 +18,7 @@ from _common import Measure, Report, Row, in_turns, main, row, say
 from operations import trivial
 
 import recompute as rc
-from recompute._traces._write import Recorder
+from recompute._traces.write import Recorder
 from recompute.events import Evicted, Performed, Released
 from recompute.traces import read
 

@@ -21,11 +21,11 @@ from typing import Any, Final, cast
 from _common import MICRO, Report, Row, Target, main, say
 
 import recompute as rc
-from recompute._graph import Storage
-from recompute._needs import NEIGHBOURHOODS
-from recompute._policy import DEFAULT, Score, policy_of
-from recompute._pool import Pool
-from recompute._search import candidates, search_of
+from recompute._engine.graph import Storage
+from recompute._engine.memory import Pool
+from recompute._policy.formulas import DEFAULT, Score, policy_of
+from recompute._policy.needed import NEIGHBOURHOODS
+from recompute._policy.search import candidates, search_of
 from recompute.testing import ManualClock
 
 SIZE: Final = 1_000  # bytes of each value, as declared

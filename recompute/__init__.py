@@ -13,18 +13,18 @@ The layers, from the top; imports run downwards only:
     adapter      _adapter (the protocol and the registry); _python (plain objects)
 """
 
-from recompute._adapter import Adapter, register, register_size, sizeof
-from recompute._array_adapter import ArrayAdapter, Outline
-from recompute._arrays._array import RecomputableArray
-from recompute._arrays._namespace import namespace
-from recompute._arrays._wrap import array, asarray, wrap
+from recompute._adapters.adapter import Adapter, register, register_size, sizeof
+from recompute._adapters.arrays import ArrayAdapter, Outline
+from recompute._arrays.array import RecomputableArray
+from recompute._arrays.namespace import namespace
+from recompute._arrays.wrap import array, asarray, wrap
 from recompute._budget import available
 from recompute._cache import Cache
 from recompute._context import current_cache, default_cache, set_default_cache
+from recompute._engine.stats import Stats
 from recompute._errors import BudgetError, ImpureError, StagingError
 from recompute._recomputable import Recomputable, ap, lift, pure, sequence, traverse
 from recompute._staging import stage
-from recompute._stats import Stats
 
 __version__ = "0.1.0"
 

@@ -9,18 +9,18 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from recompute import _context
-from recompute._at_once import AtOnce
 from recompute._budget import Budget, Limits, format_bytes, parse_bytes
+from recompute._engine.at_once import AtOnce
+from recompute._engine.events import Listener
+from recompute._engine.frames import ON_THE_GROUND
+from recompute._engine.graph import ReleaseMode, qualified
+from recompute._engine.stats import PoolStats, Recomputed, Stats
 from recompute._errors import BudgetError
-from recompute._events import Listener
-from recompute._flight import ON_THE_GROUND
-from recompute._graph import ReleaseMode, qualified
-from recompute._policy import DEFAULT, Policy, Score, policy_of
-from recompute._search import Search, search_of
-from recompute._stats import PoolStats, Recomputed, Stats
+from recompute._policy.formulas import DEFAULT, Policy, Score, policy_of
+from recompute._policy.search import Search, search_of
 
 if TYPE_CHECKING:
-    from recompute._traces._write import Recorder
+    from recompute._traces.write import Recorder
 
 
 class Cache(AtOnce):
@@ -176,7 +176,7 @@ class Cache(AtOnce):
             self._flush_trace()
 
     def _start_recording(self, trace: str | os.PathLike[str]) -> Recorder:
-        from recompute._traces._write import Recorder
+        from recompute._traces.write import Recorder
 
         recorder = Recorder(
             trace,

@@ -8,15 +8,15 @@ from functools import wraps
 from types import FrameType
 from typing import Any, Final, Generic, TypeVar, overload
 
-from recompute._adapter import kinds
-from recompute._arguments import pack
+from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
 from recompute._cache import Cache
 from recompute._context import current_cache
-from recompute._flight import running
-from recompute._graph import EVICTED, Operation, Value
-from recompute._lifetimes import INTERRUPT
-from recompute._repair import HANDLES
+from recompute._engine.arguments import pack
+from recompute._engine.frames import running
+from recompute._engine.graph import EVICTED, Operation, Value
+from recompute._engine.references import INTERRUPT
+from recompute._engine.repair import HANDLES
 
 _SMALL: Final = 4096  # bytes
 _ONE: Final = 1  # compared by identity, which True is not

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from recompute._adapter import Adapter, kinds
-from recompute._arguments import Nest, pack
+from recompute._adapters.adapter import Adapter, kinds
+from recompute._adapters.python import ATOMIC
 from recompute._budget import format_bytes, parse_bytes
 from recompute._cache import Cache
+from recompute._engine.arguments import Nest, pack
+from recompute._engine.events import Event, Performed
+from recompute._engine.graph import Operation, Value
 from recompute._errors import StagingError
-from recompute._events import Event, Performed
-from recompute._graph import Operation, Value
-from recompute._python import ATOMIC
 from recompute._recomputable import Recomputable, pure
-from recompute._traces._program import Program
+from recompute._traces.program import Program
 
 if TYPE_CHECKING:
-    from recompute._plans._schedule import Plan
+    from recompute._plans.schedule import Plan
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def stage(
     Raises StagingError if the graph depends on a value (`get` or `detach` while it is recorded), PlanError if nothing
     fits, and what the function raises. Calls raise StagingError if arguments or results are not as planned.
     """
-    from recompute._plans._plan import plan
+    from recompute._plans.plan import plan
 
     share, limit = _share_or_bytes(budget)
     recorder = _Recorder(limit)

@@ -1,6 +1,6 @@
 """The types of events that `Cache.subscribe` delivers."""
 
-from recompute._events import (
+from recompute._engine.events import (
     Accessed,
     Added,
     Detached,

@@ -1,14 +1,14 @@
 """Pictures of what a cache did, and of what policies and planners cost (the extra `plot`)."""
 
-from recompute._pictures._accesses import accesses
-from recompute._pictures._bars import Moment, moments
-from recompute._pictures._chain import REGIMES, ChainPoint, chain_cost
-from recompute._pictures._memory import memory
-from recompute._pictures._overhead import overhead
-from recompute._pictures._planned import plan_events
-from recompute._pictures._points import Floor, Point
-from recompute._pictures._residency import residency
-from recompute._pictures._style import save
+from recompute._pictures.accesses import accesses
+from recompute._pictures.bars import Moment, moments
+from recompute._pictures.chain import REGIMES, ChainPoint, chain_cost
+from recompute._pictures.memory import memory
+from recompute._pictures.overhead import overhead
+from recompute._pictures.planned import plan_events
+from recompute._pictures.points import Floor, Point
+from recompute._pictures.residency import residency
+from recompute._pictures.style import save
 
 __all__ = [
     "REGIMES",

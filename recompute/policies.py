@@ -1,7 +1,7 @@
 """Policies and searches as objects, to choose their parameters: `Cache(policy=Random(seed=3), search=Batch(4.0))`."""
 
-from recompute._policy import Dtr, DtrEq, DtrLocal, Lru, Msps, Needed, Nothing, Policy, Random, Scored, Size
-from recompute._search import Batch, Exact, IgnoreSmall, Sample, Search
+from recompute._policy.formulas import Dtr, DtrEq, DtrLocal, Lru, Msps, Needed, Nothing, Policy, Random, Scored, Size
+from recompute._policy.search import Batch, Exact, IgnoreSmall, Sample, Search
 
 __all__ = [
     "Batch",

@@ -205,7 +205,7 @@ def test_a_round_trip_that_changes_the_value_is_caught() -> None:
 
 def test_the_registry_is_left_as_it_was() -> None:
     """Checking an adapter does not make it serve anybody else."""
-    from recompute._adapter import adapter_for
+    from recompute._adapters.adapter import adapter_for
 
     before = adapter_for(some())
     check(VectorAdapter())

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._graph import Operation, Storage, Value
+from recompute._engine.graph import Operation, Storage, Value
 from recompute.testing import Identity, ManualClock, check_invariants
 from recompute.testing.programs import Apply, Budget, Interpreter, Observation, Program, difference, run
 from recompute.testing.strategies import POLICIES, RELEASES, SEARCHES, programs, settings_of_caches

@@ -13,16 +13,16 @@ import pytest
 from interrupts import Interrupts
 
 import recompute as rc
-from recompute._allocation import Allocation
-from recompute._engine import Engine
-from recompute._flight import Flight, Frame
-from recompute._lifetimes import Lifetimes
-from recompute._neighbours import Components
-from recompute._pool import Pool
-from recompute._results import Results
-from recompute._runs import Runs
-from recompute._search import Tournaments
-from recompute._turns import Turns
+from recompute._engine.allocation import Allocation
+from recompute._engine.engine import Engine
+from recompute._engine.frames import Flight, Frame
+from recompute._engine.memory import Pool
+from recompute._engine.references import Lifetimes
+from recompute._engine.results import Results
+from recompute._engine.runs import Runs
+from recompute._engine.scheduler import Turns
+from recompute._policy.neighbourhoods import Components
+from recompute._policy.search import Tournaments
 from recompute.testing import check_invariants
 
 PARTS = (Engine, Runs, Allocation, Turns, Results, Lifetimes, Pool, Frame, Flight, Tournaments, Components)

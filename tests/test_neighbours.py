@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._graph import Storage
-from recompute._needs import Needs
-from recompute._neighbours import Closure, Component, Components, evicted_neighbours
+from recompute._engine.graph import Storage
+from recompute._policy.needed import Needs
+from recompute._policy.neighbourhoods import Closure, Component, Components, evicted_neighbours
 from recompute.testing import EventLog, ManualClock, check_invariants
 from recompute.testing._invariants import evicted_components, evicted_neighbourhood
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._events import Added, Event, Evicted, Forgotten, Performed, TakenBack
-from recompute._pictures._bars import Bar, bars, large
-from recompute._pictures._style import looks
-from recompute._traces._chain import chain
+from recompute._engine.events import Added, Event, Evicted, Forgotten, Performed, TakenBack
+from recompute._pictures.bars import Bar, bars, large
+from recompute._pictures.style import looks
+from recompute._traces.chain import chain
 from recompute.pictures import (
     REGIMES,
     ChainPoint,
@@ -393,7 +393,7 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
 def test_drawing_opens_no_window() -> None:
     """Neither importing the module loads matplotlib, nor drawing loads pyplot, which has global state."""
     code = (
-        "import sys, recompute.pictures as p; from recompute._events import Added; print('matplotlib' in sys.modules);"
+        "import sys, recompute.pictures as p; from recompute.events import Added; print('matplotlib' in sys.modules);"
         "p.residency([Added(0.0, 1, 1, 1, 'cpu')]); print('matplotlib.pyplot' in sys.modules)"
     )
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._policy import (
+from recompute._policy.formulas import (
     POLICIES,
     Dtr,
     DtrEq,
@@ -25,7 +25,7 @@ from recompute._policy import (
     Size,
     policy_of,
 )
-from recompute._search import SEARCHES, Batch, Exact, IgnoreSmall, Sample, Search, search_of
+from recompute._policy.search import SEARCHES, Batch, Exact, IgnoreSmall, Sample, Search, search_of
 from recompute.testing import EventLog, ManualClock
 
 seconds = st.floats(1e-3, 1e3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute._graph import Operation, Storage, Value
+from recompute._engine.graph import Operation, Storage, Value
 from recompute.testing import EventLog, check_invariants
 from recompute.testing._vectors import vector
 

@@ -17,7 +17,7 @@ import pytest
 
 import recompute as rc
 import recompute.testing
-from recompute._events import Accessed, Added, Evicted, Forgotten, LetGo, Performed, Released, TakenBack
+from recompute._engine.events import Accessed, Added, Evicted, Forgotten, LetGo, Performed, Released, TakenBack
 from recompute.testing import EventLog, Identity, ManualClock, check_invariants
 from recompute.testing._vectors import vector
 

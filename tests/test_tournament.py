@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._graph import Storage
-from recompute._policy import POLICIES, Needed, policy_of
-from recompute._search import Candidates, Tournaments
-from recompute._tournament import Tournament
+from recompute._engine.graph import Storage
+from recompute._policy.formulas import POLICIES, Needed, policy_of
+from recompute._policy.search import Candidates, Tournaments
+from recompute._policy.tournament import Tournament
 from recompute.testing import ManualClock
 from recompute.testing._invariants import evicted_neighbourhood
 from recompute.testing.programs import Program, run
@@ -114,7 +114,7 @@ def spied(cache: rc.Cache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     choose = Tournaments.choose
     choices = [0]
 
-    monkeypatch.setattr("recompute._needs._REACH", 10**6)  # walks without an end: then every choice is exact
+    monkeypatch.setattr("recompute._policy.needed._REACH", 10**6)  # walks without an end: then every choice is exact
 
     def score(candidates: Candidates, storage: Storage, now: float) -> float:
         policy = candidates.policy

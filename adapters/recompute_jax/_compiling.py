@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import jax
 
-from recompute._flight import running
+from recompute._engine.frames import running
 
 _EVENTS: Final = frozenset(
     {

@@ -13,7 +13,7 @@ from typing import Any, Final
 import jax
 
 import recompute as rc
-from recompute._flight import running
+from recompute._engine.frames import running
 
 _MOST: Final = 1000  # shardings that are remembered
 

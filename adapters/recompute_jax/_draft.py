@@ -11,11 +11,11 @@ from typing import Any, Final
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
-from recompute._plans._improve import Search, fitted
-from recompute._plans._liveness import prune, schedule
-from recompute._plans._problem import check_least, problem_of
-from recompute._plans._schedule import Plan, PlanError
-from recompute._traces._program import Program
+from recompute._plans.improve import Search, fitted
+from recompute._plans.liveness import prune, schedule
+from recompute._plans.problem import check_least, problem_of
+from recompute._plans.schedule import Plan, PlanError
+from recompute._traces.program import Program
 from recompute.planners import plan as plan_program
 from recompute_jax._costs import nbytes
 from recompute_jax._emit import LENGTH, Region, emit, regions

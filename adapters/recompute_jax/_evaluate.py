@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 import recompute as rc
-from recompute._graph import Operation
+from recompute._engine.graph import Operation
 from recompute_jax._devices import spread
 from recompute_jax._kernels import Kernel
 from recompute_jax._passing import Signature, is_handle, source, specs, traced

@@ -19,7 +19,7 @@ import jax
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Literal, Primitive, Var, jaxprs_in_params
 
-from recompute._flight import running
+from recompute._engine.frames import running
 from recompute_jax._devices import OUT_OF_MEMORY, make_room
 from recompute_jax._jaxpr import bind
 from recompute_jax._surroundings import Surroundings

@@ -14,7 +14,7 @@ from jax import tree_util
 from jax.extend import source_info_util
 
 import recompute as rc
-from recompute._graph import EVICTED
+from recompute._engine.graph import EVICTED
 from recompute._recomputable import common_cache
 from recompute_jax._adapter import Outline, adapter
 from recompute_jax._jaxpr import refuse_ref

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from recompute._budget import format_bytes
 from recompute._errors import BudgetError
-from recompute._plans._schedule import PlanError
+from recompute._plans.schedule import PlanError
 from recompute_jax._aim import Aim
 from recompute_jax._draft import Draft, Drafting
 from recompute_jax._emit import LENGTH, Region

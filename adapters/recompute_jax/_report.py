@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from recompute._budget import format_bytes
-from recompute._events import Event
-from recompute._plans._schedule import Plan
-from recompute._traces._program import Program
+from recompute._engine.events import Event
+from recompute._plans.schedule import Plan
+from recompute._traces.program import Program
 from recompute_jax._segments import Segments
 from recompute_jax._text import short as short
 from recompute_jax._text import where

@@ -13,9 +13,9 @@ from typing import Final
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from recompute._plans._liveness import schedule
-from recompute._plans._problem import problem_of
-from recompute._traces._program import Program
+from recompute._plans.liveness import schedule
+from recompute._plans.problem import problem_of
+from recompute._traces.program import Program
 from recompute_jax._costs import REDUCTIONS, VIEWS, flops, nbytes, subjaxprs, weigh
 from recompute_jax._jaxpr import Flat, effects, flatten
 from recompute_jax._kinds import kind

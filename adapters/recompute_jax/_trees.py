@@ -11,11 +11,11 @@ from typing import Any
 import jax
 
 import recompute as rc
-from recompute._arguments import Several
-from recompute._flight import running
-from recompute._graph import Operation, Value, name_of
+from recompute._engine.arguments import Several
+from recompute._engine.frames import running
+from recompute._engine.graph import Operation, Value, name_of
+from recompute._engine.sizes import constant, identity
 from recompute._recomputable import common_cache
-from recompute._sizes import constant, identity
 from recompute_jax._devices import OUT_OF_MEMORY, make_room
 from recompute_jax._kernels import Cost, ready
 from recompute_jax._surroundings import Surroundings

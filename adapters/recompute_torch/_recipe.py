@@ -13,8 +13,8 @@ from weakref import ref
 
 import torch
 
-from recompute._arguments import Several
-from recompute._graph import Operation
+from recompute._engine.arguments import Several
+from recompute._engine.graph import Operation
 from recompute_torch._memory import Memory, Storage, copy, device_name, new_memory, quietly, storage_of
 from recompute_torch._random import States, replaying, states, turn
 from recompute_torch._shortage import out_of_memory, try_again

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from recompute._flight import running
+from recompute._engine.frames import running
 from recompute_torch._memory import device_name
 
 _ASKED: Final = re.compile(r"ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")

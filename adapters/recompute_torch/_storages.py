@@ -16,9 +16,9 @@ from weakref import ref
 import torch
 
 import recompute as rc
-from recompute._graph import EVICTED, Value
-from recompute._lifetimes import INTERRUPT
-from recompute._repair import HANDLES
+from recompute._engine.graph import EVICTED, Value
+from recompute._engine.references import INTERRUPT
+from recompute._engine.repair import HANDLES
 from recompute_torch._memory import Memory, Storage, copy, device_name, foreign, new_memory, same, storage_of
 from recompute_torch._recipe import ordinary
 

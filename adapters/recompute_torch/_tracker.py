@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 
 import recompute as rc
-from recompute._graph import EVICTED, Operation, Value
+from recompute._engine.graph import EVICTED, Operation, Value
 from recompute_torch._memory import Storage, storage_of
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, Protocol
 
 from recompute import BudgetError, ImpureError, __version__
-from recompute._cli import _compare, _demo, _doctor, _plan, _plot, _run, _simulate
-from recompute._cli._output import CommandError, complain, flush, no_interrupt_lost, silence
+from recompute._cli import compare, demo, doctor, plan, plot, simulate
+from recompute._cli import run as run_script
+from recompute._cli.output import CommandError, complain, flush, no_interrupt_lost, silence
 
 _EXAMPLES: Final = """\
 examples:
@@ -38,7 +39,7 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: Final[tuple[Command, ...]] = (_run, _simulate, _plan, _compare, _plot, _demo, _doctor)
+COMMANDS: Final[tuple[Command, ...]] = (run_script, simulate, plan, compare, plot, demo, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,10 +8,10 @@ from math import isclose
 from typing import Any
 
 from recompute._cache import Cache
-from recompute._graph import EVICTED, Operation, Storage, Value
-from recompute._needs import Needs
-from recompute._neighbours import Closure, Components
-from recompute._pool import Pool
+from recompute._engine.graph import EVICTED, Operation, Storage, Value
+from recompute._engine.memory import Pool
+from recompute._policy.needed import Needs
+from recompute._policy.neighbourhoods import Closure, Components
 
 
 def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:

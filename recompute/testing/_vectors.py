@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from recompute._adapter import Adapter, register
+from recompute._adapters.adapter import Adapter, register
 
 ITEM = 8  # bytes that a number counts
 

@@ -19,12 +19,12 @@ from struct import unpack
 from types import CodeType
 from typing import Any, Final, Literal
 
-from recompute import _adapter
-from recompute._adapter import Adapter, kinds
-from recompute._array_adapter import ArrayAdapter
-from recompute._arrays._array import RecomputableArray
-from recompute._arrays._namespace import namespace
-from recompute._arrays._wrap import array
+from recompute._adapters import adapter as _adapter
+from recompute._adapters.adapter import Adapter, kinds
+from recompute._adapters.arrays import ArrayAdapter
+from recompute._arrays.array import RecomputableArray
+from recompute._arrays.namespace import namespace
+from recompute._arrays.wrap import array
 from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute.testing._array_code import LINES as LINES

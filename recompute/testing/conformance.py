@@ -11,9 +11,9 @@ from sys import getrefcount
 from typing import Any
 from weakref import ref
 
-from recompute import _adapter
-from recompute._adapter import Adapter
-from recompute._array_adapter import ArrayAdapter
+from recompute._adapters import adapter as _adapter
+from recompute._adapters.adapter import Adapter
+from recompute._adapters.arrays import ArrayAdapter
 from recompute._cache import Cache
 from recompute._recomputable import ap
 from recompute.testing._invariants import check_invariants

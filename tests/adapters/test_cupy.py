@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute import _adapter
+from recompute._adapters import adapter as _adapter
 from recompute.testing import check_adapter, check_invariants
 from recompute.testing.array_programs import registered
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._flight import running
+from recompute._engine.frames import running
 from recompute.testing import check_invariants
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute._plans._problem import problem_of
+from recompute._plans.problem import problem_of
 from recompute.planners import PlanError
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from interrupts import Interrupts
 
-from recompute._allocation import Allocation
-from recompute._engine import Engine
-from recompute._flight import Flight, Frame
-from recompute._lifetimes import Lifetimes
-from recompute._pool import Pool
-from recompute._results import Results
-from recompute._runs import Runs
-from recompute._turns import Turns
+from recompute._engine.allocation import Allocation
+from recompute._engine.engine import Engine
+from recompute._engine.frames import Flight, Frame
+from recompute._engine.memory import Pool
+from recompute._engine.references import Lifetimes
+from recompute._engine.results import Results
+from recompute._engine.runs import Runs
+from recompute._engine.scheduler import Turns
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 

@@ -21,7 +21,7 @@ from _torch_scripts import alike, left_in, network, train  # noqa: E402  # after
 from example_scripts import example  # noqa: E402  # it lies beside other tests
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute._graph import Operation, Value  # noqa: E402  # after importorskip
+from recompute._engine.graph import Operation, Value  # noqa: E402  # after importorskip
 from recompute.simulator import baseline, simulate  # noqa: E402  # after importorskip
 from recompute.traces import read  # noqa: E402  # after importorskip
 

@@ -12,7 +12,7 @@ import pytest
 from interrupts import Interrupts
 
 import recompute as rc
-from recompute._arrays import _array, _attributes, _call, _coercions, _dispatch, _namespace, _operate, _wrap
+from recompute._arrays import array, attributes, call, coercions, dispatch, namespace, operate, wrap
 from recompute.testing import check_invariants
 from recompute.testing.array_programs import serving
 
@@ -21,10 +21,10 @@ np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 from recompute_numpy import adapter  # noqa: E402  # after importorskip
 
 STRIDE = 4  # of the crossings at which an interrupt strikes; each test parameter takes other ones
-MODULES = (_array, _attributes, _call, _dispatch, _namespace, _operate, _wrap)
+MODULES = (array, attributes, call, dispatch, namespace, operate, wrap)
 CLASSES = (
-    *(rc.RecomputableArray, _coercions.Coercions, _attributes.Attributes, _array.Method, _array.Flat, _call.Call),
-    *(_dispatch.Changed, _dispatch._Filling, _operate.Operands, _namespace.Namespace),
+    *(rc.RecomputableArray, coercions.Coercions, attributes.Attributes, array.Method, array.Flat, call.Call),
+    *(dispatch.Changed, dispatch._Filling, operate.Operands, namespace.Namespace),
 )
 
 

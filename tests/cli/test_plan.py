@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from small_traces import training, write
 
-from recompute._cli import _planning, main
-from recompute._plans._schedule import Plan, PlanError
-from recompute._plans._verify import verify
-from recompute._traces._read import read
+from recompute._cli import main, planning
+from recompute._plans.schedule import Plan, PlanError
+from recompute._plans.verify import verify
+from recompute._traces.read import read
 
 KEYS = [
     "trace", "method", "status", "budget_bytes", "budget_ratio", "overhead", "peak_bytes", "bound", "computes", "frees",
@@ -81,7 +81,7 @@ def test_all_methods(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`all` stands for every method, and none beats a proved bound."""
     pytest.importorskip("scipy", reason="checkmate needs scipy")
     found = plans(capsys, trace, "--budget", "0.6", "--method", "all")
-    assert [each["method"] for each in found] == list(_planning.METHODS)
+    assert [each["method"] for each in found] == list(planning.METHODS)
     costs = [each["overhead"] for each in found if each["overhead"] is not None]
     assert min(costs) == pytest.approx(max(each["bound"] or 1.0 for each in found))
 
@@ -103,7 +103,7 @@ def test_a_wrong_plan_is_not_shown(
     def wrong(*arguments: Any, **options: Any) -> Plan:
         return Plan("small.jsonl", "own", 455, (("compute", 3),), 0, 1.0)
 
-    monkeypatch.setattr(_planning, "plan", wrong)
+    monkeypatch.setattr(planning, "plan", wrong)
     assert main(["plan", trace, "--budget", "0.5"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -118,7 +118,7 @@ def test_out_of_time_is_a_status(
     def slow(*arguments: Any, **options: Any) -> Plan:
         raise PlanError("the solver found no schedule within 1 s; give it a longer time_limit")
 
-    monkeypatch.setattr(_planning, "plan", slow)
+    monkeypatch.setattr(planning, "plan", slow)
     assert main(["plan", trace, "--budget", "0.5", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "timeout"
 

@@ -10,7 +10,7 @@ import pytest
 from small_traces import training, write
 
 from recompute._cli import main
-from recompute._policy import POLICIES
+from recompute._policy.formulas import POLICIES
 
 KEYS = [
     "trace", "policy", "search", "release", "budget_bytes", "budget_ratio", "status", "overhead", "model_time",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from recompute._traces._program import Program
+from recompute._traces.program import Program
 
 
 def least_cost(program: Program, budget: int) -> float | None:

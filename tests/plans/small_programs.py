@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from recompute._traces._program import Program
+from recompute._traces.program import Program
 
 
 @st.composite

@@ -7,9 +7,9 @@ from exhaustive import least_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute._plans._revolve import forward_runs, optimum
-from recompute._simulator._replay import baseline, simulate
-from recompute._traces._chain import chain
+from recompute._plans.revolve import forward_runs, optimum
+from recompute._simulator.replay import baseline, simulate
+from recompute._traces.chain import chain
 from recompute.planners import PlanError, plan, verify
 
 TABLE = [(256, 32, 736), (256, 24, 744), (1024, 64, 3008), (1024, 30, 3630), (1024, 12, 4776), (2048, 91, 6053)]

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_programs import programs, whole
 
-from recompute._plans._exact import beam, exact
-from recompute._plans._liveness import cost_of
-from recompute._plans._problem import problem_of
-from recompute._traces._chain import chain
-from recompute._traces._program import Program
+from recompute._plans.exact import beam, exact
+from recompute._plans.liveness import cost_of
+from recompute._plans.problem import problem_of
+from recompute._traces.chain import chain
+from recompute._traces.program import Program
 from recompute.planners import METHODS, Plan, PlanError, plan, verify
 
 QUICK: dict[str, Any] = {"rounds": 60}

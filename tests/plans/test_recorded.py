@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from recompute._simulator._replay import baseline
-from recompute._traces._program import Program
-from recompute._traces._read import read
+from recompute._simulator.replay import baseline
+from recompute._traces.program import Program
+from recompute._traces.read import read
 from recompute.planners import METHODS, PlanError, plan, verify
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"

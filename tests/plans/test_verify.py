@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_programs import programs, whole
 
-from recompute._plans._schedule import Action
-from recompute._traces._chain import chain
-from recompute._traces._program import Program
+from recompute._plans.schedule import Action
+from recompute._traces.chain import chain
+from recompute._traces.program import Program
 from recompute.planners import Plan, PlanError, plan, verify
 
 

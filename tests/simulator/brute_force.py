@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from recompute._traces._program import Program
+from recompute._traces.program import Program
 
 
 class OutOfMemory(Exception):

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from recompute._traces._program import Program
+from recompute._traces.program import Program
 
 SIZES = (1, 2, 3, 5, 8, 0)
 COSTS = (1, 2, 3, 7, 20)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_traces import programs
 
-from recompute._events import Evicted
-from recompute._simulator._replay import Replay, baseline
-from recompute._traces._program import Program
+from recompute._engine.events import Evicted
+from recompute._simulator.replay import Replay, baseline
+from recompute._traces.program import Program
 
 POLICIES = ("dtr-eq", "dtr", "dtr-local", "lru", "msps", "size")
 

@@ -6,9 +6,9 @@ from weakref import ref
 
 import pytest
 
-from recompute._events import Event, Pinned
-from recompute._simulator._replay import Replay
-from recompute._traces._chain import chain
+from recompute._engine.events import Event, Pinned
+from recompute._simulator.replay import Replay
+from recompute._traces.chain import chain
 from recompute.simulator import simulate
 
 

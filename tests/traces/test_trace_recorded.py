@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute._events import Accessed, Added, Event, Evicted, Performed
-from recompute._traces._write import Recorder, write
+from recompute._engine.events import Accessed, Added, Event, Evicted, Performed
+from recompute._traces.write import Recorder, write
 from recompute.testing import EventLog, ManualClock
 from recompute.testing._vectors import vector
 from recompute.traces import TraceError, read

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import recompute as rc
 import recompute.events
-from recompute._events import Added, Event, Evicted, Performed
-from recompute._simulator._replay import baseline, simulate
+from recompute._engine.events import Added, Event, Evicted, Performed
+from recompute._simulator.replay import baseline, simulate
 from recompute.testing import EventLog, ManualClock
 from recompute.testing.programs import Apply, Budget, Gather, Interpreter, Program
 from recompute.testing.strategies import POLICIES, RELEASES, programs, settings_of_caches
@@ -48,7 +48,7 @@ def decisions(events: list[Event]) -> list[Decision]:
 
 
 def plain(program: Program) -> Program:
-    """A program without what a replay does not know: see recompute._traces._recorded."""
+    """A program without what a replay does not know: see recompute._traces.recorded."""
     kept = [step for step in program if not isinstance(step, (Budget, Gather))]
     operations = [each for each in kept if not (isinstance(each, Apply) and each.function in _UNLIKE)]
     return Program(replace(each, peeks=(), fault=0) if isinstance(each, Apply) else each for each in operations)

@@ -1,0 +1,272 @@
+"""What the cache asks of a type of values, and the registry that finds who answers.
+
+The core knows no framework by name. An adapter is found by the entry point group `recompute.adapters`, whose names are
+top-level packages: the first value whose type comes from package `numpy` loads the entry point called `numpy`.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import ref
+
+from recompute._adapters import python as _python
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from recompute._adapters.arrays import ArrayAdapter
+
+GROUP: Final = "recompute.adapters"
+
+
+class Adapter:
+    """How the cache sees the values of one framework. Override what the framework knows better.
+
+    The defaults serve plain Python objects. Methods must not keep a reference to the value, must not change it (but
+    for `freeze`), and must not call into the cache. `recompute.testing.check_adapter` checks all of this.
+    """
+
+    name: str = "python"
+    arrays: bool = False
+
+    def serves(self, cls: type) -> bool:
+        """Whether values of this type are the adapter's business; others get the defaults."""
+        return True
+
+    def nbytes(self, value: Any) -> int:
+        """The bytes that become free when the value goes, in O(1) where the framework allows."""
+        return _python.sizeof(value, _foreign)
+
+    def buffer(self, value: Any) -> object | None:
+        """The object that stands for the memory: two values with the same one are aliases. None: never an alias."""
+        return None if type(value) in _python.ATOMIC else value
+
+    def watch(self, value: Any) -> object | None:
+        """An object that lives as long as the memory and takes weak references; None where there is no such thing."""
+        return value  # type: ignore[no-any-return]  # any object will do
+
+    def device(self, value: Any) -> str:
+        """The pool whose budget the value counts against: "cpu", "cuda:0", ..."""
+        return "cpu"
+
+    def freeze(self, value: Any) -> None:
+        """Make the result of an operation read-only, if the framework can."""
+
+    def enter(self, value: Any) -> tuple[int, object | None]:
+        """`freeze`, then `nbytes` and `buffer`: all that is asked of a new result, for those who know it at once."""
+        self.freeze(value)
+        return self.nbytes(value), self.buffer(value)
+
+    def evicted(self, value: Any) -> Any:
+        """What remains of a value that is about to be dropped, and that somebody may ask for again; None: nothing."""
+        return None
+
+    def vacate(self, value: Any) -> None:
+        """Give up the memory of a value that is dropped while somebody refers to it, if that lies elsewhere."""
+
+    def restored(self, remains: Any, value: Any) -> None:
+        """A value was made again of which `evicted` had left `remains`. Under the cache's lock."""
+
+    def signature(self, value: Any) -> Hashable:
+        """What decides the size of a result made from the value: shape and dtype, for an array."""
+        return _python.signature(value)
+
+    def fingerprint(self, value: Any) -> bytes | None:
+        """A digest of the content, equal for equal results; None: cannot be checked."""
+        return _python.fingerprint(value, _foreign_fingerprint)
+
+    def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
+        """Begin to time an operation on the device, without waiting for it.
+
+        Returns a function to call when the operation has been launched; that returns a function which gives the
+        seconds once they are known, and None before. None: what runs there is timed by the cache's clock.
+        """
+        return None
+
+    def devices(self) -> list[str]:
+        """The devices that can be seen, for `recompute doctor`."""
+        return ["cpu"]
+
+    def free_memory(self, device: str) -> int | None:
+        """Free bytes on the device; None: unknown."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<adapter {self.name}>"
+
+
+class Kind:
+    """An adapter resolved for one type. None in the place of a method means that there is nothing to call."""
+
+    __slots__ = (
+        "adapter",
+        "array",
+        "atomic",
+        "buffer",
+        "device",
+        "enter",
+        "evicted",
+        "freeze",
+        "handle",
+        "nbytes",
+        "plain",
+        "readonce",
+        "restored",
+        "signature",
+        "timer",
+        "vacate",
+        "watch",
+    )
+
+    def __init__(self, adapter: Adapter, cls: type) -> None:
+        own = type(adapter)
+        self.adapter = adapter
+        self.nbytes: Callable[[Any], int] = adapter.nbytes
+        self.signature: Callable[[Any], Hashable] | None = adapter.signature  # None: the value itself
+        self.buffer: Callable[[Any], object | None] | None = adapter.buffer
+        self.device = adapter.device if own.device is not Adapter.device else None
+        self.timer = adapter.timer if own.timer is not Adapter.timer else None
+        self.freeze = adapter.freeze if own.freeze is not Adapter.freeze else None
+        self.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
+        self.array: ArrayAdapter | None = cast("ArrayAdapter", adapter) if adapter.arrays else None
+        self.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
+        self.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
+        self.restored = adapter.restored if own.restored is not Adapter.restored else None
+        self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
+        self.handle = hasattr(cls, "_of")  # a Recomputable of another class
+        self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter
+        # As an argument: no container and no Recomputable, which the operation has to look into.
+        self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not hasattr(cls, "_value")
+        self.atomic = own.nbytes is Adapter.nbytes and cls in _python.ATOMIC
+        if self.atomic:
+            self.nbytes = _python.ATOMIC[cls]
+            self.buffer = self.watch = None
+            if cls in _python.BY_VALUE:
+                self.signature = None
+
+
+class _Kinds(dict[type, Kind]):
+    """Type -> Kind, resolved on first sight."""
+
+    def __missing__(self, cls: type) -> Kind:
+        kind = self[cls] = Kind(_find(cls), cls)
+        return kind
+
+
+_default = Adapter()
+_registered: dict[type, Adapter] = {}
+_entry_points: dict[str, EntryPoint] | None = None
+_loaded: dict[str, Adapter | None] = {}
+kinds: Final = _Kinds()
+
+
+def register(cls: type, adapter: Adapter) -> None:
+    """Let `adapter` serve values of type `cls` and of its subclasses, before any entry point."""
+    if not isinstance(cls, type):
+        raise TypeError(f"register takes a type first, not {cls!r}")
+    if not isinstance(adapter, Adapter):
+        raise TypeError(f"register takes an instance of recompute.Adapter, not {adapter!r}")
+    _registered[cls] = adapter
+    kinds.clear()
+
+
+def register_size(cls: type, nbytes: Callable[[Any], int]) -> None:
+    """Let `nbytes(value)` say how many bytes a value of type `cls` takes; the rest as for plain Python objects."""
+    adapter = type("SizeAdapter", (Adapter,), {"name": cls.__qualname__, "nbytes": lambda _, value: nbytes(value)})()
+    register(cls, adapter)
+
+
+def adapter_for(value: Any) -> Adapter:
+    """The adapter that serves this value."""
+    return kinds[type(value)].adapter
+
+
+def sizeof(value: Any) -> int:
+    """The bytes that the cache counts for this value."""
+    return kinds[type(value)].nbytes(value)
+
+
+def _foreign(cls: type) -> Callable[[Any], int] | None:
+    """How to measure a type that is not a plain Python one."""
+    kind = kinds[cls]
+    return None if type(kind.adapter).nbytes is Adapter.nbytes else kind.nbytes
+
+
+def _foreign_fingerprint(cls: type) -> Callable[[Any], bytes | None] | None:
+    """How to digest a type that is not a plain Python one."""
+    adapter = kinds[cls].adapter
+    return None if type(adapter).fingerprint is Adapter.fingerprint else adapter.fingerprint
+
+
+def fingerprint(value: Any) -> bytes | None:
+    """The digest that `Cache(verify=True)` compares; None where the value cannot be checked."""
+    return kinds[type(value)].adapter.fingerprint(value)
+
+
+def weak(kind: Kind, value: Any) -> ref[Any] | None:
+    """A weak reference to what lives as long as the memory of value; None where Python offers none."""
+    target = None if kind.watch is None else kind.watch(value)
+    return None if target is None else weak_to(target)
+
+
+def weak_to(target: Any, callback: Callable[[Any], None] | None = None) -> ref[Any] | None:
+    """A weak reference to the object itself; None where Python offers none."""
+    try:
+        return ref(target, callback)
+    except TypeError:
+        return None
+
+
+def installed() -> dict[str, EntryPoint]:
+    """The entry points by name; scanned once, when first asked for. Of two with one name the first by value serves."""
+    global _entry_points
+    if _entry_points is None:
+        from importlib.metadata import entry_points  # tens of milliseconds: not before it is needed
+
+        found: dict[str, EntryPoint] = {}
+        for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+            if found.setdefault(point.name, point).value != point.value:
+                warnings.warn(
+                    f"two adapters are installed for {point.name!r}: {found[point.name].value} is used, "
+                    f"{point.value} is not; uninstall one of them",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        _entry_points = found
+    return _entry_points
+
+
+def load(name: str) -> Adapter | None:
+    """The adapter of entry point `name`; None, with a warning, if it cannot be loaded."""
+    if name not in _loaded:
+        _loaded[name] = None
+        try:
+            adapter = installed()[name].load()
+            if not isinstance(adapter, Adapter):
+                raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
+            _loaded[name] = adapter
+        except Exception as error:  # a broken plug-in must not break the program
+            warnings.warn(
+                f"the adapter {name!r} cannot be loaded ({type(error).__name__}: {error}); its values are treated as "
+                f"plain Python objects",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return _loaded[name]
+
+
+def _find(cls: type) -> Adapter:
+    for base in cls.__mro__[:-1]:
+        if base in _registered:
+            return _registered[base]
+        package = base.__module__.partition(".")[0]
+        if package in sys.stdlib_module_names or package == "__main__" or package == "recompute":
+            continue
+        if package in installed():
+            adapter = load(package)
+            if adapter is not None and adapter.serves(cls):
+                return adapter
+    return _default

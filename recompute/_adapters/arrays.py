@@ -1,0 +1,96 @@
+"""What the array wrapper asks of an adapter beyond `Adapter`: outlines, copies, and what is safe to hand out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any
+
+from recompute._adapters.adapter import Adapter
+
+
+class Outline:
+    """What is known of an array without its memory."""
+
+    __slots__ = ("cls", "dtype", "shape", "strides")
+
+    def __init__(self, cls: type, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> None:
+        self.cls = cls
+        self.shape = shape
+        self.dtype = dtype
+        self.strides = strides  # bytes; None: the library does not say
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize  # type: ignore[no-any-return]  # the dtype is the library's
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    def __repr__(self) -> str:
+        return f"<outline of a {self.cls.__name__}: {self.dtype} {self.shape}>"
+
+
+class ArrayAdapter(Adapter):
+    """An adapter whose values are arrays: `rc.array` wraps them, and array code runs on them unchanged."""
+
+    arrays = True
+
+    def outline(self, value: Any) -> Outline:
+        """What remains known of the array while it is evicted."""
+        return Outline(type(value), value.shape, value.dtype, getattr(value, "strides", None))
+
+    def evicted(self, value: Any) -> Outline:
+        return self.outline(value)
+
+    def empty(self, outline: Outline) -> Any:
+        """A new array of that shape, dtype and order of axes in memory; whatever in it."""
+        raise NotImplementedError
+
+    def copy(self, value: Any) -> Any:
+        """The same content in memory of its own that may be written to, with the same order of axes."""
+        raise NotImplementedError
+
+    def source(self, value: Any) -> Any:
+        """What the cache keeps of an array that a caller wraps: never a copy; read-only, if that is possible."""
+        return value
+
+    def result(self, value: Any) -> Any:
+        """What a caller gets of a cached array: nothing through which he could change it by accident."""
+        return value
+
+    def snapshot(self, value: Any) -> Any:
+        """What the cache keeps of a plain array that meets a wrapped one: a copy, unless nobody can change it."""
+        return self.copy(value)
+
+    def compact(self, value: Any) -> Callable[[], Any] | None:
+        """How to make a plain array that meets a wrapped one again, if that takes less than to keep a copy of it.
+
+        Such as an array of zeros, of which autodiff libraries make many; None: no such way is seen.
+        """
+        return None
+
+    def repeated(self) -> AbstractContextManager[Any] | None:
+        """What a repeated run is to be surrounded by, so that it does not say again what the first one has said."""
+        return None
+
+    def constant(self, value: Any) -> bool:
+        """Whether nobody can change the value: then it is no source when it meets an array, but a constant."""
+        return self.buffer(value) is None
+
+    def check(self, value: Any) -> None:
+        """Raise TypeError, and say what to do, for an array that cannot be wrapped."""
+
+    def namespace(self) -> Any:
+        """The module with the library's functions on arrays."""
+        raise NotImplementedError

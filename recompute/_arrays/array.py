@@ -1,0 +1,237 @@
+"""`RecomputableArray`: an array that may be dropped and recomputed, on which array code runs unchanged.
+
+Here: its elements, its operators, and what its library calls. Below it: _attributes and _coercions.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+from recompute._adapters.adapter import kinds
+from recompute._arrays.attributes import attribute_of
+from recompute._arrays.coercions import Coercions
+from recompute._arrays.dispatch import Changed, array_function, array_ufunc, is_plain
+from recompute._arrays.operate import SCALARS, call, operate
+from recompute._arrays.parts import At, Flat, Method
+from recompute._cache import Cache
+from recompute._engine.graph import EVICTED, Value
+from recompute._recomputable import Recomputable
+
+
+def _binary(function: Callable[..., Any], reflected: bool = False) -> Callable[[RecomputableArray, Any], Any]:
+    """An operator of two operands. Two arrays, or an array and a number, take the hot path: benchmarks/arrays.py."""
+
+    def apply(self: RecomputableArray, other: Any) -> Any:
+        cls = type(other)
+        value = self._value
+        if cls in SCALARS:
+            positional = (other, value) if reflected else (value, other)
+            return operate(RecomputableArray, self._cache, function, positional, (value,), sys._getframe(1))
+        if cls is RecomputableArray:
+            cache, second = self._cache, other._value
+            adapter = kinds[type(value.payload)].adapter
+            if other._cache is cache and kinds[type(second.payload)].adapter is adapter and adapter.arrays:
+                pair = (second, value) if reflected else (value, second)
+                return operate(RecomputableArray, cache, function, pair, pair, sys._getframe(1))
+        elif _defers_to(cls):
+            return NotImplemented
+        args = (other, self) if reflected else (self, other)
+        return call(RecomputableArray, self._cache, function, args, {}, sys._getframe(1))
+
+    return apply
+
+
+def _unary(function: Callable[..., Any]) -> Callable[[RecomputableArray], Any]:
+    def apply(self: RecomputableArray) -> Any:
+        value = self._value
+        return operate(RecomputableArray, self._cache, function, (value,), (value,), sys._getframe(1))
+
+    return apply
+
+
+def _in_place(function: Callable[..., Any]) -> Callable[[RecomputableArray, Any], Any]:
+    """An operator that changes its left operand: here a new version of it."""
+    changed = Changed(function)
+
+    def apply(self: RecomputableArray, other: Any) -> Any:
+        if _defers_to(type(other)):
+            return NotImplemented
+        return self._become(call(RecomputableArray, self._cache, changed, (self, other), {}, sys._getframe(1)))
+
+    return apply
+
+
+def _defers_to(cls: type) -> bool:
+    """Whether a type that is no array has operators of its own for arrays, as the boxes of autograd libraries do."""
+    return hasattr(cls, "__array_priority__") and not issubclass(cls, Recomputable) and not kinds[cls].array
+
+
+class RecomputableArray(Coercions):
+    """An array of NumPy, CuPy, JAX or another library, as a `Recomputable`; made by `rc.array`.
+
+    Operators, indexing, methods, and the functions of its library give `RecomputableArray`s; `shape`, `dtype` and the
+    like never recompute. What changes an array in place (`x += 1`, `x[0] = 1`, `x.sort()`, `out=x`) makes a new version
+    to which `x` refers from then on: views and values made before do not see the change. Coercions (`get`,
+    `np.asarray`, `float`, `bool`, `print`) recompute if need be, are counted in the stats, and give read-only arrays,
+    or copies where the library has no such thing.
+    """
+
+    __slots__ = ()
+    __array_priority__: ClassVar[float] = 90.0  # above arrays, below the boxes of autograd
+    __hash__ = None  # type: ignore[assignment]  # as arrays: == compares elements
+
+    @classmethod
+    def _of(cls, cache: Cache, value: Value) -> Recomputable[Any]:
+        payload = value.payload
+        array = hasattr(value, "outline") if payload is EVICTED else kinds[type(payload)].array
+        return cls(cache, value) if array else Recomputable(cache, value)
+
+    @property
+    def cache(self) -> Cache:
+        """The cache it belongs to."""
+        return self._cache
+
+    # Elements
+
+    @property
+    def flat(self) -> Flat:
+        """The elements in C order, to be read and written."""
+        return Flat(self)
+
+    @flat.setter
+    def flat(self, content: Any) -> None:
+        args = (self, content)
+        self._change(_set_all, args, sys._getframe(1))
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._value
+        cls = type(key)
+        if cls is int or (cls is slice and _fixed(key)) or (cls is tuple and all(map(_fixed, key))):
+            return operate(RecomputableArray, self._cache, operator.getitem, (value, key), (value,), sys._getframe(1))
+        return call(RecomputableArray, self._cache, operator.getitem, (self, key), {}, sys._getframe(1))
+
+    def __setitem__(self, key: Any, content: Any) -> None:
+        args = (self, key, content)
+        self._change(operator.setitem, args, sys._getframe(1))
+
+    def __delitem__(self, key: Any) -> None:
+        """As the library has it: an error that says so."""
+        args = (self, key)
+        self._change(operator.delitem, args, sys._getframe(1))
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over an array without dimensions")
+        return (self[each] for each in range(self.shape[0]))
+
+    def __contains__(self, element: Any) -> bool:
+        args = (self, element)
+        return bool(call(RecomputableArray, self._cache, operator.contains, args, {}, sys._getframe(1)))
+
+    @property
+    def at(self) -> At:
+        """`x.at[i].set(y)` and the like, of a library that has them: the array with some elements replaced."""
+        if not hasattr(self._type, "at"):
+            raise AttributeError(f"{self._type.__name__} has no attribute 'at'")
+        return At(self)
+
+    # Operators
+
+    __add__, __radd__, __iadd__ = _binary(operator.add), _binary(operator.add, True), _in_place(operator.iadd)
+    __sub__, __rsub__, __isub__ = _binary(operator.sub), _binary(operator.sub, True), _in_place(operator.isub)
+    __mul__, __rmul__, __imul__ = _binary(operator.mul), _binary(operator.mul, True), _in_place(operator.imul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _binary(operator.truediv, True)
+    __itruediv__ = _in_place(operator.itruediv)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _binary(operator.floordiv, True)
+    __ifloordiv__ = _in_place(operator.ifloordiv)
+    __mod__, __rmod__, __imod__ = _binary(operator.mod), _binary(operator.mod, True), _in_place(operator.imod)
+    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _binary(operator.pow, True), _in_place(operator.ipow)
+    __matmul__, __rmatmul__ = _binary(operator.matmul), _binary(operator.matmul, True)
+    __imatmul__ = _in_place(operator.imatmul)
+    __and__, __rand__, __iand__ = _binary(operator.and_), _binary(operator.and_, True), _in_place(operator.iand)
+    __or__, __ror__, __ior__ = _binary(operator.or_), _binary(operator.or_, True), _in_place(operator.ior)
+    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _binary(operator.xor, True), _in_place(operator.ixor)
+    __lshift__, __rlshift__ = _binary(operator.lshift), _binary(operator.lshift, True)
+    __ilshift__ = _in_place(operator.ilshift)
+    __rshift__, __rrshift__ = _binary(operator.rshift), _binary(operator.rshift, True)
+    __irshift__ = _in_place(operator.irshift)
+    __eq__ = _binary(operator.eq)
+    __ne__ = _binary(operator.ne)
+    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
+    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
+    __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
+    __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
+
+    def __divmod__(self, other: Any) -> Any:
+        if _defers_to(type(other)):
+            return NotImplemented
+        return call(RecomputableArray, self._cache, divmod, (self, other), {}, sys._getframe(1))
+
+    def __rdivmod__(self, other: Any) -> Any:
+        if _defers_to(type(other)):
+            return NotImplemented
+        return call(RecomputableArray, self._cache, divmod, (other, self), {}, sys._getframe(1))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        args = (self,) if digits is None else (self, digits)
+        return call(RecomputableArray, self._cache, round, args, {}, sys._getframe(1))
+
+    # Functions and methods of the array's library
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **keywords: Any) -> Any:
+        if any(_defers_to(type(each)) for each in args):
+            return NotImplemented
+        return array_ufunc(self, ufunc, method, args, keywords, sys._getframe(1))
+
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if not all(issubclass(each, RecomputableArray) or kinds[each].array for each in types):
+            return NotImplemented
+        return array_function(self, function, args, dict(keywords), sys._getframe(1))
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        from recompute._arrays.namespace import namespace
+
+        return namespace(self._adapter.namespace())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        cls = self._type
+        attribute = getattr(cls, name, None)
+        if attribute is None and is_plain(cls, self.dtype):  # a subclass may have more than its class shows
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}, nor has the {cls.__name__} in it")
+        if callable(attribute) and not isinstance(attribute, type):
+            return Method(self, name, attribute)
+        return attribute_of(self, name, sys._getframe(1))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(each for each in dir(self._type) if not each.startswith("__"))})
+
+    def __copy__(self) -> RecomputableArray:
+        return again(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecomputableArray:
+        return again(self)
+
+
+def again(array: Recomputable[Any]) -> RecomputableArray:
+    """Another reference to the same value: what one of them becomes, the other does not."""
+    with array._cache._noting:
+        with array._cache._lock:
+            array._value.refs += 1
+        return RecomputableArray(array._cache, array._value)
+
+
+def _fixed(part: Any) -> bool:
+    """Whether a part of an index is a number, a slice of numbers, None or an ellipsis."""
+    cls = type(part)
+    if cls is slice:
+        return _fixed(part.start) and _fixed(part.stop) and _fixed(part.step)
+    return cls is int or part is None or part is ...
+
+
+def _set_all(array: Any, content: Any) -> None:
+    array.flat = content

@@ -1,0 +1,188 @@
+"""The attributes of a wrapped array: what is known of it without its content, and its views."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from types import FrameType
+from typing import Any, Self, TypeVar
+
+from recompute._adapters.adapter import kinds
+from recompute._adapters.arrays import ArrayAdapter, Outline
+from recompute._arrays.dispatch import Changed
+from recompute._arrays.operate import call, operate
+from recompute._budget import format_bytes
+from recompute._engine.graph import EVICTED, Operation
+from recompute._recomputable import Recomputable
+
+Wrapped = TypeVar("Wrapped", bound="Attributes")
+
+
+class Attributes(Recomputable[Any]):
+    """An array as far as its attributes go. To set one refers to a new version of the array, as all changes do."""
+
+    __slots__ = ()
+
+    # What is known without the content
+
+    def _outline(self) -> Any:
+        """The array itself while it is there, else what is known of it: shape, dtype, strides."""
+        value = self._value
+        payload = value.payload
+        if payload is not EVICTED:
+            return payload
+        return value.outline if hasattr(value, "outline") else super().get()
+
+    @property
+    def _type(self) -> type:
+        known = self._outline()
+        return known.cls if isinstance(known, Outline) else type(known)
+
+    @property
+    def _adapter(self) -> ArrayAdapter:
+        adapter = kinds[self._type].array
+        assert adapter is not None
+        return adapter
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._outline().shape  # type: ignore[no-any-return]  # of an array of any library
+
+    @shape.setter
+    def shape(self, shape: int | tuple[int, ...]) -> None:
+        args = (self, shape)
+        self._become(call(type(self), self._cache, _of_shape, args, {}, sys._getframe(1)))
+
+    @property
+    def dtype(self) -> Any:
+        return self._outline().dtype
+
+    @dtype.setter
+    def dtype(self, dtype: Any) -> None:
+        args = (self, dtype)
+        self._become(call(type(self), self._cache, _of_dtype, args, {}, sys._getframe(1)))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return self._outline().size  # type: ignore[no-any-return]
+
+    @property
+    def itemsize(self) -> int:
+        return self._outline().dtype.itemsize  # type: ignore[no-any-return]
+
+    @property
+    def nbytes(self) -> int:
+        return self._outline().nbytes  # type: ignore[no-any-return]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self._outline().strides  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        shape = self.shape
+        if not shape:
+            raise TypeError("len() of an array without dimensions")
+        return shape[0]
+
+    def __repr__(self) -> str:
+        """What it is, without its content: showing it must not recompute anything."""
+        value = self._value
+        what = "source" if value.operation is None else value.operation.name
+        state = "pinned" if value.pinned else "resident" if self.resident else "evicted"
+        return f"<RecomputableArray {self.dtype} {self.shape}, {what}: {state}, {format_bytes(self.nbytes)}>"
+
+    # Views
+
+    @property
+    def T(self) -> Self:
+        """The transpose. Of an evicted array an evicted one: nothing is recomputed until its content is needed."""
+        if self._value.payload is EVICTED:
+            return self._evicted_view("T", lambda axes: axes[::-1], sys._getframe(1))
+        return attribute_of(self, "T", sys._getframe(1))
+
+    @property
+    def mT(self) -> Self:
+        """The transpose of the last two axes; as lazy as `T`."""
+        if self._value.payload is EVICTED and self.ndim > 1:
+            return self._evicted_view("mT", lambda axes: (*axes[:-2], axes[-1], axes[-2]), sys._getframe(1))
+        return attribute_of(self, "mT", sys._getframe(1))
+
+    @property
+    def real(self) -> Self:
+        return attribute_of(self, "real", sys._getframe(1))
+
+    @real.setter
+    def real(self, part: Any) -> None:
+        self._change(_set_real, (self, part), sys._getframe(1))
+
+    @property
+    def imag(self) -> Self:
+        return attribute_of(self, "imag", sys._getframe(1))
+
+    @imag.setter
+    def imag(self, part: Any) -> None:
+        self._change(_set_imag, (self, part), sys._getframe(1))
+
+    def _evicted_view(self, name: str, order: Callable[[tuple[int, ...]], tuple[int, ...]], caller: FrameType) -> Self:
+        """An attribute of an evicted array that is a view with its axes in another order."""
+        value = self._value
+        known = getattr(value, "outline", None)
+        operation = Operation(_getter(name), (value,), None, (value,), 1, None, caller.f_code, caller.f_lasti)
+        view = None if known is None else self._cache._defer(operation)
+        if view is None or known is None:
+            return attribute_of(self, name, caller)
+        strides = None if known.strides is None else order(known.strides)
+        view.outline = Outline(known.cls, order(known.shape), known.dtype, strides)
+        return type(self)(self._cache, view)
+
+    # Changes
+
+    def _change(self, function: Callable[..., Any], args: tuple[Any, ...], caller: FrameType) -> Self:
+        """Refer to a new version from now on: what `function` makes of a copy by changing it in place."""
+        return self._become(call(type(self), self._cache, Changed(function), args, {}, caller))
+
+    def _become(self, other: Any) -> Self:
+        """Refer to another value from now on; `other` takes the old one with it."""
+        self._value, other._value = other._value, self._value
+        return self
+
+
+def attribute_of(array: Wrapped, name: str, caller: FrameType) -> Wrapped:
+    """What its library has by this name, as an operation."""
+    value = array._value
+    return operate(type(array), array._cache, _getter(name), (value,), (value,), caller)  # type: ignore[no-any-return]  # so it is, mostly
+
+
+@lru_cache
+def _getter(name: str) -> Callable[[Any], Any]:
+    def get(array: Any) -> Any:
+        return getattr(array, name)
+
+    get.__qualname__ = name
+    return get
+
+
+def _of_shape(array: Any, shape: Any) -> Any:
+    """The same memory, or an error: unlike `reshape`, setting a shape never copies."""
+    view = array.view()
+    view.shape = shape
+    return view
+
+
+def _of_dtype(array: Any, dtype: Any) -> Any:
+    view = array.view()
+    view.dtype = dtype
+    return view
+
+
+def _set_real(array: Any, part: Any) -> None:
+    array.real = part
+
+
+def _set_imag(array: Any, part: Any) -> None:
+    array.imag = part

@@ -1,0 +1,284 @@
+"""Functions that array libraries hand over (NEP 13, NEP 18), and copy-on-write for those that change an array.
+
+What changes an array in place makes a new version of it: a copy is changed, and the wrapper refers to that from then
+on. No other value sees the change, neither those made before nor views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from inspect import signature
+from sys import maxsize
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from recompute._adapters.adapter import kinds
+from recompute._adapters.arrays import ArrayAdapter, Outline
+from recompute._arrays.call import Fresh
+from recompute._arrays.operate import SCALARS, call, operate, same_library
+from recompute._recomputable import Recomputable, common_cache
+
+if TYPE_CHECKING:
+    from recompute._arrays.array import RecomputableArray
+
+MUTATORS: Final = {
+    "copyto": "dst",
+    "fill_diagonal": "a",
+    "place": "arr",
+    "put": "a",
+    "put_along_axis": "arr",
+    "putmask": "a",
+}
+"""Functions that change their first argument, and its name."""
+
+MUTATING_METHODS: Final = frozenset({"fill", "itemset", "partition", "put", "resize", "setfield", "sort"})
+
+ONE_ARRAY: Final = frozenset(
+    "all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal dot flatten max mean min "
+    "prod ravel repeat reshape round squeeze std sum swapaxes take trace transpose var".split()
+)
+"""Methods that return one array, whatever their arguments."""
+
+ABOUT: Final[dict[str, Callable[..., Any]]] = {
+    "shape": lambda a: a.shape,
+    "ndim": lambda a: a.ndim,
+    "iscomplexobj": lambda x: x.dtype.kind == "c",
+    "isrealobj": lambda x: x.dtype.kind != "c",
+    "size": lambda a: a.size,
+}
+"""Functions that need no content."""
+
+WRITERS: Final = frozenset({"dump", "save", "savetxt", "savez", "savez_compressed", "tofile"})
+"""Functions and methods that write to a file: they run once, on plain arrays."""
+
+TO_PYTHON: Final = frozenset({"dumps", "item", "tobytes", "tolist"})
+"""Methods that give objects of Python, which are not remembered."""
+
+FILLED: Final = {"empty": "zeros", "empty_like": "zeros_like"}
+"""Functions whose results have any content, and those that do the same, but twice alike."""
+
+OF_DTYPES: Final = frozenset({"result_type", "can_cast", "finfo", "iinfo", "isdtype"})
+"""Functions that take a dtype in the place of an array."""
+
+
+def array_function(
+    array: RecomputableArray, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
+    caller: FrameType,
+) -> Any:  # fmt: skip
+    """A function of an array library, called with `array` somewhere among its arguments."""
+    name = getattr(function, "__name__", "")
+    if name in ABOUT and len(args) == 1 and not keywords and type(args[0]) is type(array):
+        return ABOUT[name](args[0])
+    if name in OF_DTYPES:
+        cls = type(array)
+        return function(*[each.dtype if isinstance(each, cls) else each for each in args], **keywords)
+    if name in WRITERS:
+        return function(*_plain(args), **dict(zip(keywords, _plain(tuple(keywords.values())), strict=True)))
+    if name in MUTATORS:
+        return change_first(array, function, args, keywords, caller)
+    if name in FILLED:
+        function = getattr(array._adapter.namespace(), FILLED[name])
+    keywords.pop("overwrite_input", None)
+    if len(args) > 1:
+        if name == "nan_to_num":
+            keywords |= zip(("copy", "nan", "posinf", "neginf"), args[1:], strict=False)
+            args = args[:1]
+        else:
+            args = _with_named_out(function, args, keywords)
+    if name == "nan_to_num" and not keywords.get("copy", True):
+        target = args[0] if args else keywords.pop("x")
+        known = target.dtype if isinstance(target, type(array)) else None
+        if known is None or (is_plain(target._type, known) and is_changeable(target._type, known)):
+            change_first(array, function, (target,), keywords, caller)
+            return target if len(target.shape) else target[()]
+        args = (target,)
+    out = keywords.get("out")
+    if out is None:
+        return call(type(array), array._cache, function, args, keywords, caller)
+    return _into(array, out, function, args, keywords, caller)
+
+
+def _plain(args: tuple[Any, ...]) -> list[Any]:
+    return [each.get() if isinstance(each, Recomputable) else each for each in args]
+
+
+def array_ufunc(
+    array: RecomputableArray, ufunc: Any, method: str, args: tuple[Any, ...], keywords: dict[str, Any],
+    caller: FrameType,
+) -> Any:  # fmt: skip
+    """A ufunc, or one of its methods, called with `array` somewhere among its arguments."""
+    if method == "__call__" and not keywords and ufunc.nout == 1:  # mostly
+        cache, cls = array._cache, type(array)
+        values = []
+        positional = []
+        for each in args:
+            if type(each) is cls and each._cache is cache:
+                values.append(each._value)
+                positional.append(each._value)
+            elif type(each) in SCALARS:
+                positional.append(each)
+            else:
+                break
+        else:
+            if same_library(values):
+                return operate(cls, cache, ufunc, tuple(positional), tuple(values), caller)
+    function = ufunc if method == "__call__" else getattr(ufunc, method)
+    if method == "at":
+        return change_first(array, function, args, keywords, caller)
+    if keywords.get("out") is None:
+        return call(type(array), array._cache, function, args, keywords, caller)
+    out = keywords["out"]
+    return _into(array, out[0] if len(out) == 1 else out, function, args, keywords, caller)
+
+
+def _with_named_out(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments before `out`, if that is among them; it and those after it are `keywords` then."""
+    place, names = _place_of_out(function)
+    if place >= len(args) or len(names) < len(args) or args[place] is None:
+        return args
+    keywords |= zip(names[place:], args[place:], strict=False)
+    return args[:place]
+
+
+@lru_cache(1024)
+def _place_of_out(function: Callable[..., Any]) -> tuple[int, list[str]]:
+    """Where `out` stands among the parameters of a function, and their names; far away, if nowhere."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):  # made in another language, and without a description
+        return maxsize, []
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return names.index("out") if "out" in names else maxsize, names
+
+
+def _into(
+    array: RecomputableArray, out: Any, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
+    caller: FrameType,
+) -> Any:  # fmt: skip
+    """With `out=`: wrapped ones refer to the result from now on, plain ones are filled."""
+    cls = type(array)
+    several = isinstance(out, tuple)
+    targets = out if several else (out,)
+    seen = "where" in keywords  # the old content stays where it is not written to
+    for each in targets:
+        if isinstance(each, cls):
+            common_cache(array._cache, each)
+    rooms = tuple([_room(each, cls, seen) for each in targets])
+    copy = any(type(each) is _Copy for each in rooms)
+    keywords = {**keywords, "out": tuple([each.array if type(each) is _Copy else each for each in rooms])}
+    result = call(cls, array._cache, _Filling(function, several, copy), args, keywords, caller)
+    returned = out
+    if type(result) is list:
+        result, returned = result
+    for target, each in zip(targets, result if several else (result,), strict=True):
+        if isinstance(target, cls):
+            target._become(each)
+        elif target is not None:
+            target[...] = each.get()
+    if several:
+        return tuple([new if old is None else old for old, new in zip(targets, result, strict=True)])
+    return returned
+
+
+class _Copy:
+    """An `out` whose old content matters."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+def _room(target: Any, cls: type[RecomputableArray], seen: bool) -> Any:
+    if target is None:
+        return None
+    if seen:
+        return _Copy(target)
+    known = target._outline() if isinstance(target, cls) else target
+    adapter = _adapter_for(known.cls if isinstance(known, Outline) else type(known))
+    outline = known if isinstance(known, Outline) else adapter.outline(known)
+    if not is_plain(outline.cls, outline.dtype):
+        return _Copy(target)
+    return Fresh(lambda: adapter.empty(outline))
+
+
+@lru_cache(1024)
+def is_plain(cls: type, dtype: Any) -> bool:
+    """Whether it is the library's own type of arrays: no scalar, no subclass. New memory is of that type."""
+    return type(_adapter_for(cls).empty(Outline(cls, (0,), dtype))) is cls
+
+
+@lru_cache(1024)
+def is_changeable(cls: type, dtype: Any) -> bool:
+    """Whether arrays of this library can be written to; else methods such as `sort` return another array."""
+    array = _adapter_for(cls).empty(Outline(cls, (1,), dtype))
+    try:
+        array[...] = array
+    except Exception:  # each library has its own
+        return False
+    return True
+
+
+def _adapter_for(cls: type) -> ArrayAdapter:
+    adapter = kinds[cls].array
+    if adapter is None:
+        raise TypeError(f"out must be an array, not a {cls.__name__}")
+    return adapter
+
+
+def copied(array: Any) -> Any:
+    """A copy that may be written to."""
+    return _adapter_for(type(array)).copy(array)
+
+
+class _Filling:
+    """The function, writing into `out` or into copies of it; a list, if it then returns something else."""
+
+    __slots__ = ("args", "copy", "func", "keywords", "several")
+
+    def __init__(self, function: Callable[..., Any], several: bool, copy: bool) -> None:
+        self.func = function
+        self.args: tuple[Any, ...] = ()
+        self.keywords: dict[str, Any] = {}
+        self.several = several
+        self.copy = copy
+
+    def __call__(self, *args: Any, out: tuple[Any, ...], **keywords: Any) -> Any:
+        if self.copy:
+            out = tuple([None if each is None else copied(each) for each in out])
+        if self.several:
+            return self.func(*args, out=out, **keywords)
+        result = self.func(*args, out=out[0], **keywords)
+        return result if result is out[0] else [out[0], result]
+
+
+class Changed:
+    """A function that changes its first argument, as one that returns a changed copy."""
+
+    __slots__ = ("args", "func", "keywords", "returns")
+
+    def __init__(self, func: Callable[..., Any], returns: bool = True) -> None:
+        self.func = func
+        self.returns = returns  # whether it may return something else, which is the result then
+        self.args: tuple[Any, ...] = ()
+        self.keywords: dict[str, Any] = {}
+
+    def __call__(self, array: Any, *args: Any, **keywords: Any) -> Any:
+        copy = copied(array)
+        result = self.func(copy, *args, **keywords)
+        return copy if result is None or not self.returns else result
+
+
+def change_first(
+    array: RecomputableArray, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
+    caller: FrameType,
+) -> None:  # fmt: skip
+    if not args:
+        args = (keywords.pop(MUTATORS[function.__name__]),)
+    target = args[0]
+    if not isinstance(target, type(array)):
+        plain = [each.get() if isinstance(each, type(array)) else each for each in args[1:]]
+        function(target, *plain, **{k: v.get() if isinstance(v, type(array)) else v for k, v in keywords.items()})
+        return
+    target._become(call(type(array), target._cache, Changed(function, returns=False), args, keywords, caller))

@@ -1,0 +1,140 @@
+"""`recompute demo`: a real program, without a budget and within a small one, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any, Final
+
+from recompute._cli.live import Live
+from recompute._cli.output import CommandError, print_json, print_list
+from recompute._cli.plugins import DISTRIBUTION, NOT_INSTALLED, how_to_get, missing_package, plugins, version_of
+
+NAME = "demo"
+HELP = "see it work on real input"
+GROUP: Final = "recompute.demos"
+
+_EXAMPLES: Final = """\
+examples:
+  recompute demo                         vowels and consonants, found in real text within 5% of the memory
+  recompute demo --budget 2% --picture blocks.png
+  recompute demo --list
+
+A demo is a plug-in: an entry point in the group recompute.demos.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run a real program twice, without a budget and within a small one, and compare."
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    add("name", nargs="?", default="letters", help="which demo; default letters")
+    add("--budget", metavar="SHARE", default="5%", help="share of the memory without a budget; default 5%%")
+    add("--iterations", metavar="N", help="how many iterations; the demo's own choice by default")
+    add("--picture", metavar="PATH", default="recompute-demo.png", help="where to draw it, or none; %(default)s")
+    add("--json", action="store_true", help="only the figures, as one JSON object on stdout")
+    add("--list", action="store_true", help="list the demos and leave")
+
+
+def run(options: argparse.Namespace) -> int:
+    points = plugins(GROUP)
+    if options.list:
+        return _list(points, options.json)
+    point = _choose(points, options.name)
+    budget = _share(options.budget)
+    extra = {} if options.iterations is None else {"iterations": _count(options.iterations)}
+    demo = _load(point)
+    if extra and "iterations" not in inspect.signature(demo).parameters:
+        raise CommandError(f"the demo {point.name!r} has no iterations")
+    status = [""]
+
+    def progress(text: str) -> None:
+        status[0] = text
+
+    def quiet(*_: object) -> None:
+        return
+
+    with Live(lambda: [status[0]] if status[0] else [], wait=0.1, every=0.1):
+        try:
+            figures = demo(
+                budget=budget,
+                picture=None if options.picture.lower() == "none" else options.picture,
+                echo=quiet if options.json else print,
+                progress=progress,
+                **extra,
+            )
+        except ModuleNotFoundError as error:
+            raise _missing(point, error) from None
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise CommandError(str(error), 1) from None
+    if options.json:
+        print_json(figures)
+    return 0
+
+
+def _list(points: list[EntryPoint], as_json: bool) -> int:
+    if as_json:
+        print_json({"demos": {point.name: point.value for point in points}})
+    elif points:
+        print_list(["demo", "module"], [(point.name, point.value) for point in points], sys.stdout)
+    else:
+        raise _unknown(points, None)
+    return 0
+
+
+def _choose(points: list[EntryPoint], name: str) -> EntryPoint:
+    for point in points:
+        if point.name == name:
+            return point
+    raise _unknown(points, name)
+
+
+def _unknown(points: list[EntryPoint], name: str | None) -> CommandError:
+    if version_of(DISTRIBUTION) is None:
+        return CommandError(NOT_INSTALLED, 1)
+    known = ", ".join(dict.fromkeys(point.name for point in points))
+    if name is None or not known:
+        return CommandError("there are no demos", 1)
+    return CommandError(f"there is no demo {name!r}; choose from {known}")
+
+
+def _load(point: EntryPoint) -> Callable[..., Any]:
+    try:
+        demo = point.load()
+    except ModuleNotFoundError as error:
+        raise _missing(point, error) from None
+    except Exception as error:
+        raise CommandError(f"the demo {point.name!r} cannot be loaded: {type(error).__name__}: {error}", 1) from None
+    if not callable(demo):
+        raise CommandError(f"the demo {point.name!r} cannot be loaded: {point.value} is not a function", 1)
+    return demo  # type: ignore[no-any-return]  # an entry point is anything
+
+
+def _missing(point: EntryPoint, error: ModuleNotFoundError) -> CommandError:
+    package = missing_package(error)
+    if package is None:
+        return CommandError(f"the demo {point.name!r} cannot be loaded: {error}", 1)
+    return CommandError(f"the demo {point.name!r} needs {package}: {how_to_get(package)}", 1)
+
+
+def _share(text: str) -> float:
+    """0.05 from "5%" or "0.05"."""
+    percent = text.strip().endswith("%")
+    try:
+        share = float(text.strip().removesuffix("%")) / (100 if percent else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise CommandError(f"the budget of a demo is a share of its memory, such as 5%, not {text!r}")
+    return share
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise CommandError(f"--iterations must be a whole number, at least 1, not {text!r}")
+    return int(text)

@@ -1,0 +1,153 @@
+"""`recompute doctor`: what is installed, which adapters load, and what each can see."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import EntryPoint
+from typing import Final, Literal
+
+from recompute import Adapter, __version__
+from recompute._adapters.adapter import GROUP
+from recompute._budget import _free_memory, format_bytes
+from recompute._cli.output import complain, print_json, print_list, print_pairs, warn
+from recompute._cli.plugins import (
+    DISTRIBUTION,
+    EXTRAS,
+    NOT_INSTALLED,
+    how_to_get,
+    missing_package,
+    plugins,
+    version_of,
+)
+
+NAME = "doctor"
+HELP = "show what is installed, which adapters load, and what each can see"
+
+_EXAMPLES: Final = """\
+examples:
+  recompute doctor
+  recompute doctor --json | python -m json.tool
+
+The exit status is 1 if an adapter is broken; a missing extra is no error.
+"""
+
+
+@dataclass
+class Found:
+    """One adapter. `state`: "missing" when the framework that it serves is not installed."""
+
+    name: str
+    module: str
+    distribution: str | None
+    version: str | None
+    state: Literal["ok", "missing", "broken"] = "ok"
+    error: str | None = None
+    devices: dict[str, int | None] = field(default_factory=dict)
+    """Device -> free bytes; None: unknown."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Show what is installed, which adapters load, and what each can see."
+    parser.epilog = _EXAMPLES
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(options: argparse.Namespace) -> int:
+    points = plugins(GROUP)
+    with redirect_stdout(sys.stderr):  # an adapter that prints must not spoil the JSON
+        adapters = [_examine(point, points) for point in points]
+    installed = version_of(DISTRIBUTION)
+    extras = {package: version_of(package) for package in EXTRAS}
+    warnings = _duplicates(points)
+    if installed is None:
+        warnings.append(NOT_INSTALLED)
+    elif installed != __version__:
+        warnings.append(f"the installed metadata says {installed}, the code says {__version__}: install it again")
+    broken = [each for each in adapters if each.state == "broken"]
+    if options.json:
+        print_json(
+            {
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                "recompute": __version__,
+                "installed": installed,
+                "extras": extras,
+                "adapters": [asdict(each) for each in adapters],
+                "warnings": warnings,
+            }
+        )
+    else:
+        _show(installed, extras, adapters)
+        sys.stdout.flush()
+        for warning in warnings:
+            warn(warning)
+        for each in broken:
+            complain(f"the adapter {each.name!r} ({each.module}) is broken: {each.error}", 1)
+    return 1 if broken else 0
+
+
+def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
+    """Load one adapter and ask it what it sees; whatever goes wrong is part of the answer."""
+    found = Found(
+        point.name,
+        point.value,
+        None if point.dist is None else point.dist.name,
+        None if point.dist is None else point.dist.version,
+    )
+    try:
+        adapter = point.load()
+        if not isinstance(adapter, Adapter):
+            raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
+        for device in adapter.devices():
+            free = adapter.free_memory(device)
+            found.devices[device] = _free_here() if free is None and device == "cpu" else free
+    except (Exception, SystemExit) as error:
+        found.error = " ".join(f"{type(error).__name__}: {error}".split())
+        served = {each.name for each in points if each.value == point.value}  # one framework may come in two packages
+        found.state = "missing" if missing_package(error) in served else "broken"
+    return found
+
+
+def _free_here() -> int | None:
+    """Free bytes of this machine, for adapters that leave that to the core; None without psutil."""
+    try:
+        return _free_memory()()
+    except ImportError:
+        return None
+
+
+def _duplicates(points: list[EntryPoint]) -> list[str]:
+    """A warning for each adapter that another one of the same name keeps from serving."""
+    first: dict[str, EntryPoint] = {}
+    return [
+        f"two adapters are installed for {point.name!r}: {first[point.name].value} is used, {point.value} is not; "
+        "uninstall one of them"
+        for point in points
+        if first.setdefault(point.name, point) is not point
+    ]
+
+
+def _show(installed: str | None, extras: dict[str, str | None], adapters: list[Found]) -> None:
+    out = sys.stdout
+    pairs = [
+        ("python", f"{platform.python_version()} ({sys.executable})"),
+        ("platform", platform.platform()),
+        ("recompute", __version__ + ("" if installed else " (not installed)")),
+    ]
+    pairs += [(package, version or f"missing: {how_to_get(package)}") for package, version in extras.items()]
+    print_pairs("recompute doctor", pairs, out)
+    if not adapters:
+        print("\nno adapters were found: every value is treated as a plain Python object", file=out)
+        return
+    rows = []
+    for each in adapters:
+        sees = ", ".join(
+            device if free is None else f"{device} ({format_bytes(free)} free)" for device, free in each.devices.items()
+        )
+        state = {"ok": sees or "no device", "missing": f"{each.name} is not installed", "broken": "broken"}[each.state]
+        rows.append((each.name, state, each.module, " ".join(filter(None, (each.distribution, each.version)))))
+    print_list(["adapter", "sees", "module", "distribution"], rows, out)

@@ -1,0 +1,101 @@
+"""`recompute plan`: whole schedules for a recorded program, made in advance and checked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from recompute._budget import format_bytes
+from recompute._cli.figures import plan_all
+from recompute._cli.output import CommandError, print_json, print_list, seconds
+from recompute._cli.planning import Planned, add_methods, limits, methods
+from recompute._cli.simulate import add_budgets, budgets, load
+from recompute._traces.program import Program
+
+NAME = "plan"
+HELP = "plan a recorded program in advance: what to compute and to free, and when"
+
+_EXAMPLES: Final = """\
+examples:
+  recompute plan train.recompute.jsonl.gz --budget 50%
+  recompute plan unet.jsonl --budget 0.6,0.4 --method all --time-limit 60
+  recompute plan unet.jsonl --budget 0.4 --output plan.jsonl
+
+A budget is a share of the peak of a run without one (0.4 or 40%), or bytes (512MB). Overhead is all compute divided by
+the compute without recomputation; the bound is what the method proved to be the least. A verifier goes through every
+plan step by step before it is shown. The file has a line about the plan, then a line for each step.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Plan recorded programs under a budget, with the whole program known in advance."
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzip")
+    add_budgets(parser)
+    add_methods(parser, "own")
+    add("--output", metavar="FILE", help="write the plan, of several methods the one of least overhead")
+    add("--json", action="store_true", help="one JSON object a plan on stdout")
+
+
+def run(options: argparse.Namespace) -> int:
+    wanted, chosen, limit = budgets(options.budget), methods(options.method or ["own"]), limits(options)
+    if not chosen:
+        raise CommandError("--method names no method")
+    output = None if options.output is None else Path(options.output)
+    if output is not None and len(wanted) * len(options.traces) > 1:
+        raise CommandError("--output takes one plan: give one trace and one budget")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise CommandError(f"there is no directory {output.absolute().parent} for the plan")
+    programs = load(options.traces)
+    plans = plan_all(programs, [chosen] * len(programs), wanted, **limit)
+    if options.json:
+        for each in plans:
+            print_json(each.as_dict())
+    else:
+        count = len(chosen) * len(wanted)
+        for number, program in enumerate(programs):
+            _show(program, plans[number * count :][:count])
+    if output is not None:
+        _write(plans, output, options.json)
+    return 0 if any(each.status == "ok" for each in plans) else 1
+
+
+def _write(plans: Sequence[Planned], output: Path, quiet: bool) -> None:
+    found = [each.plan for each in plans if each.plan is not None]
+    if not found:
+        raise CommandError(f"there is no plan to write to {output}", 1)
+    best = min(found, key=lambda each: each.overhead)
+    try:
+        with open(output, "w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in best.to_lines())
+    except OSError as error:
+        raise CommandError(f"{output} cannot be written: {error.strerror or error}", 1) from None
+    if not quiet:
+        print(f"the plan of {best.method}, {len(best.steps):,} steps, is in {output}")
+
+
+def _show(program: Program, plans: Sequence[Planned]) -> None:
+    print(f"{program.name}: {len(program.calls):,} operations")
+    rows = [
+        (
+            each.method,
+            f"{format_bytes(each.budget_bytes)} ({100 * each.budget_ratio:.4g}%)",
+            each.status if each.overhead is None else f"{each.overhead:.4f}",
+            "" if each.bound is None else f"{each.bound:.4f}",
+            "" if each.peak_bytes is None else format_bytes(each.peak_bytes),
+            "" if each.computes is None else f"{each.computes:,}",
+            seconds(each.seconds),
+        )
+        for each in plans
+    ]
+    print_list(["method", "budget", "overhead", "bound", "peak", "runs", "planned in"], rows, sys.stdout, "<>>>>>>")
+    told = {(each.method, each.reason): each for each in plans if each.reason}
+    if told:
+        print()
+    for each in told.values():
+        print(f"  {each.method}, {100 * each.budget_ratio:.4g}%: {each.reason}")
+    print()

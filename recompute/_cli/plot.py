@@ -1,0 +1,256 @@
+"""`recompute plot`: pictures of recorded programs, under policies and planners, and of the uniform chain."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from recompute._budget import format_bytes
+from recompute._cli.figures import COMPARED, SHARES, floors, name_apart, plan_all, points, replay_all, target, write
+from recompute._cli.live import Live, bar
+from recompute._cli.output import CommandError, warn
+from recompute._cli.planning import add_methods, limits, methods
+from recompute._cli.simulate import add_policies, budgets, load, policies
+from recompute._engine.events import Event
+from recompute._pictures.accesses import accesses
+from recompute._pictures.bars import Moment, moments
+from recompute._pictures.chain import REGIMES, ChainPoint, chain_cost
+from recompute._pictures.memory import memory
+from recompute._pictures.overhead import overhead
+from recompute._pictures.planned import plan_events
+from recompute._pictures.residency import residency
+from recompute._pictures.style import short
+from recompute._policy.search import SEARCHES, search_of
+from recompute._simulator.many import Job, simulate_many
+from recompute._simulator.replay import baseline, simulate
+from recompute._traces.chain import chain
+from recompute._traces.program import Program
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "plot"
+HELP = "draw a recorded program: what was in memory when, memory, overhead, accesses"
+
+_SIZES: Final = "16,32,64,128,256,512"
+_LEAST: Final = "0.1%"
+_CHAIN_LIMIT: Final = 16.0  # the overhead above which a chain is given up: those without neighbourhoods grow fast
+
+_EXAMPLES: Final = f"""\
+kinds:
+  residency   a row for each value, a bar while it is in memory; one trace, one budget, one policy or method
+  memory      bytes over time against the budget; one trace, one budget, several policies and methods
+  overhead    overhead against budget, a panel for each trace; policies and methods
+  accesses    candidates scored against budget, a panel for each trace; policies and searches
+  chain       cost of the uniform training chain against its length, with the optimum; no trace
+
+examples:
+  recompute plot residency unet.jsonl --budget 50%
+  recompute plot memory unet.jsonl --budget 0.4 --policy default,lru --output memory.svg
+  recompute plot overhead unet.jsonl resnet32.jsonl --policy default,dtr-eq --method own
+  recompute plot accesses unet.jsonl --policy dtr-eq,dtr --search exact,sample
+  recompute plot chain --sizes {_SIZES},1024
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Draw recorded programs as they run under policies and plans."
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    add("kind", metavar="KIND", help=", ".join(_KINDS))
+    add("traces", metavar="TRACE", nargs="*", help="recorded programs, plain or gzip")
+    add(
+        "--budget",
+        metavar="SHARE[,..]",
+        action="append",
+        help="shares of the peak or bytes; default 0.5, or .9 to .1 for overhead and accesses",
+    )
+    add_policies(parser)
+    searches = ", ".join(name.replace(" ", "-") for name in SEARCHES)
+    add("--search", metavar="NAME[,..]", action="append", help=f"{searches}; default exact")
+    add_methods(parser, "none")
+    add(
+        "--least",
+        metavar="SHARE",
+        default=_LEAST,
+        help="residency: only values of at least this share of the peak; default %(default)s",
+    )
+    add("--sizes", metavar="N[,..]", default=_SIZES, help="chain: its lengths; default %(default)s")
+    add("--output", metavar="FILE", help="the picture, .png, .svg or .pdf; default KIND.png")
+
+
+def run(options: argparse.Namespace) -> int:
+    draw = _KINDS.get(options.kind)
+    if draw is None:
+        raise CommandError(f"unknown kind {options.kind!r}; choose from {', '.join(_KINDS)}")
+    if (options.kind == "chain") == bool(options.traces):
+        raise CommandError("chain needs no trace" if options.traces else f"{options.kind} needs a trace")
+    path: Path = target(options.output or f"{options.kind}.png")
+    try:
+        figure = draw(options)
+    except ValueError as error:
+        raise CommandError(str(error), 1) from None
+    print(write(figure, path))
+    return 0
+
+
+def _residency(options: argparse.Namespace) -> Figure:
+    names = _names(options)
+    least = budgets([options.least])[0] if options.least.strip("0.%") else 0.0
+    if not isinstance(least, float) or least > 1:
+        raise CommandError(f"--least is a share of the peak, such as {_LEAST}, not {options.least!r}")
+    if len(names) != 1:
+        raise CommandError(f"residency is of one policy or method, not of {', '.join(names)}")
+    watched = _watch(options, names)
+    ((name, events),) = watched.events.items()
+    return residency(
+        events,
+        title=f"{watched.title} · {name}",
+        budget=watched.budget,
+        least=least,
+        marks=watched.marks[name],
+        unit=watched.program.unit,
+    )
+
+
+def _memory(options: argparse.Namespace) -> Figure:
+    watched = _watch(options, _names(options))
+    whole: list[Event] = []
+    simulate(watched.program, 1 << 62, policy="none", listener=whole.append, peak=watched.peak)
+    return memory(
+        watched.events,
+        budget=watched.budget,
+        whole=whole,
+        title=watched.title,
+        marks=watched.marks,
+        unit=watched.program.unit,
+    )
+
+
+class _Watched:
+    """One program under one budget: what happened under each name."""
+
+    def __init__(self, program: Program, budget: float | int) -> None:
+        self.program = program
+        self.peak = baseline(program)
+        whole = sum(self.peak.values())
+        self.budget = budget if isinstance(budget, int) else max(1, int(budget * whole))
+        share = 100 * self.budget / max(1, whole)
+        self.title = f"{short(program.name)} in {format_bytes(self.budget)}, {share:.3g}% of its peak"
+        self.events: dict[str, list[Event]] = {}
+        self.marks: dict[str, Sequence[Moment]] = {}
+
+    def add(self, name: str, events: list[Event]) -> None:
+        self.events[name] = events
+        self.marks[name] = moments(events, self.program.marks)
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    """Policies and methods; the default policy if none is named."""
+    chosen = methods(options.method or [])
+    return [*(policies(options.policy) if options.policy or not chosen else []), *chosen]
+
+
+def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
+    wanted, limit, searches = budgets(options.budget or ["0.5"]), limits(options), _searches(options)
+    if len(wanted) != 1 or len(options.traces) != 1 or len(searches) != 1:
+        raise CommandError(f"{options.kind} is of one trace, one budget and one search")
+    (program,) = load(options.traces)
+    watched = _Watched(program, wanted[0])
+    planners = methods(options.method or [])
+    at = [0]
+
+    def state(name: str) -> list[str]:
+        return [bar(at[0], len(program.steps)), f"{name} under {wanted[0]}"]
+
+    for name in names:
+        if name in planners:
+            continue
+        events: list[Event] = []
+        with Live(partial(state, name)):
+            result = simulate(
+                program,
+                wanted[0],
+                policy=name,
+                search=searches[0],
+                listener=events.append,
+                progress=lambda step: at.__setitem__(0, step),
+                peak=watched.peak,
+            )
+        if result.overhead is None:
+            warn(f"{name} does not come to its end ({result.status}); drawn is what there is")
+        told = result.status if result.overhead is None else f"overhead {result.overhead:.3f}"
+        watched.add(f"{name} ({told})", events)
+    for each in plan_all([program], [planners], wanted, **limit):
+        if each.plan is not None:
+            watched.add(f"{each.method} (overhead {each.overhead:.3f})", plan_events(program, each.plan))
+        elif len(names) > 1:
+            warn(f"{each.method} is left out: {each.reason}")
+        else:
+            raise CommandError(f"{each.method}: {each.reason}", 1)
+    return watched
+
+
+def _overhead(options: argparse.Namespace) -> Figure:
+    wanted, limit = budgets(options.budget or [SHARES]), limits(options)
+    chosen, planned = policies(options.policy or [COMPARED]), methods(options.method or [])
+    (search,) = _searches(options, 1)
+    programs = name_apart(load(options.traces))
+    runs = replay_all(programs, chosen, wanted, [search])
+    plans = plan_all(programs, [planned] * len(programs), wanted, **limit)
+    return overhead(points(runs, plans), floors=floors(programs))
+
+
+def _accesses(options: argparse.Namespace) -> Figure:
+    wanted, searches = budgets(options.budget or [SHARES]), _searches(options)
+    chosen = policies(options.policy or [COMPARED])
+    return accesses(replay_all(name_apart(load(options.traces)), chosen, wanted, searches))
+
+
+def _chain(options: argparse.Namespace) -> Figure:
+    sizes = [text.strip() for text in options.sizes.split(",")]
+    for text in sizes:
+        if not text.isdecimal() or int(text) < 2:
+            raise CommandError(f"--sizes are whole numbers, at least 2, not {text!r}")
+    return chain_cost(chain_points([int(text) for text in sizes], policies(options.policy or [COMPARED])))
+
+
+def chain_points(sizes: Sequence[int], names: Sequence[str]) -> list[ChainPoint]:
+    """The uniform chain of these lengths under policies, in every regime of the budget, with progress."""
+    programs = [chain(n) for n in sizes]
+    cases = [(name, number, regime) for regime in REGIMES for name in names for number in range(len(sizes))]
+    jobs = [
+        Job(number, max(2, REGIMES[regime](sizes[number])), {"policy": name, "limit": _CHAIN_LIMIT})
+        for name, number, regime in cases
+    ]
+    ready = [0]
+    with Live(lambda: [bar(ready[0], len(jobs)), f"{ready[0]} of {len(jobs)} replays"]):
+        runs = list(simulate_many(programs, jobs, done=lambda count: ready.__setitem__(0, count)))
+    return [
+        ChainPoint(name, sizes[number], regime, None if run.overhead is None else run.overhead * 2 * sizes[number])
+        for (name, number, regime), run in zip(cases, runs, strict=True)
+    ]
+
+
+def _searches(options: argparse.Namespace, most: int | None = None) -> list[str]:
+    names = [name.strip() for each in options.search or ["exact"] for name in each.split(",")]
+    for name in names:
+        try:
+            search_of(name)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+    if most is not None and len(names) > most:
+        raise CommandError(f"{options.kind} takes one search, not {', '.join(names)}")
+    return list(dict.fromkeys(names))
+
+
+_KINDS: Final[Mapping[str, Callable[[argparse.Namespace], Any]]] = {
+    "residency": _residency,
+    "memory": _memory,
+    "overhead": _overhead,
+    "accesses": _accesses,
+    "chain": _chain,
+}

@@ -1,0 +1,284 @@
+"""`recompute run`: any script, under a default cache with a budget."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, get_args
+
+from recompute import Cache, Stats, default_cache, set_default_cache
+from recompute._budget import format_bytes, parse_bytes
+from recompute._cli import recording as recordings
+from recompute._cli.live import Live
+from recompute._cli.output import (
+    CommandError,
+    complain,
+    hooked,
+    is_terminal,
+    print_json,
+    print_list,
+    print_pairs,
+    seconds,
+    warn,
+)
+from recompute._cli.program import Ending, execute
+from recompute._cli.recording import Program
+from recompute._engine.graph import ReleaseMode
+from recompute._policy.formulas import DEFAULT, POLICIES
+from recompute._policy.search import SEARCHES
+
+NAME = "run"
+HELP = "run a script within a memory budget"
+
+_MOST: Final = 5  # functions in the report
+
+_EXAMPLES: Final = """\
+examples:
+  recompute run --record train.py --epochs 3        once without a budget; writes train.recompute.json and a trace
+  recompute run --budget 25% train.py --epochs 3    within a quarter of the peak recorded there
+  recompute run --budget 1.5GiB --policy lru train.py
+  recompute run --budget 512MB --json -m package.train | tail -n 1
+
+The script makes its values with recompute.pure and recompute.ap (or lift, map, ...), in the default cache: the one it
+uses outside of any `with Cache(...):` of its own. Its output stays as it is; the report goes to stderr. The exit status
+is the script's; 1 if the budget is too small, 2 if the command line is wrong, 130 after an interrupt.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run a script under a default cache with a memory budget, then report what that cost."
+    parser.epilog = _EXAMPLES
+    parser.usage = "recompute run [options] [-m] script [args ...]"
+    add = parser.add_argument
+    add("--budget", metavar="SIZE", help="512MB, 1.5GiB, none (default), or 25%% of the peak of a recorded run")
+    add("--policy", metavar="NAME", default=DEFAULT, choices=POLICIES, help=f"{', '.join(POLICIES)}; default {DEFAULT}")
+    searches = ", ".join(name.replace(" ", "-") for name in SEARCHES)
+    add("--search", metavar="NAME", default="exact", help=f"{searches}; default exact")
+    modes = get_args(ReleaseMode)
+    add("--release", metavar="MODE", default="eager", choices=modes, help=f"{', '.join(modes)}; default eager")
+    add("--verify", action="store_true", help="check that functions are pure (slow)")
+    add("--record", action="store_true", help="run without a budget and record the peak")
+    add("--recording", metavar="PATH", type=Path, help="the recording; default SCRIPT.recompute.json in this directory")
+    add(
+        "--trace",
+        metavar="PATH",
+        type=Path,
+        help="write the events; with --record: by default SCRIPT.recompute.jsonl.gz",
+    )
+    add("--json", action="store_true", help="the report as a JSON object, the last line of stdout")
+    add("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    add("script", help="a script, or a module with -m")
+    add("args", nargs=argparse.REMAINDER, help="its arguments").required = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What there is to say about a run. Times in seconds."""
+
+    program: Program
+    cache: Cache
+    stats: Stats
+    ending: Ending
+    wall_time: float
+    asked: str
+    """How the budget was asked for, if not in bytes."""
+    recording: Path | None
+    """Where this run is recorded."""
+    trace: Path | None
+    """Where its events are."""
+
+
+def run(options: argparse.Namespace) -> int:
+    program = Program(options.script, tuple(options.args), options.module)
+    path: Path = options.recording or program.recording()
+    if not program.module and not Path(program.name).exists():
+        raise CommandError(f"there is no script {program.name}")
+    budget, asked = _budget(options, program, path)
+    trace: Path | None = options.trace or (program.trace(path) if options.record else None)
+    try:
+        cache = Cache(
+            budget,
+            policy=options.policy,
+            search=options.search,
+            release=options.release,
+            verify=options.verify,
+            trace=trace,
+        )
+    except (TypeError, ValueError) as error:
+        raise CommandError(str(error)) from None
+    except OSError as error:
+        raise CommandError(f"the trace cannot be written to {trace}: {error.strerror}; choose --trace PATH") from None
+
+    ending, wall_time, line_is_open = _execute(program, cache, options.json)
+    stats = cache.stats()
+    cache._flush_trace()
+    problem = ending.error or ("" if stats.peak else "the cache held nothing")
+    if options.record and not problem:
+        problem = recordings.write(path, program, stats, wall_time)
+    recorded = path if options.record and not problem else None
+    if trace is not None and options.record and not recorded:
+        trace.unlink(missing_ok=True)
+        trace = None
+    report = Report(program, cache, stats, ending, wall_time, asked, recorded, trace)
+    if not ending.ours and (stats.operations or not ending.error):
+        _show(report)
+    if options.json:
+        print("\n" * line_is_open, end="")
+        print_json(_figures(report))
+    if options.record and not recorded:
+        return complain(f"nothing was recorded: {problem}", ending.status or 1)
+    return ending.status
+
+
+def _execute(program: Program, cache: Cache, watch_stdout: bool) -> tuple[Ending, float, bool]:
+    """Run it under the default cache `cache`: how it ended, the seconds it took, and whether its last line is open."""
+    last = ["\n"]
+
+    def remember(text: str, write: Callable[[str], object]) -> object:
+        last[0] = text or last[0]
+        return write(text)
+
+    before = default_cache()
+    others = set(threading.enumerate())
+    set_default_cache(cache)
+    start = perf_counter()
+    try:
+        watched = hooked(sys.stdout, remember) if watch_stdout else nullcontext()
+        with watched, Live(lambda: _progress(cache)):
+            ending = execute(program)
+    finally:
+        if set(threading.enumerate()) <= others:
+            set_default_cache(before)
+        else:
+            warn("threads of the script still run: the figures are those of now")
+    return ending, perf_counter() - start, not last[0].endswith("\n")
+
+
+def _budget(options: argparse.Namespace, program: Program, path: Path) -> tuple[Any, str]:
+    """The budget for the cache, and how to show where it comes from."""
+    text: str | None = options.budget
+    limited = text is not None and text.strip().lower() != "none"
+    if options.record:
+        if limited:
+            raise CommandError("--record measures a run without a budget; leave out one of --record and --budget")
+        recordings.check_writable(path)
+    if not limited:
+        return None, ""
+    assert text is not None
+    if not text.strip().endswith("%"):
+        try:
+            return parse_bytes(text), ""
+        except ValueError as error:
+            raise CommandError(f"{error}; or a percentage of a recorded peak, such as '25%'") from None
+    share = percentage(text)
+    recording = recordings.read(path, program)
+    if recording.args != program.args:
+        warn(recordings.differing(recording.args, program.args))
+    budget = {device: max(1, int(peak * share)) for device, peak in recording.peak.items() if peak}
+    return budget, f" ({text.strip()} of {format_bytes(sum(recording.peak.values()))})"
+
+
+def percentage(text: str) -> float:
+    """0.25 from "25%". Raises CommandError if it is not one, or not above zero."""
+    try:
+        share = float(text.strip().removesuffix("%")) / 100
+    except ValueError:
+        raise CommandError(f"{text!r} is not a percentage; write for example 25%") from None
+    if not (isfinite(share) and share > 0):
+        raise CommandError(f"a percentage must be above zero, not {text!r}")
+    return share
+
+
+def _total(cache: Cache) -> int | None:
+    """The budget in bytes, over all devices; None: unlimited."""
+    budget = cache.budget
+    return sum(budget.values()) if isinstance(budget, Mapping) else budget
+
+
+def _progress(cache: Cache) -> list[str]:
+    """The live line, the most telling first; empty before the first operation."""
+    stats, budget = cache.stats(), _total(cache)
+    if not stats.operations:
+        return []
+    used = format_bytes(stats.used)
+    return [
+        used if budget is None else f"{used} of {format_bytes(budget)}",
+        f"{stats.operations:,} operations",
+        f"{stats.evictions:,} evictions",
+        f"overhead {stats.overhead:.2f}",
+        f"{stats.rematerializations:,} rematerializations",
+    ]
+
+
+def _show(report: Report) -> None:
+    """The tables, on stderr."""
+    program, stats, ending = report.program, report.stats, report.ending
+    total = _total(report.cache)
+    again = f" ({seconds(stats.remat_time)} of it recomputing)" if stats.remat_time else ""
+    pairs = [
+        ("budget", "none" if total is None else format_bytes(total) + report.asked),
+        ("peak", format_bytes(stats.peak)),
+        ("overshoot", format_bytes(stats.overshoot)),
+        ("operations", f"{stats.operations:,}"),
+        ("evictions", f"{stats.evictions:,}"),
+        ("rematerializations", f"{stats.rematerializations:,}"),
+        ("overhead", f"{stats.overhead:.3f}"),
+        ("compute time", seconds(stats.model_time + stats.remat_time) + again),
+        ("wall time", seconds(report.wall_time)),
+    ]
+    if report.recording is not None:
+        pairs.append(("recording", str(report.recording)))
+    if report.trace is not None:
+        pairs.append(("trace", str(report.trace)))
+    if ending.status == 130 and is_terminal(sys.stderr):
+        print(file=sys.stderr)  # after ^C
+    name = f"-m {program.name}" if program.module else program.name
+    problem = f": {ending.error}" if ending.error else ""
+    print_pairs(f"recompute run {name}{problem}", pairs, sys.stderr)
+    if len(stats.pools) > 1:
+        devices = [
+            (
+                each.device,
+                "none" if each.budget is None else format_bytes(each.budget),
+                format_bytes(each.peak),
+                format_bytes(each.overshoot),
+            )
+            for each in stats.pools
+        ]
+        print_list(["device", "budget", "peak", "overshoot"], devices, sys.stderr, "<>>>")
+    if stats.recomputed:
+        most = [(each.function, f"{each.times:,}", seconds(each.seconds)) for each in stats.recomputed[:_MOST]]
+        print_list(["recomputed most", "times", "time"], most, sys.stderr, "<>>")
+    if not stats.operations:
+        warn(f"{program.name} made nothing in the default cache (a Cache of the script's own has its own budget)")
+
+
+def _figures(report: Report) -> dict[str, Any]:
+    """The JSON object: all of `Stats`, and what surrounds it. Bytes and seconds."""
+    program, cache, stats, ending = report.program, report.cache, report.stats, report.ending
+    figures = asdict(stats)
+    figures["recomputed"] = figures["recomputed"][:_MOST]
+    return {
+        "script": program.name,
+        "args": list(program.args),
+        "module": program.module,
+        "status": ending.status,
+        "error": ending.error,
+        "budget": _total(cache),
+        "policy": cache.policy.name,
+        "search": cache.search.name,
+        "release": cache.release,
+        "recording": None if report.recording is None else str(report.recording),
+        "trace": None if report.trace is None else str(report.trace),
+        **figures,
+        "overhead": stats.overhead,
+        "compute_time": stats.model_time + stats.remat_time,
+        "wall_time": report.wall_time,
+    }

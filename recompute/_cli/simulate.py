@@ -1,0 +1,218 @@
+"""`recompute simulate`: what a recorded program would have cost under other budgets and policies."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Final, get_args
+
+from recompute._budget import format_bytes, parse_bytes
+from recompute._cli.live import Live, bar
+from recompute._cli.output import CommandError, print_json, print_list, seconds
+from recompute._engine.graph import ReleaseMode
+from recompute._policy.formulas import DEFAULT, POLICIES
+from recompute._policy.search import SEARCHES, search_of
+from recompute._traces.program import Program, TraceError
+from recompute._traces.read import read
+
+if TYPE_CHECKING:
+    from recompute._simulator.replay import Run
+
+NAME = "simulate"
+HELP = "replay a recorded program under other budgets and policies"
+
+_EXAMPLES: Final = """\
+examples:
+  recompute simulate train.recompute.jsonl.gz --budget 50%
+  recompute simulate unet.jsonl --budget 0.9,0.7,0.5,0.3 --policy default,dtr-eq,lru
+  recompute simulate unet.jsonl --budget 4GB --policy all --json
+
+A trace is what `recompute run --record` or Cache(trace=...) wrote, or one in the format of the DTR authors' simulator.
+A budget is a share of the peak of a run without a budget (0.4 or 40%), or bytes (512MB). Overhead is all compute
+divided by the compute without eviction; a run is given up as thrashing above the limit, or as oom when something does
+not fit.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Replay recorded programs through the cache, with a virtual clock and nothing in memory."
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzip")
+    add_budgets(parser)
+    add_policies(parser)
+    searches = ", ".join(name.replace(" ", "-") for name in SEARCHES)
+    add("--search", metavar="NAME", default="exact", help=f"{searches}; default exact")
+    modes = get_args(ReleaseMode)
+    add("--release", metavar="MODE", default="eager", choices=modes, help=f"{', '.join(modes)}; default eager")
+    add("--limit", metavar="OVERHEAD", default="2.0", help="give a run up above this overhead; default 2.0")
+    add(
+        "--machine",
+        choices=("published", "library"),
+        help="the habits of the published simulator, or the cache as it is; by default the former for published "
+        "policies on published traces",
+    )
+    add("--processes", metavar="N", help="replays at a time; default one a core")
+    add("--json", action="store_true", help="one JSON object a run on stdout")
+
+
+def add_budgets(parser: argparse.ArgumentParser) -> None:
+    """The option --budget, for several."""
+    parser.add_argument(
+        "--budget",
+        metavar="SHARE[,..]",
+        action="append",
+        required=True,
+        help="shares of the peak (0.4 or 40%%) or bytes (512MB); several with commas, or repeated",
+    )
+
+
+def add_policies(parser: argparse.ArgumentParser) -> None:
+    """The option --policy, for several."""
+    parser.add_argument(
+        "--policy",
+        metavar="NAME[,..]",
+        action="append",
+        help=f"{', '.join(POLICIES)}; all, or default ({DEFAULT}); several with commas, or repeated",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from recompute._simulator.many import Job, cores, simulate_many  # process pools: not for every command
+
+    try:
+        search_of(options.search)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    common = {
+        "search": options.search,
+        "release": options.release,
+        "limit": _limit(options.limit),
+        "machine": options.machine,
+    }
+    wanted, chosen = budgets(options.budget), policies(options.policy)
+    processes = cores() if options.processes is None else _count(options.processes)
+    programs = load(options.traces)
+    jobs = [
+        Job(number, budget, {"policy": policy, **common})
+        for number in range(len(programs))
+        for policy in chosen
+        for budget in wanted
+    ]
+    ready = [0]
+
+    def done(count: int) -> None:
+        ready[0] = count
+
+    runs: list[Run] = []
+    with Live(lambda: [bar(ready[0], len(jobs)), f"{ready[0]} of {len(jobs)} replays"]):
+        for each in simulate_many(programs, jobs, processes=processes, done=done):
+            if options.json:
+                print_json(each.as_dict())
+            runs.append(each)
+    if not options.json:
+        for number, program in enumerate(programs):
+            _show(program, runs[number * len(chosen) * len(wanted) :][: len(chosen) * len(wanted)], len(wanted))
+    return 0
+
+
+def load(paths: list[str]) -> list[Program]:
+    """The programs, with an error of one line for what is no trace."""
+    programs: list[Program] = []
+    with Live(lambda: [f"reading {paths[min(len(programs), len(paths) - 1)]}"]):
+        for path in paths:
+            try:
+                programs.append(read(path))
+            except TraceError as error:
+                raise CommandError(str(error), 1) from None
+            except OSError as error:
+                raise CommandError(f"{path} cannot be read: {error.strerror or error}", 1) from None
+    return programs
+
+
+def budgets(given: list[str]) -> list[float | int]:
+    """Shares (float) or bytes (int) from the command line."""
+    return [_budget(text.strip()) for each in given for text in each.split(",")]
+
+
+def _budget(text: str) -> float | int:
+    try:
+        if text.endswith("%"):
+            share: float | int = float(text[:-1]) / 100
+        else:
+            share = float(text)
+            if share > 1 and "." not in text:
+                share = int(text)
+    except ValueError:
+        try:
+            share = parse_bytes(text)
+        except ValueError as error:
+            raise CommandError(f"{error}; or a share of the peak, such as 0.4 or 40%") from None
+    if not 0 < share < float("inf"):
+        raise CommandError(f"a budget must be above zero, not {text!r}")
+    return share
+
+
+def policies(given: list[str] | None) -> list[str]:
+    """Names from the command line, each once, as they were asked for."""
+    names = [name.strip() for each in given or ["default"] for name in each.split(",")]
+    names = [name for each in names for name in (POLICIES if each == "all" else [each])]
+    for name in names:
+        if name not in POLICIES and name != "default":
+            raise CommandError(f"unknown policy {name!r}; choose from {', '.join(POLICIES)}, all, default")
+    return list(dict.fromkeys(names))
+
+
+def _limit(text: str) -> float:
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not limit >= 1:
+        raise CommandError(f"--limit is an overhead, at least 1, not {text!r}")
+    return limit
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise CommandError(f"--processes must be a whole number, at least 1, not {text!r}")
+    return int(text)
+
+
+def _show(program: Program, runs: list[Run], columns: int) -> None:
+    """One budget: what there is to know about each run. Several: the overheads, a row for each policy."""
+    peak = format_bytes(runs[0].baseline_peak_bytes)
+    print(
+        f"{program.name}: {len(program.calls):,} operations, peak {peak}, "
+        f"{seconds(runs[0].model_time)} of compute without eviction"
+    )
+    if columns > 1:
+        rows = [
+            (runs[start].policy, *[_cell(each) for each in runs[start : start + columns]])
+            for start in range(0, len(runs), columns)
+        ]
+        print_list(["overhead", *[_head(each) for each in runs[:columns]]], rows, sys.stdout, "<" + ">" * columns)
+    else:
+        rows = [
+            (
+                each.policy,
+                f"{format_bytes(each.budget_bytes)} ({_head(each)})",
+                _cell(each),
+                format_bytes(each.peak_bytes),
+                f"{each.evictions:,}",
+                f"{each.rematerializations:,}",
+                seconds(each.seconds),
+            )
+            for each in runs
+        ]
+        names = ["policy", "budget", "overhead", "peak", "evictions", "rematerializations", "simulated in"]
+        print_list(names, rows, sys.stdout, "<>>>>>>")
+    print()
+
+
+def _head(run: Run) -> str:
+    return f"{100 * run.budget_ratio:.4g}%"
+
+
+def _cell(run: Run) -> str:
+    return run.status if run.overhead is None else f"{run.overhead:.3f}"

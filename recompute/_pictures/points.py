@@ -1,0 +1,73 @@
+"""What the pictures over budgets are drawn from: a point for each replay and each plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from recompute._traces.program import Program
+
+
+class Figures(Protocol):
+    """What a point is made from, such as a `recompute.simulator.Run`."""
+
+    @property
+    def trace(self) -> str: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def search(self) -> str: ...
+    @property
+    def budget_ratio(self) -> float: ...
+    @property
+    def overhead(self) -> float | None: ...
+    @property
+    def candidates_scored(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """One policy or planner under one budget."""
+
+    trace: str
+    name: str
+    """Of the policy or planner."""
+    ratio: float
+    """The budget as a share of the peak without one."""
+    overhead: float | None
+    """None: it failed."""
+    kind: Literal["policy", "planner"] = "policy"
+    bound: float | None = None
+    """No schedule has less overhead."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What no schedule can do without, as shares of the peak without a budget."""
+
+    sources: float
+    """The values that are not computed."""
+    operation: float
+    """The sources, and the arguments and results of the operation that needs most."""
+
+    @classmethod
+    def of(cls, program: Program, peak: int) -> Floor:
+        """The floor of a program whose peak without a budget is known. O(program)."""
+        sizes, homes = program.sizes, program.homes
+        constant = {homes[value] for value, maker in enumerate(program.makers) if maker < 0}
+        most = 0
+        for call in program.calls:
+            needed = {homes[value] for value in (*call.arguments, *call.results)} - constant
+            most = max(most, sum(sizes[home] for home in needed))
+        sources = sum(sizes[home] for home in constant)
+        return cls(sources / max(1, peak), (sources + most) / max(1, peak))
+
+
+def points_of(figures: Iterable[Figures | Point]) -> list[Point]:
+    """Points, made from replays where they are not points yet."""
+    return [
+        each if isinstance(each, Point) else Point(each.trace, each.policy, each.budget_ratio, each.overhead)
+        for each in figures
+    ]

@@ -1,0 +1,144 @@
+"""Small programs by search over states: the optimum of a tiny one, and a beam of good ways through a small one.
+
+A state is what is in memory, and how many operations have run for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import inf
+
+from recompute._plans.problem import Problem
+from recompute._plans.schedule import PlanError
+
+State = tuple[int, int]
+"""(bits of the values in memory, first runs done)"""
+
+
+def exact(problem: Problem, states: int) -> list[int] | None:
+    """An order of runs with the least cost; None: undecided after so many states.
+
+    A* with the cost of what has not run yet as the estimate, which never exceeds the truth. Exponential in general.
+    Raises PlanError if there is no such order.
+    """
+    space = _Space(problem)
+    rest, count = space.rest, len(problem.order)
+    start = (0, 0)
+    best: dict[State, float] = {start: 0.0}
+    came: dict[State, tuple[State, int]] = {}
+    queue = [(rest[0], 0, start)]
+    seen = 0
+    while queue:
+        estimate, _, state = heappop(queue)
+        cost, done = best[state], state[1]
+        if estimate > cost + rest[done] + 1e-9 * rest[0]:
+            continue
+        if done == count:
+            return _path(came, state)
+        seen += 1
+        if seen > states:
+            return None
+        for extra, after, operation in space.following(state):
+            spent = cost + extra
+            if spent < best.get(after, inf):
+                best[after] = spent
+                came[after] = (state, operation)
+                heappush(queue, (spent + rest[after[1]], -len(best), after))
+    raise PlanError("infeasible: no schedule runs the program within this budget; give more")
+
+
+def beam(problem: Problem, width: int, states: int) -> list[int] | None:
+    """A good order of runs; None: none was found.
+
+    From the `width` cheapest states in which an operation has just run for the first time, the cheapest ways to the
+    first run of the next one are searched, through at most `states` states. O(operations x states x storages).
+    """
+    space = _Space(problem)
+    came: dict[State, tuple[State, int]] = {}
+    level: dict[State, float] = {(0, 0): 0.0}
+    for done in range(len(problem.order)):
+        best = dict(level)
+        queue = [(cost, number, state) for number, (state, cost) in enumerate(level.items())]
+        queue.sort()
+        reached: dict[State, float] = {}
+        seen = 0
+        while queue and seen < states and len(reached) < 20 * width:
+            cost, _, state = heappop(queue)
+            if cost > best[state]:
+                continue
+            seen += 1
+            for extra, after, operation in space.following(state):
+                known = reached if after[1] > done else best
+                if cost + extra < known.get(after, inf):
+                    known[after] = cost + extra
+                    came[after] = (state, operation)
+                    if known is best:
+                        heappush(queue, (cost + extra, len(best), after))
+        level = _undominated(reached, width)
+    if not level:
+        return None
+    return _path(came, min(level, key=lambda state: level[state]))
+
+
+class _Space:
+    """The states of a problem, and the ways between them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        order, costs = problem.order, problem.costs
+        self.rest = [0.0] * (len(order) + 1)
+        """Number of first runs -> the cost of those that are left."""
+        for place in range(len(order) - 1, -1, -1):
+            self.rest[place] = self.rest[place + 1] + costs[order[place]]
+        on = [0] * len(problem.sizes)
+        for value, home in enumerate(problem.homes):
+            if problem.makers[value] >= 0:
+                on[home] |= 1 << value
+        self.storages = [(on[home], size) for home, size in enumerate(problem.sizes) if size and on[home]]
+        self.takes = [sum([1 << value for value in arguments]) for arguments in problem.arguments]
+        self.gives = [sum([1 << value for value in results]) for results in problem.results]
+
+    def following(self, state: State) -> Iterator[tuple[float, State, int]]:
+        """(cost, state after it, operation that runs; -1: a storage is freed).
+
+        Something is freed only when a run that is possible otherwise would not fit. O(operations + storages).
+        """
+        problem, takes, gives = self.problem, self.takes, self.gives
+        order, costs, needs = problem.order, problem.costs, problem.needs
+        present, done = state
+        resident = [(values, size) for values, size in self.storages if present & values]
+        left = problem.room - sum([size for _, size in resident])
+        is_short = False
+        for place in range(done + 1):
+            operation = order[place]
+            if takes[operation] & ~present or (place < done and not gives[operation] & ~present):
+                continue
+            if needs[operation] > left:
+                is_short = True
+            else:
+                yield costs[operation], (present | gives[operation], max(done, place + 1)), operation
+        if is_short:
+            for values, _ in resident:
+                yield 0.0, (present & ~values, done), -1
+
+
+def _undominated(reached: dict[State, float], width: int) -> dict[State, float]:
+    """The cheapest states, without those that hold only a part of what a state that is no dearer holds."""
+    kept: dict[State, float] = {}
+    for state, cost in sorted(reached.items(), key=lambda each: (each[1], -each[0][0].bit_count())):
+        if not any(not state[0] & ~other for other, _ in kept):
+            kept[state] = cost
+            if len(kept) == width:
+                break
+    return kept
+
+
+def _path(came: dict[State, tuple[State, int]], state: State) -> list[int]:
+    """The operations run on the way to the state."""
+    runs = []
+    while state in came:
+        state, operation = came[state]
+        if operation >= 0:
+            runs.append(operation)
+    return runs[::-1]

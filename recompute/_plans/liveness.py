@@ -1,0 +1,94 @@
+"""From the order of runs alone to a full schedule: each storage is freed as soon as no later run needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recompute._plans.problem import Problem
+from recompute._plans.schedule import Action
+
+
+def prune(problem: Problem, sequence: Sequence[int]) -> list[int]:
+    """The sequence of operations without repeated runs whose results nobody uses. O(arguments)."""
+    needed = bytearray(len(problem.homes))
+    first = _first_runs(problem, sequence)
+    kept: list[int] = []
+    for position in range(len(sequence) - 1, -1, -1):
+        operation = sequence[position]
+        results = problem.results[operation]
+        if first[position] or any(needed[value] for value in results):
+            kept.append(operation)
+            for value in results:
+                needed[value] = 0
+            for value in problem.arguments[operation]:
+                needed[value] = 1
+    kept.reverse()
+    return kept
+
+
+def schedule(problem: Problem, sequence: Sequence[int]) -> tuple[tuple[Action, ...], int]:
+    """The steps, and the peak in bytes, sources included, of running the operations in this order. O(arguments).
+
+    A use of a value is served by the last run before it that made the value; in between its storage stays.
+    """
+    frees = _frees(problem, sequence)
+    sizes, needs, makes = problem.sizes, problem.needs, problem.makes
+    resident = bytearray(problem.fixed)
+    steps: list[Action] = []
+    used = peak = problem.constant
+    for operation, freed in zip(sequence, frees, strict=True):
+        if operation < problem.calls:
+            steps.append(("compute", operation))
+            peak = max(peak, used + needs[operation])
+            for home in makes[operation]:
+                if not resident[home]:
+                    resident[home] = 1
+                    used += sizes[home]
+        for home in freed:
+            if resident[home]:
+                resident[home] = 0
+                used -= sizes[home]
+                steps.append(("free", home))
+    return tuple(steps), peak
+
+
+def cost_of(problem: Problem, sequence: Sequence[int]) -> float:
+    """The cost of all runs."""
+    costs = problem.costs
+    return sum([costs[operation] for operation in sequence])
+
+
+def _first_runs(problem: Problem, sequence: Sequence[int]) -> bytearray:
+    """Position -> whether the operation runs there for the first time."""
+    seen = bytearray(len(problem.costs))
+    first = bytearray(len(sequence))
+    for position, operation in enumerate(sequence):
+        if not seen[operation]:
+            seen[operation] = first[position] = 1
+    return first
+
+
+def _frees(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
+    """Position -> the storages that are dead after it. Nothing is after the use of the outputs."""
+    needed = bytearray(len(problem.homes))
+    alive = [0] * len(problem.sizes)  # storage -> values on it that are needed
+    homes, fixed = problem.homes, problem.fixed
+    frees: list[list[int]] = []
+    for position in range(len(sequence) - 1, -1, -1):
+        operation = sequence[position]
+        arguments, results = problem.arguments[operation], problem.results[operation]
+        touched = {homes[value] for value in results}
+        touched.update([homes[value] for value in arguments])
+        frees.append([home for home in sorted(touched) if not alive[home] and not fixed[home]])
+        for value in results:
+            if needed[value]:
+                needed[value] = 0
+                alive[homes[value]] -= 1
+        for value in arguments:
+            if not needed[value]:
+                needed[value] = 1
+                alive[homes[value]] += 1
+    frees.reverse()
+    if sequence and sequence[-1] == problem.final:
+        frees[-1] = []
+    return frees

@@ -1,0 +1,108 @@
+"""One way to ask for a plan, whatever the method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any, Final
+
+from recompute._plans.checkmate import checkmate
+from recompute._plans.chen import chen_greedy, chen_sqrt
+from recompute._plans.liveness import cost_of, schedule
+from recompute._plans.own import Effort, Progress, own
+from recompute._plans.problem import Problem, check_least, problem_of
+from recompute._plans.revolve import revolve
+from recompute._plans.schedule import Plan
+from recompute._traces.program import Program
+
+_OPTIONS: Final[dict[str, frozenset[str]]] = {
+    "own": frozenset({"seed", "rounds", "time_limit", "workers", "progress"}),
+    "chen-sqrt": frozenset(),
+    "chen-greedy": frozenset({"trials"}),
+    "revolve": frozenset(),
+    "checkmate": frozenset({"time_limit", "operations", "most"}),
+}
+
+METHODS: Final[tuple[str, ...]] = tuple(_OPTIONS)
+"""The names of the methods."""
+
+
+def plan(program: Program, budget: float | int, method: str = "own", **options: Any) -> Plan:
+    """A schedule that runs the program within a budget, and recomputes what it must.
+
+    Parameters
+    ----------
+    budget
+        A share of the peak without a budget (a float, or an int of at most 1), or bytes (a larger int). What the
+        program's sources take counts.
+    method
+        "own": the library's planner. Options: `seed`, `rounds` and `time_limit` (seconds), whichever ends first,
+        `workers` (processes, each with a seed of its own), `progress(share done, least overhead so far)`.
+        "chen-sqrt", "chen-greedy": segments of the forward pass. Option of the second: `trials`.
+        "revolve": the optimum on uniform training chains; others are refused.
+        "checkmate": integer programming, for some 60 operations. Options: `time_limit` (seconds), `operations` (merge
+        neighbours until so many are left), `most` (refuse more).
+
+    Raises PlanError if there is no such plan or none was found, with the cure; ValueError for a wrong argument, or a
+    program on several devices; ImportError if the method's solver is not installed.
+    """
+    if method not in _OPTIONS:
+        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
+    for option in options:
+        if option not in _OPTIONS[method]:
+            known = ", ".join(sorted(_OPTIONS[method])) or "none"
+            raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
+    start = perf_counter()
+    problem = problem_of(program, bytes_of(program, budget))
+    check_least(problem)
+    sequence, bound, note = _run(problem, _turn(program), method, options)
+    steps, peak = schedule(problem, sequence)
+    model = problem.model_cost
+    return Plan(
+        program=program.name,
+        method=method,
+        budget=problem.room + problem.constant,
+        steps=steps,
+        peak=peak,
+        overhead=cost_of(problem, sequence) / model if model else 1.0,
+        bound=bound,
+        seconds=perf_counter() - start,
+        note=note,
+    )
+
+
+def _run(
+    problem: Problem, turn: int | None, method: str, options: dict[str, Any]
+) -> tuple[Sequence[int], float | None, str]:
+    """The order of runs, the proved least overhead, and what else is to be said."""
+    if method == "chen-sqrt":
+        return chen_sqrt(problem, turn), None, ""
+    if method == "chen-greedy":
+        return chen_greedy(problem, turn, **options), None, ""
+    if method == "revolve":
+        return *revolve(problem), ""
+    if method == "checkmate":
+        sequence, bound, left = checkmate(problem, **options)
+        if left == len(problem.order):
+            return sequence, bound, ""
+        return sequence, None, f"merged to {left} operations, of which no schedule has an overhead below {bound:.4f}"
+    progress: Progress | None = options.pop("progress", None)
+    effort = Effort(**options)
+    return *own(problem, turn, effort, progress), ""
+
+
+def bytes_of(program: Program, budget: float | int) -> int:
+    """A budget in bytes. A share is one of the peak of a run without a budget that frees what the program let go of."""
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
+        raise ValueError(f"a budget is a share of the peak such as 0.4, or bytes, not {budget!r}")
+    if isinstance(budget, int) and budget > 1:
+        return budget
+    from recompute._simulator.replay import baseline  # it imports the whole cache, which plans do not need
+
+    return int(budget * sum(baseline(program).values()))
+
+
+def _turn(program: Program) -> int | None:
+    """The call that begins the backward pass, where the program says so."""
+    return next((number for number, text in program.marks if text == "BACKWARD"), None)

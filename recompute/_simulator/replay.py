@@ -1,0 +1,332 @@
+"""Replaying a recorded program through the cache, under another budget or policy."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any, Final, Literal
+
+from recompute._engine.events import Listener
+from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Value
+from recompute._errors import BudgetError
+from recompute._policy.formulas import DEFAULT, Policy, policy_of
+from recompute._policy.search import Search
+from recompute._recomputable import Recomputable
+from recompute._simulator.machine import Machine, Placeholder, PublishedMachine
+from recompute._traces.program import Call, Kind, Program
+
+Status = Literal["ok", "oom", "thrash"]
+MachineName = Literal["published", "library"]
+
+_HERE: Final = compile("", "<trace>", "exec")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One replay. Bytes, and seconds of compute; `seconds` is what the simulation itself took."""
+
+    trace: str
+    policy: str
+    search: str
+    release: str
+    budget_bytes: int
+    budget_ratio: float
+    """Of `baseline_peak_bytes`."""
+    status: Status
+    """`oom`: something did not fit; `thrash`: more recomputation than the limit allows."""
+    overhead: float | None
+    """All compute divided by `model_time`; None unless the status is ok."""
+    model_time: float
+    total_time: float
+    peak_bytes: int
+    baseline_peak_bytes: int
+    """Of a run without a budget."""
+    evictions: int
+    rematerializations: int
+    candidates_scored: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+class _Thrashing(Exception):
+    """More recomputation than the limit allows."""
+
+
+class _Clock:
+    """Tells an operation its cost: zero when asked before it ran, its cost when asked after."""
+
+    def __init__(self, most: float) -> None:
+        self.elapsed = 0.0
+        self.left = most
+        """Recomputation that is still allowed, in units of the program."""
+
+    def __call__(self) -> float:
+        elapsed, self.elapsed = self.elapsed, 0.0
+        return elapsed
+
+
+class _Rerun:
+    """The function of a replayed operation: takes its time, and returns placeholders."""
+
+    __slots__ = ("__name__", "call", "clock", "makes", "room", "runs")
+
+    def __init__(self, program: Program, call: Call, clock: _Clock, aliased: Set[int], room: int | None) -> None:
+        self.__name__ = call.name
+        self.call = call
+        self.clock = clock
+        self.runs = 0
+        at: dict[int, int] = {}  # storage -> position among the arguments
+        for position, value in enumerate(call.arguments):
+            at.setdefault(program.homes[value], position)
+        first: dict[int, int] = {}  # storage -> position among the results, counted from -1 downwards
+        # (bytes, device, where to find the memory, whether others will share it)
+        self.makes: list[tuple[int, str, int | None, bool]] = []
+        for number, value in enumerate(call.results):
+            home = program.homes[value]
+            where = at.get(home, first.get(home))
+            first.setdefault(home, -1 - number)
+            self.makes.append((program.sizes[home], program.devices[home], where, home in aliased))
+        # (device, bytes) to be asked for before the first run; `room`: the bytes, where only these were known
+        self.room = [(device, size) for size, device, where, _ in self.makes if where is None]
+        if room is not None:
+            self.room = [(self.makes[0][1], room)] if room else []
+
+    def __call__(self, *payloads: Placeholder) -> Any:
+        call, clock = self.call, self.clock
+        cost = call.cost
+        if self.runs:
+            if call.again:
+                cost = call.again[min(self.runs, len(call.again)) - 1]
+            clock.left -= cost
+            if clock.left < 0:
+                raise _Thrashing
+        self.runs += 1
+        clock.elapsed = cost
+        made: list[Placeholder] = []
+        for size, device, where, aliased in self.makes:
+            if where is None:  # whoever holds an alias holds the memory, but not the first payload on it
+                owner = Placeholder(size, device, None) if aliased else None
+            else:
+                shared = payloads[where] if where >= 0 else made[-1 - where]
+                owner = shared.owner or shared
+            made.append(Placeholder(size, device, owner))
+        return made if len(made) > 1 else made[0]
+
+
+class Replay:
+    """One replay of a program; `run` it once."""
+
+    def __init__(
+        self,
+        program: Program,
+        budget: Mapping[str, int] | None,
+        *,
+        policy: str | Policy,
+        search: str | Search = "exact",
+        release: ReleaseMode = "eager",
+        limit: float = 2.0,
+        published: bool = True,
+    ) -> None:
+        self.program = program
+        self.clock = _Clock((limit - 1) * program.model_time)
+        machine = PublishedMachine if published else Machine
+        self.cache = machine(budget, policy=policy, search=search, release=release, clock=self.clock)
+        self._values: list[Value | None] = [None] * len(program.homes)
+        self._handles: list[Recomputable[Any] | None] = [None] * len(program.homes)
+        self._evicted = {which for kind, which in program.steps if kind == "evict"}
+        counts: Counter[int] = Counter() if published else Counter(program.homes)
+        self._aliased = frozenset(home for home, count in counts.items() if count > 1)
+        self._held: dict[int, list[Any]] = {}  # value -> payloads that are kept outside, the oldest first
+
+    def run(self, progress: Callable[[int], None] | None = None) -> Status:
+        """Replay all steps; `progress(steps)` is told now and then how many are done."""
+        try:
+            for number, (kind, which) in enumerate(self.program.steps):
+                _DO[kind](self, which)
+                if progress is not None and not number & 0xFF:
+                    progress(number)
+            for value in self.program.outputs:
+                self._handle(value).pin()
+        except BudgetError:
+            return "oom"
+        except _Thrashing:
+            return "thrash"
+        return "ok"
+
+    def _source(self, value: int) -> None:
+        home = self.program.homes[value]
+        payload = Placeholder(self.program.sizes[home], self.program.devices[home], None)
+        self._enter(value, self.cache._add_source(payload))
+
+    def _call(self, number: int) -> None:
+        call, cache = self.program.calls[number], self.cache
+        arguments = tuple([self._value(each) for each in call.arguments])
+        rerun = _Rerun(self.program, call, self.clock, self._aliased, None if cache.published else call.room)
+        operation = Operation(rerun, arguments, None, arguments, len(call.results), None, _HERE, 0)
+        for value, made in zip(call.results, cache._apply(operation), strict=True):
+            assert made is not None
+            self._enter(value, made)
+
+    def _enter(self, value: int, made: Value) -> None:
+        self._values[value] = made
+        self._handles[value] = Recomputable(self.cache, made)
+        self.cache.adopt(made)
+
+    def _value(self, value: int) -> Value:
+        found = self._values[value]
+        assert found is not None, f"value {value} is used before it is made"
+        return found
+
+    def _handle(self, value: int) -> Recomputable[Any]:
+        handle = self._handles[value]
+        assert handle is not None, f"value {value} is used without a reference"
+        return handle
+
+    def _keep(self, value: int) -> None:
+        if self._handles[value] is not None:
+            return
+        made = self._value(value)
+        made.refs += 1
+        self._handles[value] = Recomputable(self.cache, made)
+
+    def _drop(self, value: int) -> None:
+        if self.cache.published:
+            self._handles[value] = None
+        elif value not in self.program.revived:
+            self._handles[value] = None
+            if value not in self._evicted:
+                self._values[value] = None
+
+    def _evict(self, value: int) -> None:
+        found = self._values[value]
+        if found is not None:
+            self.cache._evict_now(found)
+
+    def _hold(self, value: int) -> None:
+        found, held = self._values[value], self._held.setdefault(value, [])
+        payload = None if found is None else found.payload
+        held.append(held[-1] if held and payload in (None, EVICTED) else payload)
+
+
+# Not bound to a replay, which would then refer to itself: it goes with its last reference, before its cache does, not
+# together with it whenever the collector comes.
+_DO: Final[dict[Kind, Callable[[Replay, int], object]]] = {
+    "source": Replay._source,
+    "call": Replay._call,
+    "get": lambda replay, value: replay._handle(value).get(),
+    "keep": Replay._keep,
+    "drop": Replay._drop,
+    "pin": lambda replay, value: replay._handle(value).pin(),
+    "unpin": lambda replay, value: replay._handle(value).unpin(),
+    "detach": lambda replay, value: replay._handle(value).detach(),
+    "evict": Replay._evict,
+    "hold": Replay._hold,
+    "let go": lambda replay, value: replay._held[value].pop(0),
+}
+
+
+def baseline(program: Program) -> dict[str, int]:
+    """The bytes of each device at the peak of a run without a budget: 100 % of a budget ratio."""
+    replay = Replay(program, None, policy="none", published=program.published)
+    replay.run()
+    return {pool.device: pool.peak for pool in replay.cache.stats().pools}
+
+
+def simulate(
+    program: Program,
+    budget: float | int | Mapping[str, int],
+    *,
+    policy: str | Policy = DEFAULT,
+    search: str | Search = "exact",
+    release: ReleaseMode = "eager",
+    limit: float = 2.0,
+    machine: MachineName | None = None,
+    peak: Mapping[str, int] | None = None,
+    listener: Listener | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Run:
+    """Replay a program under a budget: what would that have cost?
+
+    Parameters
+    ----------
+    budget
+        A share of the peak without a budget (a float, or an int of at most 1), bytes (a larger int), or bytes by
+        device.
+    policy, search, release
+        As of `Cache`.
+    limit
+        The overhead above which the run is given up as thrashing: more than `limit` - 1 times the model time has been
+        spent on recomputation.
+    machine
+        "published": as the DTR authors' simulator, see `PublishedMachine`; "library": the cache as it is. By default
+        the published one for the published policies on published traces, else the library's.
+    peak
+        What `baseline` gave, if it is known.
+    listener
+        Hears the events of the cache.
+    progress
+        Called now and then with the number of steps done, of `len(program.steps)`.
+    """
+    if not limit >= 1:
+        raise ValueError(f"limit is an overhead, at least 1, not {limit!r}")
+    peak = baseline(program) if peak is None else peak
+    budgets = _budgets(budget, peak)
+    policy_object = policy_of(policy)
+    published = program.published and policy_object.published if machine is None else machine == "published"
+    replay = Replay(
+        program, budgets, policy=policy_object, search=search, release=release, limit=limit, published=published
+    )
+    stop = None if listener is None else replay.cache.subscribe(listener)
+    collecting = gc.isenabled()
+    gc.disable()  # the graph lives to the end of the replay
+    start = perf_counter()
+    try:
+        status = replay.run(progress)
+    finally:
+        seconds = perf_counter() - start
+        if collecting:
+            gc.enable()
+        if stop is not None:  # what goes with the replay afterwards is no step of it
+            stop()
+    stats, whole = replay.cache.stats(), sum(peak.values())
+    total = stats.model_time + stats.remat_time - (1.0 if published else 0.0)
+    return Run(
+        trace=program.name,
+        policy=policy if isinstance(policy, str) else policy_object.name,
+        search=replay.cache.search.name,
+        release=release,
+        budget_bytes=sum(budgets.values()),
+        budget_ratio=budget if isinstance(budget, float) else sum(budgets.values()) / max(1, whole),
+        status=status,
+        overhead=_overhead(total, program.model_time) if status == "ok" else None,
+        model_time=program.model_time * program.unit,
+        total_time=total * program.unit,
+        peak_bytes=stats.peak,
+        baseline_peak_bytes=whole,
+        evictions=stats.evictions,
+        rematerializations=stats.rematerializations,
+        candidates_scored=stats.scored,
+        seconds=seconds,
+    )
+
+
+def _overhead(total: float, model: float) -> float:
+    return total / model if model else 1.0
+
+
+def _budgets(budget: float | int | Mapping[str, int], peak: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by device."""
+    if isinstance(budget, Mapping):
+        return dict(budget)
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
+        raise ValueError(f"a budget is a share of the peak such as 0.4, or bytes, not {budget!r}")
+    if isinstance(budget, int) and budget > 1:
+        return dict.fromkeys(peak, budget)
+    return {device: max(1, int(budget * size)) for device, size in peak.items()}

@@ -1,0 +1,191 @@
+"""Writing a trace while a cache runs: events become lines of text at once, and lines go to the file by the megabyte.
+
+Each batch is appended as one complete gzip member (if the path ends in .gz), so the file is a valid one after every
+flush. It is a complete trace when its last line is End: after `flush` and `close`, not in between.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from operator import attrgetter
+from threading import Lock
+from typing import Any, Final
+
+from recompute._engine.events import (
+    Accessed,
+    Added,
+    Detached,
+    Event,
+    Evicted,
+    Forgotten,
+    LetGo,
+    Performed,
+    Pinned,
+    Released,
+    TakenBack,
+    Unpinned,
+)
+from recompute._traces.recorded import HEADER, VERSION
+
+_BATCH: Final = 1 << 20  # characters
+_LEVEL: Final = 1  # of compression: a better one costs more than the events
+_END: Final = '{"event":"End"}\n'
+
+
+class Recorder:
+    """A listener that writes the events of one cache to a file. Raises OSError at once if it cannot be written.
+
+    `settings` are further fields of the header. If writing fails later, there is a warning and no more is recorded: the
+    run goes on.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, object]) -> None:
+        from recompute import __version__
+
+        self.path: Final = os.fspath(path)
+        self._zip = self.path.endswith(".gz")
+        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115  # closed by `close`
+        self._process = os.getpid()
+        self._writing = Lock()
+        header = {
+            HEADER: VERSION,
+            "recompute": __version__,
+            "python": platform.python_version(),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            **settings,
+        }
+        self._lines = [json.dumps(header, default=str) + "\n"]
+        self._size = len(self._lines[0])  # characters
+        self._ended = False
+
+    def __call__(self, event: Event) -> None:
+        write = _LINES.get(type(event))
+        if write is not None:  # else it is of a type that says nothing about the program
+            line = write(event)
+            self._lines.append(line)
+            self._size += len(line)
+            if self._size > _BATCH and self._writing.acquire(blocking=False):
+                try:  # else somebody is at it, maybe this very thread, in whose middle a destructor struck
+                    self._write()
+                except OSError:
+                    self._give_up()
+                    raise
+                finally:
+                    self._writing.release()
+
+    def flush(self) -> None:
+        """Write what there is, and an end: the file is a complete trace, until the next event."""
+        if self._file.closed or (self._ended and not self._lines):
+            return
+        self._lines.append(_END)
+        try:
+            with self._writing:
+                self._write()
+            self._ended = True
+        except OSError as error:
+            self._give_up()
+            warnings.warn(f"{self!r} is incomplete: {error}", RuntimeWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """Write the rest and close the file; later events are lost. May be called again."""
+        self.flush()
+        self._give_up()
+
+    def _write(self) -> None:
+        count = len(self._lines)  # other threads append meanwhile
+        self._size = 0
+        text = "".join(self._lines[:count]).encode()
+        data = gzip.compress(text, _LEVEL, mtime=0) if self._zip else text
+        del self._lines[:count]
+        self._ended = False
+        if self._file.closed or os.getpid() != self._process:  # a fork: the file is its parent's
+            return
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def _give_up(self) -> None:
+        self._lines.clear()
+        self._file.close()
+
+    def __repr__(self) -> str:
+        return f"<the trace {self.path}>"
+
+
+class _Quoted(dict[str, str]):
+    """Texts as JSON, each made once: there are few functions and devices."""
+
+    def __missing__(self, text: str) -> str:
+        quoted = self[text] = json.dumps(text)
+        return quoted
+
+
+_quoted: Final = _Quoted()
+
+
+def _plain(kind: type[Event], *fields: str) -> tuple[type[Event], Callable[[Any], str]]:
+    """The lines of events whose fields are numbers alone."""
+    template = f'{{"event":"{kind.__name__}",' + ",".join(f'"{each}":%s' for each in fields) + "}\n"
+    values = attrgetter(*fields)
+    return kind, lambda event: template % values(event)
+
+
+def _added(event: Added) -> str:
+    return (
+        f'{{"event":"Added","time":{event.time},"used":{event.used},"storage":{event.storage},'
+        f'"nbytes":{event.nbytes},"device":{_quoted[event.device]}}}\n'
+    )
+
+
+def _evicted(event: Evicted) -> str:
+    return (
+        f'{{"event":"Evicted","time":{event.time},"used":{event.used},"storage":{event.storage},'
+        f'"nbytes":{event.nbytes},"why":"{event.why}","held":{"true" if event.held else "false"},'
+        f'"ghosts":{_list(event.ghosts)}}}\n'
+    )
+
+
+def _performed(event: Performed) -> str:
+    room = event.room
+    return (
+        f'{{"event":"Performed","time":{event.time},"used":{event.used},"function":{_quoted[event.function]},'
+        f'"cost":{event.cost},"again":{"true" if event.again else "false"},"storages":{_list(event.storages)},'
+        f'"nbytes":{_list(event.nbytes)},"arguments":{_list(event.arguments)},"results":{_list(event.results)},'
+        f'"homes":{_list(event.homes)},"inputs":{_list(event.inputs)},"device":{_quoted[event.device]},'
+        f'"room":{"null" if room is None else room}}}\n'
+    )
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return f"[{numbers[0]}]" if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
+
+
+_LINES: Final[dict[type[Event], Callable[[Any], str]]] = dict(
+    (
+        (Performed, _performed),
+        (Added, _added),
+        (Evicted, _evicted),
+        _plain(LetGo, "time", "used", "storage"),
+        _plain(Accessed, "time", "used", "value"),
+        _plain(Released, "time", "used", "value"),
+        _plain(Pinned, "time", "used", "value"),
+        _plain(Unpinned, "time", "used", "value"),
+        _plain(Detached, "time", "used", "value"),
+        _plain(TakenBack, "time", "used", "storage", "nbytes"),
+        _plain(Forgotten, "time", "used", "storage"),
+    )
+)
+
+
+def write(path: str | os.PathLike[str], events: Iterable[Event], **settings: object) -> None:
+    """Write events that were collected elsewhere, such as those of an `EventLog`, as a complete trace."""
+    recorder = Recorder(path, settings)
+    for event in events:
+        recorder(event)
+    recorder.close()
