@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from recompute import _context
 from recompute._budget import Budget, Limits, format_bytes, parse_bytes
-from recompute._engine.at_once import AtOnce
+from recompute._engine import requests
+from recompute._engine.engine import Engine, EngineOptions
 from recompute._engine.events import Listener
-from recompute._engine.frames import ON_THE_GROUND
 from recompute._engine.graph import ReleaseMode, qualified
 from recompute._engine.stats import PoolStats, Recomputed, Stats
-from recompute._errors import BudgetError
-from recompute._policy.formulas import DEFAULT, Policy, Score, policy_of
-from recompute._policy.search import Search, search_of
+from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, policy_of
+from recompute._policy.search import Search, SearchName, search_of
 
 if TYPE_CHECKING:
     from recompute._traces.write import Recorder
 
 
-class Cache(AtOnce):
+class Cache:
     """Values that can be recomputed, within a memory budget.
 
     `with cache:` makes it the current cache, in which `pure` and `ap` work, for this thread or task.
@@ -48,25 +47,44 @@ class Cache(AtOnce):
         A file that every event is written to, for `recompute.traces.read`: JSON lines, compressed if it ends in ".gz".
         Complete whenever the outermost `with cache:` ends, and when the cache goes. Raises OSError if it cannot be
         opened; an error while writing is a warning. Cost: some microseconds an event.
+    engine
+        For `recompute.simulator` and studies like it: see `recompute.extend.EngineOptions`.
     """
 
     def __init__(
         self,
         budget: Budget | Mapping[str, Budget] = None,
         *,
-        policy: str | Policy | type[Policy] | Score = DEFAULT,
-        search: str | Search | type[Search] = "exact",
+        policy: PolicyName | Policy | type[Policy] | Score = DEFAULT,
+        search: SearchName | Search | type[Search] = "exact",
         release: ReleaseMode = "eager",
         clock: Callable[[], float] = perf_counter,
         verify: bool = False,
         trace: str | os.PathLike[str] | None = None,
+        engine: EngineOptions | None = None,
     ) -> None:
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
-        if not callable(clock):
-            raise TypeError(f"clock must be a function that returns seconds, not {clock!r}")
-        super().__init__(Limits(budget), policy_of(policy), search_of(search), release, clock, verify)
+        self.engine = Engine(
+            Limits(budget), policy_of(policy), search_of(search), release, clock, verify, engine or EngineOptions()
+        )
+        self.engine.cache = self
         self._record = None if trace is None else self._start_recording(trace)
+
+    @property
+    def policy(self) -> Policy:
+        """Which value is cheapest to lose."""
+        return self.engine.memory.policy
+
+    @property
+    def search(self) -> Search:
+        """How to look for it."""
+        return self.engine.memory.search
+
+    @property
+    def release(self) -> ReleaseMode:
+        """What happens when the last outside reference to a value goes."""
+        return self.engine.references.release
 
     @property
     def budget(self) -> Any:
@@ -74,28 +92,11 @@ class Cache(AtOnce):
 
         Raises BudgetError, and changes nothing, if sources, pins, operations in flight and what callers hold exceed it.
         """
-        return self._limits.given
+        return self.engine.memory.limits.given
 
     @budget.setter
     def budget(self, budget: Budget | Mapping[str, Budget]) -> None:
-        limits = Limits(budget)
-        before = self._limits
-        with self._settling, self._lock:
-            try:
-                self._limits = limits
-                self._unlimited = budget is None
-                for pool in self._pools.values():
-                    pool.set_budget(limits.of(pool.device))
-                    try:
-                        self._allocate(pool, 0, ON_THE_GROUND, None)
-                    except BudgetError as error:
-                        raise BudgetError(f"the new budget is too small: {error}") from None
-            except BaseException:
-                self._limits = before
-                self._unlimited = before.given is None
-                for pool in self._pools.values():
-                    pool.set_budget(before.of(pool.device))
-                raise
+        requests.set_limits(self.engine, Limits(budget))
 
     def release_memory(self, nbytes: int | str | None = None, device: str = "cpu") -> int:
         """Evict until `nbytes` are free that were not before, or all that can be (None); the bytes freed.
@@ -103,68 +104,60 @@ class Cache(AtOnce):
         For an allocator or a host application that runs short itself. Safe to call from inside an operation.
         """
         wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
-        with self._noting, self._lock:
-            pool = self._pool(device)
-            before = pool.used
-            if wanted is None and self.policy.name != "none":
-                for storage in [each for each in pool.candidates if not each.locks]:
-                    self._evict(storage, "request")
-            while wanted is not None and before - pool.used < wanted:
-                victims = pool.candidates.choose(self.now)
-                if not victims:
-                    break
-                for victim in victims:
-                    self._evict(victim, "request")
-            freed = before - pool.used
-        self._settle()
-        return freed
+        return requests.release_memory(self.engine, wanted, device)
 
     def stats(self) -> Stats:
         """What the cache did and holds, as of now. O(devices)."""
-        self._settle()
-        with self._lock:
-            self._learn_costs()
+        engine = self.engine
+        engine.tidy()
+        for pool in list(engine.memory.pools.values()):
+            pool.ask_limit()
+        journal, meter = engine.journal, engine.meter
+        with engine.lock:
+            engine.begin()
             pools = tuple(
                 PoolStats(
-                    each.device,
-                    None if each.budget is None else int(each.refresh()),
-                    each.used,
-                    each.peak,
-                    each.overshoot,
-                    each.pinned,
-                    each.sources,
-                    each.held,
-                    sum(not storage.locks for storage in each.candidates),
+                    pool.device,
+                    None if pool.budget is None else int(pool.limit),
+                    pool.used,
+                    pool.peak,
+                    pool.overshoot,
+                    pool.pinned,
+                    pool.sources,
+                    pool.held,
+                    sum(not storage.locks for storage in pool.candidates),
                 )
-                for each in self._pools.values()
+                for pool in engine.memory.pools.values()
             )
-            again = [
-                Recomputed(each if isinstance(each, str) else qualified(each.co_qualname), int(times), seconds)
-                for each, (times, seconds) in self._again.items()
+            repeated = [
+                Recomputed(
+                    function if isinstance(function, str) else qualified(function.co_qualname), int(times), seconds
+                )
+                for function, (times, seconds) in meter.repeated.items()
             ]
-            return Stats(
-                used=sum(each.used for each in pools),
-                peak=sum(each.peak for each in pools),
-                overshoot=max((each.overshoot for each in pools), default=0),
-                held=sum(each.held for each in pools),
-                operations=self._operations,
-                evictions=self._evictions,
-                releases=self._releases,
-                rematerializations=self._rematerializations,
-                recoveries=self._recoveries,
-                model_time=self.now - self._remat_time,
-                remat_time=self._remat_time,
-                scored=sum(each.candidates.scored for each in self._pools.values()),
-                recomputed=tuple(sorted(again, key=lambda each: (-each.seconds, -each.times, each.function))),
+            stats = Stats(
+                used=sum(pool.used for pool in pools),
+                peak=sum(pool.peak for pool in pools),
+                overshoot=max((pool.overshoot for pool in pools), default=0),
+                held=sum(pool.held for pool in pools),
+                operations=journal.operations,
+                evictions=journal.evictions,
+                releases=journal.releases,
+                rematerializations=journal.rematerializations,
+                recoveries=journal.recoveries,
+                model_time=meter.now - meter.remat_time,
+                remat_time=meter.remat_time,
+                scored=sum(pool.candidates.scored for pool in engine.memory.pools.values()),
+                recomputed=tuple(sorted(repeated, key=lambda one: (-one.seconds, -one.times, one.function))),
                 pools=pools,
-                coercions=self._coercions,
+                coercions=journal.coercions,
             )
+            engine.end()
+        return stats
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener(event)` for every event from now on; returns a function that stops it."""
-        self._listeners.append(listener)
-        self._attentive = True
-        return lambda: self._unsubscribe(listener)
+        return self.engine.subscribe(listener)
 
     def __enter__(self) -> Cache:
         _context.enter(self)
@@ -173,7 +166,7 @@ class Cache(AtOnce):
     def __exit__(self, *exception: object) -> None:
         _context.leave()
         if self._record is not None and not _context.is_entered(self):
-            self._flush_trace()
+            self.flush()
 
     def _start_recording(self, trace: str | os.PathLike[str]) -> Recorder:
         from recompute._traces.write import Recorder
@@ -184,19 +177,23 @@ class Cache(AtOnce):
                 "policy": self.policy.name,
                 "search": self.search.name,
                 "release": self.release,
-                "budget": self._limits.given,
+                "budget": self.budget,
             },
         )
         self.subscribe(recorder)
         weakref.finalize(self, recorder.close)  # also when the interpreter ends
         return recorder
 
-    def _flush_trace(self) -> None:
+    def flush(self) -> None:
         """The trace, if there is one, is a complete file from here on."""
         if self._record is not None:
-            self._settle()
+            self.engine.settle()
             self._record.flush()
 
     def __repr__(self) -> str:
-        used = sum(pool.used for pool in self._pools.values())
-        return f"<Cache {self.policy.name}: {format_bytes(used)} used of {self._limits}, {self._evictions} evictions>"
+        engine = self.engine
+        used = sum(pool.used for pool in list(engine.memory.pools.values()))
+        return (
+            f"<Cache {self.policy.name}: {format_bytes(used)} used of {engine.memory.limits}, "
+            f"{engine.journal.evictions} evictions>"
+        )

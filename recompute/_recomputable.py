@@ -6,21 +6,24 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from types import FrameType
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
-from recompute._cache import Cache
 from recompute._context import current_cache
+from recompute._engine import requests
 from recompute._engine.arguments import pack
-from recompute._engine.frames import running
-from recompute._engine.graph import EVICTED, Operation, Value
-from recompute._engine.references import INTERRUPT
-from recompute._engine.repair import HANDLES
+from recompute._engine.frames import HandleOf
+from recompute._engine.graph import EVICTED, Operation, Options, Value
 
-_SMALL: Final = 4096  # bytes
+if TYPE_CHECKING:
+    from recompute._cache import Cache
+    from recompute._engine.engine import Engine
+
 _ONE: Final = 1  # compared by identity, which True is not
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -32,32 +35,21 @@ class Recomputable(Generic[T]):
     and recomputed at any time between two calls of `get`.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_value")
+    __slots__ = ("__weakref__", "engine", "node")
+    engine: Engine
+    node: Value
+    """What it refers to, for `recompute.extend`."""
+
+    _is_recomputable = True  # by which arguments are told from plain objects
 
     def __init__(self, cache: Cache, value: Value) -> None:
-        self._cache = cache
-        self._value = value  # which counts this reference already
+        """One more reference to a value of `cache`. To make values, see `pure` and `ap`."""
+        requests.refer_again(cache.engine, value, self)
 
-    @classmethod
-    def _of(cls, cache: Cache, value: Value) -> Recomputable[Any]:
-        """What refers to a result if one of the arguments is of this class."""
-        return Recomputable(cache, value)
-
-    def __del__(self) -> None:
-        try:
-            value = self._value
-            storage = value.storage
-            if value.uses and not storage.buffer and storage.resident and storage.size < _SMALL:
-                # All that could go now is a number or the like. The next use of the cache sees to it: that is cheaper,
-                # and leaves an interrupt less time to strike here.
-                self._cache._dropped.append(value)
-            else:
-                self._cache._drop(value)
-        except KeyboardInterrupt:  # would be lost in a destructor: the next use of the cache raises it
-            self._cache._interrupted = True
-            self._cache._dropped.append(INTERRUPT)
-        except AttributeError:  # interrupted before it was complete
-            return
+    @property
+    def cache(self) -> Cache:
+        """The cache that it belongs to."""
+        return self.engine.cache  # type: ignore[no-any-return]  # the engine knows no more of it
 
     def get(self) -> T:
         """The value; recomputed, with whatever that takes, if it was evicted.
@@ -65,26 +57,26 @@ class Recomputable(Generic[T]):
         Inside an operation's function, the value becomes a dependency of the operation. O(1) while resident. Raises
         BudgetError if the recomputation does not fit, and whatever the functions raise.
         """
-        value = self._value
+        value = self.node
         payload = value.payload
-        cache = self._cache
-        if payload is EVICTED or cache._attentive or running.get() is not None:
-            return cache._get(value)  # type: ignore[no-any-return]  # a payload has any type
-        value.storage.last_access = cache.now
+        engine = self.engine
+        if payload is EVICTED or engine.watchful:
+            return requests.get(engine, value)  # type: ignore[no-any-return]  # a payload has any type
+        value.storage.last_access = engine.meter.now
         return payload  # type: ignore[no-any-return]
 
     def evict(self) -> bool:
         """Drop the value now. True if it was dropped; False for a source, a pinned, locked or evicted value."""
-        return self._cache._evict_now(self._value)
+        return requests.evict(self.engine, self.node)
 
     def pin(self) -> Recomputable[T]:
         """Keep the value in memory, recomputed if need be, until `unpin`. Returns the value itself."""
-        self._cache._bring(self._value, self._cache._pin)
+        requests.pin(self.engine, self.node)
         return self
 
     def unpin(self) -> Recomputable[T]:
         """Let the value be evicted again. Returns the value itself."""
-        self._cache._unpin(self._value)
+        requests.unpin(self.engine, self.node)
         return self
 
     def detach(self) -> Recomputable[T]:
@@ -92,7 +84,7 @@ class Recomputable(Generic[T]):
 
         What it was made from can go, and repeated steps (`w = step(w).detach()`) keep no history.
         """
-        self._cache._bring(self._value, self._cache._detach)
+        requests.detach(self.engine, self.node)
         return self
 
     def map(self, function: Callable[[T], U]) -> Recomputable[U]:
@@ -103,33 +95,35 @@ class Recomputable(Generic[T]):
         """`ap(self, *args)`: the value is a function, applied inside. The `<*>` of an applicative."""
         return _apply(self, args, kwargs, nout, nbytes, sys._getframe(1))
 
+    @classmethod
+    def _class_of_results(cls, payload: Any) -> type[Recomputable[Any]]:
+        """Of what refers to a result if one of the arguments is of this class."""
+        return Recomputable
+
     @property
     def resident(self) -> bool:
         """Whether the value is in memory."""
-        return self._value.payload is not EVICTED
+        return self.node.payload is not EVICTED
 
     @property
     def pinned(self) -> bool:
         """Whether `pin` keeps it there."""
-        return self._value.pinned
+        return self.node.pinned
 
     @property
     def number(self) -> int:
         """The number of its storage, by which events and traces know it; aliases share one."""
-        return self._value.storage.number
+        return self.node.storage.number
 
     def __reduce__(self) -> tuple[Callable[[T], Recomputable[T]], tuple[T]]:
         """Copies and pickles as a source of the current cache: the value travels, its history does not."""
         return pure, (self.get(),)
 
     def __repr__(self) -> str:
-        value = self._value
+        value = self.node
         what = "source" if value.operation is None else value.operation.name
         state = "pinned" if value.pinned else "resident" if self.resident else "evicted"
         return f"<Recomputable {what}: {state}, {format_bytes(value.storage.size)}>"
-
-
-HANDLES.append(Recomputable)
 
 
 def pure(value: T) -> Recomputable[T]:
@@ -137,11 +131,36 @@ def pure(value: T) -> Recomputable[T]:
 
     Raises BudgetError if it does not fit into the budget, TypeError if it can be read only once.
     """
-    cache = current_cache()
-    with cache._noting:
-        return Recomputable(cache, cache._add_source(value))
+    return requests.add_source(current_cache().engine, value, Recomputable)  # type: ignore[no-any-return]  # so it is
 
 
+@overload
+def ap(
+    function: Callable[..., R],
+    /,
+    *args: Any,
+    nout: Literal[1] = 1,
+    nbytes: int | Sequence[int] | None = None,
+    **kwargs: Any,
+) -> Recomputable[R]: ...
+@overload
+def ap(
+    function: Recomputable[Callable[..., R]],
+    /,
+    *args: Any,
+    nout: Literal[1] = 1,
+    nbytes: int | Sequence[int] | None = None,
+    **kwargs: Any,
+) -> Recomputable[R]: ...
+@overload
+def ap(
+    function: Callable[..., Any] | Recomputable[Any],
+    /,
+    *args: Any,
+    nout: int,
+    nbytes: int | Sequence[int] | None = None,
+    **kwargs: Any,
+) -> tuple[Recomputable[Any], ...]: ...
 def ap(
     function: Callable[..., Any] | Recomputable[Any],
     /,
@@ -167,48 +186,10 @@ def ap(
         and that much is counted. One number for all outputs, or one each.
 
     What the function raises passes through, with a note that says where the operation was created. Raises BudgetError
-    if arguments and result do not fit into the budget together. Cost: about five microseconds, and the function
+    if arguments and result do not fit into the budget together. Cost: a few microseconds, and the function
     (docs/results/machinery.md).
     """
-    caller = sys._getframe(1)
-    if kwargs or nout is not _ONE or isinstance(function, Recomputable) or not callable(function):
-        return _apply(function, args, kwargs, nout, nbytes, caller)
-    declared = None if nbytes is None else _declared(1, nbytes)
-    cache: Cache | None = None  # from here on the hot path: benchmarks/operations.py
-    positional: list[Any] = []
-    found: list[Value] = []
-    made: Callable[[Cache, Value], Recomputable[Any]] = Recomputable
-    for argument in args:
-        cls = type(argument)
-        if cls is Recomputable or kinds[cls].handle:
-            if cls is not Recomputable:
-                made = cls._of
-            if cache is None:
-                cache = argument._cache
-            elif argument._cache is not cache:
-                common_cache(cache, argument)  # raises
-            argument = argument._value
-            found.append(argument)
-        elif not kinds[cls].plain:
-            return _apply(function, args, kwargs, nout, nbytes, caller)
-        positional.append(argument)
-    if cache is None:
-        cache = current_cache()
-    arguments = tuple(found)
-    packed = arguments if len(found) == len(positional) else tuple(positional)
-    operation = Operation(function, packed, None, arguments, 1, declared, caller.f_code, caller.f_lasti)
-    try:  # `cache._settling` written out: a context of its own takes 0.3 us of these five
-        value = cache._apply_at_once(operation)
-        if value is None:
-            value = cache._apply(operation)[0]
-            assert value is not None
-        return made(cache, value)
-    except KeyboardInterrupt:
-        cache._interrupted = True
-        raise
-    finally:
-        if cache._dropped or cache._events:
-            cache._settle()
+    return _apply(function, args, kwargs, nout, nbytes, sys._getframe(1))
 
 
 def _apply(
@@ -219,36 +200,64 @@ def _apply(
     nbytes: int | Sequence[int] | None,
     caller: FrameType,
 ) -> Any:
-    found: list[Value] = []
-    keep: list[Recomputable[Any]] = []  # references that live in a list which somebody may change meanwhile
     if isinstance(function, Recomputable):
         args = (function, *args)
         function = _call
     elif not callable(function):
         raise TypeError(f"ap takes a function first, or a Recomputable that holds one, not {function!r}")
-    positional = tuple([pack(argument, keep, found) for argument in args])
+    keep: list[Recomputable[Any]] = []  # references that live in a list which somebody may change meanwhile
+    found: list[Value] = []
+    positional: list[Any] = []
+    simple = True  # Recomputables and nothing else
+    engine: Engine | None = None
+    for argument in args:
+        kind = kinds[type(argument)]
+        if kind.handle:  # mostly
+            if argument.engine is not engine:
+                engine = common_engine(engine, argument)
+            keep.append(argument)
+            argument = argument.node
+            found.append(argument)
+        else:
+            simple = False
+            if not kind.plain:
+                argument = pack(argument, keep, found)
+        positional.append(argument)
     keywords = {name: pack(argument, keep, found) for name, argument in kwargs.items()} if kwargs else None
-    cache: Cache | None = None
-    for each in keep:
-        cache = common_cache(cache, each)
-    if cache is None:
-        cache = current_cache()
-    declared = _declared(nout, nbytes)
-    operation = Operation(function, positional, keywords, tuple(found), nout, declared, caller.f_code, caller.f_lasti)
-    cls = next((type(each) for each in keep if type(each) is not Recomputable), Recomputable)
-    with cache._noting:
-        outputs = cache._apply(operation)
-        handles: list[Recomputable[Any]] = [cls._of(cache, each) for each in outputs if each is not None]
-        return handles[0] if nout == 1 else tuple(handles)
+    if engine is None or len(keep) > 1:
+        for handle in keep:
+            engine = common_engine(engine, handle)
+    arguments = tuple(found)
+    options = None
+    if nout is not _ONE or nbytes is not None or keywords:
+        options = Options(keywords, nout, _declared(nout, nbytes))
+    operation = Operation(
+        function,
+        arguments if simple and not keywords else tuple(positional),
+        arguments,
+        caller.f_code,
+        caller.f_lasti,
+        options,
+    )
+    handles = requests.apply(engine or current_cache().engine, operation, handle_like(keep))
+    return handles[0] if options is None or options.nout == 1 else tuple(handles)
 
 
-def common_cache(cache: Cache | None, argument: Recomputable[Any]) -> Cache:
-    """The cache of `argument`; raises ValueError if that is not `cache`."""
-    if cache is not None and argument._cache is not cache:
+def handle_like(arguments: Sequence[Recomputable[Any]]) -> HandleOf:
+    """Of what refers to a result: a subclass of Recomputable says itself what is made of its instances."""
+    for handle in arguments:
+        if type(handle) is not Recomputable:
+            return type(handle)._class_of_results
+    return Recomputable
+
+
+def common_engine(engine: Engine | None, argument: Recomputable[Any]) -> Engine:
+    """The engine of `argument`; raises ValueError if that is not `engine`."""
+    if engine is not None and argument.engine is not engine:
         raise ValueError(
             "the arguments belong to two caches; make all of them in one, or pass the value: argument.get()"
         )
-    return argument._cache
+    return argument.engine
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -268,15 +277,34 @@ def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] 
     return tuple(size.__index__() for size in sizes)
 
 
-@overload
-def lift(function: Callable[..., Any], /) -> Callable[..., Any]: ...
+class Lifted(Protocol[P, U]):  # type: ignore[misc]  # U is the result of a callable, and covariant as it stands
+    """A function of values as a function of Recomputables: with its own parameters, each of them plain or not."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Recomputable[U]: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Recomputable[U]: ...
+
+
 @overload
 def lift(
-    *, nout: int = 1, nbytes: int | Sequence[int] | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+    function: Callable[P, R], /, *, nout: Literal[1] = 1, nbytes: int | Sequence[int] | None = None
+) -> Lifted[P, R]: ...
+@overload
+def lift(
+    function: Callable[..., Any], /, *, nout: int, nbytes: int | Sequence[int] | None = None
+) -> Callable[..., tuple[Recomputable[Any], ...]]: ...
+@overload
+def lift(
+    *, nout: Literal[1] = 1, nbytes: int | Sequence[int] | None = None
+) -> Callable[[Callable[P, R]], Lifted[P, R]]: ...
+@overload
+def lift(
+    *, nout: int, nbytes: int | Sequence[int] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., tuple[Recomputable[Any], ...]]]: ...
 def lift(
     function: Callable[..., Any] | None = None, /, *, nout: int = 1, nbytes: int | Sequence[int] | None = None
-) -> Callable[..., Any]:
+) -> Any:
     """A function of values as a function of Recomputables: `lift(f)(x)` is `ap(f, x)`. Also a decorator."""
     if function is None:
         return lambda function: _lifted(function, nout, nbytes)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from recompute._adapters.adapter import Adapter, kinds
 from recompute._adapters.python import ATOMIC
-from recompute._budget import format_bytes, parse_bytes
+from recompute._budget import Amount, bytes_or_share, format_bytes
 from recompute._cache import Cache
-from recompute._engine.arguments import Nest, pack
-from recompute._engine.events import Event, Performed
-from recompute._engine.graph import Operation, Value
 from recompute._errors import StagingError
 from recompute._recomputable import Recomputable, pure
 from recompute._traces.program import Program
+from recompute.events import Event, Performed
+from recompute.extend import Container, EngineOptions, Node, pack
 
 if TYPE_CHECKING:
     from recompute._plans.schedule import Plan
@@ -33,7 +32,7 @@ def stage(
     function: Callable[..., T],
     /,
     *example_args: Any,
-    budget: float | int | str,
+    budget: Amount,
     method: str = "own",
     time_limit: float = 60.0,
     **example_kwargs: Any,
@@ -51,7 +50,7 @@ def stage(
         ones must have the same shapes and types. Everything else is part of the graph: later ones must be equal.
     budget
         Bytes ("512MB") for inputs, constants, intermediate and final results together, or a share (0.4, "40%") of the
-        peak without a budget. For bytes, the example runs within the budget, too.
+        peak of the example without a budget. For bytes, the example runs within the budget, too.
     method, time_limit
         Of `recompute.planners.plan`: how to plan, and how many seconds that may take.
 
@@ -60,31 +59,23 @@ def stage(
     """
     from recompute._plans.plan import plan
 
-    share, limit = _share_or_bytes(budget)
-    recorder = _Recorder(limit)
+    number = bytes_or_share(budget)
+    recorder = _Recorder(number if isinstance(number, int) else None)
     with recorder:
         inputs: list[Recomputable[Any]] = []
         layout = _Layout()
         args = layout.take(example_args, "the positional arguments", inputs)
         kwargs = layout.take(example_kwargs, "the keyword arguments", inputs)
         result = function(*args, **kwargs)
-        found: list[Value] = []
+        found: list[Node] = []
         wanted = pack(result, [], found)
         if not found:
             raise StagingError(f"{_name(function)} returned no Recomputable, but a {type(result).__name__}")
-        graph = _Graph(_name(function), recorder, [each._value for each in inputs], found)
-    planned = plan(graph.program, share or limit or 0, method=method, time_limit=time_limit)
+        graph = _Graph(_name(function), recorder, [handle.node for handle in inputs], found)
+    planned = plan(graph.program, number, method=method, time_limit=time_limit)
     staged: Staged[T] = Staged(graph, layout, wanted, planned)
     update_wrapper(staged, function, updated=())
     return staged
-
-
-def _share_or_bytes(budget: Any) -> tuple[float | None, int | None]:
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        budget = float(budget.strip()[:-1]) / 100
-    if not isinstance(budget, str) and not hasattr(budget, "__index__"):
-        return float(budget), None
-    return None, parse_bytes(budget)
 
 
 class Staged(Generic[T]):
@@ -133,7 +124,7 @@ class _Recorder(Cache):
     """The cache that the example runs in: it refuses what would make the graph depend on a value."""
 
     def __init__(self, budget: int | None) -> None:
-        super().__init__(budget)
+        super().__init__(budget, engine=EngineOptions(before_bringing=_refuse))
         self.made: dict[int, tuple[int, int]] = {}  # value -> (storage, bytes)
         self.subscribe(self._note)
 
@@ -144,11 +135,12 @@ class _Recorder(Cache):
                 (value, (home, sizes[home])) for value, home in zip(event.results, event.homes, strict=True)
             )
 
-    def _bring(self, value: Value, arrive: Callable[[Value], Any]) -> Any:
-        raise StagingError(
-            "get, pin and detach cannot be staged: what is recorded would depend on the values of this one run; return "
-            "the Recomputable, or make the value before and pass it as an argument"
-        )
+
+def _refuse() -> None:
+    raise StagingError(
+        "get, pin and detach cannot be staged: what is recorded would depend on the values of this one run; return "
+        "the Recomputable, or make the value before and pass it as an argument"
+    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +155,7 @@ class _Compute:
 
     __slots__ = ("created", "function", "keywords", "name", "nout", "positional", "results", "sizes")
 
-    def __init__(self, operation: Operation, slots: dict[Value, int], results: list[int], sizes: list[int]) -> None:
+    def __init__(self, operation: Node, slots: dict[Node, int], results: list[int], sizes: list[int]) -> None:
         self.function = operation.function
         self.positional = [_bind(each, slots) for each in operation.positional]
         keywords = operation.keywords
@@ -198,9 +190,9 @@ class _Compute:
 class _Graph:
     """The recorded operations that the results need, as a program and as functions to call."""
 
-    def __init__(self, name: str, recorder: _Recorder, inputs: list[Value], wanted: list[Value]) -> None:
-        operations: dict[Operation, None] = {}
-        sources: dict[Value, None] = dict.fromkeys(inputs)
+    def __init__(self, name: str, recorder: _Recorder, inputs: list[Node], wanted: list[Node]) -> None:
+        operations: dict[Node, None] = {}
+        sources: dict[Node, None] = dict.fromkeys(inputs)
         stack = [*wanted]
         seen = set(stack)
         while stack:
@@ -213,7 +205,7 @@ class _Graph:
                 seen.update(new)
                 stack += new
         program = self.program = Program(name)
-        self.slots: dict[Value, int] = {}
+        self.slots: dict[Node, int] = {}
         for value in sources:
             self.slots[value] = program.add_source(value.storage.size, value.storage.pool.device)
         self.inputs = [self.slots[value] for value in inputs]
@@ -226,7 +218,7 @@ class _Graph:
         program.outputs = [slot for slot in results if program.makers[slot] >= 0]
         _drop_after_use(program)
 
-    def _add(self, operation: Operation, recorder: _Recorder, storages: dict[int, int]) -> None:
+    def _add(self, operation: Node, recorder: _Recorder, storages: dict[int, int]) -> None:
         numbers = range(_first(operation), _first(operation) + operation.nout)
         made = [recorder.made[number] for number in numbers]
         device = next(each.storage.pool.device for each in operation.outputs if each is not None)
@@ -236,7 +228,7 @@ class _Graph:
         missing = [each for each in operation.arguments if each not in self.slots]
         assert not missing, f"{operation} takes values that nothing made"
         arguments = [self.slots[each] for each in operation.arguments]
-        results = self.program.add_call(operation.name, arguments, [storages[home] for home, _ in made], operation.cost)
+        results = self.program.add_call(operation.name, arguments, [storages[home] for home, _ in made], operation.c0)
         for slot, value in zip(results, operation.outputs, strict=True):
             if value is not None:
                 self.slots[value] = slot
@@ -260,7 +252,7 @@ def _drop_after_use(program: Program) -> None:
     program.steps[:] = steps
 
 
-def _first(operation: Operation) -> int:
+def _first(operation: Node) -> int:
     """The number of its first output, which may be gone: those of one operation are consecutive."""
     return next(value.number - at for at, value in enumerate(operation.outputs) if value is not None)
 
@@ -370,19 +362,19 @@ def _unlike(where: str, what: str) -> StagingError:
     )
 
 
-def _bind(part: Any, slots: dict[Value, int]) -> Any:
+def _bind(part: Any, slots: dict[Node, int]) -> Any:
     """A packed argument with slots in the place of values."""
-    if type(part) is Value:
+    if type(part) is Node:
         return _Slot(slots[part])
-    if type(part) is Nest:
-        return Nest(part.build, [_bind(each, slots) for each in part.parts])
+    if type(part) is Container:
+        return Container(part.build, [_bind(each, slots) for each in part.parts])
     return part
 
 
 def _fill(part: Any, slots: list[Any]) -> Any:
     if type(part) is _Slot:
         return slots[part.number]
-    if type(part) is Nest:
+    if type(part) is Container:
         return part.build([_fill(each, slots) for each in part.parts])
     return part
 

@@ -1,7 +1,55 @@
-"""Schedules made in advance: `plan(program, 0.4)` says what to compute and to free; `verify` checks a plan."""
+"""Schedules made in advance: `plan(program, 0.4)` says what to compute and to free; `verify` checks a plan.
 
+`least` and `peak` tell between which budgets a plan is worth looking for; `replan` goes on from a known order of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Final
+
+from recompute._plans.improve import Search, fitted
+from recompute._plans.liveness import prune, schedule
 from recompute._plans.plan import METHODS, plan
+from recompute._plans.problem import check_least, problem_of
 from recompute._plans.schedule import Plan, PlanError
 from recompute._plans.verify import verify
+from recompute._traces.program import Program
 
-__all__ = ["METHODS", "Plan", "PlanError", "plan", "verify"]
+_HEAT: Final = 0.1  # of the mean cost of an operation: how much dearer a change of a known order may be at first
+
+
+def least(program: Program) -> int:
+    """Bytes, sources included, that some single operation needs: no plan does with less. O(program)."""
+    return problem_of(program, 0).least
+
+
+def peak(program: Program) -> int:
+    """Bytes in use at the worst moment, sources included, if each operation runs once, in order. O(program)."""
+    problem = problem_of(program, 0)
+    return schedule(problem, problem.order)[1]
+
+
+def replan(program: Program, budget: int, order: Sequence[int], time_limit: float, seed: int = 0) -> Plan | None:
+    """A plan that a known order of runs leads to, made to fit in bytes and improved; None: it could not be made to fit.
+
+    `order`: numbers of calls, such as another plan of the same program has. `time_limit`: seconds. Raises PlanError if
+    no plan can fit.
+    """
+    start = perf_counter()
+    problem = problem_of(program, budget)
+    check_least(problem)
+    fits = fitted(problem, [*order, problem.final], seed)
+    if fits is None:
+        return None
+    search = Search(problem, fits, seed)
+    mean = problem.model_cost / max(1, len(problem.order))
+    while (share := (perf_counter() - start) / max(1e-9, time_limit)) < 1 and search.line.repeated():
+        search.round(_HEAT * mean * (1 - share) ** 2)
+    steps, most = schedule(problem, prune(problem, search.best))
+    overhead = search.best_cost / problem.model_cost if problem.model_cost else 1.0
+    return Plan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)
+
+
+__all__ = ["METHODS", "Plan", "PlanError", "least", "peak", "plan", "replan", "verify"]

@@ -1,10 +1,18 @@
-"""Interrupts wherever Python looks for signals: when a function is entered, and when it has returned."""
+"""Interrupts wherever one wants them: around functions, where Python looks for signals, at lines, or by a timer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dis
+import importlib
+import pkgutil
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from types import FunctionType
+from inspect import isclass
+from itertools import pairwise
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -24,11 +32,23 @@ class Interrupts:
     def __init__(self, strike: Callable[[], None] = strike) -> None:
         self.crossings = 0
         self.strikes_at = 0
+        self.where = ""  # it struck
         self._strike = strike
 
-    def arm(self, crossing: int) -> None:
+    def arm(self, crossing: int, strike: Callable[[], None] | None = None) -> None:
         """Count from 0 again, and strike at this crossing; 0: never."""
         self.crossings, self.strikes_at = 0, crossing
+        self._strike = strike or self._strike
+
+    @property
+    def struck(self) -> bool:
+        """Whether it has, since it was armed."""
+        return self.crossings >= self.strikes_at > 0
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """For those that do not strike everywhere in the process: where they do."""
+        yield
 
     def let_in(
         self, monkeypatch: pytest.MonkeyPatch, holders: Iterable[Any], where: Callable[[FunctionType, str], bool]
@@ -44,14 +64,124 @@ class Interrupts:
     def _around(self, function: FunctionType) -> Any:
         @wraps(function)
         def crossed(*args: Any, **kwargs: Any) -> Any:
-            self._cross()
+            self._cross("entering", function.__code__)
             result = function(*args, **kwargs)
-            self._cross()
+            self._cross("leaving", function.__code__)
             return result
 
         return crossed
 
-    def _cross(self) -> None:
+    def _cross(self, place: Any, code: CodeType) -> None:
         self.crossings += 1
         if self.crossings == self.strikes_at:
+            self.where = f"{code.co_filename}, {code.co_qualname}, {place}"
             self._strike()
+
+
+class Tracing(Interrupts):
+    """Strikes at the n-th place in some modules, inside of functions too, and of `except` and `finally`.
+
+    A place is where Python looks for signals: where a function is entered, after a call, and where a loop begins anew.
+    Or it is a `line`, but for the end of a `with`, between which and what it calls no signal can come.
+    """
+
+    def __init__(self, modules: Iterable[ModuleType], *, lines: bool = False) -> None:
+        super().__init__()
+        self._files = {module.__file__ for module in modules}
+        self._lines = lines
+        self._known: dict[CodeType, frozenset[int] | None] = {}
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Count and strike in here, in this thread; after a strike there is none until the next `on`."""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if code not in self._known:
+            self._known[code] = self._places(code) if code.co_filename in self._files else None
+        places = self._known[code]
+        if places is None:
+            return None
+        frame.f_trace_opcodes = not self._lines
+        frame.f_trace_lines = self._lines
+        kind = "line" if self._lines else "opcode"
+
+        def inside(frame: FrameType, event: str, arg: Any) -> Any:
+            if event == kind and frame.f_lasti in places:
+                self._cross(frame.f_lineno, code)
+            return inside
+
+        self._cross(frame.f_lineno, code)
+        return inside
+
+    def _places(self, code: CodeType) -> frozenset[int]:
+        """Offsets in a function's code."""
+        instructions = list(dis.get_instructions(code))
+        if self._lines:
+            ends = {
+                first.offset
+                for first, second, third in zip(instructions, instructions[1:], instructions[2:], strict=False)
+                if all(each.opname == "LOAD_CONST" and each.argval is None for each in (first, second, third))
+            }
+            return frozenset(each.offset for each in instructions) - ends
+        after = {
+            second.offset
+            for first, second in pairwise(instructions)
+            if first.opname.startswith("CALL") and not first.opname.startswith("CALL_INTRINSIC")
+        }
+        anew = {each.argval for each in instructions if each.opname.startswith("JUMP_BACKWARD")}
+        return frozenset(after | anew)
+
+
+def modules_in(*names: str) -> list[ModuleType]:
+    """Modules by name; of a package, all that are in it."""
+    found: list[ModuleType] = []
+    for name in names:
+        module = importlib.import_module(name)
+        found.append(module)
+        for each in pkgutil.iter_modules(getattr(module, "__path__", ()), name + "."):
+            found += modules_in(each.name)
+    return found
+
+
+def holders_in(modules: Iterable[ModuleType]) -> list[Any]:
+    """Modules, and the classes that are defined in them."""
+    modules = list(modules)
+    names = {module.__name__ for module in modules}
+    classes = {
+        each: None for module in modules for each in vars(module).values() if isclass(each) and each.__module__ in names
+    }
+    return [*modules, *classes]
+
+
+class Storm:
+    """Real signals, one every few `seconds`, whose handler raises wherever some modules are at work. Main thread only."""
+
+    def __init__(self, modules: Iterable[ModuleType], error: type[BaseException], seconds: float) -> None:
+        self.strikes = 0
+        self._files = {module.__file__ for module in modules}
+        self._error = error
+        self._seconds = seconds
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        before = signal.signal(signal.SIGALRM, self._handle)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds, self._seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename in self._files:
+                self.strikes += 1
+                raise self._error
+            frame = frame.f_back

@@ -30,7 +30,7 @@ class Tape:
         return self.values[name]
 
     def storage(self, name: str) -> Storage:
-        return self[name]._value.storage
+        return self[name].node.storage
 
     def op(self, name: str, *arguments: str, cost: float = 1.0, nbytes: int = 1) -> None:
         def function(*payloads: Any) -> str:
@@ -39,7 +39,7 @@ class Tape:
 
         function.__qualname__ = name
         with self.cache:
-            self.values[name] = rc.ap(function, *(self[each] for each in arguments), nbytes=nbytes)
+            self.values[name] = rc.ap(function, *(self[argument] for argument in arguments), nbytes=nbytes)
 
     def evict(self, *names: str) -> None:
         for name in names:
@@ -52,7 +52,7 @@ class Tape:
         check_invariants(self.cache, self.values.values())
 
     def neighbours(self, name: str) -> float:
-        return self.cache._neighbourhood.cost(self.storage(name))
+        return self.cache.engine.memory.neighbourhood.cost(self.storage(name))
 
 
 def test_two_evicted_components_of_the_talk() -> None:
@@ -69,7 +69,7 @@ def test_two_evicted_components_of_the_talk() -> None:
     tape.op("t8", "t4", "t7")
     tape.neighbours("t8")
     tape.evict("t1", "t2", "t4", "t5", "t7")
-    components = tape.cache._neighbourhood
+    components = tape.cache.engine.memory.neighbourhood
     assert isinstance(components, Components)
     roots = {name: components.root(tape.storage(name)) for name in sorted(tape.evicted())}
     assert roots["t1"] is roots["t2"] is roots["t4"] is not roots["t5"]
@@ -128,15 +128,15 @@ def test_a_storage_that_comes_back_takes_its_cost_along() -> None:
     tape.check()
 
 
-def test_components_are_joined_only_once_somebody_asks() -> None:
-    """Before the first question nothing is kept; the first one finds the true components."""
+def test_components_are_joined_when_a_cost_is_first_wanted() -> None:
+    """Until then nothing is kept; the first cost is that of the true components."""
     tape = Tape()
     for number in range(4):
         tape.op(f"t{number}", *([f"t{number - 1}"] if number else []))
     tape.evict("t1", "t2")
-    assert tape.storage("t1").component is None
+    assert tape.storage("t1").nearby is None
     assert tape.neighbours("t3") == 2.0
-    assert tape.storage("t1").component is not None
+    assert isinstance(tape.storage("t1").nearby, Component)
     tape.check()
 
 
@@ -144,16 +144,14 @@ def test_components_are_joined_only_once_somebody_asks() -> None:
 def test_union_find_is_an_equivalence(pairs: list[tuple[int, int]]) -> None:
     """After any unions two nodes have one root just if a path joins them, and the root has the sums."""
     forest = Components(lambda storage: None)
-    nodes = [Component() for _ in range(31)]
+    nodes = [Component(float(number), members=1) for number in range(31)]
     groups = [{number} for number in range(31)]
-    for number, node in enumerate(nodes):
-        node.cost, node.members = float(number), 1
     for a, b in pairs:
         forest._union(nodes[a].root(), nodes[b].root())
         if groups[a] is not groups[b]:
             groups[a] |= groups[b]
-            for each in groups[b]:
-                groups[each] = groups[a]
+            for member in groups[b]:
+                groups[member] = groups[a]
     for a in range(31):
         assert nodes[a].root().cost == sum(groups[a])
         assert nodes[a].root().members == len(groups[a])
@@ -179,10 +177,10 @@ moves = st.lists(st.tuples(st.sampled_from(("evict", "get", "ask", "drop")), st.
 def test_neighbourhoods_of_random_graphs(
     policy: str, graph: list[list[int]], steps: list[tuple[str, int]], early: bool
 ) -> None:
-    """After anything the answers are those of brute force, or no less; no cost has fallen below what is remembered."""
+    """After any steps the costs are those of brute force, or no less, and not below the lower bounds."""
     tape = Tape(policy=policy)
     for number, back in enumerate(graph):
-        arguments = dict.fromkeys(f"t{number - each}" for each in back if each <= number)
+        arguments = dict.fromkeys(f"t{number - steps_back}" for steps_back in back if steps_back <= number)
         tape.op(f"t{number}", *arguments, cost=float(1 + number % 4))
     if early:
         tape.neighbours("t0")
@@ -204,36 +202,36 @@ def test_neighbourhoods_of_random_graphs(
 
 
 def compare(tape: Tape) -> None:
-    neighbourhood = tape.cache._neighbourhood
+    neighbourhood = tape.cache.engine.memory.neighbourhood
     for value in tape.values.values():
-        storage = value._value.storage
+        storage = value.node.storage
         if not storage.resident:
             continue
-        floor = neighbourhood.floor(storage)
+        lower_bound = neighbourhood.lower_bound(storage)
         answer = neighbourhood.cost(storage)
-        assert floor <= answer + 1e-9
+        assert lower_bound <= answer + 1e-9
         if isinstance(neighbourhood, Needs):
             continue
         if isinstance(neighbourhood, Closure):
             around = evicted_neighbourhood(storage, neighbourhood.descendants)
-            assert answer == pytest.approx(sum(each.cost for each in around))
+            assert answer == pytest.approx(sum(neighbour.cost for neighbour in around))
         else:
-            everything = {each._value.storage for each in tape.values.values()}
+            everything = {other.node.storage for other in tape.values.values()}
             near = set(evicted_neighbours(storage))
-            true = [each for each in evicted_components(reachable(everything)) if each & near]
-            assert answer >= sum(each.cost for group in true for each in group) - 1e-9
+            true = [component for component in evicted_components(connected(everything)) if component & near]
+            assert answer >= sum(member.cost for component in true for member in component) - 1e-9
 
 
-def reachable(storages: set[Storage]) -> set[Storage]:
+def connected(storages: set[Storage]) -> set[Storage]:
     """With what only other storages lead to."""
     found = set(storages)
     stack = list(storages)
     while stack:
-        one = stack.pop()
-        for each in (*one.neighbours_up(), *one.neighbours_down()):
-            if each not in found:
-                found.add(each)
-                stack.append(each)
+        storage = stack.pop()
+        for neighbour in (*storage.neighbours_up(), *storage.neighbours_down()):
+            if neighbour not in found:
+                found.add(neighbour)
+                stack.append(neighbour)
     return found
 
 

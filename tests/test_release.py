@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute._engine.graph import Operation, Storage, Value
+from recompute._engine.graph import Node
 from recompute.testing import EventLog, check_invariants
 from recompute.testing._vectors import vector
 
@@ -38,7 +38,7 @@ def peek(handle: Any) -> Any:
 def alive() -> Counter[str]:
     """How many parts of graphs there are."""
     gc.collect()
-    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) in (Operation, Storage, Value))
+    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) is Node)
 
 
 def test_eager_evicts_and_keeps_the_recipe() -> None:
@@ -137,7 +137,7 @@ def test_detach_keeps_the_value_and_forgets_the_rest(release: Any) -> None:
                 w = rc.ap(double, w).detach()
             else:
                 w = w.map(lambda payload: vector((payload.numbers[0] + 1) % 97)).detach()
-        assert alive()["Operation"] - before["Operation"] <= 2
+        assert alive()["Node"] - before["Node"] <= 4
         assert not w.evict()
         assert w.detach() is w
         check_invariants(cache, [w])
@@ -298,7 +298,7 @@ def test_a_source_under_many_short_lived_users_does_not_grow() -> None:
         x = rc.pure(vector(1, 2))
         for _ in range(5000):
             rc.ap(double, x)
-        assert len(x._value.users or ()) < 50
+        assert len(list(x.node.each_user())) < 50
 
 
 @pytest.mark.parametrize("release", ["eager", "ignore", "banish"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute._engine.graph import Storage
 from recompute._policy.formulas import POLICIES, Needed, policy_of
+from recompute._policy.neighbourhoods import Component, evicted_neighbours
 from recompute._policy.search import Candidates, Tournaments
 from recompute._policy.tournament import Tournament
 from recompute.testing import ManualClock
@@ -114,58 +115,54 @@ def spied(cache: rc.Cache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     choose = Tournaments.choose
     choices = [0]
 
-    monkeypatch.setattr("recompute._policy.needed._REACH", 10**6)  # walks without an end: then every choice is exact
+    monkeypatch.setattr("recompute._policy.needed._WALK", 10**6)  # no extrapolation: then every choice is exact
 
     def score(candidates: Candidates, storage: Storage, now: float) -> float:
-        policy = candidates.policy
+        policy = candidates.policy.under(candidates.pressure)
         neighbours = 0.0
         if isinstance(policy, Needed):
-            x, above = policy.pressure, evicted_neighbourhood(storage, False)
-            below = reached(storage, needed)
-            dead = [each for each in below_of(storage) if not each.resident and not needed(each)]
-            costs = [sum(each.cost for each in group) for group in (above, below, dead)]
+            x, ancestors = policy.pressure, evicted_neighbourhood(storage, False)
+            descendants = evicted_below(storage, needed)
+            unneeded = [user for user in below(storage) if not user.resident and not needed(user)]
+            costs = [sum(member.cost for member in group) for group in (ancestors, descendants, unneeded)]
             neighbours = (1 - x / 2) * (costs[0] + costs[1]) + (1 - x) * costs[2]
             if not needed(storage):
                 return min(policy.score(storage.cost, neighbours, storage.size, now - storage.last_access), 1e9) / 1e99
         elif policy.neighbourhood == "components":
-            roots = {each.component.root() for each in near(storage) if each.component is not None}
+            roots = {near.nearby.root() for near in evicted_neighbours(storage) if isinstance(near.nearby, Component)}
             neighbours = sum(root.cost for root in roots)
         elif policy.neighbourhood != "none":
             around = evicted_neighbourhood(storage, policy.neighbourhood == "exact")
-            neighbours = sum(each.cost for each in around)
+            neighbours = sum(neighbour.cost for neighbour in around)
         return policy.score(storage.cost, neighbours, storage.size, now - storage.last_access)
 
-    def below_of(storage: Storage) -> set[Storage]:
+    def below(storage: Storage) -> set[Storage]:
         return set(storage.neighbours_down())
 
     def needed(storage: Storage) -> bool:
-        """The dead rule, by its definition."""
-        return any(each.refs for one in {storage} | reached(storage, lambda _: True) for each in one.values)
+        """Whether somebody outside refers to it, or to what is made from it through evicted storages."""
+        return any(user.needed_outside for user in {storage} | evicted_below(storage, lambda _: True))
 
-    def reached(storage: Storage, through: Callable[[Storage], bool]) -> set[Storage]:
+    def evicted_below(storage: Storage, through: Callable[[Storage], bool]) -> set[Storage]:
         """What is made from it through evicted storages that fulfil a condition, as these do."""
         found: set[Storage] = set()
         stack = [storage]
         while stack:
-            for each in below_of(stack.pop()) - found - {storage}:
-                if not each.resident and through(each):
-                    found.add(each)
-                    stack.append(each)
+            for user in below(stack.pop()) - found - {storage}:
+                if not user.resident and through(user):
+                    found.add(user)
+                    stack.append(user)
         return found
-
-    def near(storage: Storage) -> set[Storage]:
-        both = [*storage.neighbours_up(), *storage.neighbours_down()]
-        return {each for each in both if not each.resident}
 
     def choose_and_check(self: Tournaments, now: float) -> list[Storage]:
         chosen = choose(self, now)
-        scores = {each: score(self, each, now) for each in self if not each.locks}
+        scores = {storage: score(self, storage, now) for storage in self if not storage.locks}
         assert len(chosen) == min(1, len(scores))
-        for each in chosen:
+        for victim in chosen:
             choices[0] += 1
             best = min(scores.values())
-            assert scores[each] == best or (best < inf and isclose(scores[each], best, rel_tol=1e-9)), (
-                f"chose {each.number} of score {scores[each]}, but {best} is the least of {len(scores)}"
+            assert scores[victim] == best or (best < inf and isclose(scores[victim], best, rel_tol=1e-9)), (
+                f"chose {victim.number} of score {scores[victim]}, but {best} is the least of {len(scores)}"
             )
         return chosen
 
@@ -183,7 +180,7 @@ def test_exact_search_chooses_the_least_score(policy: str, monkeypatch: pytest.M
     @given(programs(most=40, devices=("cpu",), faults=False), st.integers(30, 110))
     def over(program: Program, budget: int) -> None:
         found = run(program, rc, rc.Cache(budget, policy=policy, clock=ManualClock()))
-        assert not [each for each in found if each[:2] == ("error", "AssertionError")], found
+        assert not [seen for seen in found if seen[:2] == ("error", "AssertionError")], found
 
     over()
     assert choices[0] > 10
@@ -207,8 +204,8 @@ def test_exact_search_over_a_long_run(policy: str, monkeypatch: pytest.MonkeyPat
             arguments = draw.sample(alive, min(len(alive), draw.randrange(3)))
             seconds, size = draw.choice((0.1, 1.0, 3.0, 50.0)), draw.randrange(1, 12)
             alive.append(rc.ap(work, seconds, *arguments, nbytes=size))
-            for each in draw.sample(alive, min(len(alive), 2)):
-                each.get()
+            for value in draw.sample(alive, min(len(alive), 2)):
+                value.get()
             if len(alive) > 60:
                 del alive[draw.randrange(len(alive))]
     assert choices[0] > 300

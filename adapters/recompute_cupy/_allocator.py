@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import cupy  # type: ignore[import-untyped, import-not-found, unused-ignore]  # no types, or not here
 
 import recompute as rc
+from recompute.extend import parse_budget
 from recompute_cupy import _devices
 from recompute_cupy._adapter import Memory
 
@@ -238,7 +239,7 @@ def install(
         raise ValueError(f"fraction must be above 0 and at most 1, not {fraction!r}")
     if limit is None and fraction is not None and not _devices.seen():
         raise RuntimeError("no CUDA device is seen of which to take a fraction; give limit= in bytes")
-    most = None if limit is None else int(rc.Cache(limit).budget)  # text is read as in budgets
+    most = None if limit is None else parse_budget(limit, of="the device's memory", what="limit")
     with _installing:
         if _installed is not None:
             raise RuntimeError(f"{_installed!r} is installed already; recompute_cupy.uninstall() it first")

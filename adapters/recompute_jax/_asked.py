@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import jax
 
-from recompute._budget import parse_bytes
+from recompute.extend import bytes_or_share
 from recompute_jax._gates import GATES, Gate
 from recompute_jax._measure import measured
 from recompute_jax._options import Options
@@ -18,24 +18,9 @@ _MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_
 
 
 def parsed(budget: Any) -> tuple[float | None, int | None]:
-    """A budget as a share, or as bytes. Raises ValueError or TypeError for anything else."""
-    if getattr(budget, "ndim", None) == 0:  # a number of an array library
-        budget = budget.item()
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        try:
-            share = float(budget.strip()[:-1]) / 100
-        except ValueError:
-            raise ValueError(f"budget {budget!r} is not a share; write text such as '40%'") from None
-    elif isinstance(budget, float):
-        share = budget
-    else:
-        return None, parse_bytes(budget)
-    if not 0 < share <= 1:
-        raise ValueError(
-            "a float or a percentage is a share of the plain function's memory, above 0 and at most 1, not "
-            f"{budget!r}; for bytes give text such as '2GB', or an int"
-        )
-    return share, None
+    """A budget as a share of the plain function's memory, or as bytes. Raises ValueError or TypeError otherwise."""
+    number = bytes_or_share(budget)
+    return (number, None) if isinstance(number, float) else (None, number)
 
 
 def checked(gate: Any, costs: Any, time_limit: Any, compilations: Any, seed: Any) -> None:

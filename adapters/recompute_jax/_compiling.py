@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import jax
 
-from recompute._engine.frames import running
+from recompute.extend import spend_elsewhere
 
 _EVENTS: Final = frozenset(
     {
@@ -19,9 +19,7 @@ _EVENTS: Final = frozenset(
 
 def _discount(event: str, duration_secs: float, **_: Any) -> None:
     if event in _EVENTS:
-        frame = running.get()
-        if frame is not None:
-            frame.nested += duration_secs
+        spend_elsewhere(duration_secs)
 
 
 jax.monitoring.register_event_duration_secs_listener(_discount)

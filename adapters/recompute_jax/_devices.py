@@ -13,7 +13,7 @@ from typing import Any, Final
 import jax
 
 import recompute as rc
-from recompute._engine.frames import running
+from recompute.extend import running
 
 _MOST: Final = 1000  # shardings that are remembered
 
@@ -106,8 +106,8 @@ def make_room(error: Exception, operands: Iterable[Any], nbytes: int) -> bool:
     text = str(error)
     if "RESOURCE_EXHAUSTED" not in text and "Out of memory" not in text:
         return False
-    frame = running.get()
-    cache: Any = rc.current_cache() if frame is None else frame.cache
+    frame = running()
+    cache: Any = rc.current_cache() if frame is None else frame.engine.cache
     here = next((each for each in operands if isinstance(each, jax.Array)), None)
     pool = pools[jax.numpy.zeros(()).sharding if here is None else here.sharding]
     asked = _ASKED.search(text)

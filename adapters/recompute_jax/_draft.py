@@ -5,18 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Final
 
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
-from recompute._plans.improve import Search, fitted
-from recompute._plans.liveness import prune, schedule
-from recompute._plans.problem import check_least, problem_of
-from recompute._plans.schedule import Plan, PlanError
-from recompute._traces.program import Program
-from recompute.planners import plan as plan_program
+from recompute import planners
+from recompute.planners import Plan, PlanError
 from recompute_jax._costs import nbytes
 from recompute_jax._emit import LENGTH, Region, emit, regions
 from recompute_jax._gates import Gate
@@ -26,7 +21,6 @@ from recompute_jax._loops import Looped, Loops
 from recompute_jax._segments import Segment, Segments, inside, peak, segment
 
 _COMPARED: Final = 0.25  # of the time for a plan: to find out which share of the budget loops should have
-_HEAT: Final = 0.1  # of the mean cost of a segment: how much dearer a change of a known plan may be at first
 _CORRECTIONS: Final = 5
 _SPARE: Final = 0.95  # of what a loop's operands and results leave of the budget: what may be in use inside
 
@@ -133,7 +127,7 @@ class Drafting:
 
     def _least(self, looped: Looped, seconds: float, fitted: _Fitted) -> Draft:
         segments = self._segments(looped.flat)
-        low, high = problem_of(segments.program, 1).least, peak(segments)
+        low, high = planners.least(segments.program), peak(segments)
         for middle in (low, *(low + (high - low) * part // 8 for part in (1, 2, 3, 5, 6))):
             try:
                 return self._planned(looped, segments, middle, seconds, None, fitted)
@@ -160,8 +154,8 @@ class Drafting:
     ) -> Draft:
         plan: Plan | None = None
         if before is not None and len(before.segments.segments) == len(segments.segments):
-            plan = replan(segments.program, given, before.sequence, seconds, self.seed)
-        plan = plan or plan_program(segments.program, max(2, given), time_limit=seconds, seed=self.seed)
+            plan = planners.replan(segments.program, given, before.sequence, seconds, self.seed)
+        plan = plan or planners.plan(segments.program, max(2, given), time_limit=seconds, seed=self.seed)
         again = fitted.again + sum(each.cost for each in looped.shapes)
         again += (plan.overhead - 1) * segments.program.model_time
         overhead = 1 + again / max(1e-9, self.plain.program.model_time)
@@ -231,20 +225,3 @@ class Drafting:
         found: ClosedJaxpr = jax.make_jaxpr(run)(*map(struct, closed.in_avals))
         same = not found.consts and [str(each) for each in found.out_avals] == [str(each) for each in closed.out_avals]
         return (found, (draft.overhead - 1) * drafting.plain.program.model_time) if same else (closed, 0.0)
-
-
-def replan(program: Program, given: int, sequence: Sequence[int], seconds: float, seed: int) -> Plan | None:
-    """A plan that a known order of runs leads to, made to fit and improved; None: it could not be made to fit."""
-    start = perf_counter()
-    problem = problem_of(program, given)
-    check_least(problem)
-    fits = fitted(problem, [*sequence, problem.final], seed)
-    if fits is None:
-        return None
-    search = Search(problem, fits, seed)
-    mean = problem.model_cost / max(1, len(problem.order))
-    while (part := (perf_counter() - start) / max(1e-9, seconds)) < 1 and search.line.repeated():
-        search.round(_HEAT * mean * (1 - part) ** 2)
-    steps, most = schedule(problem, prune(problem, search.best))
-    overhead = search.best_cost / problem.model_cost if problem.model_cost else 1.0
-    return Plan(program.name, "own", given, steps, most, overhead, seconds=perf_counter() - start)

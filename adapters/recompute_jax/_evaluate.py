@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 import recompute as rc
-from recompute._engine.graph import Operation
+from recompute.extend import perform
 from recompute_jax._devices import spread
 from recompute_jax._kernels import Kernel
 from recompute_jax._passing import Signature, is_handle, source, specs, traced
@@ -83,7 +83,7 @@ def op_by_op(
             program = prepared(found.jaxpr, unroll_scans, measure)
             out_tree = found.out_tree
             del args, kwargs, dynamic, positional, named, found
-            cache = next((each._cache for each in leaves if is_handle(each)), None)
+            cache = next((leaf.cache for leaf in leaves if is_handle(leaf)), None)
             if cache is None or cache is rc.current_cache():
                 results = _Run(place).everything(program, leaves, recomputable)
             else:
@@ -108,7 +108,7 @@ class _Run:
     """One evaluation."""
 
     def __init__(self, place: tuple[CodeType, int]) -> None:
-        self._cache: Any = rc.current_cache()
+        self._cache = rc.current_cache()
         self._place = place  # where operations are created, for those who read of them
         self._consts: dict[Program, list[Handle]] = {}
         self._limited = self._cache.budget is not None  # results have declared sizes
@@ -122,7 +122,7 @@ class _Run:
         leaves.clear()
         self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
         # The sizes of results are known beforehand, if they do not depend on how they are spread over devices.
-        given = [each._value.storage.pool.device for each in (*inputs, *self._consts[program]) if each is not None]
+        given = [handle.node.storage.pool.device for handle in (*inputs, *self._consts[program]) if handle is not None]
         if any(map(spread, given)) or (program.moves and jax.device_count() > 1):
             self._limited = False
         results = self.run(program, inputs)
@@ -203,15 +203,10 @@ class _Run:
         self, function: Callable[..., Any], operands: list[Handle], nbytes: tuple[int, ...], *rest: Any
     ) -> list[Handle]:
         """`rc.ap` of operands and then constants, as if called where the evaluation was asked for."""
-        values = tuple([each._value for each in operands])
+        nodes = tuple([operand.node for operand in operands])
+        positional = (*nodes, *rest) if rest else nodes
         declared = nbytes if self._limited else None
-        operation = Operation(function, (*values, *rest), None, values, len(nbytes), declared, *self._place)
-        cache = self._cache
-        with cache._settling:
-            value = cache._apply_at_once(operation) if len(nbytes) == 1 else None
-            if value is not None:
-                return [rc.Recomputable(cache, value)]
-            return [rc.Recomputable(cache, each) for each in cache._apply(operation) if each is not None]
+        return perform(self._cache, function, positional, nodes, self._place, nout=len(nbytes), nbytes=declared)
 
 
 def _place_of_caller() -> tuple[CodeType, int]:

@@ -19,7 +19,7 @@ import jax
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn, Literal, Primitive, Var, jaxprs_in_params
 
-from recompute._engine.frames import running
+from recompute.extend import clock_of, running
 from recompute_jax._devices import OUT_OF_MEMORY, make_room
 from recompute_jax._jaxpr import bind
 from recompute_jax._surroundings import Surroundings
@@ -80,11 +80,11 @@ class Kernel:
 
     def __call__(self, *payloads: Any) -> Any:
         """The results: one, or a list of several."""
-        frame = running.get()
+        frame = running()
         if frame is None:
             return self.run(payloads)
-        clock = frame.cache._clock
-        start, nested = clock(), frame.nested
+        clock = clock_of(frame)
+        start, elsewhere = clock(), frame.elsewhere
         seconds = self._cost.seconds
         if seconds is None:
             results, seconds = self._timed(payloads)
@@ -92,7 +92,8 @@ class Kernel:
             results, seconds = self._wait_for(payloads, clock)
         else:
             results = self.run(payloads)
-        frame.nested = nested + (clock() - start) - seconds  # it costs what is known, not what it took to launch it
+        # It costs what is known, not what it took to launch it.
+        frame.elsewhere = elsewhere + (clock() - start) - seconds
         return results
 
     def size_key(self) -> int:

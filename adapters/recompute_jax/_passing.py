@@ -14,8 +14,7 @@ from jax import tree_util
 from jax.extend import source_info_util
 
 import recompute as rc
-from recompute._engine.graph import EVICTED
-from recompute._recomputable import common_cache
+from recompute.extend import EVICTED, common_engine, outline_of
 from recompute_jax._adapter import Outline, adapter
 from recompute_jax._jaxpr import refuse_ref
 
@@ -83,8 +82,7 @@ def spec(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError("it is a ShapeDtypeStruct, which has no content; pass an array")
         return leaf
-    value = leaf._value
-    payload, outline = value.payload, getattr(value, "outline", None)
+    payload, outline = leaf.node.payload, outline_of(leaf.node)
     if payload is EVICTED and isinstance(outline, Outline):
         aval = outline.aval
         return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]  # JAX's
@@ -100,17 +98,15 @@ def spec(leaf: Any) -> Any:
     return payload
 
 
-def source(cache: Any, leaf: Any) -> rc.Recomputable[Any]:
+def source(cache: rc.Cache, leaf: Any) -> rc.Recomputable[Any]:
     """A leaf of the arguments as a handle in `cache` that nobody else can let refer to something else."""
     if not is_handle(leaf):
         return rc.pure(jax.numpy.asarray(leaf))
-    common_cache(cache, leaf)  # raises, if that is another one
-    value = leaf._value
-    if not isinstance(value.payload, jax.Array) and not isinstance(getattr(value, "outline", None), Outline):
-        return rc.ap(jax.numpy.asarray, leaf)  # type: ignore[no-any-return]  # ap gives Any; it is NumPy's, or a number
-    with cache._noting, cache._lock:
-        value.refs += 1
-    return rc.Recomputable(cache, value)
+    common_engine(cache.engine, leaf)  # raises, if that is another one
+    node = leaf.node
+    if not isinstance(node.payload, jax.Array) and not isinstance(outline_of(node), Outline):
+        return rc.ap(jax.numpy.asarray, leaf)  # it is NumPy's, or a number
+    return rc.Recomputable(cache, node)
 
 
 def named(fn: Callable[..., Any]) -> str:

@@ -13,9 +13,9 @@ from typing import Any, Final
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from recompute._budget import format_bytes
-from recompute._errors import BudgetError
-from recompute._plans.schedule import PlanError
+from recompute import BudgetError
+from recompute.extend import format_bytes
+from recompute.planners import PlanError
 from recompute_jax._aim import Aim
 from recompute_jax._draft import Draft, Drafting
 from recompute_jax._emit import LENGTH, Region

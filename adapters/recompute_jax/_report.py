@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
-from recompute._budget import format_bytes
-from recompute._engine.events import Event
-from recompute._plans.schedule import Plan
-from recompute._traces.program import Program
+from recompute.events import Event
+from recompute.extend import format_bytes
+from recompute.planners import Plan
+from recompute.traces import Program
 from recompute_jax._segments import Segments
 from recompute_jax._text import short as short
 from recompute_jax._text import where

@@ -13,9 +13,8 @@ from typing import Final
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from recompute._plans.liveness import schedule
-from recompute._plans.problem import problem_of
-from recompute._traces.program import Program
+from recompute import planners
+from recompute.traces import Program
 from recompute_jax._costs import REDUCTIONS, VIEWS, flops, nbytes, subjaxprs, weigh
 from recompute_jax._jaxpr import Flat, effects, flatten
 from recompute_jax._kinds import kind
@@ -219,5 +218,4 @@ def inside(eqn: JaxprEqn) -> int:
 
 def peak(segments: Segments) -> int:
     """Bytes in use at the worst moment if each segment runs once."""
-    problem = problem_of(segments.program, 1)
-    return schedule(problem, problem.order)[1]
+    return planners.peak(segments.program)

@@ -11,11 +11,17 @@ from typing import Any
 import jax
 
 import recompute as rc
-from recompute._engine.arguments import Several
-from recompute._engine.frames import running
-from recompute._engine.graph import Operation, Value, name_of
-from recompute._engine.sizes import constant, identity
-from recompute._recomputable import common_cache
+from recompute.extend import (
+    Outputs,
+    clock_of,
+    common_engine,
+    constant,
+    handle_like,
+    identity,
+    name_of,
+    perform,
+    running,
+)
 from recompute_jax._devices import OUT_OF_MEMORY, make_room
 from recompute_jax._kernels import Cost, ready
 from recompute_jax._surroundings import Surroundings
@@ -55,27 +61,27 @@ class _OfLeaves:
 
     def __call__(self, *payloads: Any) -> Any:
         """The leaves of the result. What it costs is found out in the first two runs, which wait for the device."""
-        frame = running.get()
+        frame = running()
         if frame is None:
             return self._run(payloads)
-        clock = frame.cache._clock
+        clock = clock_of(frame)
         try:
             cost = _cost_of((self.size_key(), tuple([_shape(each) for each in payloads])))
         except TypeError:  # something in the tree cannot be hashed
             return self._run(payloads)
         if cost.seconds is None:
             ready(payloads)
-            start, nested = clock(), frame.nested
+            start, elsewhere = clock(), frame.elsewhere
             results = ready(self._run(payloads))
-            seconds = clock() - start - (frame.nested - nested)  # without compilation, and without other operations
+            seconds = clock() - start - (frame.elsewhere - elsewhere)  # without compilation and other operations
             if cost.first is None:
                 cost.first = seconds
             else:
                 cost.seconds = min(seconds, cost.first)
             return results
-        start, nested = clock(), frame.nested
+        start, elsewhere = clock(), frame.elsewhere
         results = self._run(payloads)
-        frame.nested = nested + (clock() - start) - cost.seconds
+        frame.elsewhere = elsewhere + (clock() - start) - cost.seconds
         return results
 
     def size_key(self) -> Hashable:
@@ -98,7 +104,7 @@ class _OfLeaves:
         leaves, self.made = jax.tree.flatten(made)
         if len(leaves) == 1:
             return leaves[0]
-        return Several(leaves or [None])  # an operation has at least one result
+        return Outputs(leaves or [None])  # an operation has at least one result
 
 
 @lru_cache(4096)
@@ -121,17 +127,12 @@ def _apply(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     if not callable(fn):
         raise TypeError(f"ap takes a function first, not {fn!r}")
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, rc.Recomputable))
-    handles = [each for each in leaves if isinstance(each, rc.Recomputable)]
-    cache: Any = None
-    for each in handles:
-        cache = common_cache(cache, each)
-    if cache is None:
-        cache = rc.current_cache()
-    values: tuple[Value, ...] = tuple([each._value for each in handles])
-    function = _OfLeaves(fn, tree, [_HOLE if isinstance(each, rc.Recomputable) else each for each in leaves])
-    operation = Operation(function, values, None, values, 0, None, caller.f_code, caller.f_lasti)
-    cls = next((type(each) for each in handles if type(each) is not rc.Recomputable), rc.Recomputable)
-    with cache._noting:
-        outputs = cache._apply(operation)
-        made = [cls._of(cache, each) for each in outputs if each is not None]
+    handles = [leaf for leaf in leaves if isinstance(leaf, rc.Recomputable)]
+    engine = None
+    for handle in handles:
+        engine = common_engine(engine, handle)
+    cache = rc.current_cache() if engine is None else engine.cache
+    nodes = tuple([handle.node for handle in handles])
+    function = _OfLeaves(fn, tree, [_HOLE if isinstance(leaf, rc.Recomputable) else leaf for leaf in leaves])
+    made = perform(cache, function, nodes, nodes, caller, nout=0, handle=handle_like(handles))
     return jax.tree.unflatten(function.made, made[: function.made.num_leaves])

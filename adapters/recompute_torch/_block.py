@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
+from recompute.extend import bytes_or_share, parse_budget
 from recompute_torch import _escapes
 from recompute_torch._interrupts import Interrupts
 from recompute_torch._threads import Threads
@@ -85,7 +86,7 @@ class budget:
     Parameters
     ----------
     budget
-        Bytes, or text such as "5GB", for each device; a fraction of each device's memory; a mapping from device ("cpu",
+        Bytes ("5GB") for each device; a share (0.8, "80%") of each device's memory; a mapping from device ("cpu",
         "cuda:0") to one of these; None: no limit, which only watches.
     only_checkpointed
         Only what is made from tensors that were given to `checkpoint` takes part.
@@ -115,7 +116,6 @@ class budget:
         self._interrupts = Interrupts()
         self._tracker = Tracker(self.cache, history, everything=not only_checkpointed, watching=self._mode)
         self._here = local()
-        self._taking_part = 0  # threads
         self._threads: Threads | None = None
         self._entered = 0
         self._hooks: list[Any] = []
@@ -153,8 +153,6 @@ class budget:
         here = self._here
         here.times = getattr(here, "times", 0) + 1
         if here.times == 1:
-            self._taking_part += 1
-            self._tracker.alone = self._taking_part == 1
             here.mode = self._mode(self._tracker)
             here.mode.__enter__()
             self._interrupts.hold()
@@ -167,8 +165,6 @@ class budget:
         here.times -= 1
         if not here.times:
             here.mode.__exit__(None, None, None)
-            self._taking_part -= 1
-            self._tracker.alone = self._taking_part == 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -244,20 +240,16 @@ def _block(name: str) -> budget:
 
 
 def _bytes(budget: Any) -> Any:
-    """A budget as the cache takes it: fractions of a device's memory become bytes."""
+    """A budget as the cache takes it: shares of a device's memory become bytes."""
     if isinstance(budget, Mapping):
-        return {
-            device: _fraction(device, share) if isinstance(share, float) else share for device, share in budget.items()
-        }
-    if not isinstance(budget, float):
+        return {device: _size(device, each) for device, each in budget.items()}
+    if budget is None or callable(budget) or isinstance(bytes_or_share(budget), int):
         return budget
     devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    return {device: _fraction(device, budget) for device in devices}
+    return {device: _size(device, budget) for device in devices}
 
 
-def _fraction(device: str, share: float) -> int:
-    if not 0 < share <= 1:
-        raise ValueError(f"a budget that is a float is a fraction of the memory, above 0 and at most 1, not {share!r}")
-    if device == "cpu":
-        return int(share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return int(share * torch.cuda.mem_get_info(torch.device(device))[1])
+def _size(device: str, budget: Any) -> Any:
+    if device == "cpu" or budget is None or callable(budget):  # the cache knows the memory of the machine itself
+        return budget
+    return parse_budget(budget, whole=lambda: int(torch.cuda.mem_get_info(torch.device(device))[1]))

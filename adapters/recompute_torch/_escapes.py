@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from threading import Lock
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import torch
 
 from recompute_torch._memory import storage_of
 from recompute_torch._recipe import tensors
+from recompute_torch._storages import Handle
 
 READS: Final = {
     torch.Tensor: ("__repr__", "__format__", "new_tensor", "tolist"),
@@ -53,13 +54,7 @@ def guard() -> None:
     with _lock:
         _open += 1
         if _open == 1:
-            for table, prepare in (
-                (READS, _stay),
-                (HANDS_OUT, _hand_out),
-                (LENDS, _lend),
-                (MOVES, _move),
-                (WRITES, _write),
-            ):
+            for table, prepare in _PREPARED:
                 for owner, names in table.items():
                     for name in names:
                         _before[owner, name] = vars(owner).get(name)
@@ -79,44 +74,58 @@ def unguard() -> None:
                     setattr(owner, name, before)
 
 
-def _preceded(function: Callable[..., Any], prepare: Callable[[Any, torch.Tensor, bool, ExitStack], None]) -> Any:
+Prepare = Callable[[Handle, torch.Tensor, bool, ExitStack], Callable[[Any], None] | None]
+"""Of a tensor, whether it is the first argument: done before a function runs; what it gives is done with the result."""
+
+
+def _preceded(function: Callable[..., Any], prepare: Prepare) -> Any:
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as until:
+            afterwards = []
             for number, tensor in enumerate(tensors([*args, *kwargs.values()])):
                 handle = handle_of(tensor)
                 if handle is not None:
-                    prepare(handle, tensor, number == 0, until)
+                    afterwards.append(prepare(handle, tensor, number == 0, until))
             if prepare is _move:
                 until.enter_context(torch._C._DisableTorchDispatch())
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            for see_to in afterwards:
+                if see_to is not None:
+                    see_to(result)
+            return result
 
     return guarded
 
 
-def _stay(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
-    until.enter_context(handle.tracker.staying(handle))
+def _stay(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+    until.enter_context(handle.tracker.staying(handle.node))
 
 
-def _hand_out(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
-    handle.tracker.hand_out(storage_of(tensor))
+def _hand_out(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+    if not handle.tracker.taken_here(handle):  # else the memory stays where it is until the operator is over
+        handle.tracker.hand_out(storage_of(tensor))
 
 
-def _lend(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+def _lend(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> Callable[[Any], None] | None:
+    tracker = handle.tracker
+    if tracker.taken_here(handle):
+        return partial(tracker.lend, tensor)
+    tracker.forget([tensor])
+    return None
+
+
+def _move(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
     handle.tracker.forget([tensor])
 
 
-def _move(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
-    handle.tracker.forget([tensor])
-
-
-def _write(handle: Any, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
+def _write(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
     if first:
         handle.tracker.own([tensor])
     _stay(handle, tensor, first, until)
 
 
-def handle_of(tensor: torch.Tensor) -> Any:
+def handle_of(tensor: torch.Tensor) -> Handle | None:
     """What a tensor's storage has to do with a block; None: nothing."""
     try:
         return getattr(storage_of(tensor), "_recompute", None)
@@ -124,4 +133,10 @@ def handle_of(tensor: torch.Tensor) -> Any:
         return None
 
 
-_PREPARED: Final = ((READS, _stay), (HANDS_OUT, _hand_out), (LENDS, _lend), (MOVES, _move), (WRITES, _write))
+_PREPARED: Final[tuple[tuple[dict[Any, tuple[str, ...]], Prepare], ...]] = (
+    (READS, _stay),
+    (HANDS_OUT, _hand_out),
+    (LENDS, _lend),
+    (MOVES, _move),
+    (WRITES, _write),
+)

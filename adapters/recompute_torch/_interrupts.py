@@ -8,7 +8,8 @@ from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, Final
 
-_PACKAGE: Final = f"{__name__.rpartition('.')[0]}."
+_BOOKS: Final = (f"{__name__.rpartition('.')[0]}.", "recompute.")
+"""Modules that keep books: those of the cache are called from the destruction of tensors, too."""
 
 
 class Interrupts:
@@ -46,7 +47,7 @@ class Interrupts:
 
 def _in_the_books(frame: FrameType | None) -> bool:
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+        if str(frame.f_globals.get("__name__")).startswith(_BOOKS):
             return True
         frame = frame.f_back
     return False

@@ -38,6 +38,13 @@ def gone(nbytes: int, device: torch.device) -> Storage:
     return storage_of(tensor)
 
 
+class Lost(RuntimeError):
+    """Bytes went with the last tensor that had them, in the middle of a request that needs them: to be asked again.
+
+    The cache knows by then that the tensor has gone, and makes the bytes anew.
+    """
+
+
 class Memory:
     """The bytes of one storage. While `own` is None they lie in the `outer` one, which tensors of the program share.
 
@@ -62,16 +69,18 @@ class Memory:
         if self.own is not None:
             return self.own
         storage = None if self.outer is None else self.outer()
-        assert storage is not None, "a value goes with its storage"
+        if storage is None:
+            raise Lost("the memory of a tensor is gone, and so is the tensor")
         return storage
 
-    def keep(self) -> None:
-        """From now on the bytes stay when the outer storage goes."""
+    def keep(self) -> bool:
+        """From now on the bytes stay when the outer storage goes; False if that has gone, and they with it."""
         outer: Any = None if self.outer is None else self.outer()
         if self.own is None and outer is not None:
             alias: Any = torch._C._construct_storage_from_data_pointer(outer.data_ptr(), outer.device, outer.nbytes())
             self.own = alias  # an interrupt cannot come between this and the exchange: see `restored`
             outer._swap_data_ptr_(alias)
+        return self.own is not None
 
     def give_back(self) -> None:
         """Leave the bytes to the outer storage."""
@@ -96,10 +105,6 @@ class MemoryAdapter(rc.Adapter):
     def buffer(self, value: Memory) -> Memory:
         """Itself: what an operation wrote in place is on the same memory as what was there before."""
         return value
-
-    def watch(self, value: Memory) -> None:
-        """Nothing: nobody outside holds it."""
-        return
 
     def device(self, value: Memory) -> str:
         return value.device

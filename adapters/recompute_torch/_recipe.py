@@ -13,8 +13,7 @@ from weakref import ref
 
 import torch
 
-from recompute._engine.arguments import Several
-from recompute._engine.graph import Operation
+from recompute.extend import Outputs
 from recompute_torch._memory import Memory, Storage, copy, device_name, new_memory, quietly, storage_of
 from recompute_torch._random import States, replaying, states, turn
 from recompute_torch._shortage import out_of_memory, try_again
@@ -132,9 +131,8 @@ class Call:
         """What decides the sizes of the outputs, with the sizes of the arguments."""
         return id(self.func), _constant(self.args), _constant(list(self.kwargs.values())) if self.kwargs else None
 
-    def expect(self, operation: Operation) -> list[tuple[str, int]]:
+    def expect(self, device: str) -> list[tuple[str, int]]:
         """(device, bytes) of the outputs, as torch reckons them without content; empty if it cannot say."""
-        device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
         try:
             with quietly():
                 args = [_without_content(each) for each in self.args]
@@ -202,11 +200,11 @@ class Look:
 
     def __init__(self, func: Callable[..., Any], live: tuple[Any, dict[str, Any]]) -> None:
         self.func = func
-        self.live = live
+        self.live: Any = live
         self.result: Any = None
 
     def __call__(self, *memories: Memory) -> None:
-        args, kwargs = self.live
+        (args, kwargs), self.live = self.live, None
         self.result = self.func(*args, **kwargs)
 
     def size_key(self) -> Hashable:
@@ -218,7 +216,7 @@ class Look:
 
 
 def _given(outputs: list[Memory]) -> Any:
-    return outputs[0] if len(outputs) == 1 else Several(outputs) if outputs else None
+    return outputs[0] if len(outputs) == 1 else Outputs(outputs) if outputs else None
 
 
 def _filled(argument: Any, given: Iterator[Storage], used: list[Storage]) -> Any:

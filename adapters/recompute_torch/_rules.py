@@ -44,6 +44,7 @@ class Rule:
     seeded: bool = False  # it draws from a generator
     self_only: bool = False  # it writes its first argument, and nothing else
     plain: bool = False  # it only makes, and neither hides nor draws anything
+    single: bool = False  # it makes or writes one tensor, as far as the schema says
 
     def hides(self, args: tuple[Any, ...]) -> bool:
         """Whether this call writes its running statistics."""
@@ -67,6 +68,7 @@ def rule_of(func: Any) -> Rule:
         return Rule("views", name)
     if torch.Tag.inplace_view in func.tags:
         return Rule("reshapes", name)
+    returns = schema.returns
     names = [each.name for each in schema.arguments]
     hidden = tuple([number for number, each in enumerate(names) if name in HIDDEN and each in _STATISTICS])
     training = names.index("training") if hidden and "training" in names else None
@@ -79,10 +81,14 @@ def rule_of(func: Any) -> Rule:
             replaced = name in OVERWRITES or argument.is_out
     if written:
         alone = written == [0] and not lists and not hidden
-        return Rule("writes", name, tuple(written), lists, replaced, hidden, training, seeded, self_only=alone)
-    returns = schema.returns
+        single = len(written) == 1 and all(each.alias_info is not None for each in returns)
+        return Rule(
+            "writes", name, tuple(written), lists, replaced, hidden, training, seeded, self_only=alone, single=single
+        )
     if not any("Tensor" in str(each.type) for each in returns):
         return Rule("other", name)
     if all(each.alias_info is not None for each in returns):
         return Rule("views", name)
-    return Rule("makes", name, hidden=hidden, training=training, seeded=seeded, plain=not hidden and not seeded)
+    plain = not hidden and not seeded
+    single = len(returns) == 1 and str(returns[0].type) == "Tensor"
+    return Rule("makes", name, hidden=hidden, training=training, seeded=seeded, plain=plain, single=single)

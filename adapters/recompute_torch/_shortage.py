@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from recompute._engine.frames import running
+from recompute import extend
 from recompute_torch._memory import device_name
 
 _ASKED: Final = re.compile(r"ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
@@ -25,13 +25,13 @@ def try_again(error: RuntimeError, function: Callable[..., Any], args: Any, kwar
 
     Raises `error` if there is no cache to ask, or if nothing more can be evicted.
     """
-    operation = running.get()
-    if operation is None:
+    frame = extend.running()
+    if frame is None:
         raise error
     device = device_name(next((each.device for each in args if isinstance(each, torch.Tensor)), torch.device("cpu")))
     asked = _ASKED.search(str(error))
     wanted = int(float(asked[1]) * _UNITS[asked[2]]) if asked else 2**20
-    while operation.cache.release_memory(max(1, wanted), device):  # type: ignore[attr-defined]  # it is a whole Cache
+    while frame.engine.cache.release_memory(max(1, wanted), device):
         try:
             return function(*args, **kwargs)
         except RuntimeError as again:

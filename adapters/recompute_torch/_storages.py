@@ -7,19 +7,17 @@ an operator has written over a source. Before a source is written, all that woul
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from math import inf
-from threading import Condition, Lock, RLock, get_ident
+from contextlib import ExitStack, contextmanager, suppress
+from threading import RLock, get_ident
 from typing import Any, Final, Literal
 from weakref import ref
 
 import torch
 
 import recompute as rc
-from recompute._engine.graph import EVICTED, Value
-from recompute._engine.references import INTERRUPT
-from recompute._engine.repair import HANDLES
-from recompute_torch._memory import Memory, Storage, copy, device_name, foreign, new_memory, same, storage_of
+from recompute import extend
+from recompute.extend import EVICTED, Node
+from recompute_torch._memory import Lost, Memory, Storage, copy, device_name, foreign, new_memory, same, storage_of
 from recompute_torch._recipe import ordinary
 
 Tensor = torch.Tensor
@@ -38,27 +36,8 @@ class Handle(rc.Recomputable[Any]):
     """What a storage of the program has to do with the cache: the value that it holds."""
 
     __slots__ = ("special", "tracker")
-
-    def __init__(self, tracker: Storages, value: Value, special: Special = "") -> None:
-        self._cache = tracker.cache
-        self._value = value
-        self.tracker = tracker
-        self.special: Special = special
-
-    def __del__(self) -> None:
-        try:
-            value = self._value
-            if value.operation is None and value.uses:
-                self.tracker.orphans.append(value)
-            self._cache._drop(value)
-        except KeyboardInterrupt:  # as in Recomputable
-            self._cache._interrupted = True
-            self._cache._dropped.append(INTERRUPT)
-        except AttributeError:  # interrupted before it was complete
-            return
-
-
-HANDLES.append(Handle)
+    special: Special
+    tracker: Storages
 
 
 class Storages:
@@ -69,35 +48,38 @@ class Storages:
         self.closed = False
         self._hooks: list[Any] = []  # on parameters
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
-        self.orphans: list[Value] = []  # sources that the program has let go of, and that are needed to make others
-        self._kept: list[Value] = []  # those of them that were found to be worth their memory
+        self.orphans: Final = extend.released_sources(cache)
+        self._kept: list[Node] = []  # those of them that were found to be worth their memory
         self._history = history
         self._known: dict[int, ref[Storage]] = {}  # by address, so those that are gone give way to new ones
-        self._meeting: Final = RLock()  # one thread at a time makes storages known, or strangers again
+        self._lent: dict[int, list[tuple[Tensor, ref[Any] | None]]] = {}  # by thread: see `lend`
+        self._meeting = RLock()  # one thread at a time makes storages known, or strangers again
 
-    def _enter(self, storage: Storage, value: Value, special: Special = "") -> Any:
-        handle = storage._recompute = Handle(self, value, special)  # type: ignore[attr-defined]  # ours
+    def _enter(self, storage: Storage, handle: Handle, special: Special = "") -> Handle:
+        """A storage holds a value from now on."""
+        handle.tracker = self
+        handle.special = special
+        storage._recompute = handle  # type: ignore[attr-defined]  # ours
         self._known[id(storage)] = ref(storage)
         return handle
 
-    def _source(self, storage: Storage, special: Special = "") -> Any:
+    def _source(self, storage: Storage, special: Special = "") -> Handle:
+        """A storage that is new to the cache."""
         with self._meeting:
-            other = getattr(storage, "_recompute", None)
+            other: Handle | None = getattr(storage, "_recompute", None)
             if other is not None:
-                if other._cache is self.cache:  # another thread has met it just now
+                if other.tracker is self:  # another thread has met it just now
                     return other
                 raise RuntimeError(
                     "a tensor belongs to another budget block that is still open; let all threads that share tensors "
                     "enter one block: with block: ..."
                 )
             if special == "copied":
-                with self.cache._noting:
-                    return self._enter(storage, self.cache._add_source(new_memory(copy(storage))), special)
+                return self._enter(storage, extend.source(self.cache, new_memory(copy(storage)), Handle), special)
             memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
             try:
                 memory.keep()
-                with self.cache._noting:
-                    return self._enter(storage, self.cache._add_source(memory), special)
+                return self._enter(storage, extend.source(self.cache, memory, Handle), special)
             except BaseException:
                 memory.give_back()
                 raise
@@ -110,10 +92,10 @@ class Storages:
         handle = getattr(storage, "_recompute", None)
         if not ordinary(tensor):
             return handle  # it may look at a tensor that belongs to the cache, but is never one itself
-        if handle is not None and handle.special == "copied" and not same(handle._value.payload.storage, storage):
+        if handle is not None and handle.special == "copied" and not same(handle.node.payload.storage, storage):
             handle = None  # somebody has written to it: it is another value now
             del storage._recompute  # type: ignore[attr-defined]  # ours
-        if handle is None or handle._cache is not self.cache:
+        if handle is None or handle.tracker is not self:
             others = foreign(storage) and not isinstance(
                 tensor, torch.nn.Parameter
             )  # a model is changed by operators alone
@@ -129,38 +111,33 @@ class Storages:
         gradient = parameter.grad
         if gradient is not None and not self.closed and ordinary(gradient):
             handle = getattr(storage_of(gradient), "_recompute", None)
-            if handle is not None and handle._value.operation is not None:
-                self._fix(handle._value)
-
-    def _drop(self, value: Value) -> None:
-        """Nobody has use for an output."""
-        with self.cache._noting:
-            self.cache._drop(value)
+            if handle is not None:
+                self._fix(handle.node)
 
     def _free_source(self, tensor: Tensor) -> bool:
         """Whether a tensor is a source on which nothing depends."""
         handle = getattr(storage_of(tensor), "_recompute", None) if ordinary(tensor) else None
-        if handle is None or handle._cache is not self.cache or handle.special:
+        if handle is None or handle.tracker is not self or handle.special:
             return False
-        return handle._value.operation is None and not handle._value.uses
+        node = handle.node
+        return node.operation is None and (node.users is None or not extend.needed(self.cache, node))
 
     def _made_here(self, tensor: Any) -> bool:
         """Whether an operation has made what a tensor holds."""
         if not isinstance(tensor, Tensor):
             return False
         handle = self._handle(tensor)
-        return handle is not None and (handle._value.operation is not None or self._unwritten(handle))
+        return handle is not None and (handle.node.operation is not None or self._unwritten(handle))
 
     def _unwritten(self, handle: Handle) -> bool:
-        return handle.special == "unwritten" and not handle._value.uses
+        return handle.special == "unwritten" and not extend.needed(self.cache, handle.node)
 
-    def bring(self, storage: Storage) -> bool:
-        """Make sure that a storage has its bytes; whether they had to be made again."""
-        handle = getattr(storage, "_recompute", None)
-        if handle is None or handle._value.payload is not EVICTED:
-            return False
-        handle._cache._bring(handle._value, _nothing)
-        return True
+    def bring(self, storage: Storage) -> None:
+        """Make sure that a storage has its bytes."""
+        handle: Handle | None = getattr(storage, "_recompute", None)
+        if handle is not None and not handle.resident:
+            with handle.tracker.staying(handle.node):
+                pass
 
     def own(self, given: Iterable[Tensor]) -> None:
         """Make sources of what the tensors hold, which are about to be written: nothing depends on them any more.
@@ -174,44 +151,52 @@ class Storages:
             if handle is None or handle.special == "copied":
                 continue
             handle.special = ""
-            value = handle._value
-            if value.operation is not None:
-                self._fix(value)
-            if not value.uses:
+            source = handle.node
+            self._fix(source)
+            if not extend.needed(self.cache, source):
                 continue
-            alive = [each for each in self._alive(value, inf) or () if each.operation is not None]
+            alive = [each for each in extend.dependents(self.cache, source) or () if each.operation is not None]
             size = sum(each.size for each in {each.storage for each in alive})
-            if size > value.storage.size and self.cache.budget is not None and get_ident() not in self.stepping:
-                self._part(storage_of(tensor), value)
+            if size > source.storage.size and self.cache.budget is not None and get_ident() not in self.stepping:
+                self._part(storage_of(tensor), source)
                 continue
-            try:
+            with suppress(rc.BudgetError):
                 for each in alive:
                     self._fix(each)
-            except rc.BudgetError:
-                self._part(storage_of(tensor), value)
-            self.orphans += self._kept  # with fewer that depend on them, some are not worth their memory any more
+            if extend.needed(self.cache, source):  # for what did not fit, or what another thread is just making
+                self._part(storage_of(tensor), source)
+            self.orphans.extend(self._kept)  # with fewer that depend on them, some are not worth their memory any more
             self._kept.clear()
 
     @contextmanager
-    def staying(self, handle: Handle) -> Iterator[None]:
-        """What a storage holds is in memory inside the block."""
-        cache, value = self.cache, handle._value
-        cache._bring(value, _lock)
-        try:
+    def staying(self, node: Node) -> Iterator[None]:
+        """A value is in memory inside the block."""
+        with ExitStack() as until:
+            while True:
+                try:
+                    until.enter_context(extend.keep_resident(self.cache, node))
+                    break
+                except Lost:
+                    continue
             yield
-        finally:
-            with cache._noting, cache._lock:
-                value.storage.pool.unlock(value.storage)
-                cache._evict_late((value,))
 
-    def _fix(self, value: Value) -> None:
-        """A source from now on, in memory, whatever it was made of."""
-        self.cache._bring(value, self.cache._detach)
+    def _fix(self, node: Node) -> None:
+        """A source from now on, in memory, whatever it was made of; unless nobody can need it any more."""
+        while node.operation is not None:
+            try:
+                with self.staying(node):
+                    if self._keep(node.payload):
+                        extend.detach(self.cache, node)
+            except RuntimeError:
+                if node.operation is not None:  # else it went, just now
+                    raise
+
+    def _keep(self, memory: Any) -> bool:
+        """Whether there are bytes that stay when their tensor goes."""
         with self._meeting:
-            if isinstance(value.payload, Memory):  # else it is what a call left that was interrupted
-                value.payload.keep()
+            return not isinstance(memory, Memory) or memory.keep()  # not: what a call left that was interrupted
 
-    def _part(self, storage: Storage, source: Value) -> None:
+    def _part(self, storage: Storage, source: Node) -> None:
         """Keep a copy of a source for what is made from it; the storage becomes a source of its own."""
         with self._meeting:
             memory = source.payload
@@ -221,51 +206,33 @@ class Storages:
             del storage._recompute  # type: ignore[attr-defined]  # ours
             self._source(storage)
 
-    def _alive(self, source: Value, most: float) -> list[Value] | None:
-        """What the program holds and what would have to be made from `source`; None: more calls than `most` to see."""
-        alive: dict[Value, None] = {}
-        seen = {source}
-        stack = [source]
-        with self.cache._noting, self.cache._lock:
-            while stack:
-                for user in stack.pop().living_users():
-                    for output in user.outputs:
-                        if output is None or output in seen:
-                            continue
-                        seen.add(output)
-                        if output.refs:
-                            alive[output] = None
-                        else:
-                            stack.append(output)
-                if len(seen) > most:
-                    return None
-        return list(alive)
-
     def _tidy(self) -> None:
         """Let go of sources that take more memory than what could be made of them, and of a history that is too long.
 
         A momentum remembers all gradients that went into it, if nobody asks what that is worth.
         """
-        orphans, self.orphans = self.orphans, []
-        for source in orphans:
-            if source.refs or not source.uses:
+        for _ in range(len(self.orphans)):
+            source = self.orphans.popleft()
+            if source.referred or not extend.needed(self.cache, source):
                 continue
-            alive = self._alive(source, _LOOK)
+            alive = extend.dependents(self.cache, source, _LOOK)
             if alive is not None and sum(each.storage.size for each in alive) <= source.storage.size:
-                for value in alive:
-                    if value.operation is not None:
-                        self._fix(value)
+                for each in alive:
+                    self._fix(each)
             else:
                 self._kept.append(source)
-        if self.cache._history > self._history:
+        if extend.history(self.cache) > self._history:
             self.commit()
 
     def _disown(self, storage: Storage) -> None:
         """The storage has other memory than the cache thinks: it is new to it from now on."""
-        value = storage._recompute._value  # type: ignore[attr-defined]  # ours
-        value.outline = None
-        if value.payload is not EVICTED:
-            value.payload.outer = None
+        handle: Handle | None = getattr(storage, "_recompute", None)
+        if handle is None:
+            return
+        node = handle.node
+        extend.forget_outline(node)
+        if node.payload is not EVICTED:
+            node.payload.outer = None
         del storage._recompute  # type: ignore[attr-defined]  # ours
 
     def forget(self, given: Iterable[Tensor]) -> None:
@@ -280,20 +247,37 @@ class Storages:
             handle = getattr(storage, "_recompute", None)
             if handle is None:
                 return
-            value = handle._value
-            if value.operation is not None:
-                self._fix(value)
-            if not value.uses:
-                value.payload.give_back()
+            node = handle.node
+            self._fix(node)
+            if not extend.needed(self.cache, node):
+                node.payload.give_back()
                 del storage._recompute  # type: ignore[attr-defined]  # ours
+
+    def taken_here(self, handle: Handle) -> bool:
+        """Whether the operator that runs here takes the value: it may do with the memory what its schema says."""
+        frame = extend.running()
+        return frame is not None and handle.node in frame.arguments
+
+    def lend(self, tensor: Tensor, to: Any) -> None:
+        """The operator that runs here has got something that refers to the memory of its argument.
+
+        When it is over that must be gone, or the memory is no longer the cache's: see `take_back`.
+        """
+        try:
+            reference = None if isinstance(to, Storage) else ref(to)  # the storage is the tensor's own, and stays
+        except TypeError:  # nobody can tell how long it lives
+            reference = None
+        self._lent.setdefault(get_ident(), []).append((tensor, reference))
+
+    def _take_back(self) -> None:
+        """What the operator has kept that was just run is seen to."""
+        lent = self._lent.pop(get_ident(), ())
+        self.forget([tensor for tensor, reference in lent if reference is None or reference() is not None])
 
     def fork(self) -> None:
         """In a child process: what was evicted is made again when it is touched, and no budget holds."""
-        cache = self.cache
-        cache._lock = Lock()  # another thread may have held it
-        cache._changed = Condition(cache._lock)
-        cache._interrupted = True  # and may have been in the middle of something
-        cache.budget = None
+        self._meeting = RLock()  # another thread may have held it
+        self.cache.budget = None
 
     def known(self) -> list[Storage]:
         """The storages of the program that are alive and belong to values of the cache."""
@@ -303,8 +287,7 @@ class Storages:
     def commit(self) -> None:
         """Forget how everything was made: what is alive is a source from now on."""
         for storage in self.known():
-            if storage._recompute._value.operation is not None:  # type: ignore[attr-defined]  # ours
-                self._fix(storage._recompute._value)  # type: ignore[attr-defined]  # ours
+            self._fix(storage._recompute.node)  # type: ignore[attr-defined]  # ours
 
     def leave(self) -> None:
         """Give all storages back to the program, with their bytes."""
@@ -315,23 +298,14 @@ class Storages:
         self._hooks.clear()
         errors: list[BaseException] = []
         for storage in self.known():
-            value = storage._recompute._value  # type: ignore[attr-defined]  # ours
+            node = storage._recompute.node  # type: ignore[attr-defined]  # ours
             try:
-                if value.operation is not None:
-                    self._fix(value)
-                value.payload.give_back()
+                self._fix(node)
+                node.payload.give_back()
                 del storage._recompute  # type: ignore[attr-defined]  # ours
             except BaseException as error:  # an interrupt, too: the others still need their content
                 errors.append(error)
         self._known.clear()
-        self.cache._flush_trace()
+        self.cache.flush()
         if errors:
             raise errors[0]
-
-
-def _lock(value: Value) -> None:
-    value.storage.pool.lock(value.storage)
-
-
-def _nothing(value: Value) -> None:
-    """What is done with a value that is only to be in memory."""

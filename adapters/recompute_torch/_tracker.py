@@ -11,16 +11,15 @@ from contextlib import AbstractContextManager
 from sys import _getframe
 from types import FrameType
 from typing import Any, Final
-from weakref import ref
 
 import torch
 
 import recompute as rc
-from recompute._engine.graph import EVICTED, Operation, Value
-from recompute_torch._memory import Storage, storage_of
+from recompute import extend
+from recompute.extend import Node
+from recompute_torch._memory import Lost, Storage, storage_of
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
-from recompute_torch._shortage import out_of_memory
 from recompute_torch._storages import Handle, Storages
 
 Tensor = torch.Tensor
@@ -43,7 +42,6 @@ class Tracker(Storages):
         watching: Callable[[Tracker], AbstractContextManager[Any]],
     ) -> None:
         super().__init__(cache, history)
-        self.alone = True  # one thread is in the block: operators may run while the cache is locked
         self.watching: Final = watching  # makes the mode that brings calls here
         self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}  # by the identity of an operator
         self._everything = everything
@@ -72,38 +70,26 @@ class Tracker(Storages):
 
     def _makes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """All outputs are new: an operation."""
-        cache = self.cache
         simple = self._simple(args) if rule.plain and not kwargs else None
         if simple is not None:
             call = Call(func, simple[0], None, (args, None), False)
-            arguments = simple[1]
+            nodes: Sequence[Node] = simple[1]
         else:
             packed = self._packed(rule, args, kwargs)
             if packed is None:
                 return self._other(func, rule, args, kwargs)
             call = Call(func, *packed[1:])
-            arguments = tuple(packed[0])
-        frame = _getframe(1)
-        caller = frame.f_back or frame  # a thread of autograd has no other
-        operation = Operation(call, arguments, None, arguments, 0, None, caller.f_code, caller.f_lasti)
-        with cache._settling:
-            value = self._held(operation, call) if self.alone and simple is not None else None
-            if value is None:
-                value = cache._apply_at_once(operation)
-                if value is None:
-                    cache._apply(operation)
-                    value = operation.outputs[0]
-            result, call.result = call.result, None
-            storage = call.made
-            if storage is not None and value is not None:
-                call.made = None
-                storage._recompute = Handle(self, value)  # type: ignore[attr-defined]  # ours
-                self._known[id(storage)] = value.payload.outer if value.payload is not EVICTED else ref(storage)
-            else:
-                self._enter_all(new_storages(result), operation.outputs)
-                self._kept_by(result, args, kwargs)
-        if self.orphans or cache._history > self._history:
-            self._tidy()
+            nodes = tuple(packed[0])
+        handles = self._run(call, nodes, rule.single, _getframe(1))
+        result, call.result = call.result, None
+        storage = call.made
+        if storage is not None:
+            call.made = None
+            self._enter(storage, handles[0])
+        else:
+            self._enter_all(new_storages(result), handles)
+            self._kept_by(result, args, kwargs)
+        self._after_an_operation()
         return result
 
     def _writes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -114,7 +100,7 @@ class Tracker(Storages):
             simple = None if kwargs or rule.replaced or rule.seeded else self._simple(args)
             if simple is not None and simple[1][0].operation is not None:
                 write = Write(func, simple[0], None, (args, {}), False)
-                return self._takes_over(write, simple[1], [storage_of(args[0])], False)
+                return self._takes_over(write, simple[1], [storage_of(args[0])], False, rule.single)
         targets: list[Any] = [kwargs.get(each) if isinstance(each, str) else args[each] for each in rule.written]
         hidden = [args[each] for each in rule.hidden] if rule.hidden and rule.hides(args) else []
         if not rule.lists and not hidden and all(self._made_here(each) for each in targets):
@@ -125,7 +111,7 @@ class Tracker(Storages):
             packed = self._packed(rule, args, kwargs, targets if blank else ()) if blank or not first else None
             if packed is not None:
                 storages = list(dict.fromkeys(storage_of(each) for each in targets))
-                return self._takes_over(Write(func, *packed[1:]), packed[0], storages, blank)
+                return self._takes_over(Write(func, *packed[1:]), packed[0], storages, blank, rule.single)
         self.own([*tensors(targets), *tensors(hidden)])
         outs = [each for each in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(each)]
         for each in outs:  # they may be made larger, which only the owner of the bytes can be
@@ -135,42 +121,45 @@ class Tracker(Storages):
             torch.autograd.graph.increment_version(list(tensors(targets)))
         return result
 
-    def _takes_over(self, call: Write, values: Sequence[Value], targets: list[Any], blank: bool) -> Any:
+    def _takes_over(self, call: Write, nodes: Sequence[Node], targets: list[Any], blank: bool, single: bool) -> Any:
         """Run a call whose first outputs are what the targets hold from then on."""
-        call.targets, call.blank = targets, blank
-        sizes = [each.nbytes() for each in targets]
-        before = [each._recompute._value for each in targets]
-        call.written = () if blank else tuple([values.index(each) for each in before])
+        call.targets, call.blank, call.written = targets, blank, ()
+        sizes = [target.nbytes() for target in targets]
+        before: list[Handle] = []
         if blank:  # what they hold is not asked for; the bytes are needed, and counted for the new value
-            for storage, value in zip(targets, before, strict=True):
-                if value.operation is None:
-                    self.hand_out(storage)
+            for target in targets:
+                node = target._recompute.node
+                if node.operation is None:
+                    self.hand_out(target)
                 else:
-                    self.bring(storage)
-                    self._disown(storage)
+                    with self.staying(node):
+                        self._disown(target)
+        else:
+            before = [target._recompute for target in targets]
+            call.written = tuple([nodes.index(handle.node) for handle in before])
         try:
-            outputs = self._run(call, values, _getframe(2))
+            handles = self._run(call, nodes, single, _getframe(2))
         except BaseException:
             if call.live is None and not blank:  # it has begun: what there is now, no repeated run would make
-                for storage in targets:
-                    self._disown(storage)
+                for target in targets:
+                    self._disown(target)
             raise
-        for storage, old, new in zip(targets, before, outputs, strict=False):
-            assert new is not None
-            if blank:
-                self._enter(storage, new)
-            else:
-                storage._recompute._value = new
-                self.cache._overwritten(old)
-        if not blank and (first := outputs[0]) is not None and first.operation is not None:
-            sizes_again = [(each.storage.pool.device, each.storage.size) for each in outputs if each is not None]
-            first.operation.room = sizes_again  # a repeated run writes to copies
-        for storage, size in zip(targets, sizes, strict=True):
-            if storage.nbytes() != size:
-                self._disown(storage)
+        made = [handle.node for handle in handles]
+        if blank:
+            for target, handle in zip(targets, handles, strict=False):
+                self._enter(target, handle)
+        else:
+            extend.set_room(made[0], [(node.storage.pool.device, node.storage.size) for node in made])  # it copies
+            for target, old, new in zip(targets, before, handles, strict=False):
+                if getattr(target, "_recompute", None) is old:  # else somebody has got its memory meanwhile
+                    extend.overwrite(old, by=new)
+        for target, size in zip(targets, sizes, strict=True):
+            if target.nbytes() != size:
+                self._disown(target)
         call.targets = [None] * len(targets)
         result, call.result = call.result, None
-        self._enter_all(new_storages(result), outputs[len(targets) :])
+        self._enter_all(new_storages(result), handles[len(targets) :])
+        self._after_an_operation()
         return result
 
     def _views(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -204,18 +193,16 @@ class Tracker(Storages):
 
     def _other(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any], strangers: Sequence[Tensor] = ()) -> Any:
         """It makes nothing that could be made again: it runs while its arguments stay."""
-        values: list[Value] = []
+        nodes: list[Node] = []
         for argument in (*args, *kwargs.values()) if kwargs else args:
-            for each in (argument,) if isinstance(argument, Tensor) else tensors(argument):
-                if strangers and any(each is other for other in strangers):
+            for tensor in (argument,) if isinstance(argument, Tensor) else tensors(argument):
+                if strangers and any(tensor is other for other in strangers):
                     continue
-                handle = self._handle(each)
+                handle = self._handle(tensor)
                 if handle is not None:
-                    values.append(handle._value)
+                    nodes.append(handle.node)
         look = Look(func, (args, kwargs))
-        for done in self._run(look, values, _getframe(1)):
-            if done is not None:
-                self._drop(done)
+        self._run(look, nodes, True, _getframe(1))
         self._kept_by(look.result, args, kwargs)
         return look.result
 
@@ -228,44 +215,37 @@ class Tracker(Storages):
 
     # Operations
 
-    def _run(self, function: Any, values: Sequence[Value], frame: FrameType) -> tuple[Value | None, ...]:
-        cache = self.cache
-        caller = frame.f_back or frame
-        packed = tuple(values)
-        operation = Operation(function, packed, None, packed, 0, None, caller.f_code, caller.f_lasti)
-        with cache._settling:
-            if cache._apply_at_once(operation) is None:
-                cache._apply(operation)
-            return operation.outputs
+    def _run(self, function: Call | Look, nodes: Sequence[Node], single: bool, frame: FrameType) -> list[Handle]:
+        """Let the cache run a call; what refers to its outputs. `frame` is that of the mode."""
+        caller = frame.f_back or frame  # a thread of autograd has no other
+        while True:
+            try:
+                handles = extend.perform(
+                    self.cache, function, nodes, nodes, caller, nout=1 if single else 0, handle=Handle
+                )
+                break
+            except Lost:
+                if function.live is None:  # it has begun
+                    raise
+        if self._lent:
+            self._take_back()
+        return handles
 
-    def _held(self, operation: Operation, call: Call) -> Value | None:
-        live = call.live
-        try:
-            return self.cache._apply_held(operation)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            call.live = live  # once more, without the lock: then the cache can make room
-            return None
+    def _enter_all(self, storages: list[Storage], handles: Sequence[Handle]) -> None:
+        """What an operation made belongs to its outputs from now on; outputs without a storage go."""
+        for storage, handle in zip(storages, handles, strict=False):
+            self._enter(storage, handle)
 
-    def _enter_all(self, storages: list[Storage], outputs: Sequence[Value | None]) -> None:
-        """What an operation made belongs to its outputs from now on; outputs without a storage are dropped."""
-        for storage, value in zip(storages, outputs, strict=False):
-            assert value is not None
-            self._enter(storage, value)
-        for value in outputs[len(storages) :]:
-            if value is not None:
-                self._drop(value)
-        if self.orphans or self.cache._history > self._history:
+    def _after_an_operation(self) -> None:
+        if self.orphans or extend.history(self.cache) > self._history:
             self._tidy()
 
-    def _simple(self, args: Any) -> tuple[tuple[Any, ...], tuple[Value, ...]] | None:
-        """The arguments as a `Call` has them, and their values, if they are known tensors and constants; else None.
+    def _simple(self, args: Any) -> tuple[tuple[Any, ...], tuple[Node, ...]] | None:
+        """The arguments as a `Call` has them, and their nodes, if they are known tensors and constants; else None.
 
         Written out, because nearly every call comes by: benchmarks/torch_overhead.py.
         """
-        cache = self.cache
-        values: list[Value] = []
+        nodes: list[Node] = []
         template: list[Any] = []
         for each in args:
             cls = type(each)
@@ -274,9 +254,9 @@ class Tracker(Storages):
                     handle = storage_of(each)._recompute  # type: ignore[attr-defined]  # ours
                 except (AttributeError, NotImplementedError):  # it is new, or has no storage
                     return None
-                if handle._cache is not cache or handle.special:
+                if handle.tracker is not self or handle.special:
                     return None
-                values.append(handle._value)
+                nodes.append(handle.node)
                 template.append(
                     (each.dtype, each.storage_offset(), each.shape, each.stride(), each.is_conj(), each.is_neg())
                 )
@@ -284,24 +264,24 @@ class Tracker(Storages):
                 template.append(each)
             else:
                 return None
-        return tuple(template), tuple(values)
+        return tuple(template), tuple(nodes)
 
     def _packed(
         self, rule: Rule, args: Any, kwargs: dict[str, Any], blank: Sequence[Tensor] = ()
-    ) -> tuple[list[Value], list[Any], dict[str, Any], Any, bool] | None:
-        """Values, and what makes a `Call` of the arguments; None if one of the tensors has no storage to evict."""
+    ) -> tuple[list[Node], list[Any], dict[str, Any], Any, bool] | None:
+        """Nodes, and what makes a `Call` of the arguments; None if one of the tensors has no storage to evict."""
         if rule.hidden and rule.hides(args):
             blank = [args[each] for each in rule.hidden if args[each] is not None]
             self.own(blank)
-        values: list[Value] = []
+        nodes: list[Node] = []
         try:
-            template = [self._argument(each, values, blank) for each in args]
-            named = {name: self._argument(each, values, blank) for name, each in kwargs.items()}
+            template = [self._argument(each, nodes, blank) for each in args]
+            named = {name: self._argument(each, nodes, blank) for name, each in kwargs.items()}
         except NotImplementedError:
             return None
-        return values, template, named, (args, kwargs), rule.seeded
+        return nodes, template, named, (args, kwargs), rule.seeded
 
-    def _argument(self, argument: Any, values: list[Value], blank: Sequence[Tensor]) -> Any:
+    def _argument(self, argument: Any, nodes: list[Node], blank: Sequence[Tensor]) -> Any:
         if isinstance(argument, Tensor):
             if not ordinary(argument):
                 raise NotImplementedError
@@ -310,10 +290,10 @@ class Tracker(Storages):
                 raise NotImplementedError
             if handle is None or any(argument is each for each in blank):
                 return Blank(argument, storage_of(argument).nbytes())
-            values.append(handle._value)
+            nodes.append(handle.node)
             return geometry_of(argument)
         if type(argument) is list:
-            return [self._argument(each, values, blank) for each in argument]
+            return [self._argument(each, nodes, blank) for each in argument]
         return argument
 
 

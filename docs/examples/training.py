@@ -16,7 +16,6 @@ The model is in `_training_network.py`, the training itself in `_training_steps.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -131,15 +130,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def within(budget: str, digits: Digits, settings: Settings) -> int:
     """Bytes, of a budget as it is written. Raises ValueError if it makes no sense."""
-    if re.fullmatch(r"[01]?\.?\d+", budget) and 0 < float(budget) <= 1:
-        return budget_for(float(budget), unlimited(digits, settings))
-    return bytes_of(budget)
+    number = rc.Cache(budget).budget  # read as a cache does
+    return budget_for(number, unlimited(digits, settings)) if isinstance(number, float) else int(number)
 
 
 def bytes_of(size: str) -> int:
-    """Of text such as 12MB, as a cache reads it. Raises ValueError."""
-    budget: int = rc.Cache(size).budget
-    return budget
+    """Of text such as 12MB, as a cache reads it. Raises ValueError, for a share too."""
+    number = rc.Cache(size).budget
+    if isinstance(number, float):
+        raise ValueError(f"{size!r} is a share; give bytes, such as 12MB")
+    return int(number)
 
 
 def words(loss: float, cache: rc.Cache | None) -> str:

@@ -68,7 +68,7 @@ class Adapter:
         """Give up the memory of a value that is dropped while somebody refers to it, if that lies elsewhere."""
 
     def restored(self, remains: Any, value: Any) -> None:
-        """A value was made again of which `evicted` had left `remains`. Under the cache's lock."""
+        """A value was made again of which `evicted` had left `remains`."""
 
     def signature(self, value: Any) -> Hashable:
         """What decides the size of a result made from the value: shape and dtype, for an array."""
@@ -116,6 +116,7 @@ class Kind:
         "readonce",
         "restored",
         "signature",
+        "silent",
         "timer",
         "vacate",
         "watch",
@@ -135,11 +136,12 @@ class Kind:
         self.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
         self.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
         self.restored = adapter.restored if own.restored is not Adapter.restored else None
+        self.silent = self.evicted is None and self.vacate is None  # an eviction is no news to it
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
-        self.handle = hasattr(cls, "_of")  # a Recomputable of another class
+        self.handle = hasattr(cls, "_is_recomputable")
         self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter
         # As an argument: no container and no Recomputable, which the operation has to look into.
-        self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not hasattr(cls, "_value")
+        self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not self.handle
         self.atomic = own.nbytes is Adapter.nbytes and cls in _python.ATOMIC
         if self.atomic:
             self.nbytes = _python.ATOMIC[cls]

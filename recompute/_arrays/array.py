@@ -16,8 +16,6 @@ from recompute._arrays.coercions import Coercions
 from recompute._arrays.dispatch import Changed, array_function, array_ufunc, is_plain
 from recompute._arrays.operate import SCALARS, call, operate
 from recompute._arrays.parts import At, Flat, Method
-from recompute._cache import Cache
-from recompute._engine.graph import EVICTED, Value
 from recompute._recomputable import Recomputable
 
 
@@ -26,28 +24,28 @@ def _binary(function: Callable[..., Any], reflected: bool = False) -> Callable[[
 
     def apply(self: RecomputableArray, other: Any) -> Any:
         cls = type(other)
-        value = self._value
+        value = self.node
         if cls in SCALARS:
             positional = (other, value) if reflected else (value, other)
-            return operate(RecomputableArray, self._cache, function, positional, (value,), sys._getframe(1))
+            return operate(RecomputableArray, self.cache, function, positional, (value,), sys._getframe(1))
         if cls is RecomputableArray:
-            cache, second = self._cache, other._value
+            cache, second = self.cache, other.node
             adapter = kinds[type(value.payload)].adapter
-            if other._cache is cache and kinds[type(second.payload)].adapter is adapter and adapter.arrays:
+            if other.cache is cache and kinds[type(second.payload)].adapter is adapter and adapter.arrays:
                 pair = (second, value) if reflected else (value, second)
                 return operate(RecomputableArray, cache, function, pair, pair, sys._getframe(1))
         elif _defers_to(cls):
             return NotImplemented
         args = (other, self) if reflected else (self, other)
-        return call(RecomputableArray, self._cache, function, args, {}, sys._getframe(1))
+        return call(RecomputableArray, self.cache, function, args, {}, sys._getframe(1))
 
     return apply
 
 
 def _unary(function: Callable[..., Any]) -> Callable[[RecomputableArray], Any]:
     def apply(self: RecomputableArray) -> Any:
-        value = self._value
-        return operate(RecomputableArray, self._cache, function, (value,), (value,), sys._getframe(1))
+        value = self.node
+        return operate(RecomputableArray, self.cache, function, (value,), (value,), sys._getframe(1))
 
     return apply
 
@@ -59,7 +57,7 @@ def _in_place(function: Callable[..., Any]) -> Callable[[RecomputableArray, Any]
     def apply(self: RecomputableArray, other: Any) -> Any:
         if _defers_to(type(other)):
             return NotImplemented
-        return self._become(call(RecomputableArray, self._cache, changed, (self, other), {}, sys._getframe(1)))
+        return self._become(call(RecomputableArray, self.cache, changed, (self, other), {}, sys._getframe(1)))
 
     return apply
 
@@ -84,15 +82,8 @@ class RecomputableArray(Coercions):
     __hash__ = None  # type: ignore[assignment]  # as arrays: == compares elements
 
     @classmethod
-    def _of(cls, cache: Cache, value: Value) -> Recomputable[Any]:
-        payload = value.payload
-        array = hasattr(value, "outline") if payload is EVICTED else kinds[type(payload)].array
-        return cls(cache, value) if array else Recomputable(cache, value)
-
-    @property
-    def cache(self) -> Cache:
-        """The cache it belongs to."""
-        return self._cache
+    def _class_of_results(cls, payload: Any) -> type[Recomputable[Any]]:
+        return cls if kinds[type(payload)].array else Recomputable
 
     # Elements
 
@@ -107,11 +98,11 @@ class RecomputableArray(Coercions):
         self._change(_set_all, args, sys._getframe(1))
 
     def __getitem__(self, key: Any) -> Any:
-        value = self._value
+        value = self.node
         cls = type(key)
         if cls is int or (cls is slice and _fixed(key)) or (cls is tuple and all(map(_fixed, key))):
-            return operate(RecomputableArray, self._cache, operator.getitem, (value, key), (value,), sys._getframe(1))
-        return call(RecomputableArray, self._cache, operator.getitem, (self, key), {}, sys._getframe(1))
+            return operate(RecomputableArray, self.cache, operator.getitem, (value, key), (value,), sys._getframe(1))
+        return call(RecomputableArray, self.cache, operator.getitem, (self, key), {}, sys._getframe(1))
 
     def __setitem__(self, key: Any, content: Any) -> None:
         args = (self, key, content)
@@ -129,7 +120,7 @@ class RecomputableArray(Coercions):
 
     def __contains__(self, element: Any) -> bool:
         args = (self, element)
-        return bool(call(RecomputableArray, self._cache, operator.contains, args, {}, sys._getframe(1)))
+        return bool(call(RecomputableArray, self.cache, operator.contains, args, {}, sys._getframe(1)))
 
     @property
     def at(self) -> At:
@@ -168,16 +159,16 @@ class RecomputableArray(Coercions):
     def __divmod__(self, other: Any) -> Any:
         if _defers_to(type(other)):
             return NotImplemented
-        return call(RecomputableArray, self._cache, divmod, (self, other), {}, sys._getframe(1))
+        return call(RecomputableArray, self.cache, divmod, (self, other), {}, sys._getframe(1))
 
     def __rdivmod__(self, other: Any) -> Any:
         if _defers_to(type(other)):
             return NotImplemented
-        return call(RecomputableArray, self._cache, divmod, (other, self), {}, sys._getframe(1))
+        return call(RecomputableArray, self.cache, divmod, (other, self), {}, sys._getframe(1))
 
     def __round__(self, digits: int | None = None) -> Any:
         args = (self,) if digits is None else (self, digits)
-        return call(RecomputableArray, self._cache, round, args, {}, sys._getframe(1))
+        return call(RecomputableArray, self.cache, round, args, {}, sys._getframe(1))
 
     # Functions and methods of the array's library
 
@@ -219,10 +210,7 @@ class RecomputableArray(Coercions):
 
 def again(array: Recomputable[Any]) -> RecomputableArray:
     """Another reference to the same value: what one of them becomes, the other does not."""
-    with array._cache._noting:
-        with array._cache._lock:
-            array._value.refs += 1
-        return RecomputableArray(array._cache, array._value)
+    return RecomputableArray(array.cache, array.node)
 
 
 def _fixed(part: Any) -> bool:

@@ -8,13 +8,14 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, Self, TypeVar
 
+from recompute import extend
 from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter, Outline
 from recompute._arrays.dispatch import Changed
 from recompute._arrays.operate import call, operate
 from recompute._budget import format_bytes
-from recompute._engine.graph import EVICTED, Operation
 from recompute._recomputable import Recomputable
+from recompute.extend import EVICTED
 
 Wrapped = TypeVar("Wrapped", bound="Attributes")
 
@@ -28,11 +29,12 @@ class Attributes(Recomputable[Any]):
 
     def _outline(self) -> Any:
         """The array itself while it is there, else what is known of it: shape, dtype, strides."""
-        value = self._value
+        value = self.node
         payload = value.payload
         if payload is not EVICTED:
             return payload
-        return value.outline if hasattr(value, "outline") else super().get()
+        remains = value.remains
+        return super().get() if remains is None or remains.outline is None else remains.outline
 
     @property
     def _type(self) -> type:
@@ -52,7 +54,7 @@ class Attributes(Recomputable[Any]):
     @shape.setter
     def shape(self, shape: int | tuple[int, ...]) -> None:
         args = (self, shape)
-        self._become(call(type(self), self._cache, _of_shape, args, {}, sys._getframe(1)))
+        self._become(call(type(self), self.cache, _of_shape, args, {}, sys._getframe(1)))
 
     @property
     def dtype(self) -> Any:
@@ -61,7 +63,7 @@ class Attributes(Recomputable[Any]):
     @dtype.setter
     def dtype(self, dtype: Any) -> None:
         args = (self, dtype)
-        self._become(call(type(self), self._cache, _of_dtype, args, {}, sys._getframe(1)))
+        self._become(call(type(self), self.cache, _of_dtype, args, {}, sys._getframe(1)))
 
     @property
     def ndim(self) -> int:
@@ -91,7 +93,7 @@ class Attributes(Recomputable[Any]):
 
     def __repr__(self) -> str:
         """What it is, without its content: showing it must not recompute anything."""
-        value = self._value
+        value = self.node
         what = "source" if value.operation is None else value.operation.name
         state = "pinned" if value.pinned else "resident" if self.resident else "evicted"
         return f"<RecomputableArray {self.dtype} {self.shape}, {what}: {state}, {format_bytes(self.nbytes)}>"
@@ -101,14 +103,14 @@ class Attributes(Recomputable[Any]):
     @property
     def T(self) -> Self:
         """The transpose. Of an evicted array an evicted one: nothing is recomputed until its content is needed."""
-        if self._value.payload is EVICTED:
+        if self.node.payload is EVICTED:
             return self._evicted_view("T", lambda axes: axes[::-1], sys._getframe(1))
         return attribute_of(self, "T", sys._getframe(1))
 
     @property
     def mT(self) -> Self:
         """The transpose of the last two axes; as lazy as `T`."""
-        if self._value.payload is EVICTED and self.ndim > 1:
+        if self.node.payload is EVICTED and self.ndim > 1:
             return self._evicted_view("mT", lambda axes: (*axes[:-2], axes[-1], axes[-2]), sys._getframe(1))
         return attribute_of(self, "mT", sys._getframe(1))
 
@@ -130,32 +132,31 @@ class Attributes(Recomputable[Any]):
 
     def _evicted_view(self, name: str, order: Callable[[tuple[int, ...]], tuple[int, ...]], caller: FrameType) -> Self:
         """An attribute of an evicted array that is a view with its axes in another order."""
-        value = self._value
-        known = getattr(value, "outline", None)
-        operation = Operation(_getter(name), (value,), None, (value,), 1, None, caller.f_code, caller.f_lasti)
-        view = None if known is None else self._cache._defer(operation)
-        if view is None or known is None:
+        value = self.node
+        known = None if value.remains is None else value.remains.outline
+        if known is None:
             return attribute_of(self, name, caller)
         strides = None if known.strides is None else order(known.strides)
-        view.outline = Outline(known.cls, order(known.shape), known.dtype, strides)
-        return type(self)(self._cache, view)
+        outline = Outline(known.cls, order(known.shape), known.dtype, strides)
+        view = extend.view(self, _getter(name), outline, caller)
+        return attribute_of(self, name, caller) if view is None else view
 
     # Changes
 
     def _change(self, function: Callable[..., Any], args: tuple[Any, ...], caller: FrameType) -> Self:
         """Refer to a new version from now on: what `function` makes of a copy by changing it in place."""
-        return self._become(call(type(self), self._cache, Changed(function), args, {}, caller))
+        return self._become(call(type(self), self.cache, Changed(function), args, {}, caller))
 
     def _become(self, other: Any) -> Self:
         """Refer to another value from now on; `other` takes the old one with it."""
-        self._value, other._value = other._value, self._value
+        extend.exchange(self, other)
         return self
 
 
 def attribute_of(array: Wrapped, name: str, caller: FrameType) -> Wrapped:
     """What its library has by this name, as an operation."""
-    value = array._value
-    return operate(type(array), array._cache, _getter(name), (value,), (value,), caller)  # type: ignore[no-any-return]  # so it is, mostly
+    value = array.node
+    return operate(type(array), array.cache, _getter(name), (value,), (value,), caller)  # type: ignore[no-any-return]  # so it is, mostly
 
 
 @lru_cache

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
-from recompute._engine.arguments import Several
-from recompute._engine.sizes import constant, identity
+from recompute.extend import Outputs, constant, identity
 
 
 class _Hole:
@@ -33,7 +32,7 @@ class Fresh:
 class Call:
     """`function` with arguments in which arrays are missing; called with the arrays, in their order.
 
-    What it returns may be nested: then it is given as `Several` outputs, and `rebuild` has the nest again.
+    What it returns may be nested: then it is given as `Outputs` outputs, and `rebuild` has the nest again.
     """
 
     __slots__ = ("args", "func", "keywords", "simple", "structure")
@@ -58,7 +57,7 @@ class Call:
             return result
         leaves: list[Any] = []
         self.structure = _flatten(result, leaves)
-        return Several(leaves) if len(leaves) > 1 else leaves[0] if leaves else None
+        return Outputs(leaves) if len(leaves) > 1 else leaves[0] if leaves else None
 
     def size_key(self) -> Hashable:
         """By what the sizes of its results are known, besides the shapes of the arrays."""

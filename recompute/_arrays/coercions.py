@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from recompute import extend
 from recompute._arrays.attributes import Attributes
 
 
@@ -17,7 +18,7 @@ class Coercions(Attributes):
     def get(self) -> Any:
         """The plain array, read-only or a copy; recomputed, with whatever that takes, if it was evicted."""
         payload = super().get()
-        self._cache._coercions += 1
+        extend.count_coercion(self)
         return self._adapter.result(payload)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

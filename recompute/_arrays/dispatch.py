@@ -13,11 +13,12 @@ from sys import maxsize
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from recompute import extend
 from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter, Outline
 from recompute._arrays.call import Fresh
 from recompute._arrays.operate import SCALARS, call, operate, same_library
-from recompute._recomputable import Recomputable, common_cache
+from recompute._recomputable import Recomputable
 
 if TYPE_CHECKING:
     from recompute._arrays.array import RecomputableArray
@@ -95,7 +96,7 @@ def array_function(
         args = (target,)
     out = keywords.get("out")
     if out is None:
-        return call(type(array), array._cache, function, args, keywords, caller)
+        return call(type(array), array.cache, function, args, keywords, caller)
     return _into(array, out, function, args, keywords, caller)
 
 
@@ -109,13 +110,13 @@ def array_ufunc(
 ) -> Any:  # fmt: skip
     """A ufunc, or one of its methods, called with `array` somewhere among its arguments."""
     if method == "__call__" and not keywords and ufunc.nout == 1:  # mostly
-        cache, cls = array._cache, type(array)
+        cache, cls = array.cache, type(array)
         values = []
         positional = []
         for each in args:
-            if type(each) is cls and each._cache is cache:
-                values.append(each._value)
-                positional.append(each._value)
+            if type(each) is cls and each.cache is cache:
+                values.append(each.node)
+                positional.append(each.node)
             elif type(each) in SCALARS:
                 positional.append(each)
             else:
@@ -127,7 +128,7 @@ def array_ufunc(
     if method == "at":
         return change_first(array, function, args, keywords, caller)
     if keywords.get("out") is None:
-        return call(type(array), array._cache, function, args, keywords, caller)
+        return call(type(array), array.cache, function, args, keywords, caller)
     out = keywords["out"]
     return _into(array, out[0] if len(out) == 1 else out, function, args, keywords, caller)
 
@@ -163,11 +164,11 @@ def _into(
     seen = "where" in keywords  # the old content stays where it is not written to
     for each in targets:
         if isinstance(each, cls):
-            common_cache(array._cache, each)
+            extend.common_engine(array.engine, each)
     rooms = tuple([_room(each, cls, seen) for each in targets])
     copy = any(type(each) is _Copy for each in rooms)
     keywords = {**keywords, "out": tuple([each.array if type(each) is _Copy else each for each in rooms])}
-    result = call(cls, array._cache, _Filling(function, several, copy), args, keywords, caller)
+    result = call(cls, array.cache, _Filling(function, several, copy), args, keywords, caller)
     returned = out
     if type(result) is list:
         result, returned = result
@@ -281,4 +282,4 @@ def change_first(
         plain = [each.get() if isinstance(each, type(array)) else each for each in args[1:]]
         function(target, *plain, **{k: v.get() if isinstance(v, type(array)) else v for k, v in keywords.items()})
         return
-    target._become(call(type(array), target._cache, Changed(function, returns=False), args, keywords, caller))
+    target._become(call(type(array), target.cache, Changed(function, returns=False), args, keywords, caller))

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from recompute import extend
 from recompute._adapters.adapter import Adapter, kinds
 from recompute._arrays.call import HOLE, Call, Fresh, rebuilt
 from recompute._cache import Cache
-from recompute._engine.graph import EVICTED, Operation, Value
-from recompute._recomputable import Recomputable, common_cache
+from recompute._recomputable import Recomputable
+from recompute.extend import EVICTED, Node
 
-Wrap = Callable[[Cache, Value], Recomputable[Any]]
-"""What makes an array of a value."""
+Wrap = type[Recomputable[Any]]
+"""The class of arrays."""
 
 SCALARS: Final = frozenset({int, float, complex, bool})
 CONSTANTS: Final = SCALARS | {type(None), str}
@@ -25,7 +26,7 @@ class Operands:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self.values: list[Value] = []
+        self.values: list[Node] = []
         self._keep: list[Recomputable[Any]] = []  # new sources live until the operation refers to them
         self._adapter: Adapter | None = None
 
@@ -34,13 +35,12 @@ class Operands:
         cls = type(argument)
         if cls in CONSTANTS:
             return argument
-        value = getattr(argument, "_value", None)
-        if type(value) is Value:
-            common_cache(self.cache, argument)
-            self._same_library(adapter_of(value))
-            self.values.append(value)
-            return HOLE
         kind = kinds[cls]
+        if kind.handle:
+            extend.common_engine(self.cache.engine, argument)
+            self._same_library(adapter_of(argument.node))
+            self.values.append(argument.node)
+            return HOLE
         adapter = kind.array
         if adapter is not None:
             if adapter.constant(argument):
@@ -50,9 +50,9 @@ class Operands:
             make = adapter.compact(argument)
             if make is not None:
                 return Fresh(make)
-            source: Recomputable[Any] = Recomputable(self.cache, self.cache._add_source(adapter.snapshot(argument)))
+            source = extend.source(self.cache, adapter.snapshot(argument), Recomputable)
             self._keep.append(source)
-            self.values.append(source._value)
+            self.values.append(source.node)
             return HOLE
         if cls is list:
             return [self.pack(each) for each in argument]
@@ -80,14 +80,15 @@ class Operands:
             )
 
 
-def adapter_of(value: Value) -> Adapter | None:
+def adapter_of(value: Node) -> Adapter | None:
     """Who serves the array that a value holds, or held before it was evicted; None: it is no array."""
-    payload = value.payload
-    cls = value.outline.cls if payload is EVICTED and hasattr(value, "outline") else type(payload)
-    return kinds[cls].array
+    payload, remains = value.payload, value.remains
+    if payload is EVICTED and remains is not None and remains.outline is not None:
+        return kinds[remains.outline.cls].array
+    return kinds[type(payload)].array
 
 
-def same_library(values: list[Value]) -> bool:
+def same_library(values: list[Node]) -> bool:
     """Whether arrays that are in memory are of one library; False if that is not sure."""
     if len(values) < 2:
         return True
@@ -108,11 +109,11 @@ def call(
 ) -> Any:
     """`function` of arguments with arrays anywhere among them; results are wrapped, in whatever nest they come."""
     positional: list[Any] = []
-    plain: list[Value] = []
+    plain: list[Node] = []
     for each in args:  # mostly they are arrays of this cache and constants, and nothing is nested
         cls = type(each)
-        if cls is wrap and each._cache is cache:
-            value = each._value
+        if cls is wrap and each.cache is cache:
+            value = each.node
             plain.append(value)
             positional.append(value)
         elif cls in CONSTANTS:
@@ -136,47 +137,34 @@ def operate(
     cache: Cache,
     function: Callable[..., Any],
     positional: tuple[Any, ...],
-    values: tuple[Value, ...],
+    values: tuple[Node, ...],
     caller: FrameType,
     nout: int = 1,
 ) -> Any:
     """`function` of values and constants, now; with `nout` 0 it is a `Call`, whose first run says how many outputs."""
-    operation = Operation(function, positional, None, values, nout, None, caller.f_code, caller.f_lasti)
-    with cache._settling:
-        value = cache._apply_at_once(operation)
-        if value is None:
-            cache._apply(operation)
-        outputs = operation.outputs
-        if nout and len(outputs) == 1 and (value := outputs[0]) is not None:
-            array = kinds[type(value.payload)].array  # mostly it is one
-            result = _given(_handle(wrap, cache, value)) if array is None else wrap(cache, value)
-        else:
-            handles = [_handle(wrap, cache, each) for each in outputs if each is not None]  # before one of them raises
-            leaves = [_given(each) for each in handles]
-            result = function.rebuild(leaves) if isinstance(function, Call) else tuple(leaves)
-    if cache._history > cache._history_limit:
-        _warn_of_history(cache)
+    handles = extend.perform(
+        cache, function, positional, values, caller, nout=nout, handle=wrap._class_of_results
+    )
+    if nout == 1:
+        result = _given(handles[0])
+    else:
+        leaves = [_given(handle) for handle in handles]
+        result = function.rebuild(leaves) if isinstance(function, Call) else tuple(leaves)
+    kept = extend.history_exceeded(cache)
+    if kept:
+        _warn_of_history(kept)
     return result
-
-
-def _handle(wrap: Wrap, cache: Cache, value: Value) -> Recomputable[Any]:
-    """What refers to a result: a wrapped array if it is an array."""
-    payload = value.payload
-    array = hasattr(value, "outline") if payload is EVICTED else kinds[type(payload)].array
-    return wrap(cache, value) if array else Recomputable(cache, value)
 
 
 def _given(handle: Recomputable[Any]) -> Any:
     """An array as it is wrapped, anything else plain: a number, a text, a dtype."""
     if type(handle) is not Recomputable:
         return handle
-    handle._cache._coercions += 1
+    extend.count_coercion(handle)
     return handle.get()
 
 
-def _warn_of_history(cache: Cache) -> None:
-    kept = cache._history
-    cache._history_limit = 10 * kept
+def _warn_of_history(kept: int) -> None:
     warnings.warn(
         f"{kept:,} values that nobody refers to any more are remembered, because later ones are made from them; if a "
         "loop carries values from step to step, cut their history at the end of each step: w = step(w).detach()",

@@ -39,7 +39,7 @@ class At:
 
         def method(*args: Any, **keywords: Any) -> Any:
             array, keys = self._array, self._keys
-            return call(type(array), array._cache, _at, (array, keys, name, *args), keywords, sys._getframe(1))
+            return call(type(array), array.cache, _at, (array, keys, name, *args), keywords, sys._getframe(1))
 
         return method
 
@@ -64,8 +64,8 @@ class Method:
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         array, name, caller = self._array, self._name, sys._getframe(1)
         if name in ONE_ARRAY and not keywords and all(type(each) in CONSTANTS for each in args):
-            value = array._value
-            return operate(type(array), array._cache, self._function, (value, *args), (value,), caller)
+            value = array.node
+            return operate(type(array), array.cache, self._function, (value, *args), (value,), caller)
         if name in WRITERS or name in TO_PYTHON:
             return getattr(array.get(), name)(*args, **keywords)
         if name == "setflags":
@@ -73,12 +73,12 @@ class Method:
         changes = name in MUTATING_METHODS or (name == "byteswap" and (keywords.get("inplace") or any(args)))
         if changes and is_changeable(array._type, array.dtype):
             changed = Changed(self._function)
-            array._become(call(type(array), array._cache, changed, (array, *args), keywords, caller))
+            array._become(call(type(array), array.cache, changed, (array, *args), keywords, caller))
             return array if name == "byteswap" else None
         function: Callable[..., Any] = self._function
         if len(args) > 1 or keywords.get("out") is not None:  # `out` may be among the arguments without a name
             return array_function(array, function, (array, *args), keywords, caller)
-        return call(type(array), array._cache, function, (array, *args), keywords, caller)
+        return call(type(array), array.cache, function, (array, *args), keywords, caller)
 
     @property
     def __name__(self) -> str:
@@ -102,7 +102,7 @@ class Flat:
 
     def __getitem__(self, key: Any) -> Any:
         array = self._array
-        return call(type(array), array._cache, _get_flat, (array, key), {}, sys._getframe(1))
+        return call(type(array), array.cache, _get_flat, (array, key), {}, sys._getframe(1))
 
     def __setitem__(self, key: Any, content: Any) -> None:
         array = self._array

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
+from recompute import extend
 from recompute._adapters.adapter import kinds
 from recompute._arrays.array import RecomputableArray, again
 from recompute._arrays.call import rebuilt
@@ -21,7 +22,7 @@ def array(x: Any) -> RecomputableArray:
     what is no array, or an array of Python objects; BudgetError if it does not fit. Cost: a few microseconds.
     """
     if isinstance(x, Recomputable):
-        if not isinstance(x, RecomputableArray) and adapter_of(x._value) is None and not kinds[type(x.get())].array:
+        if not isinstance(x, RecomputableArray) and adapter_of(x.node) is None and not kinds[type(x.get())].array:
             raise TypeError(f"rc.array takes an array, or a Recomputable of one, not {x!r}")
         return again(x)
     adapter = kinds[type(x)].array
@@ -31,9 +32,7 @@ def array(x: Any) -> RecomputableArray:
             "rc.array(numpy.asarray(x)), or use rc.pure for other objects"
         )
     adapter.check(x)
-    cache = current_cache()
-    with cache._noting:
-        return RecomputableArray(cache, cache._add_source(adapter.source(x)))
+    return extend.source(current_cache(), adapter.source(x), RecomputableArray)
 
 
 def asarray(x: Any) -> RecomputableArray:

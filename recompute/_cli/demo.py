@@ -6,9 +6,11 @@ import argparse
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from typing import Any, Final
 
+from recompute._budget import bytes_or_share
 from recompute._cli.live import Live
 from recompute._cli.output import CommandError, print_json, print_list
 from recompute._cli.plugins import DISTRIBUTION, NOT_INSTALLED, how_to_get, missing_package, plugins, version_of
@@ -124,14 +126,11 @@ def _missing(point: EntryPoint, error: ModuleNotFoundError) -> CommandError:
 
 def _share(text: str) -> float:
     """0.05 from "5%" or "0.05"."""
-    percent = text.strip().endswith("%")
-    try:
-        share = float(text.strip().removesuffix("%")) / (100 if percent else 1)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise CommandError(f"the budget of a demo is a share of its memory, such as 5%, not {text!r}")
-    return share
+    with suppress(ValueError):
+        share = bytes_or_share(text)
+        if isinstance(share, float):
+            return share
+    raise CommandError(f"the budget of a demo is a share of its memory, such as 5%, not {text!r}")
 
 
 def _count(text: str) -> int:

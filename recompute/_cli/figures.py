@@ -58,7 +58,7 @@ def name_apart(programs: list[Program]) -> list[Program]:
 def replay_all(
     programs: Sequence[Program],
     policies: Sequence[str],
-    budgets: Sequence[float | int],
+    budgets: Sequence[int | float],
     searches: Sequence[str] = ("exact",),
     **options: Any,
 ) -> list[Run]:
@@ -78,7 +78,7 @@ def replay_all(
 def plan_all(
     programs: Sequence[Program],
     methods: Sequence[Sequence[str]],
-    budgets: Sequence[float | int],
+    budgets: Sequence[int | float],
     **options: Any,
 ) -> list[Planned]:
     """All programs by their methods under all budgets, with progress; in this order."""

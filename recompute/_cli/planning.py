@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Final, Literal
 
+from recompute._budget import parse_budget
 from recompute._cli.output import CommandError
 from recompute._plans.plan import METHODS, plan
 from recompute._plans.problem import problem_of
@@ -57,8 +58,8 @@ class PlanJob:
 
     program: int
     method: str
-    budget: float | int
-    """As it was asked for: a share, or bytes."""
+    budget: int | float
+    """As it was asked for: bytes, or a share."""
     peak: int
     """Of the program without a budget."""
     time_limit: float
@@ -68,7 +69,7 @@ class PlanJob:
     @property
     def size(self) -> int:
         """The budget in bytes."""
-        return self.budget if isinstance(self.budget, int) else max(1, int(self.budget * self.peak))
+        return parse_budget(self.budget, whole=self.peak)
 
 
 def add_methods(parser: argparse.ArgumentParser, default: str) -> None:
@@ -134,7 +135,7 @@ def make(program: Program, job: PlanJob, progress: Progress | None = None) -> Pl
     ratio = job.budget if isinstance(job.budget, float) else size / max(1, job.peak)
     start = perf_counter()
     try:
-        found = plan(program, size if size > 1 else job.budget, job.method, **options)
+        found = plan(program, size, job.method, **options)
     except PlanError as error:
         status: Literal["infeasible", "timeout"] = "timeout" if "time_limit" in str(error) else "infeasible"
         seconds = perf_counter() - start

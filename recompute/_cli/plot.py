@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._budget import format_bytes
+from recompute._budget import format_bytes, parse_budget
 from recompute._cli.figures import COMPARED, SHARES, floors, name_apart, plan_all, points, replay_all, target, write
 from recompute._cli.live import Live, bar
 from recompute._cli.output import CommandError, warn
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 def _residency(options: argparse.Namespace) -> Figure:
     names = _names(options)
     least = budgets([options.least])[0] if options.least.strip("0.%") else 0.0
-    if not isinstance(least, float) or least > 1:
+    if not isinstance(least, float):
         raise CommandError(f"--least is a share of the peak, such as {_LEAST}, not {options.least!r}")
     if len(names) != 1:
         raise CommandError(f"residency is of one policy or method, not of {', '.join(names)}")
@@ -133,11 +133,11 @@ def _memory(options: argparse.Namespace) -> Figure:
 class _Watched:
     """One program under one budget: what happened under each name."""
 
-    def __init__(self, program: Program, budget: float | int) -> None:
+    def __init__(self, program: Program, budget: int | float) -> None:
         self.program = program
         self.peak = baseline(program)
         whole = sum(self.peak.values())
-        self.budget = budget if isinstance(budget, int) else max(1, int(budget * whole))
+        self.budget = parse_budget(budget, whole=whole)
         share = 100 * self.budget / max(1, whole)
         self.title = f"{short(program.name)} in {format_bytes(self.budget)}, {share:.3g}% of its peak"
         self.events: dict[str, list[Event]] = {}

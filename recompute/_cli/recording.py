@@ -101,7 +101,7 @@ def read(path: Path, program: Program) -> Recording:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CommandError(
-            f"a percentage is of the peak of a recorded run, and there is no recording {path}; {advice}"
+            f"a share is one of the peak of a recorded run, and there is no recording {path}; {advice}"
         ) from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not JSON"

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, get_args
 
 from recompute import Cache, Stats, default_cache, set_default_cache
-from recompute._budget import format_bytes, parse_bytes
+from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._cli import recording as recordings
 from recompute._cli.live import Live
 from recompute._cli.output import (
@@ -57,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.usage = "recompute run [options] [-m] script [args ...]"
     add = parser.add_argument
-    add("--budget", metavar="SIZE", help="512MB, 1.5GiB, none (default), or 25%% of the peak of a recorded run")
+    add("--budget", metavar="SIZE", help="512MB, 1.5GiB, none (default), or 25%% (0.25) of the peak of a recorded run")
     add("--policy", metavar="NAME", default=DEFAULT, choices=POLICIES, help=f"{', '.join(POLICIES)}; default {DEFAULT}")
     searches = ", ".join(name.replace(" ", "-") for name in SEARCHES)
     add("--search", metavar="NAME", default="exact", help=f"{searches}; default exact")
@@ -118,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
 
     ending, wall_time, line_is_open = _execute(program, cache, options.json)
     stats = cache.stats()
-    cache._flush_trace()
+    cache.flush()
     problem = ending.error or ("" if stats.peak else "the cache held nothing")
     if options.record and not problem:
         problem = recordings.write(path, program, stats, wall_time)
@@ -172,28 +171,17 @@ def _budget(options: argparse.Namespace, program: Program, path: Path) -> tuple[
     if not limited:
         return None, ""
     assert text is not None
-    if not text.strip().endswith("%"):
-        try:
-            return parse_bytes(text), ""
-        except ValueError as error:
-            raise CommandError(f"{error}; or a percentage of a recorded peak, such as '25%'") from None
-    share = percentage(text)
+    try:
+        number = bytes_or_share(text)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    if isinstance(number, int):
+        return number, ""
     recording = recordings.read(path, program)
     if recording.args != program.args:
         warn(recordings.differing(recording.args, program.args))
-    budget = {device: max(1, int(peak * share)) for device, peak in recording.peak.items() if peak}
+    budget = {device: parse_budget(number, whole=peak) for device, peak in recording.peak.items() if peak}
     return budget, f" ({text.strip()} of {format_bytes(sum(recording.peak.values()))})"
-
-
-def percentage(text: str) -> float:
-    """0.25 from "25%". Raises CommandError if it is not one, or not above zero."""
-    try:
-        share = float(text.strip().removesuffix("%")) / 100
-    except ValueError:
-        raise CommandError(f"{text!r} is not a percentage; write for example 25%") from None
-    if not (isfinite(share) and share > 0):
-        raise CommandError(f"a percentage must be above zero, not {text!r}")
-    return share
 
 
 def _total(cache: Cache) -> int | None:

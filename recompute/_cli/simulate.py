@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final, get_args
 
-from recompute._budget import format_bytes, parse_bytes
+from recompute._budget import bytes_or_share, format_bytes
 from recompute._cli.live import Live, bar
 from recompute._cli.output import CommandError, print_json, print_list, seconds
 from recompute._engine.graph import ReleaseMode
@@ -130,27 +130,12 @@ def load(paths: list[str]) -> list[Program]:
     return programs
 
 
-def budgets(given: list[str]) -> list[float | int]:
-    """Shares (float) or bytes (int) from the command line."""
-    return [_budget(text.strip()) for each in given for text in each.split(",")]
-
-
-def _budget(text: str) -> float | int:
+def budgets(given: list[str]) -> list[int | float]:
+    """Bytes (int) or shares of the peak (float) from the command line."""
     try:
-        if text.endswith("%"):
-            share: float | int = float(text[:-1]) / 100
-        else:
-            share = float(text)
-            if share > 1 and "." not in text:
-                share = int(text)
-    except ValueError:
-        try:
-            share = parse_bytes(text)
-        except ValueError as error:
-            raise CommandError(f"{error}; or a share of the peak, such as 0.4 or 40%") from None
-    if not 0 < share < float("inf"):
-        raise CommandError(f"a budget must be above zero, not {text!r}")
-    return share
+        return [bytes_or_share(text) for each in given for text in each.split(",")]
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def policies(given: list[str] | None) -> list[str]:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from recompute._adapters.adapter import kinds
-from recompute._engine.graph import Value
+from recompute._engine.graph import Node
 
 
-class Several(tuple[Any, ...]):
+class Outputs(tuple[Any, ...]):
     """What a function returned that was not asked how many outputs it would have."""
 
     __slots__ = ()
 
 
-class Nest:
+class Container:
     """A tuple, list or dict among the arguments, as it was: each run gets a fresh one with the payloads filled in."""
 
     __slots__ = ("build", "parts")
@@ -30,10 +30,10 @@ class Nest:
 
 def fill(parts: Any) -> list[Any]:
     """The arguments with the payload in the place of each value."""
-    return [part.payload if type(part) is Value else part.fill() if type(part) is Nest else part for part in parts]
+    return [part.payload if type(part) is Node else part.fill() if type(part) is Container else part for part in parts]
 
 
-def pack(argument: Any, keep: list[Any], found: list[Value]) -> Any:
+def pack(argument: Any, keep: list[Any], found: list[Node]) -> Any:
     """`argument` with its Recomputables replaced by their values; these are added to `found`, the former to `keep`.
 
     Tuples (named ones too), lists and dicts are copied, so what the caller does to them later does not matter.
@@ -46,30 +46,30 @@ def pack(argument: Any, keep: list[Any], found: list[Value]) -> Any:
         ) from None
 
 
-def _pack(argument: Any, keep: list[Any], found: list[Value]) -> Any:
+def _pack(argument: Any, keep: list[Any], found: list[Node]) -> Any:
     cls = type(argument)
     kind = kinds[cls]
     if kind.plain:
         return argument
-    value = getattr(argument, "_value", None)
-    if type(value) is Value:
+    if kind.handle:
         keep.append(argument)
-        found.append(value)
-        return value
+        node: Node = argument.node
+        found.append(node)
+        return node
     if cls is list:
-        return Nest(_same, [_pack(part, keep, found) for part in argument])
+        return Container(_same, [_pack(part, keep, found) for part in argument])
     if cls is dict:
         keys = tuple(argument)
-        return Nest(
+        return Container(
             lambda parts: dict(zip(keys, parts, strict=True)),
             [_pack(part, keep, found) for part in argument.values()],
         )
     if isinstance(argument, tuple):
         before = len(found)
         parts = [_pack(part, keep, found) for part in argument]
-        if len(found) == before and not any(type(part) is Nest for part in parts):
+        if len(found) == before and not any(type(part) is Container for part in parts):
             return argument  # nothing in it can change
-        return Nest(cls._make if hasattr(cls, "_make") else cls, parts)
+        return Container(cls._make if hasattr(cls, "_make") else cls, parts)
     if kind.readonce:
         raise TypeError(
             f"an argument is a {cls.__name__}, which can be read only once, but an operation may run again; "

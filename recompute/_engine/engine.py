@@ -1,222 +1,871 @@
-"""The engine: Dynamic Tensor Rematerialization as four callbacks, with locks, threads and events.
+"""The engine: Dynamic Tensor Rematerialization as four callbacks, over the parts of this folder.
 
-`_perform`, `_rematerialize`, `_allocate` and `_evict` are the whole of it (Kirisame et al., ICLR 2021, figure 1;
-`_allocate` is in _allocation, `_evict` in _lifetimes). What surrounds them: arguments are brought back on an explicit
-stack of frames (a chain of a million evicted values is no deeper than one), functions run outside the lock, and
-whatever is raised, the frames in flight give back what they had locked and reserved. Its bases, down to _turns, are
-entered through this file, _at_once and _cache alone: _repair knows by these names whether a thread is inside.
+    allocate         evict until what an operation makes fits
+    perform          bring back the arguments, make room, run the function, keep the outputs
+    evict            drop the values on a storage, and join its evicted neighbours' components
+    rematerialize    find the evicted operation to perform next, so that a value comes back
 
-One lock guards everything below this file in the house; its methods hold it, unless they say otherwise.
+That is all of it (Kirisame et al., ICLR 2021, figure 1). Below them stands what keeps it right: arguments come back on
+an explicit stack of frames; the parts (graph, memory, references, scheduler, meter, journal, finalizer) change under
+one lock; functions, adapters, budgets, scores, clocks, listeners and destructors, all that a user may have written,
+run without it. A change begins with `begin` and ends with `end`; one that is cut short in between is made good by
+whoever holds the lock next (see recount).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from gc import disable, enable, isenabled
+from math import inf
+from threading import get_ident
+from typing import Any, Final
+from weakref import WeakSet
 
-from recompute._adapters.adapter import fingerprint, kinds
-from recompute._engine.events import Accessed, Added, Detached, Pinned, Unpinned
-from recompute._engine.frames import Flight, Frame, Goal, by_peak, running
-from recompute._engine.graph import EVICTED, Operation, Storage, Value
-from recompute._engine.references import INTERRUPT
-from recompute._engine.repair import HANDLES
-from recompute._engine.runs import Runs
-from recompute._engine.scheduler import running_here
+from recompute._adapters.adapter import kinds
+from recompute._budget import Limits
+from recompute._engine.arguments import fill
+from recompute._engine.events import Evicted, LetGo, Listener, Reason, TakenBack
+from recompute._engine.finalizer import Departure, Finalizer, HeldReference, remains_of
+from recompute._engine.frames import Frame, Order, Request, by_peak, in_program_order, running, running_here
+from recompute._engine.graph import EVICTED, Operation, Options, Reference, ReleaseMode, Storage, Value
+from recompute._engine.journal import Journal
+from recompute._engine.memory import Memory, Pool, ProgramOrderPool
+from recompute._engine.meter import Meter, checked_clock
+from recompute._engine.recount import recount
+from recompute._engine.references import References
+from recompute._engine.results import Made, Results, own_memory, refer
+from recompute._engine.scheduler import Scheduler, frames_on_stacks
+from recompute._engine.verify import Fingerprints
+from recompute._policy.formulas import Policy
+from recompute._policy.search import Search, rank
+
+_SMALL: Final = 4096
+"""Bytes: a number or the like, if it is smaller, goes at the next use of the cache, not at once."""
 
 
-class Engine(Runs):
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the simulator and staging set otherwise, the former to do as the published simulator does."""
+
+    room: Callable[[Any], Sequence[tuple[str, int]]] | None = None
+    """(device, bytes) that the first run of a function asks for; None: what was learnt."""
+    program_order: bool = False
+    """Evicted arguments come back, and are unlocked, in the order of the program; else so that the peak is low."""
+    patient: bool = True
+    """Whether locks that only wait are let go when memory is short."""
+    remember_all: bool = False
+    """Whether what nobody can need any more is kept, in its component."""
+    active: bool = False
+    """Whether components are kept from the start, not from the first question."""
+    start: float = 0.0
+    """Where the compute clock starts."""
+    before_bringing: Callable[[], None] | None = None
+    """Called before `get`, `pin` or `detach` brings a value; it may raise."""
+
+
+_NONE: Final[dict[str, Any]] = {}
+
+
+class Engine:
     """Performs operations within the limits, and brings evicted values back."""
 
-    _order: Callable[[list[Value]], list[Value]] = staticmethod(by_peak)
-    """In which evicted arguments are brought back."""
+    cache: Any
+    """Who has it."""
 
-    def _perform(self, frame: Frame) -> None:
-        """Run the operation of `frame` after bringing back its arguments. Called without the lock."""
-        flight = frame.flight
-        flight.frames.append(frame)
-        outer = running.get()
-        if self._interrupted and outer is None:
-            self._recover()
-        start = self._clock() if outer is not None else 0.0
-        try:
-            with self._lock:
-                ready = self._rematerialize(flight)
-            while ready is not None:
-                made, cost = self._run(ready)
-                with self._lock:
-                    self._store(ready, made, cost)
-                    del made  # or what it holds could not be evicted for the operations that follow
-                    flight.pop()
-                    ready = self._rematerialize(flight)
-        except BaseException as error:
-            running.set(outer)  # an interrupt may have kept _run from it
-            with self._lock:
-                while flight.frames:
-                    self._abandon(flight.frames.pop())
-            self._interrupted = self._interrupted or not isinstance(error, Exception)
-            raise
-        finally:
-            self._arrived(flight)
-            if outer is not None:
-                outer.nested += self._clock() - start
+    def __init__(
+        self,
+        limits: Limits,
+        policy: Policy,
+        search: Search,
+        release: ReleaseMode,
+        clock: Callable[[], float],
+        verify: bool,
+        options: EngineOptions,
+    ) -> None:
+        self.fingerprints = Fingerprints() if verify else None
+        self.journal = Journal()
+        self.meter = Meter(checked_clock(clock))
+        self.meter.now = options.start
+        self.memory = Memory(limits, policy, search, ProgramOrderPool if options.program_order else Pool)
+        self.memory.neighbourhood.active = self.memory.neighbourhood.active or options.active
+        self.scheduler = Scheduler()
+        self.finalizer = Finalizer()
+        self.results = Results(self.memory, self.meter, self.journal, self.finalizer, self.fingerprints)
+        self.references = References(
+            release,
+            self.evict,
+            self.memory,
+            self.meter,
+            self.journal,
+            self.finalizer,
+            self.scheduler,
+            self.results,
+            self.fingerprints,
+            options.remember_all,
+        )
+        self.options = options
+        self.order: Order = in_program_order if options.program_order else by_peak
+        self.lock = self.scheduler.lock
+        self.watchful = verify
+        """Whether `get` of a resident value is more than a look: somebody listens, verifies, or runs a function."""
+        self._foreign = policy.foreign
+        self._unfinished = False  # a change has begun and not ended
+        self._collects = True  # whether the garbage collector was enabled when it began
+        _engines.add(self)
 
-    def _rematerialize(self, flight: Flight) -> Frame | None:
-        """Lock what the frame on top needs, with a new frame on top for what is evicted; the frame that can run now.
+    # The four callbacks
 
-        None: the goal is reached.
+    def allocate(self, pool: Pool, size: int, frame: Frame, what: Operation | None) -> bool:
+        """Evict until `size` more bytes fit, and reserve them for a frame. Without the lock.
+
+        What is evicted is destroyed on the way, so that its bytes are free. False: the frame waited for others, and
+        must lock its arguments again. Raises BudgetError if the bytes can never fit.
         """
-        frames = flight.frames
-        while frames:
-            if self._leader is not None and self._leader is not flight and not self._running_mine():
-                self._wait_for_leader(flight)
-            frame = frames[-1]
-            missing = frame.lock_arguments(self.now)
-            if missing is not None:
-                operation = missing.operation
-                assert operation is not None, "a source is never evicted"
-                if missing.ghost is not None and self._take_back(missing):
-                    continue
-                if operation.frame is None:
-                    operation.frame = Frame(self, operation, flight)
-                    frames.append(operation.frame)
-                elif operation.frame.flight in (flight, *(each.flight for each in running_here())):
-                    raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
+        while True:
+            pool.ask_limit()
+            victims = self._rank(pool) if self._foreign and pool.used + size > pool.limit else None
+            with self.lock:
+                self.begin()
+                found = True
+                fits = pool.used + size <= pool.limit
+                if fits:
+                    pool.reserve(size)
+                    frame.reserved += ((pool, size),)
+                elif not self._mine_depart(pool):
+                    if victims is None:
+                        victims = self.memory.victims(pool, size, self.meter.now)
+                    for victim in victims:
+                        if victim.resident and not victim.locks:
+                            self.evict(victim, "pressure")
+                    found = bool(victims) or self._find_room(pool, frame)
+                self.end()
+            self.settle_departures()
+            if fits:
+                return True
+            if not found and not self.finalizer.queue:
+                raise pool.shortage(size, what)
+            self.settle()
+            if frame.missing is None and frame.operation is not None and not frame.running:
+                return False
+
+    def perform(self, bottom: Frame) -> None:
+        """Run the operation of the frame, and before it whatever has to be brought back for it. Without the lock."""
+        stack = bottom.stack
+        if self.finalizer.queue:
+            self.settle()
+        outer = running.get()
+        if outer is not None and not outer.running:  # an interrupt has kept it from saying that it is over
+            outer = next(iter(running_here()), None)
+            running.set(outer)
+        start = self.meter.clock() if outer is not None else 0.0
+        self.scheduler.stacks[bottom] = None
+        self.watchful = True
+        try:
+            if bottom.operation is not None:
+                self._expect(bottom)
+            while stack:
+                frame = self.rematerialize(stack)
+                if frame is not None and (frame.running or self._reserve(frame)):
+                    made, cost = self._run(frame, outer)
+                    self._store(frame, made, cost)
+                    del made  # or what it holds could not be evicted for the operations that follow
+        except BaseException:  # not bound: what looks at this call from elsewhere would keep it
+            running.set(outer)
+            self._abandon(bottom)
+            raise
+        self._over(bottom)
+        if outer is not None:
+            outer.elsewhere += self.meter.clock() - start
+
+    def evict(self, storage: Storage, why: Reason) -> None:
+        """Drop the values on a resident, unlocked storage. Under the lock: they are destroyed after it."""
+        departure = self.finalizer.depart(storage, watch=True)
+        if departure is not None and departure.vacates:
+            self._guard(departure)
+        self.memory.evicted(storage)
+        journal = self.journal
+        if why == "release":
+            journal.releases += 1
+        else:
+            journal.evictions += 1
+        if departure is not None:
+            departure.why = why
+        elif journal.listeners:
+            journal.events.append(Evicted(self.meter.now, storage.pool.used, storage.number, storage.size, why))
+        self.references.forget_if_unused(storage)
+
+    def rematerialize(self, stack: list[Frame]) -> Frame | None:
+        """Lock what the frame on top takes, with a new frame on top for what is evicted; the frame that can run now.
+
+        None: what was asked for is there.
+        """
+        now, scheduler = self.meter.now, self.scheduler
+        with self.lock:
+            self.begin()
+            while stack:
+                if scheduler.leader is not None and scheduler.leader is not stack[0] and not scheduler.mine(self):
+                    self._let_leader_go_first(stack)
+                while self.finalizer.queue:  # what has gone need not be there any more
+                    self._see_to(self.finalizer.queue.popleft())
+                frame = stack[-1]
+                missing = frame.lock_arguments(now, self.order)
+                if missing is not None:
+                    if missing.remains is not None and self._take_back(missing):
+                        continue
+                    operation = missing.operation
+                    busy = None if operation is None else scheduler.in_flight.get(operation)
+                    if operation is None:
+                        self.end()
+                        raise RuntimeError(_gone(frame))
+                    if busy is None:
+                        scheduler.in_flight[operation] = Frame(self, operation, stack)
+                    elif self._waits_for_itself(busy, stack):
+                        self.end()
+                        raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
+                    else:
+                        self._wait(stack[0])
+                elif frame.operation is None:
+                    assert isinstance(frame, Request)
+                    frame.result = frame.then(frame.arguments[0])
+                    self._leave(frame)
                 else:
-                    self._wait(flight)
-            elif frame.operation is None:
-                assert isinstance(frame, Goal)
-                frame.result = frame.arrive(frame.arguments[0])
-                self._unlock(frame)
-                flight.pop()
-            elif self._reserve(frame, frame.operation):
-                return frame
+                    needs = frame.needs
+                    if frame.operation.runs:
+                        needs = frame.needs = self.memory.room_again(frame.operation)
+                    if needs is not None and (not needs or self.memory.reserve(frame, needs)):
+                        self._start(frame)
+                    self.end()
+                    return frame
+            self.end()
         return None
 
-    # What the surface calls, without the lock
+    # One operation
 
-    def _add_source(self, payload: Any) -> Value:
-        kind = kinds[type(payload)]
-        if kind.readonce:
-            raise TypeError(
-                f"a {type(payload).__name__} can be read only once, but a value may be read again; make a list of it"
-            )
-        size = kind.nbytes(payload)
-        digest = None if self._fingerprints is None else fingerprint(payload)
-        device = "cpu" if kind.device is None else kind.device(payload)
-        if kind.timer is not None and device != "cpu":
-            self._timers.setdefault(device, kind.timer)
-        buffer = None if kind.buffer is None else kind.buffer(payload)
-        flight = Flight()
-        try:
-            with self._lock:
-                pool = self._pool(device)
-                self._allocate(pool, size, flight, None)
-                self._number += 1
-                storage = Storage(pool, size, 0 if buffer is None else id(buffer), self._number, self.now)
-                storage.locks = 1
-                value = Value(payload, None, storage, self._number)
-                value.refs = 1
-                storage.values = (value,)
-                self._settle_in(storage)
-                pool.sources += size
-                if self._fingerprints is not None:
-                    self._fingerprints.note(value, digest)
-                if self._listeners:
-                    self._events.append(Added(self.now, pool.used, storage.number, size, device))
-        finally:
-            self._arrived(flight)
-        return value
+    def _expect(self, frame: Frame) -> None:
+        """Find out how much room the outputs of a first run need, as far as that can be known. Without the lock.
 
-    def _apply(self, operation: Operation) -> tuple[Value | None, ...]:
-        """Perform a new operation; its outputs, each with one outside reference."""
-        arguments = operation.arguments
-        with self._noting, self._lock:
-            for value in arguments:
-                if value.payload is EVICTED and value not in value.storage.values:
-                    raise RuntimeError(
-                        f"an argument of {operation.name} is gone: another thread has changed the array in place; "
-                        "let threads that change one array take turns, with a lock"
-                    )
-            holds = [_Hold(self, value) for value in dict.fromkeys(arguments)]
-        self._note_found(arguments)
-        self._perform(Frame(self, operation, Flight()))
-        holds.clear()
-        return operation.outputs
-
-    def _note_found(self, values: tuple[Value, ...]) -> None:
-        """Inside an operation's function: what it asks for, and did not make itself, is a dependency."""
-        outer = running.get()
-        if outer is not None and outer.cache is self:
-            if outer.found is None:
-                outer.found = []
-            outer.found += [value for value in values if value.storage.number <= outer.born]
-
-    def _bring(self, value: Value, arrive: Callable[[Value], Any]) -> Any:
-        """Make `value` resident and call `arrive` on it under the lock."""
-        self._note_found((value,))
-        goal = Goal(self, value, arrive)
-        self._perform(goal)
-        return goal.result
-
-    def _get(self, value: Value) -> Any:
-        """The payload, by the slow path: evicted, inside an operation, or verified."""
-        payload = self._bring(value, self._read)
-        if self._fingerprints is not None:
-            self._fingerprints.check_untouched(value)
-        return payload
-
-    def _read(self, value: Value) -> Any:
-        if self._listeners and not self._running_mine():
-            self._events.append(Accessed(self.now, value.storage.pool.used, value.number))
-        return value.payload
-
-    def _evict_now(self, value: Value) -> bool:
-        with self._settling, self._lock:
-            storage = value.storage
-            evictable = value.payload is not EVICTED and not storage.locks
-            if evictable:
-                self._evict(storage, "request")
-        return evictable
-
-    def _detach(self, value: Value) -> None:
-        if self._listeners:
-            self._events.append(Detached(self.now, value.storage.pool.used, value.number))
-        self._cut(value)
-
-    def _pin(self, value: Value) -> None:
-        if self._listeners:
-            self._events.append(Pinned(self.now, value.storage.pool.used, value.number))
-        if not value.pinned:
-            value.pinned = True
-            value.storage.pool.lock(value.storage)
-            value.storage.pool.pinned += value.storage.size
-
-    def _unpin(self, value: Value) -> None:
-        with self._settling, self._lock:
-            if value.pinned:
-                self._unpin_locked(value)
-                if self._listeners:
-                    self._events.append(Unpinned(self.now, value.storage.pool.used, value.number))
-
-
-class _Hold:
-    """A reference to an argument while its operation is in flight: the caller's own may go to another value."""
-
-    __slots__ = ("_cache", "_value")
-
-    def __init__(self, cache: Engine, value: Value) -> None:
-        value.refs += 1  # under the lock
-        self._cache = cache
-        self._value = value
-
-    def __del__(self) -> None:
-        try:
-            self._cache._drop(self._value)
-        except KeyboardInterrupt:  # as in Recomputable
-            self._cache._interrupted = True
-            self._cache._dropped.append(INTERRUPT)
-        except AttributeError:  # interrupted before it was complete
+        Asks adapters, and so does nothing while an argument is evicted.
+        """
+        operation = frame.operation
+        assert operation is not None
+        if operation.runs:
             return
+        options = operation.options
+        if self.options.room is not None:
+            frame.needs = self.options.room(operation.function)
+        elif options is not None and options.declared is not None:
+            device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
+            frame.needs = [(device, size) for size in options.declared]
+        elif self.memory.unlimited:
+            frame.needs = ()
+        elif all(argument.payload is not EVICTED for argument in operation.arguments):
+            sizes = self.memory.sizes
+            payloads = fill(operation.positional)
+            if options is None:
+                frame.key = sizes.key(operation.function, payloads)
+            else:
+                named = filled_keywords(options)
+                frame.key = sizes.key(operation.function, payloads, named, options.nout or 1)
+            frame.needs = sizes.get(frame.key, operation)
+
+    def _reserve(self, frame: Frame) -> bool:
+        """Make room for the outputs, and start; False if the arguments must be locked again."""
+        operation = frame.operation
+        assert operation is not None
+        if frame.needs is None:
+            self._expect(frame)
+        for pool, size in self.memory.by_pool(frame.needs or ()).items():
+            if not self.allocate(pool, size, frame, operation):
+                with self.lock:
+                    self.begin()
+                    frame.give_back()
+                    self.end()
+                return False
+        with self.lock:
+            self.begin()
+            self._start(frame)
+            self.end()
+        return True
+
+    def _start(self, frame: Frame) -> None:
+        """The function may run: its arguments are locked, and there is room."""
+        frame.running = frame.counts = True
+        frame.born = self.results.number
+        self.scheduler.executing += 1
+
+    def _stop(self, frame: Frame) -> None:
+        """It does not run any more."""
+        if frame.counts:
+            frame.counts = False
+            self.scheduler.executing -= 1
+
+    def _run(self, frame: Frame, outer: Frame | None) -> tuple[list[Made], float]:
+        """Call the function: its outputs, measured, and its cost without what it spent elsewhere. Without the lock."""
+        operation, meter = frame.operation, self.meter
+        assert operation is not None
+        if self.fingerprints is not None:
+            for argument in operation.arguments:
+                self.fingerprints.check_untouched(argument)
+        positional = fill(operation.positional)
+        options = operation.options
+        named = _NONE if options is None else filled_keywords(options)
+        clock = meter.clock
+        quiet = _quiet(operation) if operation.runs else None
+        timer = meter.start_timer(operation) if meter.timers else None
+        frame.outer = outer
+        running.set(frame)
+        start = clock()
+        try:
+            if quiet is not None:
+                with quiet:
+                    result = operation.function(*positional, **named)
+            else:
+                result = operation.function(*positional, **named)
+        except BaseException as error:
+            note_creation(error, operation)
+            raise
+        finally:
+            cost = clock() - start - frame.elsewhere
+            running.set(outer)
+        if not 0.0 <= cost < inf:
+            cost = meter.checked(cost)
+        if timer is not None and not frame.elsewhere:  # the device cannot tell what else was computed meanwhile
+            frame.ask = timer()
+        del positional, named
+        if frame.found is not None:
+            with self.lock:
+                self.begin()
+                self.results.depend(operation, frame.found, operation.runs > 0)
+                self.end()
+        if options is None:
+            return [self.results.measure(operation, 0, result)], cost
+        return self.results.measure_all(operation, options, result), cost
+
+    def _make_room_for(self, frame: Frame, made: list[Made]) -> None:
+        """Make room for what was not known before the run, after the fact: it is there already. Without the lock."""
+        with self.lock:
+            self.begin()
+            self._stop(frame)
+            short = self._shortage(frame, made)
+            for pool, extra in short.items():
+                pool.overshoot = max(pool.overshoot, pool.used + extra - int(pool.limit))
+                pool.peak = max(pool.peak, pool.used + extra)
+            for _, _, _, _, _, shares in made:
+                if shares is not None and not shares.locks:  # got at run time; it must stay now
+                    frame.lock(shares)
+            self.end()
+        for pool, extra in short.items():
+            self.allocate(pool, extra, frame, frame.operation)
+
+    def _shortage(self, frame: Frame, made: list[Made]) -> dict[Pool, int]:
+        """The bytes of outputs that do not fit, beyond what was reserved for them."""
+        operation = frame.operation
+        assert operation is not None
+        if operation.runs and len(made) > 1:
+            wanted = [output is not None and output.payload is EVICTED for output in operation.outputs]
+            made = [output for output, needed in zip(made, wanted, strict=True) if needed]
+        short: dict[Pool, int] = {}
+        for pool, size in self.memory.by_pool(own_memory(made)).items():
+            extra = size - sum([room for reserved, room in frame.reserved if reserved is pool])
+            if extra > 0 and pool.used + extra > pool.limit:
+                short[pool] = extra
+        return short
+
+    def _store(self, frame: Frame, made: list[Made], cost: float) -> None:
+        """Keep the outputs, record the cost, let the arguments go. Without the lock."""
+        operation, memory, meter = frame.operation, self.memory, self.meter
+        assert operation is not None
+        again = operation.runs > 0
+        name = operation.name if again or self.journal.listeners else ""
+        if again:
+            if operation.remains is not None or len(made) > 1:
+                _tell_restored(operation, made)
+            function = getattr(operation.function, "__code__", None) or name
+        else:
+            handle = frame.handle
+            classes = [handle if isinstance(handle, type) else handle(payload) for payload, *_ in made]
+        if meter.unknown:
+            self.learn_costs()
+        while True:
+            with self.lock:
+                self.begin()
+                fits = memory.unlimited or not self._shortage(frame, made)
+                if fits:
+                    room = frame.reserved
+                    if room:
+                        frame.give_back()
+                    meter.now += cost
+                    if again:
+                        meter.remat_time += cost
+                        self._restore(operation, made, cost, frame.ask is None)
+                        meter.count_repeated(function, cost)
+                    else:
+                        self._create(frame, operation, made, cost, classes)
+                    if frame.ask is not None:
+                        meter.unknown.append((operation, cost, again, frame.ask))
+                    if self.journal.listeners:
+                        self.journal.events.append(self.results.performed(operation, name, cost, again, room))
+                    self._leave(frame)
+                    if again:
+                        self.references.performed_again(frame.arguments)
+                self.end()
+            if fits:
+                break
+            self._make_room_for(frame, made)
+        if frame.key is not None:
+            memory.sizes.learn(frame.key, own_memory(made))
+
+    def _create(
+        self, frame: Frame, operation: Operation, made: list[Made], cost: float, classes: list[type[Any]]
+    ) -> None:
+        """The outputs of a first run, and what refers to them."""
+        self.journal.operations += 1
+        self.results.create(operation, made, cost)
+        if operation.options is not None and len(made) > 1:
+            operation.options.room = own_memory(made)
+        for value, cls in zip(operation.outputs, classes, strict=True):
+            assert value is not None
+            handle = object.__new__(cls)
+            refer(handle, self, value, self._went)
+            frame.handles.append(handle)
+
+    def _restore(self, operation: Operation, made: list[Made], cost: float, reprice: bool) -> None:
+        """The outputs of a repeated run that are evicted."""
+        self.journal.rematerializations += 1
+        operation.runs += 1
+        for value, output in zip(operation.outputs, made, strict=True):
+            if value is not None and value.payload is EVICTED:
+                self.results.restore(value, operation, output)
+        if operation.options is not None and len(made) > 1:
+            operation.options.room = own_memory(made)
+        if cost < operation.c0 and reprice:  # the first run of a compiled function is not its cost
+            self.results.reprice(operation, cost)
+
+    # Without an operation
+
+    def make_room(self, device: str, size: int, then: Callable[[], None] | None = None) -> None:
+        """Evict until `size` more bytes fit on a device, and call `then` under the lock when they do."""
+        with self.lock:
+            self.begin()
+            pool = self.memory.pool(device)
+            self.end()
+        bottom = Frame(self, None)
+        self.scheduler.stacks[bottom] = None
+        try:
+            self.allocate(pool, size, bottom, None)
+            with self.lock:
+                self.begin()
+                bottom.give_back()
+                if then is not None:
+                    then()
+                self.end()
+        except BaseException:
+            self._abandon(bottom)
+            raise
+        self._over(bottom)
+
+    def next_victims(self, pool: Pool) -> list[Storage]:
+        """Whom to evict next, whatever is free."""
+        if self._foreign:
+            return self._rank(pool)
+        with self.lock:
+            self.begin()
+            victims = pool.candidates.choose(self.meter.now)
+            self.end()
+        return victims
+
+    # When memory is short, or somebody else is at it
+
+    def _rank(self, pool: Pool) -> list[Storage]:
+        """The victim of a policy that is the user's own code, which runs without the lock."""
+        with self.lock:
+            self.begin()
+            snapshot = pool.candidates.snapshot(self.meter.now)
+            self.end()
+        memory = self.memory
+        best = rank(memory.policy, memory.search, snapshot)
+        return [storage for storage in best if storage.resident and not storage.locks and storage.pool is pool][:1]
+
+    def _mine_depart(self, pool: Pool) -> bool:
+        """Whether bytes are on their way out by this thread, or by one that was kept from it."""
+        if pool.departing:
+            for departure in self.finalizer.departures:
+                if departure.pool is pool and self._takes_over(departure):
+                    return True
+        return False
+
+    def _find_room(self, pool: Pool, frame: Frame) -> bool:
+        """Find room beyond the candidates; False if there is none.
+
+        Memory that is too short for several threads may do for one: the first thread that finds no room leads, and the
+        others let go what only waits, until it has got what it asked for. Then its own outer frames let go.
+        """
+        scheduler = self.scheduler
+        if not self.options.patient:
+            return False
+        stack: list[Frame] = [] if frame.running or frame.operation is None else frame.stack
+        mine = scheduler.mine(self)
+        if (scheduler.executing > mine or scheduler.blocked) and not mine and stack:
+            if scheduler.leader is None:
+                scheduler.leader = stack[0]
+            elif scheduler.leader is not stack[0]:
+                self._let_leader_go_first(stack)
+                return True
+        if scheduler.executing > mine or pool.departing:
+            self._wait(frame.stack[0])
+            return True
+        unlocked = False
+        for blocked in scheduler.blocked:
+            unlocked = scheduler.unlock_waiting(blocked.stack) or unlocked
+        if unlocked:
+            return True
+        stacks = [stack, *(outer.stack for outer in running_here() if outer.engine is self)]
+        return any(scheduler.unlock_outermost(one) for one in stacks) or self._left_behind()
+
+    def _let_leader_go_first(self, stack: list[Frame]) -> None:
+        """Let another thread go first, with all the memory that this one does not need right now."""
+        while len(stack) > 1:  # the leader may need what these were to bring: start over, later
+            self._leave(stack[-1])
+        stack[0].waiting_below = 0
+        self.scheduler.unlock_waiting(stack)
+        while self.scheduler.leader is not None and self.scheduler.leader is not stack[0]:
+            self._wait(stack[0])
+
+    def _wait(self, bottom: Frame) -> None:
+        """Wait until another thread has finished something. What was changed so far is a change by itself."""
+        self.end()
+        try:
+            self.scheduler.wait(bottom)
+        except BaseException:
+            self._unfinished = True
+            raise
+        self.begin()
+
+    def _waits_for_itself(self, busy: Frame, stack: list[Frame]) -> bool:
+        if busy.operation is None:  # its value is on the way out of memory
+            return bool(busy.key == get_ident())
+        return busy.stack is stack or any(busy.stack is outer.stack for outer in running_here())
+
+    def _leave(self, frame: Frame) -> None:
+        """A frame is over, with success or without: what it had locked and reserved is free. Under the lock."""
+        scheduler, operation, locked = self.scheduler, frame.operation, frame.locked
+        if frame.counts:
+            frame.counts = False
+            scheduler.executing -= 1
+        frame.running = False
+        if frame.reserved:
+            frame.give_back()
+        if locked is not None:
+            if self.options.program_order:
+                place = {value.storage: number for number, value in enumerate(frame.arguments)}
+                locked.sort(key=lambda storage: place.get(storage, -1))
+            frame.unlock()
+            if self.references.waiting:
+                self.references.unlocked(frame.arguments)
+        if scheduler.in_flight and scheduler.in_flight.get(operation) is frame:
+            del scheduler.in_flight[operation]
+        scheduler.pop(frame.stack)
+        if scheduler.blocked:
+            scheduler.changed.notify_all()
+
+    def _over(self, bottom: Frame) -> None:
+        """A request is over."""
+        scheduler = self.scheduler
+        scheduler.stacks.pop(bottom, None)
+        if not scheduler.stacks:
+            self.watchful = bool(self.journal.listeners) or self.fingerprints is not None
+        if scheduler.leader is bottom:
+            with self.lock:
+                scheduler.leader = None
+                scheduler.changed.notify_all()
+
+    def _abandon(self, bottom: Frame) -> None:
+        """After a fault: what the frames had taken is given back."""
+        with self.lock:
+            if not isinstance(sys.exc_info()[1], Exception):
+                self._unfinished = True
+            self.begin()
+            while bottom.stack:
+                self._leave(bottom.stack[-1])
+            self.end()
+        self._over(bottom)
+
+    def calls_going_on(self) -> set[Frame]:
+        """The bottom frames of all requests that some thread is at."""
+        return {frame.f_locals.get("bottom") for frame in frames_on_stacks(_REQUESTS)}  # type: ignore[misc]
+
+    def _left_behind(self) -> bool:
+        """Whether an interrupt has left something behind, which is free now."""
+        alive = self.calls_going_on()
+        if all(bottom in alive for bottom in self.scheduler.stacks):
+            return False
+        recount(self)
+        return True
+
+    # Changes, whole or made good
+
+    def begin(self) -> None:
+        """A change begins: the lock is held, and destructors wait for its end."""
+        if self._unfinished:
+            self._make_good()
+        else:
+            self._collects = isenabled()
+            self._unfinished = True
+        disable()
+
+    def end(self) -> None:
+        """A change has ended, and everything that is counted is right."""
+        if self._collects:
+            enable()
+        self._unfinished = False
+
+    def _make_good(self) -> None:
+        lock = self.lock
+        lock.release()
+        nested = lock._is_owned()  # type: ignore[attr-defined]  # the library's Condition relies on it, too
+        lock.acquire()
+        if nested:
+            raise RuntimeError(
+                "the cache is used by the handler of a signal that came in the middle of a change of it; let the "
+                "handler only note the signal, and use the cache afterwards"
+            )
+        if self._unfinished:  # no other thread was faster
+            disable()
+            recount(self)
+        self._unfinished = True
+
+    def settle(self, blocking: bool = True) -> None:
+        """See to references that went, destroy what was dropped, tell listeners. After each use; without the lock."""
+        finalizer = self.finalizer
+        while finalizer.queue:
+            if not self.lock.acquire(blocking):
+                return  # whoever holds it will see to that
+            try:
+                self.begin()
+                while finalizer.queue:
+                    self._see_to(finalizer.queue.popleft())
+                self.end()
+            finally:
+                self.lock.release()
+            self.settle_departures()
+        if finalizer.garbage or finalizer.departures:
+            self.settle_departures()
+        if self.journal.events:
+            self.journal.deliver()
+        if finalizer.interrupts:
+            finalizer.raise_interrupts()
+
+    def _see_to(self, reference: Reference | HeldReference) -> None:
+        if type(reference) is Reference:
+            self.references.dropped(reference)
+        elif isinstance(reference, HeldReference) and self.memory.let_go(reference.held) and self.journal.listeners:
+            held = reference.held
+            self.journal.events.append(LetGo(self.meter.now, held.pool.used, held.number))
+
+    def settle_departures(self) -> None:
+        """Destroy what was evicted, once its adapters know; then its bytes are free. Without the lock."""
+        finalizer = self.finalizer
+        finalizer.destroy_garbage()
+        for departure in list(finalizer.departures):
+            if self._takes_over(departure):
+                try:
+                    departure.tell_adapters(self._went)
+                finally:
+                    with self.lock:
+                        self.begin()
+                        self._departed(departure)
+                        self.end()
+        finalizer.destroy_garbage()
+
+    def _takes_over(self, departure: Departure) -> bool:
+        """Whether this thread sees to a departure: its own, or one whose thread was kept from it."""
+        if departure.owner != get_ident():
+            if any(frame.f_locals.get("departure") is departure for frame in frames_on_stacks(_SETTLING)):
+                return False
+            departure.owner = get_ident()
+        return True
+
+    def _departed(self, departure: Departure) -> None:
+        """A storage has left memory: its bytes are free, unless somebody outside holds them."""
+        if self.finalizer.departures.pop(departure, departure) is departure:
+            return  # it was seen to already
+        pool, held, storage, scheduler = departure.pool, departure.held, departure.storage, self.scheduler
+        departure.payloads = []
+        pool.departing -= departure.size
+        pool.used -= departure.size
+        if held is not None and (held.reference is None or held.reference() is None):
+            held = None
+        if held is not None:
+            self.memory.hold(held)
+            if not storage.resident:
+                remains_of(storage).held = held
+        for operation in departure.guarded:
+            scheduler.in_flight.pop(operation, None)
+        if departure.why is not None and self.journal.listeners:
+            ghosts = () if held is None else tuple([value.number for value in storage.values if _alive(value)])
+            event = Evicted(
+                self.meter.now, pool.used, departure.number, departure.size, departure.why, held is not None, ghosts
+            )
+            self.journal.events.append(event)
+        if scheduler.blocked:
+            scheduler.changed.notify_all()
+
+    def _guard(self, departure: Departure) -> None:
+        """Nobody brings the values back before their memory is given up."""
+        guard = Frame(self, None)
+        guard.key = departure.owner
+        for value, _, _ in departure.payloads:
+            if value.operation is not None:
+                departure.guarded.append(value.operation)
+                self.scheduler.in_flight[value.operation] = guard
+
+    def _went(self, reference: Reference | HeldReference) -> None:
+        """A Recomputable has gone, or who held a buffer; from its destruction: at any time, and in any thread."""
+        try:
+            self.finalizer.queue.append(reference)
+            if type(reference) is Reference and _can_wait(reference.value):
+                return
+            if not self.lock._is_owned():  # type: ignore[attr-defined]  # else it is seen to at the end of the change
+                self.settle(blocking=False)
+        except Exception:
+            raise
+        except BaseException as interrupt:  # could not be raised from here: the next use of the cache raises it
+            self.finalizer.interrupts.append(interrupt)
+
+    def callback(self, value: Value) -> Callable[[Any], None]:
+        """What is told when a reference goes."""
+        return self._went
+
+    def _take_back(self, value: Value) -> bool:
+        """Make an evicted value resident again without recomputing it, if somebody still holds it."""
+        storage, memory = value.storage, self.memory
+        payload = value.remains.payload() if value.remains is not None and value.remains.payload is not None else None
+        held = storage.remains.held if storage.remains is not None else None
+        if payload is None or held is None or storage.resident or not memory.let_go(held):
+            return False
+        assert storage.remains is not None
+        storage.remains.held = None
+        storage.buffer = held.buffer
+        for other in storage.values:
+            remains = other.remains
+            if remains is not None and remains.payload is not None:
+                kept = remains.payload()
+                other.payload = EVICTED if kept is None else kept
+                remains.payload = None
+        memory.restored(storage)
+        self.journal.recoveries += 1
+        if self.journal.listeners:
+            event = TakenBack(self.meter.now, storage.pool.used, storage.number, storage.size)
+            self.journal.events.append(event)
+        return True
+
+    def after_fork(self) -> None:
+        """In a child process: the lock may have been held by a thread that is not here, in the middle of a change."""
+        self.scheduler.after_fork()
+        self.lock = self.scheduler.lock
+        self._collects = True
+        self._unfinished = True
+
+    def tidy(self) -> None:
+        """Nothing is left to be done: see `settle`, also for what an interrupt has left behind. Without the lock."""
+        self.settle()
+        self.learn_costs()
+        if self.scheduler.stacks and running.get() is None:
+            with self.lock:
+                self.begin()
+                self._left_behind()
+                self.end()
+            self.settle()
+
+    # Seconds that become known later
+
+    def learn_costs(self) -> None:
+        """Take the costs that devices know by now in the place of the time it took to launch what ran there."""
+        known = self.meter.answers()
+        if not known:
+            return
+        with self.lock:
+            self.begin()
+            for operation, launched, again, seconds in known:
+                self.meter.bill(seconds - launched, again)
+                if operation.outputs and (not again or seconds < operation.c0):
+                    self.results.reprice(operation, seconds)
+            self.end()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener(event)` for every event from now on; returns a function that stops it."""
+        self.journal.subscribe(listener)
+        self.watchful = True
+        return lambda: self.journal.unsubscribe(listener)
 
 
-HANDLES.append(_Hold)
+def filled_keywords(options: Options) -> dict[str, Any]:
+    """The arguments by name, with payloads filled in."""
+    keywords = options.keywords
+    return {} if keywords is None else dict(zip(keywords, fill(keywords.values()), strict=True))
+
+
+def note_creation(error: BaseException, operation: Operation) -> None:
+    """Let an error say where the operation was created that raised it."""
+    try:
+        error.add_note(f"in {operation.name}, an operation created at {operation.created}")
+    except Exception:  # an exception class may forbid it, and the error itself matters more
+        return
+
+
+def _gone(frame: Frame) -> str:
+    what = "a value" if frame.operation is None else f"an argument of {frame.operation.name}"
+    return (
+        f"{what} is gone: another thread has changed the array in place; let threads that change one array take turns, "
+        "with a lock"
+    )
+
+
+def _quiet(operation: Operation) -> AbstractContextManager[Any] | None:
+    """What surrounds a repeated run on arrays of a library that would warn of the same again."""
+    for value in operation.arguments:
+        adapter = kinds[type(value.payload)].array
+        if adapter is not None:
+            return adapter.repeated()
+    return None
+
+
+def _tell_restored(operation: Operation, made: list[Made]) -> None:
+    """Let adapters put the memory of what was made again where it belongs. Without the lock."""
+    for value, output in zip(operation.outputs, made, strict=True):
+        if value is not None and value.payload is EVICTED and value.remains is not None:
+            payload = output[0]
+            restored = kinds[type(payload)].restored
+            if restored is not None and value.remains.outline is not None:
+                restored(value.remains.outline, payload)
+
+
+def _can_wait(value: Value) -> bool:
+    """Whether a number or the like is all that can go with a reference: its recipe stays, for those who use it."""
+    storage = value.storage
+    return value.users is not None and not storage.buffer and storage.resident and storage.size < _SMALL
+
+
+def _alive(value: Value) -> bool:
+    remains = value.remains
+    return remains is not None and remains.payload is not None and remains.payload() is not None
+
+
+_engines: Final[WeakSet[Engine]] = WeakSet()
+
+_REQUESTS: Final = (Engine.perform.__code__, Engine.make_room.__code__)
+_SETTLING: Final = (Engine.settle_departures.__code__,)
+
+
+def _after_fork() -> None:
+    """In a child process the other threads are gone, and what they were at must be made good."""
+    for engine in list(_engines):
+        engine.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

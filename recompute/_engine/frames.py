@@ -1,8 +1,12 @@
-"""Operations in flight: the frames that take the place of recursion, and what a running function found at run time."""
+"""Frames: operations in flight, on an explicit stack instead of recursion.
+
+One thread brings back one thing at a time: a stack of frames, with what was asked for at the bottom and the operation
+that runs next on top. So a chain of a million evicted values is no deeper than one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,154 +15,161 @@ from recompute._engine.graph import EVICTED, Operation, Storage, Value
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
     from recompute._engine.memory import Pool
+    from recompute._engine.meter import Ask
+
+Order = Callable[[list[Value]], list[Value]]
+"""In which evicted arguments are brought back."""
 
 
-Made = tuple[Any, int, int, str, bytes | None]
-"""One output of a run: payload, bytes, identity of its memory (0: never shared), device, digest if it is verified."""
+HandleOf = type[Any] | Callable[[Any], type[Any]]
+"""The class of what refers to an output, or a function from the payload to that."""
 
 
-Room = tuple[tuple["Pool", int], ...]
-"""Bytes reserved for outputs, by pool."""
-
-
-class Running:
-    """An operation whose function runs now, as a `get` inside that function sees it."""
-
-    __slots__ = ("born", "cache", "flight", "found", "nested", "outer")
-
-    def __init__(self, cache: Engine, flight: Flight, born: int) -> None:
-        self.cache = cache
-        self.flight = flight
-        self.born = born  # storages with a higher number were made by the function itself
-        self.outer: Running | None = None  # the running operation that asked for this one
-        self.nested = 0.0  # seconds spent in the cache by the function: not its cost
-        self.found: list[Value] | None = None  # values that the function asked for at run time
-
-
-class Frame(Running):
+class Frame:
     """One operation that a thread is bringing into memory, with its arguments."""
 
-    __slots__ = ("arguments", "ask", "key", "locked", "operation", "reserved", "running", "todo")
+    __slots__ = (
+        "arguments",
+        "ask",
+        "born",
+        "counts",
+        "elsewhere",
+        "engine",
+        "found",
+        "handle",
+        "handles",
+        "key",
+        "locked",
+        "missing",
+        "needs",
+        "operation",
+        "outer",
+        "reserved",
+        "retries",
+        "running",
+        "stack",
+        "waiting_below",
+    )
 
-    def __init__(self, cache: Engine, operation: Operation | None, flight: Flight) -> None:
-        self.cache, self.flight, self.born, self.outer, self.nested, self.found = cache, flight, 0, None, 0.0, None
-        self.operation = operation  # None: a Goal
-        self.arguments = operation.arguments if operation is not None else ()
-        self.todo: list[Value] | None = None  # evicted arguments, the next one last; None: not looked at yet
+    def __init__(self, engine: Engine, operation: Operation | None, stack: list[Frame] | None = None) -> None:
+        self.engine = engine
+        self.operation = operation  # None: a `Request`
+        self.arguments: tuple[Value, ...] = operation.arguments if operation is not None else ()
+        if stack is None:
+            self.stack = [self]
+        else:
+            self.stack = stack
+            stack.append(self)
+        self.missing: list[Value] | None = None  # evicted arguments, the next one last; None: not looked at yet
         self.locked: list[Storage] | None = None  # many frames of a deep chain wait without a lock
-        self.reserved: Room = ()  # room made for the outputs
+        self.needs: Sequence[tuple[str, int]] | None = None  # (device, bytes) of the outputs, as far as known
+        self.reserved: tuple[tuple[Pool, int], ...] = ()  # room made for the outputs
         self.key: Any = None  # under which the sizes of the outputs are learnt
-        self.running = False  # the function runs, outside the lock
-        self.ask: Callable[[], float | None] | None = None  # what it cost, if only the device knows, and later
-
-    def lock_arguments(self, now: float) -> Value | None:
-        """Lock what is resident; the next argument that is not, or None when all are locked."""
-        todo = self.todo
-        if todo is None:
-            todo = self.todo = []
-            for value in self.arguments:
-                storage = value.storage
-                storage.last_access = now
-                if value.payload is EVICTED:
-                    todo.append(value)
-                else:
-                    self.lock(storage)
-            if len(todo) > 1:
-                todo = self.todo = list(reversed(self.cache._order(list(dict.fromkeys(todo)))))
-        while todo:
-            value = todo[-1]
-            if value.payload is EVICTED:
-                return value
-            self.lock(value.storage)
-            todo.pop()
-        return None
+        self.handle: HandleOf = object  # of what refers to the outputs of a first run
+        self.handles: list[Any] = []  # what refers to the outputs of a first run
+        self.running = False  # the function runs, or its outputs are being stored
+        self.counts = False  # among the functions that are executing
+        self.born = 0  # values with a higher number were made by the function itself
+        self.elsewhere = 0.0  # seconds spent by the function that are not its cost
+        self.found: list[Value] | None = None  # values that the function asked for at run time
+        self.outer: Frame | None = None  # the running operation that asked for this one
+        self.ask: Ask | None = None  # what it cost, if only the device knows, and later
+        self.retries: dict[Operation | None, int] | None = None  # how often operations were unlocked again
+        self.waiting_below = 0  # of a bottom frame: frames of the stack with a smaller index hold no locks
 
     def lock(self, storage: Storage) -> None:
-        """Keep a storage until `let_go`."""
+        """Keep a storage until `unlock`."""
         storage.pool.lock(storage)
         if self.locked is None:
             self.locked = [storage]
         else:
             self.locked.append(storage)
 
-    def let_go(self) -> None:
-        """Unlock everything; the arguments will be looked at again."""
+    def lock_arguments(self, now: float, order: Order) -> Value | None:
+        """Lock what is resident; the next argument that is not, or None when all are locked."""
+        missing = self.missing
+        if missing is None:
+            missing = self.missing = []
+            for value in self.arguments:
+                storage = value.storage
+                storage.last_access = now
+                if value.payload is EVICTED:
+                    missing.append(value)
+                else:
+                    storage.pool.lock(storage)
+                    if self.locked is None:
+                        self.locked = [storage]
+                    else:
+                        self.locked.append(storage)
+            if len(missing) > 1:
+                missing = self.missing = list(reversed(order(list(dict.fromkeys(missing)))))
+        while missing:
+            value = missing[-1]
+            if value.payload is EVICTED:
+                return value
+            self.lock(value.storage)
+            missing.pop()
+        return None
+
+    def unlock(self) -> None:
+        """Let go of the arguments; they will be looked at again."""
         locked, self.locked = self.locked, None
-        self.todo = None
+        self.missing = None
         for storage in locked or ():
             storage.pool.unlock(storage)
+
+    def give_back(self) -> None:
+        """Free what was reserved."""
+        reserved, self.reserved = self.reserved, ()
+        for pool, size in reserved:
+            pool.give_back(size)
 
     def __repr__(self) -> str:
         return f"<frame of {self.operation or self.arguments}>"
 
 
-class Goal(Frame):
-    """The bottom of a flight: one value that is wanted, and what to do with it under the lock once it is resident."""
+class Request(Frame):
+    """The bottom of a stack: one value that is wanted, and what to do with it under the lock once it is resident."""
 
-    __slots__ = ("arrive", "result")
+    __slots__ = ("result", "then")
 
-    def __init__(self, cache: Engine, value: Value, arrive: Callable[[Value], Any]) -> None:
-        super().__init__(cache, None, Flight())
+    def __init__(self, engine: Engine, value: Value, then: Callable[[Value], Any]) -> None:
+        super().__init__(engine, None)
         self.arguments = (value,)
-        self.arrive = arrive
+        self.then = then
         self.result: Any = None
 
 
-class Flight:
-    """What one thread is bringing back: a stack of frames, the wanted one at the bottom, the next one to run on top."""
-
-    __slots__ = ("frames", "free_below", "given_way")
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-        self.free_below = 0  # frames with a smaller index hold no locks
-        self.given_way: dict[Operation | None, int] = {}  # how often an operation's locks were let go
-
-    def pop(self) -> None:
-        self.frames.pop()
-        self.free_below = min(self.free_below, max(0, len(self.frames) - 1))
-
-    def let_go(self) -> bool:
-        """Unlock whatever only waits; False if there was nothing."""
-        had = False
-        for frame in self.frames[self.free_below :]:
-            if frame.locked and not frame.running:
-                frame.let_go()
-                had = True
-        return had
-
-    def give_way(self) -> bool:
-        """Let go the outermost locks that wait for the frame on top; False if there are none, or progress ends.
-
-        An operation of k arguments gives way at most k + 1 times: each time another argument is brought first, so
-        every order that could help has had its turn.
-        """
-        top = len(self.frames) - 1
-        while self.free_below < top:
-            frame = self.frames[self.free_below]
-            times = self.given_way.get(frame.operation, 0)
-            if frame.locked and times <= len(frame.arguments):
-                self.given_way[frame.operation] = times + 1
-                frame.let_go()
-                return True
-            self.free_below += 1
-        return False
+running: Final[ContextVar[Frame | None]] = ContextVar("recompute_running", default=None)
+"""The operation whose function runs in this context: a `get` inside it is a dependency found at run time."""
 
 
-ON_THE_GROUND: Final = Flight()
-"""The flight of an operation that needed none: always empty."""
+def running_here() -> list[Frame]:
+    """The operations whose functions run around this call, the innermost first."""
+    frames = []
+    frame = running.get()
+    while frame is not None:
+        if frame.running:  # else an interrupt kept it from saying that it is over
+            frames.append(frame)
+        frame = frame.outer
+    return frames
+
+
+def in_program_order(values: list[Value]) -> list[Value]:
+    """Evicted arguments as the program names them."""
+    return values
 
 
 def by_peak(values: list[Value]) -> list[Value]:
     """Evicted arguments in an order that keeps the peak low: first the one that needs most beyond its own size.
 
     Sethi and Ullman's rule (The generation of optimal code for arithmetic expressions, 1970), exact on trees, with the
-    need estimated on at most `_LOOK` evicted operations above each argument.
+    need estimated on at most `_MOST` evicted operations above each argument.
     """
     return sorted(values, key=_excess, reverse=True)
 
 
-_LOOK: Final = 64
+_MOST: Final = 64
 
 
 def _excess(value: Value) -> int:
@@ -166,25 +177,21 @@ def _excess(value: Value) -> int:
     order: list[Operation] = []
     seen: set[Operation] = set()
     stack = [value.operation]
-    while stack and len(order) < _LOOK:
+    while stack and len(order) < _MOST:
         operation = stack.pop()
         if operation is None or operation in seen:
             continue
         seen.add(operation)
         order.append(operation)
-        stack.extend(each.operation for each in operation.arguments if each.payload is EVICTED)
+        stack.extend(argument.operation for argument in operation.arguments if argument.payload is EVICTED)
     peak: dict[Operation | None, int] = {}
     for operation in reversed(order):
-        missing = [each for each in dict.fromkeys(operation.arguments) if each.payload is EVICTED]
-        missing.sort(key=lambda each: peak.get(each.operation, each.storage.size) - each.storage.size, reverse=True)
+        missing = [argument for argument in dict.fromkeys(operation.arguments) if argument.payload is EVICTED]
+        missing.sort(key=lambda one: peak.get(one.operation, one.storage.size) - one.storage.size, reverse=True)
         kept = most = 0
-        for each in missing:
-            most = max(most, kept + peak.get(each.operation, each.storage.size))
-            kept += each.storage.size
-        made = sum(each.storage.size for each in operation.outputs if each is not None)
+        for argument in missing:
+            most = max(most, kept + peak.get(argument.operation, argument.storage.size))
+            kept += argument.storage.size
+        made = sum(output.storage.size for output in operation.outputs if output is not None)
         peak[operation] = max(most, kept + made)
     return peak[value.operation] - value.storage.size
-
-
-running: Final[ContextVar[Running | None]] = ContextVar("recompute_running", default=None)
-"""The operation whose function runs in this context: a `get` inside it is a dependency found at run time."""

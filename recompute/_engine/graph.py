@@ -1,20 +1,22 @@
 """Operation, storage, value: the recorded program.
 
 References run from results to what they were made of (value -> operation -> arguments), so a recipe lives exactly as
-long as something can need it. The way back (value -> users) is unlinked by the cache when an operation dies.
+long as something can need it. The way back (value -> users) is unlinked by the engine when an operation is forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, Literal
-from weakref import ReferenceType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from weakref import ReferenceType, ref
 
 if TYPE_CHECKING:
-    from recompute._engine.frames import Frame
-    from recompute._engine.memory import Held, Pool
+    from recompute._engine.finalizer import Held
+    from recompute._engine.memory import Pool
     from recompute._policy.neighbourhoods import Component
+
+ReleaseMode = Literal["ignore", "eager", "banish"]
 
 
 class _Evicted:
@@ -25,91 +27,222 @@ class _Evicted:
     def __repr__(self) -> str:
         return "<evicted>"
 
+    def __reduce__(self) -> str:
+        return "EVICTED"
+
 
 EVICTED: Final = _Evicted()
 
 
-class Value:
-    """One result of an operation, or a source: what a `Recomputable` refers to."""
+class Reference(ref):  # type: ignore[type-arg]  # a subclass of ref cannot be generic and have slots
+    """A weak reference to a `Recomputable`: what its value knows of it.
 
-    __slots__ = ("ghost", "number", "operation", "outline", "payload", "pinned", "refs", "storage", "uses", "using")
+    Its callback is the news that the Recomputable has gone. Should an interrupt keep that from arriving, it is seen.
+    """
 
-    outline: Any  # what remains of it when it is evicted, an array's outline; set by its first eviction
-
-    def __init__(self, payload: Any, operation: Operation | None, storage: Storage, number: int) -> None:
-        self.number = number  # in order of creation; events speak of it
-        self.payload = payload
-        self.operation = operation  # None: a source
-        self.storage = storage
-        self.refs = 0  # outside references
-        # The operations that take it: mostly one, so no list is made for that. Dead ones are swept now and then.
-        self.using: Operation | list[Operation] | None = None
-        self.uses = 0  # how many of them are alive
-        self.pinned = False
-        self.ghost: ReferenceType[Any] | None = None  # the evicted payload, while somebody outside holds it
-
-    @property
-    def users(self) -> Sequence[Operation]:
-        """The operations that take this value, dead ones among them, some more than once."""
-        using = self.using
-        return using if isinstance(using, list) else () if using is None else (using,)
-
-    def living_users(self) -> Iterator[Operation]:
-        """The operations that take this value, each once."""
-        return (user for user in dict.fromkeys(self.users) if user.outputs)
-
-    def add_user(self, operation: Operation) -> None:
-        self.uses += 1
-        using = self.using
-        if using is None:
-            self.using = operation
-        elif isinstance(using, list):
-            using.append(operation)
-        else:
-            self.using = [using, operation]
-
-    def remove_user(self) -> None:
-        """Forget one user, already dead; sweeping half of the list at a time makes this O(1) amortised."""
-        self.uses -= 1
-        if not self.uses:
-            self.using = None
-        elif isinstance(self.using, list) and len(self.using) > 2 * self.uses + 8:
-            self.using = [user for user in self.using if user.outputs]
+    __slots__ = ("value",)
+    value: Value
 
 
-class Storage:
-    """A buffer: `size` bytes in one pool, shared by its `values`. The unit of eviction."""
+class Node:
+    """An operation, its output, and the storage that the output lives on: one object plays all three parts.
+
+    So it is for an operation of one output with memory of its own, which is nearly every one. An operation of several
+    outputs is a node by itself, and each output another; an output that shares memory is not its own storage. Code
+    names a node after the part that it plays where it is used: see `Operation`, `Storage` and `Value`.
+    """
 
     __slots__ = (
+        "arguments",
         "buffer",
-        "component",
+        "c0",
+        "code",
         "cost",
-        "held",
+        "function",
+        "instruction",
         "last_access",
         "locks",
+        "nearby",
         "number",
+        "operation",
+        "options",
+        "outputs",
+        "payload",
+        "pinned",
         "pool",
+        "positional",
+        "references",
+        "remains",
         "resident",
+        "runs",
         "size",
         "slot",
-        "stake",
+        "storage",
+        "users",
         "values",
     )
 
-    def __init__(self, pool: Pool, size: int, buffer: int, number: int, now: float) -> None:
-        self.pool = pool
-        self.size = size  # bytes
-        self.buffer = buffer  # the identity of the memory, while resident; 0: never shared
-        self.number = number  # that of its first value
-        self.last_access = now  # on the compute clock
-        self.cost = 0.0  # seconds: the operations that make the values on it, each once
-        self.locks = 0  # operations in flight, pins and sources; a candidate for eviction has none
-        self.slot = -1  # where the candidate search keeps it; -1: nowhere; less: it was passed over while locked
-        self.resident = True
-        self.values: tuple[Value, ...] = ()
-        self.component: Component | None = None
-        self.stake: tuple[float, float] | None = None  # what the neighbourhood knows of its cost
-        self.held: Held | None = None  # evicted, but somebody outside has the buffer
+    # The operation: one application of a function, and how to run it again.
+    function: Callable[..., Any]
+    positional: tuple[Any, ...]
+    """What the function takes, with a node, or a `Container` of them, in the place of each Recomputable."""
+    arguments: tuple[Value, ...]
+    """Every value it depends on, those that its function asked for at run time included."""
+    options: Options | None
+    outputs: tuple[Value | None, ...]
+    """None: can never be needed again. Empty: it has not run yet, or can never be needed again."""
+    c0: float
+    """Seconds that one run takes, without what it spends in the cache."""
+    runs: int
+    code: CodeType | None
+    instruction: int
+
+    # The value: one output of an operation, or a source.
+    payload: Any
+    operation: Operation | None
+    """None: a source."""
+    storage: Storage
+    number: int
+    """In order of creation; events and traces know it by this. A storage has the number of its first value."""
+    references: Reference | list[Reference] | None
+    users: Node | dict[Node, None] | None
+    """The operations that take it: mostly one, so no dict is made for that."""
+    pinned: bool
+    remains: Remains | None
+
+    # The storage: a buffer, the unit of eviction.
+    pool: Pool
+    size: int
+    """Bytes."""
+    buffer: int
+    """The identity of the memory, while resident; 0: never shared."""
+    last_access: float
+    """On the compute clock (seconds)."""
+    cost: float
+    """Seconds: the operations that make the values on it, each once."""
+    locks: int
+    """Operations in flight, pins and sources; a candidate for eviction has none."""
+    slot: int
+    """Where the candidate search keeps it; -1: nowhere; less: passed over while it was locked."""
+    resident: bool
+    values: tuple[Value, ...]
+    nearby: Component | tuple[float, float] | None
+    """What the evicted neighbourhood remembers of it."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        positional: tuple[Any, ...],
+        arguments: tuple[Value, ...],
+        code: CodeType | None = None,
+        instruction: int = 0,
+        options: Options | None = None,
+    ) -> None:
+        self.function = function
+        self.positional = positional
+        self.arguments = arguments
+        self.options = options
+        self.code = code
+        self.instruction = instruction
+        self.outputs = self.values = ()
+        self.c0 = self.cost = self.last_access = 0.0
+        self.runs = self.number = self.size = self.buffer = self.locks = 0
+        self.payload = EVICTED
+        self.operation = self.references = self.users = self.remains = self.nearby = None
+        self.pinned = self.resident = False
+        self.slot = -1
+        self.storage = NOWHERE
+
+    # As an operation
+
+    @property
+    def name(self) -> str:
+        return name_of(self.function)
+
+    @property
+    def created(self) -> str:
+        code = self.code
+        if code is None:
+            return "an unknown place"
+        lines = [line for start, _, line in code.co_lines() if line is not None and start <= self.instruction]
+        return f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
+
+    @property
+    def nout(self) -> int:
+        """How many outputs it has; 0: the first run tells."""
+        return 1 if self.options is None else self.options.nout
+
+    @property
+    def keywords(self) -> dict[str, Any] | None:
+        """The arguments by name, as `positional`."""
+        return None if self.options is None else self.options.keywords
+
+    # As a value
+
+    @property
+    def referred(self) -> bool:
+        """Whether somebody outside refers to it, as far as the news has come."""
+        return self.references is not None
+
+    def reference_of(self, handle: Any) -> Reference:
+        """The reference that a Recomputable of this value has."""
+        references = self.references
+        among = references if isinstance(references, list) else [references]
+        return next(reference for reference in among if reference is not None and reference() is handle)
+
+    def forget_reference(self, reference: Reference) -> bool:
+        """One outside reference less; whether it was known."""
+        known = self.references
+        if known is reference:
+            self.references = None
+            return True
+        if isinstance(known, list):
+            left = [other for other in known if other is not reference]
+            self.references = left or None
+            return len(left) < len(known)
+        return False
+
+    def refer(self, reference: Reference) -> None:
+        """One more outside reference."""
+        reference.value = self
+        known = self.references
+        if known is None:
+            self.references = reference
+        elif isinstance(known, list):
+            known.append(reference)
+        else:
+            self.references = [known, reference]  # type: ignore[list-item]  # one
+
+    def each_user(self) -> Iterable[Operation]:
+        """The operations that take this value."""
+        users = self.users
+        return () if users is None else (users,) if type(users) is Node else users  # type: ignore[return-value]  # then a dict
+
+    def add_user(self, operation: Operation) -> None:
+        users = self.users
+        if users is None or users is operation:
+            self.users = operation
+        elif type(users) is Node:
+            self.users = {users: None, operation: None}
+        else:
+            users[operation] = None  # type: ignore[index]  # it is a dict
+
+    def remove_user(self, operation: Operation) -> None:
+        users = self.users
+        if users is operation:
+            self.users = None
+        elif isinstance(users, dict):
+            users.pop(operation, None)
+            if not users:
+                self.users = None
+
+    # As a storage
+
+    @property
+    def needed_outside(self) -> bool:
+        """Whether somebody outside refers to a value on it."""
+        values = self.values
+        return values[0].referred if len(values) == 1 else any(each.referred for each in values)
 
     def neighbours_up(self) -> Iterator[Storage]:
         """The storages it is made from."""
@@ -122,69 +255,55 @@ class Storage:
     def neighbours_down(self) -> Iterator[Storage]:
         """The storages made from it."""
         for value in self.values:
-            for user in value.users:
+            for user in value.each_user():
                 for output in user.outputs:
                     if output is not None and output.storage is not self:
                         yield output.storage
 
+    def __repr__(self) -> str:
+        return f"<{self.name}, created at {self.created}>" if self.code is not None else f"<value {self.number}>"
 
-class Operation:
-    """One application of a function: how to run it (again), what it takes, what it made and what that cost."""
 
-    __slots__ = (
-        "arguments",
-        "code",
-        "cost",
-        "declared",
-        "frame",
-        "function",
-        "instruction",
-        "keywords",
-        "nout",
-        "outputs",
-        "positional",
-        "room",
-        "runs",
-    )
+Operation: TypeAlias = Node
+"""A node as the application of a function."""
+
+Value: TypeAlias = Node
+"""A node as one result of an operation, or as a source: what a `Recomputable` refers to."""
+
+Storage: TypeAlias = Node
+"""A node as a buffer: `size` bytes in one pool, shared by its `values`. The unit of eviction."""
+
+
+NOWHERE: Final = Node.__new__(Node)
+"""The storage of a value that has none yet, or has been forgotten."""
+NOWHERE.values = ()
+NOWHERE.locks = 0
+
+
+class Options:
+    """What few operations have: arguments by name, several outputs, declared sizes."""
+
+    __slots__ = ("declared", "keywords", "nout", "room")
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        positional: tuple[Any, ...],
-        keywords: dict[str, Any] | None,
-        arguments: tuple[Value, ...],
-        nout: int,
-        declared: tuple[int, ...] | None,
-        code: CodeType,
-        instruction: int,
+        self, keywords: dict[str, Any] | None = None, nout: int = 1, declared: tuple[int, ...] | None = None
     ) -> None:
-        self.function = function
-        self.positional = positional  # with a Value, or a Nest of them, in the place of each Recomputable
         self.keywords = keywords
-        self.arguments = arguments  # every value it depends on, found at run time ones included
-        self.nout = nout
+        self.nout = nout  # outputs; 0: the first run tells
         self.declared = declared  # bytes of each output, if the caller said
-        self.room: Sequence[tuple[str, int]] | None = (
-            None  # (device, bytes) that several outputs took, forgotten ones too
-        )
-        self.code = code  # where it was created
-        self.instruction = instruction
-        self.outputs: tuple[Value | None, ...] = ()  # None: can never be needed again; empty: nor can the operation
-        self.cost = 0.0  # seconds
-        self.runs = 0
-        self.frame: Frame | None = None  # set while a thread is bringing it back
+        self.room: Sequence[tuple[str, int]] | None = None
+        """(device, bytes) that several outputs took, forgotten ones too."""
 
-    @property
-    def name(self) -> str:
-        return name_of(self.function)
 
-    @property
-    def created(self) -> str:
-        lines = [line for start, _, line in self.code.co_lines() if line is not None and start <= self.instruction]
-        return f"{self.code.co_filename}:{lines[-1] if lines else self.code.co_firstlineno}"
+class Remains:
+    """What is left of an evicted value."""
 
-    def __repr__(self) -> str:
-        return f"<operation {self.name}, created at {self.created}>"
+    __slots__ = ("held", "outline", "payload")
+
+    def __init__(self) -> None:
+        self.outline: Any = None  # what its adapter wants to know of it while it is evicted
+        self.payload: ReferenceType[Any] | None = None  # while somebody outside holds it
+        self.held: Held | None = None  # of a storage: while somebody outside holds its buffer
 
 
 def name_of(function: Any) -> str:
@@ -200,6 +319,3 @@ def name_of(function: Any) -> str:
 def qualified(name: str) -> str:
     """A qualified name without the noise."""
     return name.replace(".<locals>", "")
-
-
-ReleaseMode = Literal["ignore", "eager", "banish"]

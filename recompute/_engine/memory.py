@@ -1,22 +1,40 @@
-"""A pool: the memory of one device, its budget, and the candidates for eviction in it."""
+"""Memory: how many bytes each device holds, what may be evicted from it, and which storages to evict.
+
+It knows sizes, limits, candidates and evicted neighbourhoods, and returns victims; it never touches a payload. Under
+the engine's lock, unless a method says otherwise.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
-from weakref import ReferenceType
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
-from recompute._budget import Limit, format_bytes
+from recompute._budget import Limit, Limits, format_bytes
+from recompute._engine.finalizer import Held
 from recompute._engine.graph import Operation, Storage
+from recompute._engine.sizes import LearntSizes
 from recompute._errors import BudgetError
-from recompute._policy.search import Candidates
+from recompute._policy.formulas import Policy
+from recompute._policy.needed import NEIGHBOURHOODS
+from recompute._policy.search import Candidates, Search, candidates
+
+if TYPE_CHECKING:
+    from recompute._engine.frames import Frame
 
 
 class Pool:
-    """Bytes of one device. `used` = resident storages + room reserved by operations in flight + held outside."""
+    """Bytes of one device.
+
+    `used` = resident storages + room reserved by operations in flight + storages on their way out + held outside.
+    """
 
     __slots__ = (
         "adaptive",
+        "asking",
         "candidates",
+        "departing",
         "device",
         "fixed",
         "held",
@@ -36,9 +54,13 @@ class Pool:
         self.peak = 0
         self.fixed = 0  # of used: what no eviction frees now: locked storages and reserved room
         self.held = 0  # of used: evicted, but somebody outside still holds it
+        self.departing = 0  # of used: evicted, and destroyed as soon as nobody holds the lock
         self.sources = 0  # of fixed, for reports
         self.pinned = 0  # of fixed, for reports
         self.overshoot = 0  # the most by which an output of unknown size has exceeded the limit
+        self.limit: float = inf
+        self.adaptive: Callable[[int], int] | None = None
+        self.asking: set[int] = set()  # threads in which that is being called
         self.set_budget(budget)
 
     @property
@@ -47,20 +69,50 @@ class Pool:
         return self.adaptive or (None if self.limit == inf else int(self.limit))
 
     def set_budget(self, budget: Limit | None) -> None:
-        self.adaptive = budget if callable(budget) else None
-        self.limit: float = inf if budget is None else budget(self.used) if callable(budget) else budget
+        """A function is not called here: see `ask_limit`."""
+        if callable(budget):
+            self.adaptive = budget
+        else:
+            self.adaptive = None
+            self.limit = inf if budget is None else budget
 
-    def refresh(self) -> float:
-        """The limit as it is now."""
-        if self.adaptive is not None:
-            self.limit = self.adaptive(self.used)
-        return self.limit
+    def ask_limit(self) -> None:
+        """Let the limit be what the user's function says now. Without the lock."""
+        adaptive, thread = self.adaptive, get_ident()
+        if adaptive is not None and thread not in self.asking:  # else the function itself uses the cache
+            self.asking.add(thread)
+            try:
+                limit = adaptive(self.used)
+            finally:
+                self.asking.discard(thread)
+            if not isinstance(limit, (int, float)) or isinstance(limit, bool) or limit != limit:
+                raise TypeError(f"the budget function {adaptive!r} returned {limit!r}, which is no number of bytes")
+            if self.adaptive is adaptive:  # no other budget was set meanwhile
+                self.limit = limit
 
     def take(self, size: int) -> None:
         """Count `size` bytes more."""
         self.used += size
         if self.used > self.peak:
             self.peak = self.used
+
+    def reserve(self, size: int) -> None:
+        """Set `size` bytes aside for an operation."""
+        self.take(size)
+        self.fixed += size
+
+    def give_back(self, size: int) -> None:
+        """What was reserved is free again."""
+        self.used -= size
+        self.fixed -= size
+
+    def enter(self, storage: Storage) -> None:
+        """Count a storage that has just become resident."""
+        self.take(storage.size)
+        if storage.locks:
+            self.fixed += storage.size
+        else:
+            self.admit(storage)
 
     def lock(self, storage: Storage) -> None:
         """One more reason to keep a resident storage."""
@@ -93,7 +145,10 @@ class Pool:
             self.admit(storage)
 
     def shortage(self, size: int, what: Operation | None) -> BudgetError:
-        """The error that `what` (None: a source) cannot have `size` more bytes: what takes the room, and what to do."""
+        """The error that `what` (None: a source) cannot have `size` more bytes: what takes the room, and what to do.
+
+        Without the lock: it names a function of the user's.
+        """
         locked = max(0, self.fixed - self.sources - self.pinned)
         impossible = self.fixed + self.held + size > self.limit
         parts = [
@@ -111,21 +166,185 @@ class Pool:
             f"{need} budget of {format_bytes(self.limit)} is "
             f"{format_bytes(short)} ({short} bytes) short"
             + (f", with {taken}" if taken else "")
-            + "; raise the budget, "
-            "unpin, or let go of what get() returned"
+            + "; raise the budget, unpin, or let go of what get() returned"
         )
 
     def __repr__(self) -> str:
         return f"<pool {self.device}: {self.used} of {self.limit} bytes used>"
 
 
-class Held:
-    """Bytes that were evicted while somebody outside kept the buffer: counted as used until they are let go."""
+class ProgramOrderPool(Pool):
+    """A storage that was locked is the newest candidate when it is unlocked, even one of no bytes.
 
-    __slots__ = ("number", "pool", "reference", "size")
+    So the published simulator has it.
+    """
 
-    def __init__(self, pool: Pool, size: int, number: int) -> None:
-        self.number = number  # of the storage
-        self.pool = pool
-        self.size = size
-        self.reference: ReferenceType[object] | None = None
+    __slots__ = ()
+
+    def admit(self, storage: Storage) -> None:
+        if storage.slot < 0:
+            self.candidates.add(storage)
+
+    def lock(self, storage: Storage) -> None:
+        super().lock(storage)
+        if storage.slot >= 0:
+            self.candidates.remove(storage)
+
+
+class Memory:
+    """The pools of all devices, and what is evicted from them."""
+
+    def __init__(self, limits: Limits, policy: Policy, search: Search, pool_class: type[Pool] = Pool) -> None:
+        self.policy = policy
+        self.search = search
+        self.limits = limits
+        self.unlimited = limits.given is None
+        self.pools: dict[str, Pool] = {}
+        self.storages: set[Storage] = set()
+        """All that somebody can still need, evicted ones too."""
+        self.held: set[Held] = set()
+        self.sizes = LearntSizes()
+        self.neighbourhood = NEIGHBOURHOODS[policy.neighbourhood](_cost_fell)
+        self._pool_class = pool_class
+
+    def pool(self, device: str) -> Pool:
+        pool = self.pools.get(device)
+        if pool is None:
+            found = candidates(self.search, self.policy, self.neighbourhood)
+            pool = self.pools[device] = self._pool_class(device, found, self.limits.of(device))
+        return pool
+
+    def set_limits(self, limits: Limits) -> None:
+        self.limits = limits
+        self.unlimited = limits.given is None
+        for pool in self.pools.values():
+            pool.set_budget(limits.of(pool.device))
+
+    # Room for what operations make
+
+    def room_again(self, operation: Operation) -> Sequence[tuple[str, int]]:
+        """(device, bytes) that the outputs of a repeated run need."""
+        options = operation.options
+        if options is not None and options.room is not None:  # all are made again, whichever are wanted
+            return options.room
+        storage = next(output.storage for output in operation.outputs if output is not None)
+        return () if storage.resident else ((storage.pool.device, storage.size),)
+
+    def by_pool(self, needs: Sequence[tuple[str, int]]) -> dict[Pool, int]:
+        """(device, bytes) summed up. Also without the lock."""
+        by_pool: dict[Pool, int] = {}
+        for device, size in needs:
+            pool = self.pools.get(device) or self.pool(device)
+            by_pool[pool] = by_pool.get(pool, 0) + size
+        return by_pool
+
+    def reserve(self, frame: Frame, needs: Sequence[tuple[str, int]]) -> bool:
+        """Set bytes aside for the outputs of an operation, if they fit without an eviction."""
+        if not needs:
+            return True
+        by_pool = self.by_pool(needs)
+        for pool, size in by_pool.items():
+            if pool.used + size > pool.limit or pool.adaptive is not None:
+                return False
+        for pool, size in by_pool.items():
+            pool.reserve(size)
+            frame.reserved += ((pool, size),)
+        return True
+
+    # Leaving memory and coming back
+
+    def victims(self, pool: Pool, size: int, now: float) -> list[Storage]:
+        """Which storages to evict, best first, so that `size` more bytes fit; empty if that cannot be reached."""
+        if pool.fixed + pool.held + size > pool.limit:
+            return []
+        victims = pool.candidates.choose(now)
+        if victims and self.policy.prunes_victims:
+            return self._pruned(pool, size, now, victims)
+        return victims
+
+    def _pruned(self, pool: Pool, size: int, now: float, victims: list[Storage]) -> list[Storage]:
+        """Choose until `size` bytes fit; of all victims those that are really necessary, the first ones first."""
+        if pool.used - pool.departing - sum(victim.size for victim in victims) + size <= pool.limit:
+            return victims
+        limit = pool.limit + pool.departing
+        chosen: list[Storage] = []
+        while victims:
+            for victim in victims:
+                self.evicted(victim)
+            chosen += victims
+            victims = pool.candidates.choose(now) if pool.used + size > limit else []
+        kept: set[Storage] = set()
+        if pool.used + size <= limit:
+            for victim in reversed(chosen):
+                if pool.used + victim.size + size <= limit:
+                    self.restored(victim)
+                    kept.add(victim)
+        necessary = [victim for victim in chosen if victim not in kept]
+        for victim in necessary:
+            self.restored(victim)
+        return necessary
+
+    def leave(self, storage: Storage) -> None:
+        """A resident storage is in memory no more."""
+        pool = storage.pool
+        storage.resident = False
+        storage.buffer = 0
+        if storage.slot != -1:
+            pool.candidates.remove(storage)
+        if storage.locks:
+            pool.fixed -= storage.size
+        pool.used -= storage.size
+
+    def evicted(self, storage: Storage) -> None:
+        """A storage that can be made again leaves: it joins the components of its evicted neighbours."""
+        self.leave(storage)
+        if self.neighbourhood.active:
+            self.neighbourhood.evicted(storage)
+
+    def restored(self, storage: Storage) -> None:
+        """It is resident again."""
+        if self.neighbourhood.active:
+            self.neighbourhood.restored(storage)
+        storage.resident = True
+        storage.pool.enter(storage)
+
+    def add_cost(self, storage: Storage, change: float) -> None:
+        """What it takes to make a storage has changed."""
+        storage.cost = max(0.0, storage.cost + change)
+        if not storage.resident:
+            self.neighbourhood.own_cost_changed(storage, change)
+        elif storage.slot >= 0:
+            storage.pool.candidates.changed(storage)
+
+    def hold(self, held: Held) -> None:
+        """Somebody outside holds what was evicted: it counts as used."""
+        held.pool.take(held.size)
+        held.pool.held += held.size
+        self.held.add(held)
+
+    def let_go(self, held: Held) -> bool:
+        """Nobody outside holds it any more; False if that was known."""
+        if held not in self.held:
+            return False
+        self.held.discard(held)
+        held.pool.held -= held.size
+        held.pool.used -= held.size
+        held.reference = None
+        return True
+
+    def __repr__(self) -> str:
+        return f"<memory: {', '.join(map(repr, self.pools.values()))}>"
+
+
+def _cost_fell(storage: Storage) -> None:
+    """A neighbourhood's cost fell: the search must know at once."""
+    storage.pool.candidates.changed(storage)
+
+
+def shared_storage(values: Sequence[Any], buffer: int) -> Storage | None:
+    """The storage among those of `values` whose memory an output shares."""
+    if buffer:
+        for value in values:
+            if value is not None and value.storage.buffer == buffer:
+                return value.storage  # type: ignore[no-any-return]  # values are nodes
+    return None

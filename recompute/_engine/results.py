@@ -1,265 +1,347 @@
-"""Results: what an operation made, the outputs of a first run and of a repeated one.
+"""Results: what an operation made, entered into the graph and into memory, the first time or again.
 
 Where each output lives, on memory of its own or on what it shares, in which pool, and what that makes its storage cost.
-Under the cache's lock; nothing here makes room, waits, or runs a user's function.
+`measure` asks the adapters, without the lock; everything else is bookkeeping under it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
-from recompute._adapters.adapter import kinds
-from recompute._budget import Limits
+from recompute._adapters.adapter import fingerprint, kinds
+from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
-from recompute._engine.frames import Made
-from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Storage, Value
-from recompute._engine.memory import Pool
-from recompute._engine.references import Lifetimes
-from recompute._policy.formulas import Policy
-from recompute._policy.search import Search, candidates
-
-Timer = Callable[[str], Callable[[], Callable[[], float | None]] | None]
-"""`Adapter.timer`: of a device whose work goes on after a function has returned."""
+from recompute._engine.finalizer import Finalizer
+from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Storage, Value
+from recompute._engine.journal import Journal
+from recompute._engine.memory import Memory, Pool, shared_storage
+from recompute._engine.meter import Meter
+from recompute._engine.verify import Fingerprints
 
 
-class Results(Lifetimes):
-    """Enters the outputs of operations into the graph and the pools."""
+Room = tuple[tuple[Pool, int], ...]
+"""Bytes that were reserved, by pool."""
 
-    pool_class = Pool
+Made: TypeAlias = "tuple[Any, int, int, str, bytes | None, Storage | None]"
+"""One output of a run, measured: payload, bytes, identity of its memory (0: never shared), device, digest of its content
+if the cache verifies, and the storage of the argument whose memory it is on."""
 
-    def __init__(self, limits: Limits, policy: Policy, search: Search, release: ReleaseMode, verify: bool) -> None:
-        super().__init__(policy, release, verify)
-        self.search = search
-        self._limits = limits
-        self._unlimited = limits.given is None
-        self._number = 0  # of the newest value
-        self._operations = self._rematerializations = 0
-        self._remat_time = 0.0
-        self._timers: dict[str, Timer] = {}  # by device
-        # Operation, seconds it took to launch it, whether that was again, and how to ask for what it took.
-        self._unknown_costs: deque[tuple[Operation, float, bool, Callable[[], float | None]]] = deque()
 
-    def _create(self, operation: Operation, made: list[Made], homes: list[Storage | None]) -> None:
+class Results:
+    """Measures outputs, and enters them."""
+
+    def __init__(
+        self, memory: Memory, meter: Meter, journal: Journal, finalizer: Finalizer, fingerprints: Fingerprints | None
+    ) -> None:
+        self._memory = memory
+        self._meter = meter
+        self._journal = journal
+        self._finalizer = finalizer
+        self._fingerprints = fingerprints
+        self.number = 0
+        """Of the newest value."""
+
+    # Without the lock
+
+    def measure_all(self, operation: Operation, options: Options, result: Any) -> list[Made]:
+        """Ask the adapters about what a function returned that has several outputs, or sizes that were declared."""
+        if not options.nout:
+            if type(result) is Outputs and len(result) == 1:
+                (result,) = result
+            options.nout = len(result) if type(result) is Outputs else 1
+        declared = options.declared
+        return [
+            self.measure(operation, number, payload, None if declared is None else declared[number])
+            for number, payload in enumerate(_outputs(operation, options.nout, result))
+        ]
+
+    def measure(self, operation: Operation, number: int, payload: Any, declared: int | None = None) -> Made:
+        """Ask the adapter about one output."""
+        kind = kinds[type(payload)]
+        if kind.readonce:
+            raise TypeError(
+                f"{operation.name} returned a {type(payload).__name__}, which can be read only once, but its result "
+                f"is kept and read again; return a list or a tuple instead (created at {operation.created})"
+            )
+        if kind.atomic and self._fingerprints is None:
+            return payload, kind.nbytes(payload) if declared is None else declared, 0, "cpu", None, None
+        arguments = operation.arguments
+        taken = _is_argument(payload, arguments)
+        if kind.enter is not None and not taken:
+            size, owner = kind.enter(payload)
+            buffer = 0 if owner is None else id(owner)
+            del owner
+        else:
+            size = kind.nbytes(payload)
+            if kind.freeze is not None and not taken:  # else frozen when it was made, or a source: the caller's
+                kind.freeze(payload)
+            buffer = buffer_of(payload)  # last: nbytes and freeze may count references
+        digest = None
+        if self._fingerprints is not None:
+            digest = fingerprint(payload)
+            value = operation.outputs[number] if operation.runs else None
+            if value is not None:
+                self._fingerprints.check_repeated(operation, value, digest)
+        device = "cpu" if kind.device is None else kind.device(payload)
+        if kind.timer is not None and device != "cpu":
+            self._meter.timers.setdefault(device, kind.timer)
+        shares = shared_storage(arguments, buffer) if buffer else None
+        return payload, size if declared is None else declared, buffer, device, digest, shares
+
+    # Under the lock
+
+    def add_source(self, payload: Any, size: int, buffer: int, device: str, digest: bytes | None) -> Value:
+        """A resident value without an operation; room was made for it."""
+        memory = self._memory
+        value = Value(_no_function, (), ())
+        self.number = value.number = self.number + 1
+        value.payload = payload
+        value.storage = value
+        value.locks = 1
+        value.values = (value,)
+        self._make_resident(value, size, buffer, device)
+        value.pool.sources += size
+        if self._fingerprints is not None:
+            self._fingerprints.note(value, digest)
+        memory.storages.add(value)
+        return value
+
+    def create(self, operation: Operation, made: list[Made], cost: float) -> None:
         """The outputs of a first run, each on the storage it shares or on one of its own."""
-        outputs: list[Value | None] = []
+        operation.c0 = cost
+        operation.runs = 1
+        for argument in operation.arguments:
+            if argument.users is None:
+                argument.users = operation
+            else:
+                argument.add_user(operation)
+        if len(made) == 1:
+            payload, size, buffer, device, digest, shares = made[0]
+            if shares is None:  # nearly always: one object plays all three parts
+                self.number = operation.number = self.number + 1
+                operation.operation = operation.storage = operation
+                operation.payload = payload
+                operation.cost = cost
+                operation.values = operation.outputs = (operation,)
+                self._make_resident(operation, size, buffer, device)
+                self._memory.storages.add(operation)
+                if self._fingerprints is not None:
+                    self._fingerprints.note(operation, digest)
+                return
+        now = self._meter.now
+        outputs: list[Value] = []
         own: dict[int, Storage] = {}  # by buffer: outputs may share memory with each other
-        for number, (payload, size, buffer, device, digest) in enumerate(made):
-            storage = homes[number] or own.get(buffer)
-            self._number += 1
+        for payload, size, buffer, device, digest, shares in made:
+            value = operation if len(made) == 1 else Value(_no_function, (), ())
+            self.number = value.number = self.number + 1
+            value.operation = operation
+            value.payload = payload
+            storage = shares
+            if storage is None and buffer:
+                storage = own.get(buffer)
+                if storage is not None and size > storage.size:  # two views of what neither of them owns
+                    storage.pool.resize(storage, size)
             if storage is None:
-                pool = self._pools.get(device) or self._pool(device)
-                storage = Storage(pool, size, buffer, self._number, self.now)
-                self._settle_in(storage)
+                storage = value.storage = value
+                storage.cost = cost
+                storage.values = (value,)
+                self._make_resident(storage, size, buffer, device)
+                self._memory.storages.add(storage)
                 if buffer:
                     own[buffer] = storage
-            elif homes[number] is None and size > storage.size:  # two views of what neither of them owns
-                storage.pool.resize(storage, size)
-            storage.last_access = self.now
-            value = Value(payload, operation, storage, self._number)
-            value.refs = 1
-            self._join(value, operation, storage)
+            else:
+                self._join(value, operation, storage)
+            storage.last_access = now
             outputs.append(value)
             if self._fingerprints is not None:
                 self._fingerprints.note(value, digest)
         operation.outputs = tuple(outputs)
-        for argument in operation.arguments:
-            argument.add_user(operation)
 
-    def _restore(self, value: Value, operation: Operation, made: Made, home: Storage | None) -> None:
+    def _make_resident(self, storage: Storage, size: int, buffer: int, device: str) -> None:
+        memory = self._memory
+        pool = storage.pool = memory.pools.get(device) or memory.pool(device)
+        storage.size = size
+        storage.buffer = buffer
+        storage.resident = True
+        storage.last_access = self._meter.now
+        if storage.locks:
+            pool.enter(storage)
+        else:  # written out: it is on the path of every operation
+            pool.used = used = pool.used + size
+            if used > pool.peak:
+                pool.peak = used
+            pool.admit(storage)
+
+    def restore(self, value: Value, operation: Operation, made: Made) -> None:
         """An evicted value was computed again; should it share memory otherwise than before, it moves."""
-        payload, size, buffer, device, _ = made
+        memory = self._memory
+        payload, size, buffer, device, _, shares = made
         storage = value.storage
-        if home is None:
-            home = home_among(operation.outputs, buffer)
-            if home is not None and size > home.size:
-                home.pool.resize(home, size)
-        if home is not None or storage.resident:
-            if home is None:
-                self._number += 1
-                home = Storage(self._pool(device), size, buffer, self._number, self.now)
-                self._settle_in(home)
-            if home is not storage:
-                users = self._neighbourhood.moving(value)
-                if not storage.resident:
-                    self._neighbourhood.unlinking(storage)
-                storage.values = tuple([each for each in storage.values if each is not value])
-                if not storage.values:
-                    self._vanish(storage, source=False)
-                elif all(each.operation is not operation for each in storage.values):
-                    self._own_cost(storage, -operation.cost)
-                self._join(value, operation, home)
-                self._neighbourhood.moved(users)
+        if shares is None:
+            shares = shared_storage(operation.outputs, buffer)
+            if shares is not None and size > shares.size:
+                shares.pool.resize(shares, size)
+        if shares is not None or storage.resident:
+            if shares is None:
+                shares = self.new_storage(storage)
+                self._make_resident(shares, size, buffer, device)
+            if shares is not storage:
+                self.move(value, operation, shares)
         else:
-            if self._neighbourhood.asked:
-                self._neighbourhood.restored(storage)
-            storage.resident = True
-            storage.held = None  # should anybody still hold the old buffer, that stays counted on its own
-            if storage.pool.device != device:
-                storage.pool = self._pool(device)
-            storage.size, storage.buffer = size, buffer
-            for each in storage.values:
-                each.ghost = None
-            self._settle_in(storage)
+            if memory.neighbourhood.active:
+                memory.neighbourhood.restored(storage)
+            for other in storage.values:
+                if other.remains is not None:
+                    other.remains.payload = None
+            if storage.remains is not None:
+                storage.remains.held = None  # who still holds the old buffer is counted on his own
+            last_access = storage.last_access
+            self._make_resident(storage, size, buffer, device)
+            storage.last_access = last_access
         value.payload = payload
-        kind = kinds[type(payload)]
-        if kind.restored is not None and (remains := getattr(value, "outline", None)) is not None:
-            kind.restored(remains, payload)
 
-    def _overwritten(self, value: Value) -> None:
-        """Its memory holds a value that was made from it: should it be needed again, it is made again, elsewhere.
+    def new_storage(self, like: Storage) -> Storage:
+        """A storage for a value that leaves the one it was on."""
+        storage = Storage(_no_function, (), ())
+        self.number = storage.number = self.number + 1
+        storage.pool = like.pool
+        storage.size = like.size
+        storage.last_access = like.last_access
+        storage.storage = storage
+        self._memory.storages.add(storage)
+        return storage
 
-        Takes over one outside reference, which goes.
-        """
-        with self._settling, self._lock:
-            storage, operation = value.storage, value.operation
-            assert operation is not None, "a source that is written over cannot be made again"
-            value.payload = EVICTED
-            value.outline = None
-            users = self._neighbourhood.moving(value)
-            self._number += 1
-            own = Storage(storage.pool, storage.size, 0, self._number, storage.last_access)
-            own.resident = False
-            storage.values = tuple([each for each in storage.values if each is not value])
-            if storage.values and all(each.operation is not operation for each in storage.values):
-                self._own_cost(storage, -operation.cost)
-            elif not storage.values:
-                self._vanish(storage, source=False)
-            self._join(value, operation, own)
-            value.refs -= 1
-            if self._neighbourhood.asked:
-                self._neighbourhood.evicted(own)
-            self._neighbourhood.moved(users)
-            value.refs += 1
-            self._gone(value)
+    def move(self, value: Value, operation: Operation, storage: Storage) -> None:
+        """Let `value`, which lives on one storage, live on another."""
+        memory = self._memory
+        before = value.storage
+        users = memory.neighbourhood.moving(value)
+        if not before.resident:
+            memory.neighbourhood.unlinking(before)
+        before.values = tuple([other for other in before.values if other is not value])
+        self._join(value, operation, storage)
+        if not before.values:
+            self.forget_storage(before)
+        elif all(other.operation is not operation for other in before.values):
+            memory.add_cost(before, -operation.c0)
+        memory.neighbourhood.moved(users)
+
+    def forget_storage(self, storage: Storage) -> None:
+        """A storage has lost its last value."""
+        memory = self._memory
+        memory.storages.discard(storage)
+        if storage.storage is storage:
+            storage.storage = NOWHERE  # or it would be a cycle
+        if storage.resident:
+            memory.leave(storage)
+        elif memory.neighbourhood.active:
+            memory.neighbourhood.restored(storage)
 
     def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
         """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""
         value.storage = storage
         if not storage.values:
-            storage.cost += operation.cost
-        elif all(each.operation is not operation for each in storage.values):
-            self._own_cost(storage, operation.cost)
+            storage.cost += operation.c0
+        elif all(other.operation is not operation for other in storage.values):
+            self._memory.add_cost(storage, operation.c0)
         storage.values += (value,)
 
-    def _start_timer(self, operation: Operation) -> Callable[[], Callable[[], float | None]] | None:
-        """Time an operation on the first device of its arguments that has a timer. Without the lock."""
-        for argument in operation.arguments:
-            timer = self._timers.get(argument.storage.pool.device)
-            if timer is not None:
-                return timer(argument.storage.pool.device)
-        return None
+    def reprice(self, operation: Operation, cost: float) -> None:
+        """A repeated run was cheaper, or a device knows better: that is the cost from now on."""
+        change = cost - operation.c0
+        operation.c0 = cost
+        for storage in {output.storage for output in operation.outputs if output is not None}:
+            self._memory.add_cost(storage, change)
 
-    def _learn_costs(self) -> None:
-        """Take the costs that devices know by now in the place of the time it took to launch what ran there."""
-        unknown = self._unknown_costs
-        while unknown:
-            operation, launched, again, ask = unknown[0]
-            seconds = ask()
-            if seconds is None:
-                return
-            unknown.popleft()
-            self.now += seconds - launched
-            if again:
-                self._remat_time += seconds - launched
-            if operation.outputs and (not again or seconds < operation.cost):
-                self._reprice(operation, seconds)
-
-    def _defer(self, operation: Operation) -> Value | None:
-        """A view of an evicted value, as an evicted value: nothing runs before it is needed. None: nothing was done."""
-        (argument,) = operation.arguments
-        if self._fingerprints is not None:
-            return None
-        with self._noting, self._lock:
-            if argument.payload is not EVICTED:
-                return None
-            storage = argument.storage
-            self._number += 1
-            value = Value(EVICTED, operation, storage, self._number)
-            value.refs = 1
-            operation.outputs, operation.runs = (value,), 1
-            storage.values += (value,)
-            argument.add_user(operation)
-            self._operations += 1
-            if self._listeners:
-                self._events.append(self._performed(operation, 0.0, False, 0))
-        return value
-
-    def _reprice(self, operation: Operation, cost: float) -> None:
-        """A repeated run was cheaper: that is the cost from now on."""
-        change = cost - operation.cost
-        operation.cost = cost
-        for storage in {each.storage for each in operation.outputs if each is not None}:
-            self._own_cost(storage, change)
-
-    def _depend(self, operation: Operation, found: list[Value], again: bool) -> None:
+    def depend(self, operation: Operation, found: list[Value], again: bool) -> None:
         """Values that the function asked for at run time are arguments from now on."""
-        new = [each for each in dict.fromkeys(found) if each not in operation.arguments and (each.refs or each.uses)]
+        known = set(operation.arguments)
+        new = [
+            value
+            for value in dict.fromkeys(found)
+            if value not in known and value.storage in self._memory.storages and value in value.storage.values
+        ]
         operation.arguments += tuple(new)
         if again:
             for value in new:
                 value.add_user(operation)
 
-    def _pool(self, device: str) -> Pool:
-        pool = self._pools.get(device)
-        if pool is None:
-            found = candidates(self.search, self.policy, self._neighbourhood)
-            pool = self._pools[device] = self.pool_class(device, found, self._limits.of(device))
-        return pool
-
-    def _performed(self, operation: Operation, cost: float, again: bool, room: int) -> Performed:
-        if len(operation.outputs) == 1 and (value := operation.outputs[0]) is not None:  # mostly, and quicker
-            storage = value.storage
-            pool, home = storage.pool, (storage.number,)
-            return Performed(
-                self.now,
-                pool.used,
-                operation.name,
-                cost,
-                again,
-                home,
-                (storage.size,),
-                tuple([argument.storage.number for argument in operation.arguments]),
-                (value.number,),
-                home,
-                tuple([argument.number for argument in operation.arguments]),
-                pool.device,
-                None if self._unlimited else room,
-            )
-        results = [each for each in operation.outputs if each is not None]
-        storages = dict.fromkeys(each.storage for each in results)
+    def performed(self, operation: Operation, name: str, cost: float, again: bool, room: Room) -> Performed:
+        results = [output for output in operation.outputs if output is not None]
+        storages = dict.fromkeys(output.storage for output in results)
         used = sum(pool.used for pool in {storage.pool for storage in storages})
         return Performed(
-            self.now,
+            self._meter.now,
             used,
-            operation.name,
+            name,
             cost,
             again,
-            tuple(storage.number for storage in storages),
-            tuple(storage.size for storage in storages),
-            tuple(argument.storage.number for argument in operation.arguments),
-            tuple(each.number for each in results),
-            tuple(each.storage.number for each in results),
-            tuple(argument.number for argument in operation.arguments),
-            next((each.pool.device for each in storages), "cpu"),
-            None if self._unlimited else room,
+            tuple([storage.number for storage in storages]),
+            tuple([storage.size for storage in storages]),
+            tuple([argument.storage.number for argument in operation.arguments]),
+            tuple([output.number for output in results]),
+            tuple([output.storage.number for output in results]),
+            tuple([argument.number for argument in operation.arguments]),
+            next((storage.pool.device for storage in storages), "cpu"),
+            None if self._memory.unlimited else sum([size for _, size in room]),
         )
 
 
-def home_among(values: tuple[Value | None, ...], buffer: int) -> Storage | None:
-    """The storage among those of `values` whose memory an output shares."""
-    if buffer:
-        for value in values:
-            if value is not None and value.storage.buffer == buffer:
-                return value.storage
-    return None
+def buffer_of(payload: Any) -> int:
+    """The identity of a payload's memory; 0: never shared. Asks its adapter."""
+    kind = kinds[type(payload)]
+    owner = None if kind.buffer is None else kind.buffer(payload)
+    return 0 if owner is None else id(owner)
 
 
-def own_memory(made: list[Made], homes: list[Storage | None]) -> list[tuple[str, int]]:
+def own_memory(made: Sequence[Made]) -> list[tuple[str, int]]:
     """(device, bytes) of the outputs that share no memory with an argument; of those that share it, the largest."""
+    if len(made) == 1:
+        _, size, _, device, _, shares = made[0]
+        return [(device, size)] if size and shares is None else []
     own: dict[int, tuple[str, int]] = {}
-    for number, (each, home) in enumerate(zip(made, homes, strict=True)):
-        if home is None:
-            _, size, buffer, device, _ = each
-            own[buffer or -number] = (device, max(size, own[buffer][1]) if buffer in own else size)
-    return [each for each in own.values() if each[1]]
+    for number, (_, size, buffer, device, _, shares) in enumerate(made):
+        if shares is None:
+            where = buffer or -number
+            own[where] = (device, max(size, own[where][1]) if where in own else size)
+    return [(device, size) for device, size in own.values() if size]
+
+
+def _outputs(operation: Operation, nout: int, result: Any) -> tuple[Any, ...]:
+    if nout == 1:
+        return (result,)
+    try:
+        outputs = tuple(result)
+    except TypeError:
+        outputs = ()
+        what = f"a {type(result).__name__}"
+    else:
+        what = f"{len(outputs)} values"
+    if len(outputs) != nout:
+        raise ValueError(
+            f"{operation.name} (created at {operation.created}) returned {what}, but nout={nout} outputs were announced"
+        )
+    return outputs
+
+
+def _is_argument(payload: Any, values: tuple[Value, ...]) -> bool:
+    for value in values:  # noqa: SIM110  # a generator takes longer, and this is on the path of every operation
+        if value.payload is payload:
+            return True
+    return False
+
+
+def _no_function() -> None:
+    """Stands in for the function of what is no operation, or can no longer run: its data must not be kept."""
+
+
+no_function: Callable[..., Any] = _no_function
+
+
+def refer(handle: Any, engine: Any, value: Value, callback: Callable[[Reference], None]) -> None:
+    """Let a new Recomputable refer to a value."""
+    handle.engine = engine
+    handle.node = value
+    reference = Reference(handle, callback)
+    value.refer(reference)

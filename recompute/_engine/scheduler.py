@@ -1,121 +1,105 @@
-"""Turns: threads that share a cache's memory, who waits, who goes first, and what they let go for each other.
-
-Under the cache's lock, unless a method says otherwise; `_wait` lets it go meanwhile. What a flight had taken is given
-back here too, whether it makes way for another or an error ends it.
-"""
+"""The scheduler: the lock, threads that share a cache's memory, who waits for whom, and who goes first."""
 
 from __future__ import annotations
 
-from threading import Condition
+import sys
+from threading import Condition, RLock
+from types import CodeType, FrameType
 
-from recompute._budget import Limits
-from recompute._engine.frames import ON_THE_GROUND, Flight, Frame, Room, Running, running
-from recompute._engine.graph import Operation, ReleaseMode
-from recompute._engine.memory import Pool
-from recompute._engine.results import Results
-from recompute._policy.formulas import Policy
-from recompute._policy.search import Search
+from recompute._engine.frames import Frame, running_here
+from recompute._engine.graph import Operation
 
 
-class Turns(Results):
-    """Lets threads wait for each other, and takes back what they had locked and reserved."""
+class Scheduler:
+    """Lets threads wait for each other. Under the lock, unless a method says otherwise."""
 
-    def __init__(self, limits: Limits, policy: Policy, search: Search, release: ReleaseMode, verify: bool) -> None:
-        super().__init__(limits, policy, search, release, verify)
-        self._changed = Condition(self._lock)
-        self._leader: Flight | None = None  # goes first, when memory is too short for several
-        self._blocked: list[Flight] = []  # threads that wait for memory or for a value
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.changed = Condition(self.lock)
+        self.in_flight: dict[Operation, Frame] = {}
+        """Evicted operations that a thread is bringing back: others that need them wait."""
+        self.stacks: dict[Frame, None] = {}
+        """The bottom frames of all stacks."""
+        self.leader: Frame | None = None
+        """The bottom frame of the stack that goes first, when memory is too short for several."""
+        self.blocked: list[Frame] = []
+        """The bottom frames of threads that wait for memory or for a value."""
+        self.executing = 0
+        """Functions that run now, outside of the lock, in threads that do not wait."""
 
-    def _make_way(self, pool: Pool, size: int, flight: Flight, what: Operation | None) -> None:
-        """Find room beyond the candidates, or raise BudgetError.
-
-        Memory that is too short for several threads may do for one: the first thread that finds no room leads, and the
-        others let go what only waits, until it has arrived. Then locks of its own outer frames give way.
-        """
-        mine = self._running_mine()
-        if (self._executing > mine or self._blocked) and not mine and flight is not ON_THE_GROUND:
-            if self._leader is None:
-                self._leader = flight
-            elif self._leader is not flight:
-                self._wait_for_leader(flight)
-                return
-        if self._executing > mine:
-            self._wait(flight)
-            return
-        stolen = False
-        for other in self._blocked:
-            stolen = other.let_go() or stolen
-        if stolen:
-            return
-        if any(each.give_way() for each in (flight, *(each.flight for each in running_here()))):
-            return
-        raise pool.shortage(size, what)
-
-    def _wait_for_leader(self, flight: Flight) -> None:
-        """Let another thread go first, with all the memory that this one does not need right now."""
-        while len(flight.frames) > 1:  # the leader may need what these were to bring: start over, later
-            self._abandon(flight.frames.pop())
-        flight.free_below = 0
-        flight.let_go()
-        while self._leader is not None and self._leader is not flight:
-            self._wait(flight)
-
-    def _wait(self, flight: Flight) -> None:
-        """Wait until another thread has finished something. Operations around this one do not run meanwhile."""
-        mine = self._running_mine()
-        self._executing -= mine
-        self._blocked.append(flight)
-        if not self._executing:
-            self._changed.notify_all()  # nobody runs: those who wait for memory must look again
-        try:
-            self._changed.wait()
-        finally:
-            self._blocked.remove(flight)
-            self._executing += mine
-
-    def _running_mine(self) -> int:
+    def mine(self, engine: object) -> int:
         """How many of the functions that run now are around this call, in its own thread."""
-        return sum(each.cache is self for each in running_here())
+        return sum(frame.engine is engine for frame in running_here())
 
-    def _arrived(self, flight: Flight) -> None:
-        """A flight is over, with success or without: if it led, the others may go on. Called without the lock."""
-        if self._leader is flight:
-            with self._lock:
-                self._leader = None
-                self._changed.notify_all()
-        if self._dropped or self._events:
-            self._settle()
+    def wait(self, bottom: Frame) -> None:
+        """Wait until another thread has finished something. Operations around this one do not run meanwhile."""
+        mine = self.mine(bottom.engine)
+        self.executing -= mine
+        self.blocked.append(bottom)
+        if not self.executing:
+            self.changed.notify_all()  # nobody runs: those who wait for memory must look again
+        try:
+            self.changed.wait()
+        finally:
+            self.blocked.remove(bottom)
+            self.executing += mine
 
-    def _abandon(self, frame: Frame) -> None:
-        """After a fault: what the frame had taken is given back."""
-        if frame.running:
-            frame.running = False
-            self._executing -= 1
-        self._give_back(frame.reserved)
-        frame.reserved = ()
-        self._unlock(frame)
-        if frame.operation is not None and frame.operation.frame is frame:
-            frame.operation.frame = None
-        if self._blocked:
-            self._changed.notify_all()
+    def notify(self) -> None:
+        """Something has changed for those who wait."""
+        if self.blocked:
+            self.changed.notify_all()
 
-    def _unlock(self, frame: Frame) -> None:
-        """Let the arguments go, and evict those that were released in the meantime."""
-        frame.let_go()
-        if self._late:
-            self._evict_late(frame.arguments)
+    def unlock_waiting(self, stack: list[Frame]) -> bool:
+        """Unlock whatever only waits on a stack; False if there was nothing."""
+        had = False
+        for frame in stack[stack[0].waiting_below :] if stack else ():
+            if frame.locked and not frame.running:
+                frame.unlock()
+                had = True
+        return had
 
-    def _give_back(self, reserved: Room) -> None:
-        for pool, size in reserved:
-            pool.used -= size
-            pool.fixed -= size
+    def unlock_outermost(self, stack: list[Frame]) -> bool:
+        """Unlock the outermost frame that waits for the one on top; False if there is none, or progress ends.
+
+        An operation of k arguments is unlocked at most k + 1 times: each time another argument is brought first, so
+        every order that could help has had its turn.
+        """
+        if not stack:
+            return False
+        bottom, top = stack[0], len(stack) - 1
+        if bottom.retries is None:
+            bottom.retries = {}
+        while bottom.waiting_below < top:
+            frame = stack[bottom.waiting_below]
+            times = bottom.retries.get(frame.operation, 0)
+            if frame.locked and times <= len(frame.arguments):
+                bottom.retries[frame.operation] = times + 1
+                frame.unlock()
+                return True
+            bottom.waiting_below += 1
+        return False
+
+    def pop(self, stack: list[Frame]) -> None:
+        stack.pop()
+        if stack:
+            stack[0].waiting_below = min(stack[0].waiting_below, len(stack) - 1)
+
+    def after_fork(self) -> None:
+        """In a child process: another thread may have held the lock, and is not here."""
+        self.lock = RLock()
+        self.changed = Condition(self.lock)
+        self.blocked.clear()
 
 
-def running_here() -> list[Running]:
-    """The operations whose functions run in this thread or task, the innermost first."""
-    frames = []
-    frame = running.get()
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.outer
-    return frames
+def frames_on_stacks(codes: tuple[CodeType, ...]) -> list[FrameType]:
+    """The calls of some functions that are going on now, in all threads."""
+    found = []
+    top: FrameType | None
+    for top in sys._current_frames().values():
+        frame = top
+        while frame is not None:
+            if frame.f_code in codes:
+                found.append(frame)
+            frame = frame.f_back
+    top = frame = None  # one of them was this very call: it would keep all that its callers hold
+    return found

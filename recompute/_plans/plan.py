@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Final
 
+from recompute._budget import Amount, parse_budget
 from recompute._plans.checkmate import checkmate
 from recompute._plans.chen import chen_greedy, chen_sqrt
 from recompute._plans.liveness import cost_of, schedule
@@ -28,14 +28,13 @@ METHODS: Final[tuple[str, ...]] = tuple(_OPTIONS)
 """The names of the methods."""
 
 
-def plan(program: Program, budget: float | int, method: str = "own", **options: Any) -> Plan:
+def plan(program: Program, budget: Amount, method: str = "own", **options: Any) -> Plan:
     """A schedule that runs the program within a budget, and recomputes what it must.
 
     Parameters
     ----------
     budget
-        A share of the peak without a budget (a float, or an int of at most 1), or bytes (a larger int). What the
-        program's sources take counts.
+        Bytes ("512MB"), or a share (0.4, "40%") of the peak without a budget. What the program's sources take counts.
     method
         "own": the library's planner. Options: `seed`, `rounds` and `time_limit` (seconds), whichever ends first,
         `workers` (processes, each with a seed of its own), `progress(share done, least overhead so far)`.
@@ -54,7 +53,7 @@ def plan(program: Program, budget: float | int, method: str = "own", **options: 
             known = ", ".join(sorted(_OPTIONS[method])) or "none"
             raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
     start = perf_counter()
-    problem = problem_of(program, bytes_of(program, budget))
+    problem = problem_of(program, parse_budget(budget, whole=lambda: _peak(program)))
     check_least(problem)
     sequence, bound, note = _run(problem, _turn(program), method, options)
     steps, peak = schedule(problem, sequence)
@@ -92,15 +91,11 @@ def _run(
     return *own(problem, turn, effort, progress), ""
 
 
-def bytes_of(program: Program, budget: float | int) -> int:
-    """A budget in bytes. A share is one of the peak of a run without a budget that frees what the program let go of."""
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
-        raise ValueError(f"a budget is a share of the peak such as 0.4, or bytes, not {budget!r}")
-    if isinstance(budget, int) and budget > 1:
-        return budget
+def _peak(program: Program) -> int:
+    """The bytes at the peak of a run without a budget that frees what the program let go of."""
     from recompute._simulator.replay import baseline  # it imports the whole cache, which plans do not need
 
-    return int(budget * sum(baseline(program).values()))
+    return sum(baseline(program).values())
 
 
 def _turn(program: Program) -> int | None:

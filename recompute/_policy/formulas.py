@@ -1,7 +1,23 @@
-"""Eviction policies: which value is cheapest to lose. The smallest score goes first.
+"""The scores. When room is needed, the candidate of smallest score is evicted.
 
-Most published scores are the reciprocal of a line in staleness: 1 / score = base + slope * staleness. A policy that
-says so (`line`) is searched in logarithmic time; any other is a plain function and is searched by a scan.
+    policy      score                    neighbours C  source
+    ----------  -----------------------  ------------  ------------------------------------------------------------
+    needed      (c0 + C) / (m s^w)       needed        this library, docs/policies.md; what nobody needs goes first
+    dtr         (c0 + C) / (m s)         exact         h_DTR of Kirisame et al., ICLR 2021, section 4.1
+    dtr-eq      (c0 + C) / (m s)         components    h_DTR-eq, the same
+    dtr-local   c0 / (m s)               none          h_DTR-local, the same
+    lru         1 / s                    none          least recently used
+    size        1 / m                    none          largest first: GreedyRemat, Kumar et al., NeurIPS 2019
+    msps        (c0 + C) / m             ancestors     Capuchin, Peng et al., ASPLOS 2020
+    random      drawn once a candidate   none          a baseline
+    none        nothing is a candidate   none          the budget is a hard limit
+
+c0 is the cost of the operations that make the storage (seconds), m its size (bytes), s its staleness (seconds on the
+compute clock since the last access), C the cost of its evicted neighbourhood of the kind named (seconds), and
+w = 1 - x / 2, where the pressure x (0 to 1) says how much of what is needed is evicted.
+
+For each of these 1 / score, or a power of it, is a line in staleness, base + slope * s: so exact search finds the
+smallest score in logarithmic time. Scores of another form are searched by a scan.
 """
 
 from __future__ import annotations
@@ -9,79 +25,82 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar, Final, Literal, cast
 
-Neighbourhood = Literal["none", "ancestors", "exact", "components", "needed"]
-
-_LEAST: Final = 1e-30  # seconds; stands in for a cost of zero, so that a ratio stays finite
+NeighbourhoodName = Literal["none", "ancestors", "exact", "components", "needed"]
+PolicyName = Literal["default", "needed", "dtr", "dtr-eq", "dtr-local", "lru", "size", "msps", "random", "none"]
 Line = tuple[float, float]
 Score = Callable[[float, float, int, float], float]
+"""A function of (cost, neighbours, size, staleness)."""
+
+_TINY: Final = 1e-30  # seconds; instead of a cost of zero, so that a quotient stays finite
 
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """A score of a resident storage, and the facts it needs.
-
-    `cost` is the storage's own compute, `neighbours` that of its evicted neighbourhood (seconds, of the kind that
-    `neighbourhood` names), `size` is in bytes, `staleness` in seconds of compute since the last access.
-    """
+    """A score, and the neighbourhood whose cost it takes."""
 
     name: ClassVar[str]
-    neighbourhood: ClassVar[Neighbourhood] = "none"
+    neighbourhood: ClassVar[NeighbourhoodName] = "none"
     published: ClassVar[bool] = True
-    """Whether it is somebody else's, to be compared in the form in which it was published."""
-    reprieves: ClassVar[bool] = False
-    """Whether a victim is spared that those chosen after it made superfluous."""
+    """Whether others published it: then it is compared in the form in which they did."""
+    prunes_victims: ClassVar[bool] = False
+    """Whether a victim stays if those chosen after it free enough without it."""
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its score is code from outside this package, which must not run under the lock of a cache."""
+        return type(self).__module__.partition(".")[0] != "recompute"
 
     def under(self, pressure: float) -> Policy:
-        """The policy when the share `pressure` (0 to 1) of what is needed is out; see `Neighbourhood.pressure`."""
+        """The policy at this pressure; see `Neighbourhood.pressure`."""
         return self
 
     @abstractmethod
     def line(self, cost: float, neighbours: float, size: int) -> Line | None:
-        """(base, slope) of 1 / score as a line in staleness; None if it is none."""
+        """(base, slope) of 1 / score = base + slope * staleness; None, for all arguments, if it is no line."""
 
     def score(self, cost: float, neighbours: float, size: int, staleness: float) -> float:
-        """The smaller, the sooner it is evicted; infinite if it was used just now."""
+        """The smaller, the sooner it is evicted. A policy without a line overrides this."""
         line = self.line(cost, neighbours, size)
         assert line is not None, "a policy without a line overrides score"
         inverse = line[0] + line[1] * staleness
         return 1 / inverse if inverse > 0 else inf
 
 
-class _DTR(Policy):
+class _CostPerByteAndTime(Policy):
     def line(self, cost: float, neighbours: float, size: int) -> Line:
-        return 0.0, size / (cost + neighbours or _LEAST)
+        return 0.0, size / (cost + neighbours or _TINY)
 
 
 @dataclass(frozen=True)
-class Dtr(_DTR):
-    """(c0 + cost of the exact evicted neighbourhood e*) / (size * staleness): h_DTR of Kirisame et al., section 4.1."""
+class Dtr(_CostPerByteAndTime):
+    """(c0 + cost of the exact evicted neighbourhood e*) / (size * staleness)."""
 
     name = "dtr"
     neighbourhood = "exact"
 
 
 @dataclass(frozen=True)
-class DtrEq(_DTR):
-    """The same with evicted components kept by union-find: h_DTR-eq of Kirisame et al., section 4.1."""
+class DtrEq(_CostPerByteAndTime):
+    """(c0 + cost of the evicted components e~*) / (size * staleness)."""
 
     name = "dtr-eq"
     neighbourhood = "components"
 
 
 @dataclass(frozen=True)
-class DtrLocal(_DTR):
-    """c0 / (size * staleness): h_DTR-local of Kirisame et al., section 4.1."""
+class DtrLocal(_CostPerByteAndTime):
+    """c0 / (size * staleness)."""
 
     name = "dtr-local"
 
 
 @dataclass(frozen=True)
 class Lru(Policy):
-    """The least recently used first: 1 / staleness."""
+    """1 / staleness: the least recently used goes first."""
 
     name = "lru"
 
@@ -91,7 +110,7 @@ class Lru(Policy):
 
 @dataclass(frozen=True)
 class Size(Policy):
-    """The largest first: 1 / size (GreedyRemat)."""
+    """1 / size: the largest goes first."""
 
     name = "size"
 
@@ -101,37 +120,35 @@ class Size(Policy):
 
 @dataclass(frozen=True)
 class Msps(Policy):
-    """(c0 + cost of the evicted ancestors) / size: the score of Capuchin (Peng et al., ASPLOS 2020)."""
+    """(c0 + cost of the evicted ancestors) / size: the reciprocal of the memory saved per second."""
 
     name = "msps"
     neighbourhood = "ancestors"
 
     def line(self, cost: float, neighbours: float, size: int) -> Line:
-        return size / (cost + neighbours or _LEAST), 0.0
+        return size / (cost + neighbours or _TINY), 0.0
 
 
 @dataclass(frozen=True)
 class Needed(Policy):
-    """What nobody needs first; then (c0 + cost at stake) / (size * staleness ** q), q = 1 - pressure / 2.
+    """(c0 + cost of the needed neighbourhood) / (size * staleness ** w), w = 1 - pressure / 2; the unneeded go first.
 
-    The library's own. At stake are the evicted ancestors and those evicted descendants that somebody still needs
-    (`Needs`). With memory to spare it is h_DTR without the dead; the shorter memory gets, the less it trusts staleness,
-    which in a program that returns to its early values, as a backward pass does, is wrong about the future.
-    docs/policies.md has what was tried.
+    With memory to spare this is h_DTR without what nobody needs. The shorter memory gets, the less it trusts staleness,
+    which misleads in a program that returns to its early values, as a backward pass does.
     """
 
     name = "needed"
     neighbourhood = "needed"
     published = False
-    reprieves = True
+    prunes_victims = True
     pressure: float = 0.0
 
     def under(self, pressure: float) -> Policy:
         return replace(self, pressure=pressure)
 
     def line(self, cost: float, neighbours: float, size: int) -> Line:
-        # (1 / score) ** (1 / q): the same order, and a line in staleness.
-        return 0.0, (size / (cost + neighbours or _LEAST)) ** (1 / (1 - self.pressure / 2))
+        # (1 / score) ** (1 / w) has the order of 1 / score, and is a line in staleness
+        return 0.0, (size / (cost + neighbours or _TINY)) ** (1 / (1 - self.pressure / 2))
 
 
 @dataclass(frozen=True)
@@ -140,18 +157,18 @@ class Random(Policy):
 
     name = "random"
     seed: int = 0
+    _draw: Callable[[], float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_draw", random.Random(self.seed).random)
 
     def line(self, cost: float, neighbours: float, size: int) -> Line:
-        draw: Callable[[], float] = self._draw  # type: ignore[attr-defined]  # a frozen dataclass hides its generator
-        return draw(), 0.0
+        return self._draw(), 0.0
 
 
 @dataclass(frozen=True)
 class Nothing(Policy):
-    """Evicts nothing: the budget is a hard limit."""
+    """Evicts nothing."""
 
     name = "none"
 
@@ -161,17 +178,15 @@ class Nothing(Policy):
 
 @dataclass(frozen=True)
 class Scored(Policy):
-    """A user's own score, a function of (cost, neighbours, size, staleness), searched by a scan.
-
-    `neighbourhood` says what `neighbours` is: "none" (0), "ancestors", "exact", "components" or "needed".
-    """
+    """A function of the user's; `of` says of which neighbourhood it gets the cost ("none": 0)."""
 
     function: Score
-    of: Neighbourhood = "components"
+    of: NeighbourhoodName = "components"
     name = "own"
+    foreign = True
 
     @property
-    def neighbourhood(self) -> Neighbourhood:  # type: ignore[override]  # here it is the user's choice
+    def neighbourhood(self) -> NeighbourhoodName:  # type: ignore[override]  # here it is the user's choice
         return self.of
 
     def line(self, cost: float, neighbours: float, size: int) -> None:
@@ -188,8 +203,8 @@ POLICIES: Final[dict[str, type[Policy]]] = {
 """The policies by name."""
 
 
-def policy_of(policy: str | Policy | type[Policy] | Score) -> Policy:
-    """A policy from its name, from an object, or from a function of (cost, neighbours, size, staleness)."""
+def policy_of(policy: PolicyName | Policy | type[Policy] | Score) -> Policy:
+    """A policy from its name, its class, an object, or a function of (cost, neighbours, size, staleness)."""
     if isinstance(policy, str):
         found = POLICIES.get(DEFAULT if policy == "default" else policy)
         if found is None:

@@ -1,8 +1,7 @@
-"""Which evicted values will be asked for again, and what it takes to bring them back.
+"""The neighbourhood of the default policy: what is evicted and will be needed again.
 
-A storage is needed when somebody outside refers to it, or when a needed evicted storage is made from it: that is the
-dead rule. What is not needed costs nothing to lose, goes first, and does not make its neighbours dearer. The pressure
-says how much of what is needed is already out; the scarcer memory is, the less a policy should trust the past.
+A storage is needed if somebody outside refers to it, or if a needed evicted storage is made from it. To evict one that
+nobody needs costs nothing, so these go first, and once evicted they hardly make others dearer.
 """
 
 from __future__ import annotations
@@ -12,153 +11,133 @@ from math import floor, inf, sqrt
 from typing import TYPE_CHECKING, Final
 
 from recompute._engine.graph import Storage, Value
-from recompute._policy.formulas import Neighbourhood as Name
-from recompute._policy.neighbourhoods import Closure, Components, Fell, Neighbourhood, NoNeighbours
+from recompute._policy.formulas import NeighbourhoodName
+from recompute._policy.neighbourhoods import (
+    Closure,
+    Components,
+    Neighbourhood,
+    NoNeighbours,
+    OnDecrease,
+    above,
+    below,
+    boundary,
+)
 
 if TYPE_CHECKING:
     from recompute._engine.memory import Pool
 
-_REACH: Final = 32
-"""Evicted storages that one walk looks at; beyond them it leaps, over what was found when others went."""
+_WALK: Final = 32
+"""How many evicted storages a walk visits before it extrapolates."""
 
-_RIM: Final = 4
+_ENDS: Final = 4
+"""How many of the storages where a segment ends are remembered."""
 
 _STEPS: Final = 64
-"""Pressure is known in so many steps, and never falls: all scores are new after each."""
+"""The pressure rises in so many steps, because all candidates are scored again after each."""
 
+_UP, _DOWN = 0, 1
 
-Stretch = tuple[float, tuple[Storage, ...]]
-"""Evicted storages on one side of another: their cost, and some of the resident ones at their far end."""
+Segment = tuple[float, tuple[Storage, ...]]
+"""The evicted storages above or below another: their cost, and some of the resident storages where they end."""
 
 
 class Needs(Neighbourhood):
-    """The cost at stake, w (above + below) + (1 - x) dead: x is the pressure, w = 1 - x / 2.
+    """C = w (above + below) + (1 - x) unneeded, with the pressure x and w = 1 - x / 2.
 
-    above: the nearest evicted ancestors; below: the nearest needed evicted descendants; dead: the evicted storages made
-    from it that nobody needs.
+    above: the cost of the evicted ancestors; below: that of the needed evicted descendants; unneeded: that of the
+    evicted storages that are made from it in one step and that nobody needs.
     """
 
-    def __init__(self, fell: Fell) -> None:
-        super().__init__(fell)
-        self.asked = True  # who refers to what cannot be made up for later
-        self._needing: dict[Storage, int] = {}  # storage -> needed evicted storages that are made from it
-        self._counted: dict[Storage, tuple[Storage, ...]] = {}  # needed and evicted -> where it is counted in _needing
-        self._out: dict[Storage, int] = {}  # evicted, but referred to -> bytes
-        self._bytes_out: dict[Pool, int] = {}
-        self._beyond: dict[Storage, tuple[Stretch, Stretch]] = {}  # evicted -> above and below it, when it went
-        self._last: tuple[Storage, Stretch, Stretch] | None = None  # the newest answer
-        self._questioned = False  # nobody reckons with a cost before the first question
+    def __init__(self, on_decrease: OnDecrease) -> None:
+        super().__init__(on_decrease)
+        self.active = True  # what is needed is counted from the start
+        self._costs_given = False  # until a cost is asked for, nobody needs to be told of decreases
+        self._needs: dict[Storage, tuple[Storage, ...]] = {}  # needed and evicted -> the storages it is made from
+        self._needed_by: dict[Storage, int] = {}  # -> how many needed evicted storages are made from it
+        self._missing: dict[Storage, int] = {}  # evicted, but referred to from outside -> bytes
+        self._missing_bytes: dict[Pool, int] = {}
+        self._segments: dict[Storage, tuple[Segment, Segment]] = {}  # evicted -> above and below it at that time
+        self._last: tuple[Storage, Segment, Segment] | None = None  # the newest walks up and down
 
-    def prepare(self, pool: Pool) -> None:
-        out = self._bytes_out.get(pool, 0)
+    # How short memory is
+
+    def measure_pressure(self, pool: Pool) -> None:
+        """x = sqrt(E / (E + B)): E bytes are evicted but referred to, B is the limit without sources and pins."""
+        missing = self._missing_bytes.get(pool, 0)
         room = pool.limit - pool.sources - pool.pinned
-        if out and room < inf:
-            step = floor(_STEPS * sqrt(out / (out + max(1, room)))) / _STEPS
+        if missing and room < inf:
+            step = floor(_STEPS * sqrt(missing / (missing + max(1, room)))) / _STEPS
             if step > self.pressure:
                 self.pressure = step
 
-    def cost(self, storage: Storage) -> float:
-        self._questioned = True
-        return self._cost(storage)
+    # What is needed
 
-    def floor(self, storage: Storage) -> float:
-        """As it was when it was last asked for, if it has not fallen since: most of a search would be walks else."""
-        stake = storage.stake
-        if stake is None:
-            return self.cost(storage)
-        return (1 - self.pressure / 2) * stake[0] + (1 - self.pressure) * stake[1]
-
-    def _cost(self, storage: Storage) -> float:
-        above = self._above(storage)
-        below, dead = self._below(storage)
-        self._last = storage, above, below
-        needed = above[0] + below[0]
-        storage.stake = needed, dead
-        return (1 - self.pressure / 2) * needed + (1 - self.pressure) * dead
-
-    def superfluous(self, storage: Storage) -> bool:
-        return storage not in self._needing and not referred(storage)
+    def unneeded(self, storage: Storage) -> bool:
+        return storage not in self._needed_by and not storage.needed_outside
 
     def evicted(self, storage: Storage) -> None:
-        if self._questioned:
+        if self._costs_given:
             if self._last is None or self._last[0] is not storage:
-                self._cost(storage)
+                self._walk(storage)
             assert self._last is not None
-            self._beyond[storage] = self._last[1:]
-        storage.stake = None
-        if referred(storage):
-            self._out[storage] = storage.size
-            self._bytes_out[storage.pool] = self._bytes_out.get(storage.pool, 0) + storage.size
+            self._segments[storage] = self._last[1:]
+        storage.nearby = None
+        if storage.needed_outside:
+            self._missing[storage] = storage.size
+            self._missing_bytes[storage.pool] = self._missing_bytes.get(storage.pool, 0) + storage.size
             self._count(storage)
-        elif storage in self._needing:
+        elif storage in self._needed_by:
             self._count(storage)
 
     def restored(self, storage: Storage) -> None:
         self.unlinking(storage)
-        self._no_longer_out(storage)
+        self._no_longer_missing(storage)
         self._discount(storage)
-        self._beyond.pop(storage, None)
+        self._segments.pop(storage, None)
 
     def released(self, storage: Storage) -> None:
         if storage.resident:
-            self._fell(storage)
+            self._decreased(storage)
             return
-        self._no_longer_out(storage)
-        if storage not in self._needing:
+        self._no_longer_missing(storage)
+        if storage not in self._needed_by:
             self.unlinking(storage)
             self._discount(storage)
 
-    def own_cost_changed(self, storage: Storage, change: float) -> None:
-        if change < 0:
-            self.unlinking(storage)
-
-    def _fell(self, storage: Storage) -> None:
-        storage.stake = None
-        if storage.slot >= 0:
-            self.fell(storage)
-
-    def unlinking(self, storage: Storage) -> None:
-        if not self._questioned:
-            return
-        storage.stake = None
-        for direction in (Storage.neighbours_up, Storage.neighbours_down):
-            for each in _rim(storage, direction):
-                self._fell(each)
-
     def moving(self, value: Value) -> list[Storage]:
-        outputs = [each for user in value.living_users() for each in user.outputs if each is not None]
-        value.storage.stake = None
-        users = [each for each in {output.storage for output in outputs} if each in self._counted]
-        for each in users:
-            self._discount(each)
+        value.storage.nearby = None
+        homes = {output.storage for user in value.each_user() for output in user.outputs if output is not None}
+        users = [storage for storage in homes if storage in self._needs]
+        for storage in users:
+            self._discount(storage)
         return users
 
     def moved(self, users: list[Storage]) -> None:
-        for each in users:
-            self._count(each)
+        for storage in users:
+            self._count(storage)
 
     def restart(self, evicted: Iterable[Storage]) -> None:
         self._last = None
-        for books in (self._needing, self._counted, self._out, self._bytes_out, self._beyond):
-            books.clear()
-        for each in evicted:
-            self.evicted(each)
+        for counts in (self._needs, self._needed_by, self._missing, self._missing_bytes, self._segments):
+            counts.clear()
+        for storage in evicted:
+            self.evicted(storage)
 
-    def _no_longer_out(self, storage: Storage) -> None:
-        size = self._out.pop(storage, 0)
+    def _no_longer_missing(self, storage: Storage) -> None:
+        size = self._missing.pop(storage, 0)
         if size:
-            self._bytes_out[storage.pool] -= size
+            self._missing_bytes[storage.pool] -= size
 
     def _count(self, storage: Storage) -> None:
         """An evicted storage is needed: so are those that it is made from."""
         stack = [storage]
         while stack:
-            each = stack.pop()
-            if each in self._counted:
+            needed = stack.pop()
+            if needed in self._needs:
                 continue
-            above = self._counted[each] = tuple(set(each.neighbours_up()))
-            for argument in above:
-                self._needing[argument] = self._needing.get(argument, 0) + 1
+            arguments = self._needs[needed] = tuple(set(needed.neighbours_up()))
+            for argument in arguments:
+                self._needed_by[argument] = self._needed_by.get(argument, 0) + 1
                 if not argument.resident:
                     stack.append(argument)
 
@@ -166,115 +145,120 @@ class Needs(Neighbourhood):
         """An evicted storage is no longer needed, or no longer evicted."""
         stack = [storage]
         while stack:
-            for argument in self._counted.pop(stack.pop(), ()):
-                left = self._needing[argument] - 1
+            for argument in self._needs.pop(stack.pop(), ()):
+                left = self._needed_by[argument] - 1
                 if left:
-                    self._needing[argument] = left
+                    self._needed_by[argument] = left
                     continue
-                del self._needing[argument]
+                del self._needed_by[argument]
                 if argument.resident:
-                    self._fell(argument)
-                elif argument not in self._out:
+                    self._decreased(argument)
+                elif argument not in self._missing:
                     stack.append(argument)
 
-    def _above(self, storage: Storage) -> Stretch:
-        """The own costs of the nearest evicted ancestors: loops written out, because a search mostly walks."""
-        total = 0.0
+    # What it costs
+
+    def cost(self, storage: Storage) -> float:
+        self._costs_given = True
+        return self._weigh(*self._walk(storage))
+
+    def lower_bound(self, storage: Storage) -> float:
+        """The cost when it was last computed, if it has not decreased since: a walk for each would be too much."""
+        known = storage.nearby
+        return self._weigh(*known) if isinstance(known, tuple) else self.cost(storage)
+
+    def own_cost_changed(self, storage: Storage, change: float) -> None:
+        if change < 0:
+            self.unlinking(storage)
+
+    def unlinking(self, storage: Storage) -> None:
+        if self._costs_given:
+            storage.nearby = None
+            for direction in (above, below):
+                for candidate in boundary(storage, direction, _WALK):
+                    self._decreased(candidate)
+
+    def _decreased(self, storage: Storage) -> None:
+        storage.nearby = None
+        if storage.slot >= 0:
+            self.on_decrease(storage)
+
+    def _weigh(self, needed: float, unneeded: float) -> float:
+        return (1 - self.pressure / 2) * needed + (1 - self.pressure) * unneeded
+
+    def _walk(self, storage: Storage) -> tuple[float, float]:
+        """The costs of the needed and of the unneeded storages around it; remembered."""
+        up = self._walk_up(storage)
+        down, unneeded = self._walk_down(storage)
+        self._last = storage, up, down
+        storage.nearby = known = up[0] + down[0], unneeded
+        return known
+
+    def _walk_up(self, storage: Storage) -> Segment:
+        """The evicted ancestors; sources do not count as ends."""
+        cost = 0.0
         seen = {storage}
-        near = [storage]
-        rim: list[Storage] = []
-        for each in near:  # grows
-            for value in each.values:
+        path = [storage]
+        ends: list[Storage] = []
+        for visited in path:  # grows
+            for value in visited.values:
                 operation = value.operation
                 if operation is not None:
                     for argument in operation.arguments:
-                        other = argument.storage
-                        if other not in seen:
-                            seen.add(other)
-                            if not other.resident:
-                                total += other.cost
-                                near.append(other)
+                        ancestor = argument.storage
+                        if ancestor not in seen:
+                            seen.add(ancestor)
+                            if not ancestor.resident:
+                                cost += ancestor.cost
+                                path.append(ancestor)
                             elif argument.operation is not None:
-                                rim.append(other)
-            if len(near) > _REACH:
-                return self._leap(0, total, near[near.index(each) + 1 :], seen)
-        return total, tuple(rim[:_RIM])
+                                ends.append(ancestor)
+            if len(path) > _WALK:
+                return self._extrapolate(_UP, cost, path[path.index(visited) + 1 :], seen)
+        return cost, tuple(ends[:_ENDS])
 
-    def _below(self, storage: Storage) -> tuple[Stretch, float]:
-        """The own costs of the nearest needed evicted descendants, and of the dead storages made from it."""
-        total = dead = 0.0
-        counted = self._counted
+    def _walk_down(self, storage: Storage) -> tuple[Segment, float]:
+        """The needed evicted descendants, and the cost of the unneeded evicted storages made from it in one step."""
+        cost = unneeded = 0.0
+        needs = self._needs
         seen = {storage}
-        near = [storage]
-        rim: list[Storage] = []
-        for each in near:  # grows
-            for value in each.values:
-                using = value.using
-                if using is None:
-                    continue
-                for user in using if isinstance(using, list) else (using,):
-                    for output in user.outputs:
-                        if output is None or output.storage in seen:
-                            continue
-                        other = output.storage
-                        seen.add(other)
-                        if other.resident:
-                            rim.append(other)
-                        elif other in counted:
-                            total += other.cost
-                            near.append(other)
-                        elif each is storage:
-                            dead += other.cost
-            if len(near) > _REACH:
-                return self._leap(1, total, near[near.index(each) + 1 :], seen), dead
-        return (total, tuple(rim[:_RIM])), dead
+        path = [storage]
+        ends: list[Storage] = []
+        for visited in path:  # grows
+            for descendant in below(visited):
+                if descendant not in seen:
+                    seen.add(descendant)
+                    if descendant.resident:
+                        ends.append(descendant)
+                    elif descendant in needs:
+                        cost += descendant.cost
+                        path.append(descendant)
+                    elif visited is storage:
+                        unneeded += descendant.cost
+            if len(path) > _WALK:
+                return self._extrapolate(_DOWN, cost, path[path.index(visited) + 1 :], seen), unneeded
+        return (cost, tuple(ends[:_ENDS])), unneeded
 
-    def _leap(self, direction: int, total: float, near: Sequence[Storage], seen: set[Storage]) -> Stretch:
-        """Go on from stretch to stretch, each as it was when its near end went, along the dearest where they meet."""
-        rim: tuple[Storage, ...] = ()
-        for _ in range(_REACH):
-            stretches = [self._beyond[each][direction] for each in near if each in self._beyond]
-            if not stretches:
+    def _extrapolate(self, side: int, cost: float, front: Sequence[Storage], seen: set[Storage]) -> Segment:
+        """Go on from `front` in the segments that its storages remember from their eviction, along the dearest."""
+        ends: tuple[Storage, ...] = ()
+        for _ in range(_WALK):
+            segments = [self._segments[storage][side] for storage in front if storage in self._segments]
+            if not segments:
                 break
-            cost, rim = max(stretches, key=_cost)
-            total += cost
-            near = [each for each in rim if not each.resident and each not in seen]
-            seen.update(near)
-            total += sum([each.cost for each in near])
-        return total, rim
+            beyond, ends = max(segments, key=lambda segment: segment[0])
+            front = [storage for storage in ends if not storage.resident and storage not in seen]
+            seen.update(front)
+            cost += beyond
+            cost += sum([storage.cost for storage in front])
+        return cost, ends
 
 
-def _cost(stretch: Stretch) -> float:
-    return stretch[0]
-
-
-def referred(storage: Storage) -> bool:
-    """Whether somebody outside refers to a value on it."""
-    values = storage.values
-    return values[0].refs > 0 if len(values) == 1 else any(each.refs for each in values)
-
-
-def _rim(storage: Storage, direction: Callable[[Storage], Iterable[Storage]]) -> set[Storage]:
-    """The resident storages whose walk may have come by."""
-    seen = {storage}
-    near = [storage]
-    rim: set[Storage] = set()
-    for each in near:  # grows
-        for other in direction(each):
-            if other.resident:
-                rim.add(other)
-            elif other not in seen:
-                seen.add(other)
-                near.append(other)
-        if len(near) > _REACH:
-            break
-    return rim
-
-
-NEIGHBOURHOODS: Final[dict[Name, Callable[[Fell], Neighbourhood]]] = {
+NEIGHBOURHOODS: Final[dict[NeighbourhoodName, Callable[[OnDecrease], Neighbourhood]]] = {
     "none": NoNeighbours,
-    "ancestors": lambda fell: Closure(fell, descendants=False),
-    "exact": lambda fell: Closure(fell, descendants=True),
+    "ancestors": lambda on_decrease: Closure(on_decrease, descendants=False),
+    "exact": lambda on_decrease: Closure(on_decrease, descendants=True),
     "components": Components,
     "needed": Needs,
 }
+"""The neighbourhoods by the names that policies have for them."""

@@ -1,17 +1,19 @@
-"""The evicted neighbourhood of a storage: the compute that losing it would put at stake (Kirisame et al., section 4.1).
+"""Evicted neighbourhoods: the evicted storages whose recomputation a storage's own eviction would make dearer.
 
-Four answers of rising price: nothing, the exact evicted ancestors, the exact neighbourhood e* (ancestors and
-descendants), and its approximation by connected components in a union-find forest.
+`NoNeighbours` looks at none, `Closure` at exactly the evicted ancestors, or at e*: ancestors and descendants.
+`Components` has e~*, the approximation of e* by undirected connected components, kept by a union-find (Kirisame et al.,
+section 4.1). `Needs`, in a module of its own, counts what is needed.
 
-A neighbourhood that grows makes candidates dearer, which a search may notice late: it checks a candidate's cost before
-it believes in it. One that shrinks makes them cheaper, and the search must hear of it: that is `fell`. So that not each
-little fall makes the search look at everything again, it may reckon with a `floor` below the cost.
+The search remembers scores. It computes that of a storage anew before it chooses it, so it need not be told when a
+neighbourhood grows and its storages become dearer. When one shrinks they become cheaper, and the search must be told:
+`on_decrease`. So that small decreases need not be told, it works with a `lower_bound` of the cost.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from recompute._engine.graph import Storage, Value
@@ -19,59 +21,55 @@ from recompute._engine.graph import Storage, Value
 if TYPE_CHECKING:
     from recompute._engine.memory import Pool
 
-_FLOOR: Final = 0.95
-"""Of a component's cost: what its watchers reckon with, so that it may fall by a twentieth before they hear of it.
-
-Nearer to one they are told, and scored anew, at each little fall; far below, the search checks many for nothing.
-"""
-
-Fell = Callable[[Storage], None]
+OnDecrease = Callable[[Storage], None]
+Direction = Callable[[Storage], list[Storage]]
+"""`above` or `below`."""
 
 
 class Neighbourhood(ABC):
-    """Told of every change of residency; answers what surrounds a resident storage."""
+    """Is told which storages are evicted and come back; knows the cost of what is evicted around a resident one."""
 
-    def __init__(self, fell: Fell) -> None:
-        self.fell = fell
-        self.asked = False  # nobody needs to be told before the first question
-        self.pressure = 0.0  # from 0 to 1, in steps; where it matters, all costs are new after a step
+    def __init__(self, on_decrease: OnDecrease) -> None:
+        self.on_decrease = on_decrease
+        self.active = False  # until it is asked for a cost, nobody needs to tell it of evictions
+        self.pressure = 0.0  # from 0 to 1; never falls. Where a policy uses it, each rise changes all scores
 
-    def prepare(self, pool: Pool) -> None:
-        """Before a choice in `pool`: see how short memory is."""
+    def measure_pressure(self, pool: Pool) -> None:
+        """See how short memory is in `pool`; raises the pressure if it is shorter than before."""
 
-    def superfluous(self, storage: Storage) -> bool:
-        """Whether losing a resident storage costs nothing, as far as can be seen."""
+    def unneeded(self, storage: Storage) -> bool:
+        """Whether evicting a resident storage costs nothing, because nobody will need it."""
         return False
 
     @abstractmethod
     def cost(self, storage: Storage) -> float:
-        """Seconds of compute in the evicted neighbourhood of a resident storage."""
+        """Seconds: the cost of the evicted neighbourhood of a resident storage."""
 
-    def floor(self, storage: Storage) -> float:
-        """A cost that the neighbourhood does not fall below without `fell` being told."""
+    def lower_bound(self, storage: Storage) -> float:
+        """Seconds that the cost does not fall below unless `on_decrease` is called."""
         return self.cost(storage)
 
     def evicted(self, storage: Storage) -> None:
-        """`storage` has just been evicted."""
+        """`storage` was evicted just now."""
 
     def restored(self, storage: Storage) -> None:
         """`storage`, evicted until now, becomes resident or is forgotten; its links are still there."""
 
     def released(self, storage: Storage) -> None:
-        """Nobody outside refers to `storage` any more."""
+        """The last outside reference to `storage` has gone."""
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
-        """The own cost of an evicted `storage` has changed."""
+        """The cost of an evicted `storage` has changed by `change` seconds."""
 
     def unlinking(self, storage: Storage) -> None:
-        """An evicted `storage` is about to lose a value, and the links that came with it."""
+        """An evicted `storage` is about to lose a value, with its links."""
 
     def moving(self, value: Value) -> list[Storage]:
-        """`value` is about to live on another storage; what `moved` must be told then."""
+        """`value` is about to move to another storage; returns what `moved` must be given afterwards."""
         return []
 
     def moved(self, users: list[Storage]) -> None:
-        """It does."""
+        """The value has moved."""
 
     def restart(self, evicted: Iterable[Storage]) -> None:
         """All that was known is void: these are the evicted storages."""
@@ -85,27 +83,23 @@ class NoNeighbours(Neighbourhood):
 
 
 class Closure(Neighbourhood):
-    """Exact sets, walked when asked for: O(size of the neighbourhood) a question."""
+    """Exactly the evicted ancestors, and the evicted descendants if wanted, by a walk through them each time."""
 
-    def __init__(self, fell: Fell, descendants: bool) -> None:
-        super().__init__(fell)
+    def __init__(self, on_decrease: OnDecrease, descendants: bool) -> None:
+        super().__init__(on_decrease)
         self.descendants = descendants
 
     def cost(self, storage: Storage) -> float:
-        self.asked = True
-        evicted = evicted_above(storage)
+        self.active = True
+        around = evicted_closure(storage, above)
         if self.descendants:
-            evicted |= evicted_below(storage)
-        return sum([each.cost for each in evicted])
+            around |= evicted_closure(storage, below)
+        return sum([neighbour.cost for neighbour in around])
 
     def restored(self, storage: Storage) -> None:
-        directions = [Storage.neighbours_down]
-        if self.descendants:
-            directions.append(Storage.neighbours_up)
-        for direction in directions:
-            for each in closure(storage, direction):
-                if each.resident:
-                    self.fell(each)
+        for direction in (below, above) if self.descendants else (below,):
+            for candidate in boundary(storage, direction):
+                self.on_decrease(candidate)
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         self.restored(storage)
@@ -114,69 +108,78 @@ class Closure(Neighbourhood):
         self.restored(storage)
 
 
-def evicted_above(storage: Storage) -> set[Storage]:
-    """What it is made from, through evicted storages: loops written out, because exact policies do little else."""
-    found: set[Storage] = set()
-    stack = [storage]
-    while stack:
-        for value in stack.pop().values:
-            operation = value.operation
-            if operation is not None:
-                for argument in operation.arguments:
-                    each = argument.storage
-                    if not each.resident and each not in found:
-                        found.add(each)
-                        stack.append(each)
-    found.discard(storage)
+def above(storage: Storage) -> list[Storage]:
+    """The storages it is made from, some more than once. Written out, like `below`: searches do little else."""
+    found: list[Storage] = []
+    for value in storage.values:
+        if value.operation is not None:
+            for argument in value.operation.arguments:
+                found.append(argument.storage)
     return found
 
 
-def evicted_below(storage: Storage) -> set[Storage]:
-    """What is made from it, through evicted storages."""
-    found: set[Storage] = set()
-    stack = [storage]
-    while stack:
-        for value in stack.pop().values:
-            using = value.using
-            if using is None:
-                continue
-            for user in using if isinstance(using, list) else (using,):
+def below(storage: Storage) -> list[Storage]:
+    """The storages made from it, likewise."""
+    found: list[Storage] = []
+    for value in storage.values:
+        users = value.users
+        if users is not None:
+            for user in users if isinstance(users, dict) else (users,):
                 for output in user.outputs:
                     if output is not None:
-                        each = output.storage
-                        if not each.resident and each not in found:
-                            found.add(each)
-                            stack.append(each)
+                        found.append(output.storage)
+    return found
+
+
+def evicted_neighbours(storage: Storage) -> list[Storage]:
+    """The evicted storages one operation away, some more than once."""
+    near = above(storage) + below(storage)
+    return [neighbour for neighbour in near if not neighbour.resident and neighbour is not storage]
+
+
+def evicted_closure(storage: Storage, direction: Direction) -> set[Storage]:
+    """The evicted storages in one direction, up to resident ones."""
+    found: set[Storage] = set()
+    path = [storage]
+    for visited in path:  # grows
+        for neighbour in direction(visited):
+            if not neighbour.resident and neighbour not in found:
+                found.add(neighbour)
+                path.append(neighbour)
     found.discard(storage)
     return found
 
 
-def closure(storage: Storage, direction: Callable[[Storage], Iterator[Storage]]) -> set[Storage]:
-    """What is reached from `storage` in one direction through evicted storages, and the resident ones at the rim."""
-    seen: set[Storage] = set()
-    stack = [storage]
-    while stack:
-        for each in direction(stack.pop()):
-            if each not in seen and each is not storage:
-                seen.add(each)
-                if not each.resident:
-                    stack.append(each)
-    return seen
+def boundary(storage: Storage, direction: Direction, most: float = inf) -> set[Storage]:
+    """The resident storages where the evicted ones in one direction end. Stops after `most` evicted ones."""
+    found: set[Storage] = set()
+    seen = {storage}
+    path = [storage]
+    for visited in path:  # grows
+        for neighbour in direction(visited):
+            if neighbour.resident:
+                found.add(neighbour)
+            elif neighbour not in seen:
+                seen.add(neighbour)
+                path.append(neighbour)
+        if len(path) > most:
+            break
+    return found
 
 
 class Component:
-    """A node of the union-find forest; a root stands for an undirected component of evicted storages."""
+    """A node of the union-find; a root stands for an undirected connected component of evicted storages."""
 
-    __slots__ = ("cost", "floor", "members", "parent", "prune_at", "watchers", "weight")
+    __slots__ = ("candidates", "compact_at", "cost", "lower_bound", "members", "parent", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, cost: float = 0.0, members: int = 0) -> None:
         self.parent: Component | None = None
-        self.cost = 0.0  # seconds: the own costs of its members
-        self.floor = 0.0  # what the watchers reckon with: told when the cost falls below it
-        self.members = 0
         self.weight = 1  # nodes below: union by size
-        self.watchers: set[Storage] = set()  # the candidates whose known score rests on the floor
-        self.prune_at = 16
+        self.cost = cost  # seconds: of its members
+        self.members = members
+        self.lower_bound = 0.0
+        self.candidates: set[Storage] = set()  # told when the cost falls below the lower bound
+        self.compact_at = 16  # so many in the set: then those that are no candidates any more are dropped
 
     def root(self) -> Component:
         node = self
@@ -187,107 +190,93 @@ class Component:
         return node
 
 
-class Components(Neighbourhood):
-    """e~*: connected components by union-find, O(log* n) amortised a step.
+_MARGIN: Final = 0.95
+"""The lower bound of a component's cost, as a share of it.
 
-    Union-find cannot split, so a storage that comes back takes its cost with it and leaves its connections behind:
-    the phantom connections of the published algorithm. Nothing is joined before the first question: a
-    cache that never runs short pays nothing, and starts from the true components when it does.
+Near one, candidates are scored again after each small decrease; far below, the search checks many in vain.
+"""
+
+
+class Components(Neighbourhood):
+    """e~*: connected components of evicted storages by union-find, O(log* n) amortised a step.
+
+    A union-find cannot split: a storage that comes back takes its cost along, and leaves its connections behind. These
+    phantom connections are part of the published algorithm. Nothing is joined before the first cost is asked for, so a
+    cache that never runs short pays nothing, and starts with the true components if it does.
     """
 
     def cost(self, storage: Storage) -> float:
-        self.asked = True
+        self.active = True
         total = 0.0
-        for root in self._roots(storage):
+        for root in self._roots_around(storage):
             total += root.cost
         return total
 
-    def floor(self, storage: Storage) -> float:
-        self.asked = True
+    def lower_bound(self, storage: Storage) -> float:
+        self.active = True
         total = 0.0
-        for root in self._roots(storage):
-            floor = root.cost * _FLOOR
-            if floor > root.floor:  # who reckons with less hears of a fall earlier than need be
-                root.floor = floor
-            total += root.floor
-            watchers = root.watchers
-            watchers.add(storage)
-            if len(watchers) > root.prune_at:  # forget those that are no candidates any more
-                root.watchers = {each for each in watchers if each.slot >= 0}
-                root.prune_at = 2 * len(root.watchers) + 16
+        for root in self._roots_around(storage):
+            bound = root.cost * _MARGIN
+            if bound > root.lower_bound:  # candidates scored with the old one are told a little early
+                root.lower_bound = bound
+            total += root.lower_bound
+            candidates = root.candidates
+            candidates.add(storage)
+            if len(candidates) > root.compact_at:
+                root.candidates = {candidate for candidate in candidates if candidate.slot >= 0}
+                root.compact_at = 2 * len(root.candidates) + 16
         return total
 
-    def _roots(self, storage: Storage) -> set[Component]:
-        """The components next to a storage: loops written out, because most of a search is spent here."""
-        roots: set[Component] = set()
-        for value in storage.values:
-            operation = value.operation
-            if operation is not None:
-                for argument in operation.arguments:
-                    each = argument.storage
-                    if not each.resident and each is not storage:
-                        component = each.component
-                        if component is None or component.parent is not None:
-                            component = self.root(each)
-                        roots.add(component)
-            using = value.using
-            if using is not None:
-                for user in using if isinstance(using, list) else (using,):
-                    for output in user.outputs:
-                        if output is not None:
-                            each = output.storage
-                            if not each.resident and each is not storage:
-                                component = each.component
-                                if component is None or component.parent is not None:
-                                    component = self.root(each)
-                                roots.add(component)
-        return roots
+    def _roots_around(self, storage: Storage) -> set[Component]:
+        """The components next to a storage."""
+        return {self.root(neighbour) for neighbour in evicted_neighbours(storage)}
 
     def root(self, storage: Storage) -> Component:
         """The component of an evicted storage."""
-        if storage.component is None:
-            self._explore(storage)
-        assert storage.component is not None
-        return storage.component.root()
+        component = storage.nearby
+        if not isinstance(component, Component):
+            component = self._join_around(storage)
+        return component.root()
 
     def evicted(self, storage: Storage) -> None:
         own = self._enter(storage)
-        for each in evicted_neighbours(storage):
-            other = self.root(each)  # which may join what was evicted before the first question, this storage included
-            own = self._union(own.root(), other.root())
+        for neighbour in evicted_neighbours(storage):
+            other = self.root(neighbour)  # may join all that was evicted before the first question
+            own = self._union(own.root(), other)
 
     def restored(self, storage: Storage) -> None:
-        if storage.component is not None:
-            root = storage.component.root()
-            storage.component = None
+        component = storage.nearby
+        if isinstance(component, Component):
+            root = component.root()
+            storage.nearby = None
             root.members -= 1
-            self._change(root, -storage.cost)
+            self._add_cost(root, -storage.cost)
             self.unlinking(storage)
 
     def unlinking(self, storage: Storage) -> None:
-        for each in (*storage.neighbours_up(), *storage.neighbours_down()):
-            if each.slot >= 0:  # a candidate, which may have no other link to the component
-                self.fell(each)
+        for neighbour in above(storage) + below(storage):
+            if neighbour.slot >= 0:  # a candidate, for which this may be the only link to the component
+                self.on_decrease(neighbour)
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
-        if storage.component is not None:
-            self._change(storage.component.root(), change)
+        if isinstance(storage.nearby, Component):
+            self._add_cost(storage.nearby.root(), change)
 
-    def _change(self, root: Component, change: float) -> None:
+    def _add_cost(self, root: Component, change: float) -> None:
         root.cost = max(0.0, root.cost + change) if root.members else 0.0
-        if root.cost < root.floor or not root.members:
-            root.floor = 0.0
-            watchers, root.watchers = root.watchers, set()  # who is scored again will watch again
-            for each in watchers:
-                self.fell(each)
+        if root.cost < root.lower_bound or not root.members:
+            root.lower_bound = 0.0
+            candidates, root.candidates = root.candidates, set()  # scored again, they are entered again
+            for candidate in candidates:
+                self.on_decrease(candidate)
 
     def _enter(self, storage: Storage) -> Component:
-        component = storage.component = Component()
-        component.cost = storage.cost
-        component.members = 1
+        """A component of its own for an evicted storage."""
+        component = storage.nearby = Component(storage.cost, members=1)
         return component
 
     def _union(self, a: Component, b: Component) -> Component:
+        """Join two roots; the root of both."""
         if a is b:
             return a
         if a.weight < b.weight:
@@ -295,33 +284,24 @@ class Components(Neighbourhood):
         b.parent = a
         a.weight += b.weight
         a.cost += b.cost
-        a.floor += b.floor
+        a.lower_bound += b.lower_bound
         a.members += b.members
-        if len(a.watchers) < len(b.watchers):
-            a.watchers, b.watchers = b.watchers, a.watchers
-            a.prune_at = b.prune_at
-        a.watchers |= b.watchers
-        b.watchers = set()
+        if len(a.candidates) < len(b.candidates):
+            a.candidates, b.candidates = b.candidates, a.candidates
+            a.compact_at = b.compact_at
+        a.candidates |= b.candidates
+        b.candidates = set()
         return a
 
-    def _explore(self, storage: Storage) -> None:
-        """Join what was evicted before the first question."""
+    def _join_around(self, storage: Storage) -> Component:
+        """The component of a storage that was evicted before the first question: a walk through all of it."""
         own = self._enter(storage)
         stack = [storage]
         while stack:
-            for each in evicted_neighbours(stack.pop()):
-                if each.component is None:
-                    self._enter(each)
-                    stack.append(each)
-                assert each.component is not None
-                own = self._union(own, each.component.root())
-
-
-def evicted_neighbours(storage: Storage) -> Iterator[Storage]:
-    """The evicted storages next to `storage`, some of them more than once."""
-    for each in storage.neighbours_up():
-        if not each.resident:
-            yield each
-    for each in storage.neighbours_down():
-        if not each.resident:
-            yield each
+            for neighbour in evicted_neighbours(stack.pop()):
+                component = neighbour.nearby
+                if not isinstance(component, Component):
+                    component = self._enter(neighbour)
+                    stack.append(neighbour)
+                own = self._union(own, component.root())
+        return own

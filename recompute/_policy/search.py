@@ -3,72 +3,178 @@
 `exact` is a kinetic tournament for scores that are lines in time, and a scan for others. `sample`, `ignore small` and
 `batch` are approximations; the first two are those of the DTR prototype (Kirisame et al., section 5).
 
-A locked storage may stay in a search: it is passed over, and leaves the tournament for as long when it comes up.
+`Candidates.choose` finds the victim. Of a foreign policy, whose score is the user's code, it would run that under the
+lock of the cache: instead, `Candidates.snapshot` takes the facts under the lock, and `rank` scores them without it.
 """
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf, isqrt
-from typing import TYPE_CHECKING, ClassVar, Final
+from math import inf, isnan, isqrt
+from operator import itemgetter
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, final
 
-from recompute._engine.graph import Storage
-from recompute._policy.formulas import Nothing, Policy
+from recompute._engine.graph import Storage, name_of
+from recompute._policy.formulas import Nothing, Policy, Scored
 from recompute._policy.neighbourhoods import Neighbourhood
 from recompute._policy.tournament import Tournament
 
 if TYPE_CHECKING:
     from recompute._engine.memory import Pool
 
+SearchName = Literal["exact", "sample", "ignore small", "batch"]
 
-_AMORTISED: Final = 8  # scores a choice, at most: pressure is answered in time, but not all the time,
-_FEW: Final = 2000  # unless there are few candidates
-_ABOVE: Final = 1e150
-_STEEPER: Final = 2.0**600  # keeps the order among those who are above
+_SCORES_A_CHOICE: Final = 8
+"""A rise of the pressure changes all n scores: of many candidates it is measured only every n / 8 choices."""
+
+_FEW: Final = 2000
+"""Of no more candidates than these it is measured at each choice."""
+
+_UNNEEDED: Final = 1e150
+"""Added to one over the score of what nobody needs: it is above all others."""
+
+_STEEPER: Final = 2.0**600
+"""Times its slope: so that these keep their order among themselves in spite of rounding."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How to look for the candidate of smallest score: one of the classes below."""
+
+    name: ClassVar[str]
+    together: ClassVar[bool] = False
+    """Whether all that `rank` returns are evicted at once, instead of the first that still can be."""
+
+
+@final
+@dataclass(frozen=True)
+class Exact(Search):
+    """The smallest score, in O(log n) amortised where the policy is a line in staleness, else by a scan."""
+
+    name = "exact"
+
+
+@final
+@dataclass(frozen=True)
+class Sample(Search):
+    """The smallest score of a random sample, the square root of the pool in size."""
+
+    name = "sample"
+    seed: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class IgnoreSmall(Search):
+    """Candidates below `share` of the mean size are looked at only when there is nothing else."""
+
+    name = "ignore small"
+    share: float = 0.01
+
+
+@final
+@dataclass(frozen=True)
+class Batch(Search):
+    """Everything up to `factor` times the smallest score is evicted at once: fewer searches, more evictions."""
+
+    name = "batch"
+    together = True
+    factor: float = 2.0
+
+
+SEARCHES: Final[dict[str, type[Search]]] = {search.name: search for search in (Exact, Sample, IgnoreSmall, Batch)}
+"""The searches by name."""
+
+
+def search_of(search: SearchName | Search | type[Search]) -> Search:
+    """A search from its name, its class, or an object."""
+    if isinstance(search, str):
+        found = SEARCHES.get(search.replace("-", " ").replace("_", " "))
+        if found is None:
+            raise ValueError(f"unknown search {search!r}; choose from {', '.join(SEARCHES)}")
+        return found()
+    if (search if isinstance(search, type) else type(search)) not in SEARCHES.values():
+        classes = ", ".join(known.__name__ for known in SEARCHES.values())
+        raise TypeError(f"a search is a name, or one of {classes}, not {search!r}")
+    return search() if isinstance(search, type) else search
+
+
+class Facts(NamedTuple):
+    """What a score is computed from, of one candidate."""
+
+    storage: Storage
+    cost: float
+    neighbours: float
+    size: int
+    staleness: float
+    unneeded: bool
+
+
+class Snapshot(list[Facts]):
+    """The candidates that a search looks at, at one moment."""
+
+    pressure = 0.0
+
+
+def rank(policy: Policy, search: Search, snapshot: Snapshot) -> list[Storage]:
+    """The storages of a snapshot, best victim first; only those to be evicted at once if `search.together`.
+
+    If the policy is foreign, this runs the user's code: call it without the lock, and check afterwards who can still be
+    evicted. Raises what the score raises, TypeError if it is no number, and ValueError if it is nan.
+    """
+    scores = _scores(policy, snapshot)
+    if isinstance(search, Batch):
+        return _together(scores, search.factor)
+    return [storage for _, storage in sorted(scores, key=itemgetter(0))]
+
+
+def _scores(policy: Policy, snapshot: Snapshot) -> list[tuple[float, Storage]]:
+    """The scores by their definition; that of what nobody needs is below all others."""
+    under = policy.under(snapshot.pressure)
+    scores: list[tuple[float, Storage]] = []
+    for storage, cost, neighbours, size, staleness, unneeded in snapshot:
+        score = under.score(cost, neighbours, size, staleness)
+        try:
+            undefined = isnan(score)
+        except TypeError:
+            raise TypeError(f"{_name(policy)} returned {score!r}: a score is a number") from None
+        if undefined:
+            raise ValueError(f"{_name(policy)}{(cost, neighbours, size, staleness)} returned nan: a score is a number")
+        scores.append((min(score, 1e100) * 1e-200 if unneeded else score, storage))
+    return scores
+
+
+def _name(policy: Policy) -> str:
+    return name_of(policy.function) if isinstance(policy, Scored) else f"{name_of(type(policy))}.score"
+
+
+def _together(scores: list[tuple[float, Storage]], factor: float) -> list[Storage]:
+    """Everything up to `factor` times the least."""
+    if not scores:
+        return []
+    scores.sort(key=lambda scored: (scored[0], -scored[1].number))
+    least = scores[0][0]
+    most = factor * least if 0 < least < inf else least
+    return [scores[0][1]] + [storage for score, storage in scores[1:] if score <= most < inf]
 
 
 class Candidates(ABC):
-    """The storages that a pool may evict, and the choice among them."""
+    """The storages that a pool may evict, and the choice among them.
+
+    A locked storage may stay among them: it is passed over.
+    """
+
+    pool: Pool
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
         self.policy = policy
         self.neighbourhood = neighbourhood
-        self._pressure = neighbourhood.pressure
-        self._choices = 0  # since all scores were new
+        self.pressure = neighbourhood.pressure
         self.scored = 0  # scores computed so far
-        self.pool: Pool  # whose candidates they are
-
-    def prepare(self) -> bool:
-        """Before a choice; True if all scores are new, because memory is shorter than it was."""
-        neighbourhood = self.neighbourhood
-        self._choices += 1
-        if _AMORTISED * self._choices > len(self) - _FEW:  # to score all of them anew takes O(n)
-            neighbourhood.prepare(self.pool)
-        if neighbourhood.pressure == self._pressure:
-            return False
-        self._choices = 0
-        self._pressure = neighbourhood.pressure
-        self.policy = self.policy.under(self._pressure)
-        return True
-
-    def score(self, storage: Storage, now: float) -> float:
-        """The score of one candidate by its definition; what nobody needs comes before all others."""
-        self.scored += 1
-        neighbours = self.neighbourhood.cost(storage)
-        score = self.policy.score(storage.cost, neighbours, storage.size, now - storage.last_access)
-        return min(score, 1e100) * 1e-200 if self.neighbourhood.superfluous(storage) else score
-
-    def line(self, storage: Storage, neighbours: Callable[[Storage], float]) -> tuple[float, float]:
-        """(base, slope) of one over the score; that of what nobody needs is above all others."""
-        self.scored += 1
-        line = self.policy.line(storage.cost, neighbours(storage), storage.size)
-        assert line is not None
-        if self.neighbourhood.superfluous(storage):
-            return line[0] + _ABOVE, line[1] * _STEEPER
-        return line
+        self._choices = 0  # since the pressure changed
 
     @abstractmethod
     def add(self, storage: Storage) -> None:
@@ -78,8 +184,8 @@ class Candidates(ABC):
     def remove(self, storage: Storage) -> None:
         """`storage` is no candidate any more. O(1)."""
 
-    def changed(self, storage: Storage) -> None:  # a scan has nothing to remember
-        """The own cost or the size of `storage` changed, or its neighbourhood's cost fell. O(1)."""
+    def changed(self, storage: Storage) -> None:
+        """The cost or the size of `storage` changed, or the cost of its neighbourhood decreased. O(1)."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -91,14 +197,39 @@ class Candidates(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many, roughly."""
+        """How many there are, locked ones included."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Storage]: ...
 
+    def snapshot(self, now: float) -> Snapshot:
+        """The facts of every candidate that this search looks at; runs no code of the user's."""
+        cost, unneeded = self.neighbourhood.cost, self.neighbourhood.unneeded
+        snapshot = Snapshot(
+            Facts(storage, storage.cost, cost(storage), storage.size, now - storage.last_access, unneeded(storage))
+            for storage in self._looked_at()
+        )
+        snapshot.pressure = self.pressure
+        self.scored += len(snapshot)
+        return snapshot
 
-class _List(Candidates):
-    """Candidates in a dense list, for searches that look at many."""
+    def _looked_at(self) -> list[Storage]:
+        """All that are not locked."""
+        self._update_pressure()
+        return [storage for storage in self if not storage.locks]
+
+    def _update_pressure(self) -> None:
+        neighbourhood = self.neighbourhood
+        self._choices += 1
+        if _SCORES_A_CHOICE * self._choices > len(self) - _FEW:
+            neighbourhood.measure_pressure(self.pool)
+        if neighbourhood.pressure != self.pressure:
+            self.pressure = neighbourhood.pressure
+            self._choices = 0
+
+
+class Scan(Candidates):
+    """Every candidate is scored: O(n)."""
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
         super().__init__(policy, neighbourhood)
@@ -124,91 +255,78 @@ class _List(Candidates):
     def __iter__(self) -> Iterator[Storage]:
         return iter(self._storages)
 
-    def unlocked(self) -> list[Storage]:
-        self.prepare()
-        return [storage for storage in self._storages if not storage.locks]
-
-    def best(self, among: list[Storage], now: float) -> list[Storage]:
-        return [min(among, key=lambda storage: self.score(storage, now))] if among else []
-
-
-class Scan(_List):
-    """Every candidate is scored: O(n)."""
-
     def choose(self, now: float) -> list[Storage]:
-        return self.best(self.unlocked(), now)
+        scores = _scores(self.policy, self.snapshot(now))
+        return [min(scores, key=itemgetter(0))[1]] if scores else []
 
 
-class Never(_List):
+class Never(Scan):
     """Nobody is ever chosen."""
 
-    def choose(self, now: float) -> list[Storage]:
+    def _looked_at(self) -> list[Storage]:
         return []
 
 
-class Sampled(_List):
-    """The best of a random sample, square root of the pool in size."""
+class Sampled(Scan):
+    """A random sample is scored, the square root of the pool in size."""
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood, seed: int) -> None:
         super().__init__(policy, neighbourhood)
         self._random = random.Random(seed)
 
-    def choose(self, now: float) -> list[Storage]:
+    def _looked_at(self) -> list[Storage]:
         count = isqrt(max(0, len(self._storages) - 1)) + 1
-        picked = self._random.sample(self._storages, min(count, len(self._storages)))
-        return self.best([storage for storage in picked if not storage.locks] or self.unlocked(), now)
+        sample = self._random.sample(self._storages, min(count, len(self._storages)))
+        return [storage for storage in sample if not storage.locks] or super()._looked_at()
 
 
-class LargeOnly(_List):
-    """Every candidate of at least `share` of the mean size is scored; the small ones only when nothing else is left."""
+class LargeOnly(Scan):
+    """Every candidate of at least `share` of the mean size is scored."""
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood, share: float) -> None:
         super().__init__(policy, neighbourhood)
         self._share = share
 
-    def choose(self, now: float) -> list[Storage]:
-        unlocked = self.unlocked()
+    def _looked_at(self) -> list[Storage]:
+        unlocked = super()._looked_at()
         least = self._share * sum(storage.size for storage in unlocked) / max(1, len(unlocked))
-        return self.best([storage for storage in unlocked if storage.size >= least], now)
+        return [storage for storage in unlocked if storage.size >= least]
 
 
-class Batched(_List):
-    """Every candidate is scored, and all below `factor` times the smallest score are evicted together."""
+class Batched(Scan):
+    """Every candidate is scored, and all up to `factor` times the smallest score are chosen."""
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood, factor: float) -> None:
         super().__init__(policy, neighbourhood)
         self._factor = factor
 
     def choose(self, now: float) -> list[Storage]:
-        scores = sorted((self.score(storage, now), -storage.number, storage) for storage in self.unlocked())
-        if not scores:
-            return []
-        least = scores[0][0]
-        most = self._factor * least if 0 < least < inf else least
-        return [scores[0][2]] + [storage for score, _, storage in scores[1:] if score <= most < inf]
+        return _together(_scores(self.policy, self.snapshot(now)), self._factor)
 
 
 class Tournaments(Candidates):
-    """Exact, in O(log n) amortised, for a policy whose 1 / score is a line in staleness.
+    """Exact, in O(log n) amortised, for a policy whose 1 / score is a line in staleness: the highest line is chosen.
 
-    Nothing is scored before the first choice. After it, what changed is noted by slot (`_changed`) and played at the
-    next choice; what only made a candidate dearer (a later access, a neighbour evicted) is found when it comes up. The
-    lines are estimates that are never too low; what comes up gets its exact line, and wins if it stays.
+    Nothing is computed before the first choice. From then on the slots of what changed are noted, and their lines set
+    at the next choice. What only makes a candidate dearer (an access, an evicted neighbour) is not noted: its line in
+    the tournament is then too high, never too low. So the winner gets its exact line, and is chosen if it still wins.
     """
 
     def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
         super().__init__(policy, neighbourhood)
         self._storages: list[Storage | None] = []  # by slot, in the order in which they became candidates
-        self._holes = 0
-        self._changed: set[int] = set()
+        self._gaps = 0
+        self._changed: set[int] = set()  # slots
         self._tournament: Tournament | None = None
+        self._policy = policy  # under the pressure of the tournament
+        self._pressure = self.pressure
 
     def add(self, storage: Storage) -> None:
-        slot = -2 - storage.slot
+        slot = -2 - storage.slot  # where it was before it was locked: so the order does not depend on past choices
         if slot < 0:
             slot = len(self._storages)
             self._storages.append(storage)
-        storage.slot = slot  # that it had before it was locked: then the order says nothing of past searches
+        storage.slot = slot
         if self._tournament is not None:
             self._changed.add(slot)
 
@@ -218,12 +336,12 @@ class Tournaments(Candidates):
         if self._tournament is not None:
             self._changed.add(slot)
         storage.slot = -1
-        self._holes += 1
-        if 2 * self._holes > len(self._storages) + 64:
-            self._close_ranks()
+        self._gaps += 1
+        if 2 * self._gaps > len(self._storages) + 64:
+            self._compact()
 
     def clear(self) -> None:
-        self._storages, self._holes, self._tournament = [], 0, None
+        self._storages, self._gaps, self._tournament = [], 0, None
         self._changed.clear()
 
     def changed(self, storage: Storage) -> None:
@@ -231,15 +349,14 @@ class Tournaments(Candidates):
             self._changed.add(storage.slot)
 
     def __len__(self) -> int:
-        return len(self._storages) - self._holes
+        return len(self._storages) - self._gaps
 
     def __iter__(self) -> Iterator[Storage]:
         return (storage for storage in self._storages if storage is not None)
 
     def choose(self, now: float) -> list[Storage]:
-        if self.prepare():
-            self._tournament = None
-        tournament = self._catch_up(now)
+        self._update_pressure()
+        tournament = self._update(now)
         while (slot := tournament.highest(now)) >= 0:
             storage = self._storages[slot]
             assert storage is not None
@@ -248,26 +365,38 @@ class Tournaments(Candidates):
                 storage.slot = -2 - slot  # until it is unlocked
                 continue
             known = tournament.line(slot)
-            if self.policy.neighbourhood == "none" and known[2] == storage.last_access:
+            if self._policy.neighbourhood == "none" and known[2] == storage.last_access:
                 return [storage]
-            line = (*self.line(storage, self.neighbourhood.cost), storage.last_access)
+            line = (*self._line(storage, self.neighbourhood.cost(storage)), storage.last_access)
             if line == known:
                 return [storage]
             tournament.set(slot, *line, now)
-            self._changed.add(slot)  # exact for now; from the next choice on, an estimate again
+            self._changed.add(slot)  # exact now; for the next choice the lower bound will do
         return []
 
-    def _catch_up(self, now: float) -> Tournament:
-        """Play what has changed since the last choice."""
+    def _line(self, storage: Storage, neighbours: float) -> tuple[float, float]:
+        """(base, slope) of 1 / score."""
+        self.scored += 1
+        line = self._policy.line(storage.cost, neighbours, storage.size)
+        assert line is not None
+        if self.neighbourhood.unneeded(storage):
+            return line[0] + _UNNEEDED, line[1] * _STEEPER
+        return line
+
+    def _update(self, now: float) -> Tournament:
+        """The tournament with all that has changed since the last choice."""
+        lower_bound = self.neighbourhood.lower_bound
         tournament = self._tournament
         slots = len(self._storages)
-        many = len(self._changed) * slots.bit_length() > 3 * slots + 64  # then to play all anew takes less
-        if tournament is None or tournament.capacity < slots or many:
-            self._close_ranks()
+        many = len(self._changed) * slots.bit_length() > 3 * slots + 64  # then to build it anew takes less
+        if tournament is None or self._pressure != self.pressure or tournament.capacity < slots or many:
+            self._compact()
+            self._pressure = self.pressure
+            self._policy = self.policy.under(self.pressure)
             tournament = self._tournament = Tournament(2 * len(self._storages) + 64)
             for slot, storage in enumerate(self._storages):
                 assert storage is not None
-                tournament.enter(slot, *self.line(storage, self.neighbourhood.floor), storage.last_access)
+                tournament.enter(slot, *self._line(storage, lower_bound(storage)), storage.last_access)
             tournament.build(now)
         else:
             for slot in self._changed:
@@ -275,94 +404,29 @@ class Tournaments(Candidates):
                 if storage is None:
                     tournament.clear(slot, now)
                 else:
-                    tournament.set(slot, *self.line(storage, self.neighbourhood.floor), storage.last_access, now)
+                    tournament.set(slot, *self._line(storage, lower_bound(storage)), storage.last_access, now)
             self._changed.clear()
         return tournament
 
-    def _close_ranks(self) -> None:
-        """Slots without holes; the tournament must be built again. O(n), after as many changes."""
-        self._storages = [storage for storage in self._storages if storage is not None]
-        for slot, storage in enumerate(self._storages):
-            assert storage is not None
+    def _compact(self) -> None:
+        """Close the gaps; the tournament must be built again. O(n), after as many changes."""
+        self._storages = list(self)
+        for slot, storage in enumerate(self):
             storage.slot = slot
-        self._holes = 0
+        self._gaps = 0
         self._changed.clear()
         self._tournament = None
 
 
-@dataclass(frozen=True)
-class Search(ABC):
-    """How to look for the candidate of smallest score."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
-        """An empty set of candidates that is searched this way."""
-
-
-@dataclass(frozen=True)
-class Exact(Search):
-    """The smallest score, in O(log n) amortised where the policy is a line in staleness, else by a scan."""
-
-    name = "exact"
-
-    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
-        straight = policy.line(1.0, 1.0, 1) is not None
-        return (Tournaments if straight else Scan)(policy, neighbourhood)
-
-
-@dataclass(frozen=True)
-class Sample(Search):
-    """The smallest score of a random sample, the square root of the pool in size."""
-
-    name = "sample"
-    seed: int = 0
-
-    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
-        return Sampled(policy, neighbourhood, self.seed)
-
-
-@dataclass(frozen=True)
-class IgnoreSmall(Search):
-    """Candidates below `share` of the mean size are looked at only when there is nothing else."""
-
-    name = "ignore small"
-    share: float = 0.01
-
-    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
-        return LargeOnly(policy, neighbourhood, self.share)
-
-
-@dataclass(frozen=True)
-class Batch(Search):
-    """Everything under `factor` times the smallest score goes at once: fewer searches, more evictions."""
-
-    name = "batch"
-    factor: float = 2.0
-
-    def over(self, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
-        return Batched(policy, neighbourhood, self.factor)
-
-
 def candidates(search: Search, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
-    """An empty set of candidates for a pool."""
-    return Never(policy, neighbourhood) if isinstance(policy, Nothing) else search.over(policy, neighbourhood)
-
-
-SEARCHES: Final[dict[str, type[Search]]] = {search.name: search for search in (Exact, Sample, IgnoreSmall, Batch)}
-"""The searches by name."""
-
-
-def search_of(search: str | Search | type[Search]) -> Search:
-    """A search from its name or from an object."""
-    if isinstance(search, str):
-        found = SEARCHES.get(search.replace("-", " ").replace("_", " "))
-        if found is None:
-            raise ValueError(f"unknown search {search!r}; choose from {', '.join(SEARCHES)}")
-        return found()
-    if isinstance(search, type) and issubclass(search, Search):
-        return search()
-    if isinstance(search, Search):
-        return search
-    raise TypeError(f"a search is a name or a Search, not {search!r}")
+    """An empty set of candidates that is searched this way. Runs no code of the user's."""
+    if isinstance(policy, Nothing):
+        return Never(policy, neighbourhood)
+    if isinstance(search, Sample):
+        return Sampled(policy, neighbourhood, search.seed)
+    if isinstance(search, IgnoreSmall):
+        return LargeOnly(policy, neighbourhood, search.share)
+    if isinstance(search, Batch):
+        return Batched(policy, neighbourhood, search.factor)
+    straight = not policy.foreign and policy.line(1.0, 1.0, 1) is not None
+    return (Tournaments if straight else Scan)(policy, neighbourhood)

@@ -17,32 +17,28 @@ class Tournament:
     Time must not run backwards. Arrays of floats and ints, no object a line: this is the hot path of a full cache.
     """
 
-    __slots__ = ("_base", "_capacity", "_expiry", "_origin", "_slope", "_winner")
+    __slots__ = ("_base", "_expiry", "_origin", "_slope", "_winner", "capacity")
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = 1 << max(1, capacity - 1).bit_length()
-        self._base = [0.0] * self._capacity
-        self._slope = [0.0] * self._capacity
-        self._origin = [0.0] * self._capacity
-        self._winner = [-1] * (2 * self._capacity)  # node -> slot; node i has children 2 i and 2 i + 1
-        self._expiry = [inf] * (2 * self._capacity)  # until when every winner below is right
-
-    @property
-    def capacity(self) -> int:
-        return self._capacity
+        self.capacity = 1 << max(1, capacity - 1).bit_length()
+        self._base = [0.0] * self.capacity
+        self._slope = [0.0] * self.capacity
+        self._origin = [0.0] * self.capacity
+        self._winner = [-1] * (2 * self.capacity)  # node -> slot; node i has children 2 i and 2 i + 1
+        self._expiry = [inf] * (2 * self.capacity)  # node -> until when every winner below is right
 
     def line(self, slot: int) -> tuple[float, float, float]:
         """(base, slope, origin) as last set."""
         return self._base[slot], self._slope[slot], self._origin[slot]
 
     def enter(self, slot: int, base: float, slope: float, origin: float) -> None:
-        """Set a line without telling the tree: call `build` when all are in."""
+        """Set a line, but play no games: call `build` when all are in."""
         self._base[slot], self._slope[slot], self._origin[slot] = base, slope, origin
-        self._winner[self._capacity + slot] = slot
+        self._winner[self.capacity + slot] = slot
 
     def build(self, now: float) -> None:
         """Play every game: O(n)."""
-        for node in range(self._capacity - 1, 0, -1):
+        for node in range(self.capacity - 1, 0, -1):
             self._play(node, now)
 
     def set(self, slot: int, base: float, slope: float, origin: float, now: float) -> None:
@@ -52,18 +48,17 @@ class Tournament:
 
     def clear(self, slot: int, now: float) -> None:
         """Take a line out: O(log n)."""
-        self._winner[self._capacity + slot] = -1
+        self._winner[self.capacity + slot] = -1
         self._climb(slot, now)
 
     def highest(self, now: float) -> int:
         """The slot of the highest line; -1 if there is none."""
         expiry = self._expiry
         if expiry[1] < now:
-            capacity = self._capacity
             late = [1]
-            for node in late:  # grows while it is walked: parents before children
+            for node in late:  # grows: parents before children
                 child = 2 * node
-                if child < capacity:
+                if child < self.capacity:
                     if expiry[child] < now:
                         late.append(child)
                     if expiry[child + 1] < now:
@@ -73,50 +68,36 @@ class Tournament:
         return self._winner[1]
 
     def _climb(self, slot: int, now: float) -> None:
-        """Play from a leaf upwards: `_play` written out, because this is most of what an eviction costs."""
-        winner, expiry, slope, origin, base = self._winner, self._expiry, self._slope, self._origin, self._base
-        node = (self._capacity + slot) >> 1
-        while node:
-            child = 2 * node
-            left, right = winner[child], winner[child + 1]
-            until = expiry[child]
-            if expiry[child + 1] < until:
-                until = expiry[child + 1]
-            if left < 0:
-                left = right
-            elif right >= 0:
-                mine, other = slope[left], slope[right]
-                gap = base[left] + mine * (now - origin[left]) - base[right] - other * (now - origin[right])
-                if gap < 0 or (gap == 0 and right > left):
-                    left, gap, mine, other = right, -gap, other, mine
-                if other > mine:
-                    crossing = now + gap / (other - mine) * _EARLY
-                    if crossing < until:
-                        until = crossing
-            if winner[node] == left != slot and expiry[node] <= until:
-                return  # nothing above can tell the difference; at worst it looks again too early
-            winner[node] = left
-            expiry[node] = until
+        """Play the games that a line takes part in, from its leaf up, as far as they make a difference."""
+        node = (self.capacity + slot) >> 1
+        while node and self._play(node, now, slot):
             node >>= 1
 
-    def _play(self, node: int, now: float) -> None:
+    def _play(self, node: int, now: float, changed: int = -1) -> bool:
+        """Let the winners of both children meet; False if nothing above can tell the difference.
+
+        `changed`: the slot whose line has changed, so that its winning again is news.
+        """
         winner, expiry = self._winner, self._expiry
-        left, right = winner[2 * node], winner[2 * node + 1]
-        until = expiry[2 * node]
-        if expiry[2 * node + 1] < until:
-            until = expiry[2 * node + 1]
-        if left < 0 or right < 0:
-            winner[node] = left if right < 0 else right
-            expiry[node] = until
-            return
-        slope, origin, base = self._slope, self._origin, self._base
-        gap = base[left] + slope[left] * (now - origin[left]) - base[right] - slope[right] * (now - origin[right])
-        catching_up = slope[right] - slope[left]
-        if gap < 0 or (gap == 0 and right > left):
-            left, gap, catching_up = right, -gap, -catching_up
-        winner[node] = left
-        if catching_up > 0:
-            crossing = now + gap / catching_up * _EARLY
-            if crossing < until:
-                until = crossing
+        child = 2 * node
+        high, low = winner[child], winner[child + 1]
+        until = expiry[child]
+        if expiry[child + 1] < until:
+            until = expiry[child + 1]
+        if high < 0:
+            high = low
+        elif low >= 0:
+            base, slope, origin = self._base, self._slope, self._origin
+            fast, slow = slope[low], slope[high]  # the lower line may be about to overtake
+            gap = base[high] + slow * (now - origin[high]) - base[low] - fast * (now - origin[low])
+            if gap < 0 or (gap == 0 and low > high):
+                high, gap, fast, slow = low, -gap, slow, fast
+            if fast > slow:
+                crossing = now + gap / (fast - slow) * _EARLY
+                if crossing < until:
+                    until = crossing
+        if 0 <= changed != high == winner[node] and expiry[node] <= until:
+            return False  # at worst it is looked at again too early
+        winner[node] = high
         expiry[node] = until
+        return True

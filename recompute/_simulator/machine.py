@@ -1,4 +1,4 @@
-"""The cache that a program is replayed through: the library's own, or with the habits of the published simulator."""
+"""What a program is replayed with: placeholders for its values, and the settings of the engine."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recompute._adapters.adapter import Adapter, register
-from recompute._cache import Cache
-from recompute._engine.frames import Flight, Frame
-from recompute._engine.graph import Operation, Storage, Value
-from recompute._engine.memory import Pool
-
-
-def _as_written(values: list[Value]) -> list[Value]:
-    return values
+from recompute.extend import EngineOptions, ReleaseMode
 
 
 class Placeholder:
@@ -46,64 +39,29 @@ class _PlaceholderAdapter(Adapter):
 register(Placeholder, _PlaceholderAdapter())
 
 
-class Machine(Cache):
-    """The cache as everybody uses it, told how much room each operation asked for when it was recorded."""
+def engine_options(published: bool, release: ReleaseMode) -> EngineOptions:
+    """How the engine is set for a replay.
 
-    published = False
+    As the library has it, but told how much room each operation asked for when it was recorded. `published`: as the DTR
+    authors' simulator has it, too. There
 
-    def _expected(self, frame: Frame, operation: Operation) -> Sequence[tuple[str, int]]:
-        if operation.runs:
-            return super()._expected(frame, operation)
-        function: Any = operation.function
-        room: Sequence[tuple[str, int]] = function.room
-        return room
-
-    def adopt(self, value: Value) -> None:
-        """A value was made."""
-
-
-class _PublishedPool(Pool):
-    """A storage that was locked is the newest candidate when it is unlocked, even one of no bytes."""
-
-    __slots__ = ()
-
-    def admit(self, storage: Storage) -> None:
-        if storage.slot < 0:
-            self.candidates.add(storage)
-
-    def lock(self, storage: Storage) -> None:
-        super().lock(storage)
-        if storage.slot >= 0:
-            self.candidates.remove(storage)
-
-
-class PublishedMachine(Machine):
-    """As the DTR authors' simulator has it: all that the engine does otherwise, and why.
-
-    * The clock starts at one, and components are kept from the start (the engine joins them at the first question).
-    * Evicted arguments come back in program order (the engine's order keeps the peak low).
-    * Locks do not give way: who finds no candidate is out of memory.
-    * Nothing is forgotten: a value that can never be needed again stays in its component.
+    * the clock starts at one, and components are kept from the start (here they are joined at the first question);
+    * evicted arguments come back in program order (here in an order that keeps the peak low);
+    * locks are never let go of (here those that only wait are): who finds no candidate is out of memory;
+    * nothing is forgotten: a value that can never be needed again stays in its component.
     """
+    if not published:
+        return EngineOptions(room=_recorded_room)
+    return EngineOptions(
+        room=_recorded_room,
+        program_order=True,
+        patient=False,
+        remember_all=release != "banish",
+        active=True,
+        start=1.0,
+    )
 
-    published = True
-    pool_class = _PublishedPool
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.now = 1.0
-        self._neighbourhood.asked = True
-        self._order = _as_written
-
-    def _make_way(self, pool: Pool, size: int, flight: Flight, what: Operation | None) -> None:
-        raise pool.shortage(size, what)
-
-    def _unlock(self, frame: Frame) -> None:
-        if frame.locked is not None:
-            place = {value.storage: number for number, value in enumerate(frame.arguments)}
-            frame.locked.sort(key=lambda storage: place.get(storage, -1))
-        super()._unlock(frame)
-
-    def adopt(self, value: Value) -> None:
-        if self.release != "banish":
-            value.uses += 1
+def _recorded_room(function: Any) -> Sequence[tuple[str, int]]:
+    room: Sequence[tuple[str, int]] = function.room
+    return room

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._simulator.replay import Run, baseline, simulate
+from recompute._budget import Amount
+from recompute._simulator.replay import Run, baseline, budgets_of, simulate
 from recompute._traces.program import Program
 from recompute._workers import workers
 
@@ -22,7 +23,7 @@ class Job:
     """One replay to be done: of the program with this number, with these arguments of `simulate`."""
 
     program: int
-    budget: float | int
+    budget: Amount | Mapping[str, Amount]
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -57,7 +58,11 @@ def simulate_many(
         if done is not None and not future.cancelled():
             done(ready)
 
-    longest_first = sorted(range(len(jobs)), key=lambda at: (-len(programs[jobs[at].program].steps), jobs[at].budget))
+    def haste(at: int) -> tuple[int, float]:
+        job = jobs[at]
+        return -len(programs[job.program].steps), budgets_of(job.budget, peaks[job.program])[1]
+
+    longest_first = sorted(range(len(jobs)), key=haste)
     with workers(count, _start, list(programs), peaks) as pool:
         futures: dict[int, Future[Run]] = {}
         for at in longest_first:

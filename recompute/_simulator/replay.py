@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any, Final, Literal
 
+from recompute import extend
+from recompute._budget import Amount, bytes_or_share, parse_budget
+from recompute._cache import Cache
 from recompute._engine.events import Listener
-from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Value
 from recompute._errors import BudgetError
 from recompute._policy.formulas import DEFAULT, Policy, policy_of
 from recompute._policy.search import Search
 from recompute._recomputable import Recomputable
-from recompute._simulator.machine import Machine, Placeholder, PublishedMachine
+from recompute._simulator.machine import Placeholder, engine_options
 from recompute._traces.program import Call, Kind, Program
+from recompute.extend import EVICTED, Node, ReleaseMode
 
 Status = Literal["ok", "oom", "thrash"]
 MachineName = Literal["published", "library"]
 
-_HERE: Final = compile("", "<trace>", "exec")
+_HERE: Final = (compile("", "<trace>", "exec"), 0)
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,16 @@ class Replay:
     ) -> None:
         self.program = program
         self.clock = _Clock((limit - 1) * program.model_time)
-        machine = PublishedMachine if published else Machine
-        self.cache = machine(budget, policy=policy, search=search, release=release, clock=self.clock)
-        self._values: list[Value | None] = [None] * len(program.homes)
+        self.published = published
+        self.cache = Cache(
+            budget,
+            policy=policy,  # type: ignore[arg-type]  # names are checked there
+            search=search,  # type: ignore[arg-type]
+            release=release,
+            clock=self.clock,
+            engine=engine_options(published, release),
+        )
+        self._values: list[Node | None] = [None] * len(program.homes)
         self._handles: list[Recomputable[Any] | None] = [None] * len(program.homes)
         self._evicted = {which for kind, which in program.steps if kind == "evict"}
         counts: Counter[int] = Counter() if published else Counter(program.homes)
@@ -163,23 +172,21 @@ class Replay:
     def _source(self, value: int) -> None:
         home = self.program.homes[value]
         payload = Placeholder(self.program.sizes[home], self.program.devices[home], None)
-        self._enter(value, self.cache._add_source(payload))
+        self._enter(value, extend.source(self.cache, payload, Recomputable))
 
     def _call(self, number: int) -> None:
         call, cache = self.program.calls[number], self.cache
-        arguments = tuple([self._value(each) for each in call.arguments])
-        rerun = _Rerun(self.program, call, self.clock, self._aliased, None if cache.published else call.room)
-        operation = Operation(rerun, arguments, None, arguments, len(call.results), None, _HERE, 0)
-        for value, made in zip(call.results, cache._apply(operation), strict=True):
-            assert made is not None
-            self._enter(value, made)
+        arguments = tuple([self._value(argument) for argument in call.arguments])
+        rerun = _Rerun(self.program, call, self.clock, self._aliased, None if self.published else call.room)
+        made = extend.perform(cache, rerun, arguments, arguments, _HERE, nout=len(call.results))
+        for value, handle in zip(call.results, made, strict=True):
+            self._enter(value, handle)
 
-    def _enter(self, value: int, made: Value) -> None:
-        self._values[value] = made
-        self._handles[value] = Recomputable(self.cache, made)
-        self.cache.adopt(made)
+    def _enter(self, value: int, handle: Recomputable[Any]) -> None:
+        self._values[value] = handle.node
+        self._handles[value] = handle
 
-    def _value(self, value: int) -> Value:
+    def _value(self, value: int) -> Node:
         found = self._values[value]
         assert found is not None, f"value {value} is used before it is made"
         return found
@@ -192,12 +199,10 @@ class Replay:
     def _keep(self, value: int) -> None:
         if self._handles[value] is not None:
             return
-        made = self._value(value)
-        made.refs += 1
-        self._handles[value] = Recomputable(self.cache, made)
+        self._handles[value] = Recomputable(self.cache, self._value(value))
 
     def _drop(self, value: int) -> None:
-        if self.cache.published:
+        if self.published:
             self._handles[value] = None
         elif value not in self.program.revived:
             self._handles[value] = None
@@ -207,7 +212,7 @@ class Replay:
     def _evict(self, value: int) -> None:
         found = self._values[value]
         if found is not None:
-            self.cache._evict_now(found)
+            extend.evict(self.cache, found)
 
     def _hold(self, value: int) -> None:
         found, held = self._values[value], self._held.setdefault(value, [])
@@ -241,7 +246,7 @@ def baseline(program: Program) -> dict[str, int]:
 
 def simulate(
     program: Program,
-    budget: float | int | Mapping[str, int],
+    budget: Amount | Mapping[str, Amount],
     *,
     policy: str | Policy = DEFAULT,
     search: str | Search = "exact",
@@ -257,8 +262,8 @@ def simulate(
     Parameters
     ----------
     budget
-        A share of the peak without a budget (a float, or an int of at most 1), bytes (a larger int), or bytes by
-        device.
+        Bytes for each device ("512MB"), a share (0.4, "40%") of the peak of each without a budget, or a mapping from
+        device to one of these.
     policy, search, release
         As of `Cache`.
     limit
@@ -277,7 +282,7 @@ def simulate(
     if not limit >= 1:
         raise ValueError(f"limit is an overhead, at least 1, not {limit!r}")
     peak = baseline(program) if peak is None else peak
-    budgets = _budgets(budget, peak)
+    budgets, ratio = budgets_of(budget, peak)
     policy_object = policy_of(policy)
     published = program.published and policy_object.published if machine is None else machine == "published"
     replay = Replay(
@@ -295,7 +300,7 @@ def simulate(
             gc.enable()
         if stop is not None:  # what goes with the replay afterwards is no step of it
             stop()
-    stats, whole = replay.cache.stats(), sum(peak.values())
+    stats = replay.cache.stats()
     total = stats.model_time + stats.remat_time - (1.0 if published else 0.0)
     return Run(
         trace=program.name,
@@ -303,13 +308,13 @@ def simulate(
         search=replay.cache.search.name,
         release=release,
         budget_bytes=sum(budgets.values()),
-        budget_ratio=budget if isinstance(budget, float) else sum(budgets.values()) / max(1, whole),
+        budget_ratio=ratio,
         status=status,
         overhead=_overhead(total, program.model_time) if status == "ok" else None,
         model_time=program.model_time * program.unit,
         total_time=total * program.unit,
         peak_bytes=stats.peak,
-        baseline_peak_bytes=whole,
+        baseline_peak_bytes=sum(peak.values()),
         evictions=stats.evictions,
         rematerializations=stats.rematerializations,
         candidates_scored=stats.scored,
@@ -321,12 +326,12 @@ def _overhead(total: float, model: float) -> float:
     return total / model if model else 1.0
 
 
-def _budgets(budget: float | int | Mapping[str, int], peak: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by device."""
-    if isinstance(budget, Mapping):
-        return dict(budget)
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
-        raise ValueError(f"a budget is a share of the peak such as 0.4, or bytes, not {budget!r}")
-    if isinstance(budget, int) and budget > 1:
-        return dict.fromkeys(peak, budget)
-    return {device: max(1, int(budget * size)) for device, size in peak.items()}
+def budgets_of(budget: Amount | Mapping[str, Amount], peak: Mapping[str, int]) -> tuple[dict[str, int], float]:
+    """Bytes by device, and which share of the whole peak they are."""
+    number = budget if isinstance(budget, Mapping) else bytes_or_share(budget)
+    wanted = number if isinstance(number, Mapping) else dict.fromkeys(peak, number)
+    budgets = {
+        device: parse_budget(each, whole=peak.get(device), of=f"the peak of {device}")
+        for device, each in wanted.items()
+    }
+    return budgets, number if isinstance(number, float) else sum(budgets.values()) / max(1, sum(peak.values()))

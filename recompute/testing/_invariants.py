@@ -8,10 +8,11 @@ from math import isclose
 from typing import Any
 
 from recompute._cache import Cache
+from recompute._engine.engine import Engine
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
 from recompute._engine.memory import Pool
 from recompute._policy.needed import Needs
-from recompute._policy.neighbourhoods import Closure, Components
+from recompute._policy.neighbourhoods import Closure, Component, Components
 
 
 def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
@@ -20,22 +21,23 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
     `roots` are all the Recomputables of the cache that are alive: what only they keep alive is found through them.
     May be called whenever the calling thread is not inside the cache. O(everything alive, squared in small things).
     """
-    values = [root._value for root in roots]
+    values = [root.node for root in roots]
     cache.stats()  # sees to references that went
-    with cache._lock:
-        storages = _alive(cache, values)
+    engine = cache.engine
+    with engine.lock:
+        storages = _alive(engine, values)
         operations = _operations(storages)
-        idle = not cache._executing and not cache._blocked
+        idle = not engine.scheduler.stacks
         for storage in storages:
-            _check_storage(cache, storage, idle)
+            _check_storage(engine, storage, idle)
         for value in (value for storage in storages for value in storage.values):
             _check_value(value)
-        _check_uses(storages, operations)
-        _check_operations(cache, operations, idle)
-        for pool in cache._pools.values():
-            _check_pool(cache, pool, [each for each in storages if each.pool is pool], operations, idle)
-        _check_sets(cache, storages)
-        neighbourhood = cache._neighbourhood
+        _check_users(storages, operations)
+        _check_operations(engine, operations, idle)
+        for pool in engine.memory.pools.values():
+            _check_pool(engine, pool, [storage for storage in storages if storage.pool is pool], idle)
+        _check_sets(engine, storages)
+        neighbourhood = engine.memory.neighbourhood
         if isinstance(neighbourhood, Components):
             _check_components(neighbourhood, storages)
         elif isinstance(neighbourhood, Closure):
@@ -44,10 +46,10 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
             _check_needs(neighbourhood, storages)
 
 
-def _alive(cache: Cache, values: list[Value]) -> list[Storage]:
+def _alive(engine: Engine, values: list[Value]) -> list[Storage]:
     """Every storage that the roots and the candidates lead to, up and down."""
     stack = [value.storage for value in values]
-    for pool in cache._pools.values():
+    for pool in engine.memory.pools.values():
         stack.extend(pool.candidates)
     found = dict.fromkeys(stack)
     while stack:
@@ -57,12 +59,12 @@ def _alive(cache: Cache, values: list[Value]) -> list[Storage]:
             if value.operation is not None:
                 near += value.operation.arguments
                 near += value.operation.outputs
-            for user in value.users or ():
+            for user in value.each_user():
                 near += user.outputs
-        for each in near:
-            if each is not None and each.storage not in found:
-                found[each.storage] = None
-                stack.append(each.storage)
+        for value_near in near:
+            if value_near is not None and value_near.storage not in found:
+                found[value_near.storage] = None
+                stack.append(value_near.storage)
     return sorted(found, key=lambda storage: storage.number)
 
 
@@ -77,20 +79,21 @@ def _operations(storages: list[Storage]) -> list[Operation]:
         for value in storage.values:
             if value.operation is not None:
                 found[value.operation] = None
-            found.update(dict.fromkeys(user for user in value.users or () if _lives(user)))
+            found.update(dict.fromkeys(user for user in value.each_user() if _lives(user)))
     return list(found)
 
 
-def _check_storage(cache: Cache, storage: Storage, idle: bool) -> None:
+def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
     who = f"storage {storage.number}"
     assert storage.values, f"{who} is alive without a value"
     assert storage.size >= 0, f"{who} has a size of {storage.size}"
-    assert cache._pools.get(storage.pool.device) is storage.pool, f"{who} is in a pool that the cache does not know"
+    assert engine.memory.pools.get(storage.pool.device) is storage.pool, f"{who} is in a pool that the cache does not know"
     present = [value for value in storage.values if value.payload is not EVICTED]
     if storage.resident:
         assert present, f"{who} counts as resident, but none of its values is"
-        assert storage.held is None, f"{who} is resident and held outside at once"
-        assert storage.component is None, f"{who} is resident and in an evicted component"
+        remains = storage.remains
+        assert remains is None or remains.held is None, f"{who} is resident and held outside at once"
+        assert not isinstance(storage.nearby, Component), f"{who} is resident and in an evicted component"
     else:
         assert not present, f"{who} is evicted, but {present[0].payload!r} is there"
         assert not storage.locks, f"{who} is evicted and locked {storage.locks} times"
@@ -101,8 +104,8 @@ def _check_storage(cache: Cache, storage: Storage, idle: bool) -> None:
     else:
         assert storage.locks >= reasons, f"{who} has {storage.locks} locks for {reasons} pins and sources"
     made_by = {value.operation for value in storage.values if value.operation is not None}
-    cost = sum(operation.cost for operation in made_by)
-    assert _close(cache, storage.cost, cost), f"{who} costs {storage.cost}, its operations {cost}"
+    cost = sum(operation.c0 for operation in made_by)
+    assert _close(engine, storage.cost, cost), f"{who} costs {storage.cost}, its operations {cost}"
     candidate = storage in list(storage.pool.candidates)
     if not storage.resident:
         assert not candidate, f"{who} is evicted and a candidate for eviction"
@@ -115,7 +118,6 @@ def _check_value(value: Value) -> None:
     storage, operation = value.storage, value.operation
     who = f"a value of storage {storage.number}"
     assert storage.values.count(value) == 1, f"{who} is listed {storage.values.count(value)} times"
-    assert value.refs >= 0, f"{who} has {value.refs} references"
     if operation is None:
         assert value.payload is not EVICTED, f"{who} is a source and evicted"
     else:
@@ -125,53 +127,50 @@ def _check_value(value: Value) -> None:
         assert value.payload is not EVICTED, f"{who} is pinned and evicted"
 
 
-def _check_uses(storages: list[Storage], operations: list[Operation]) -> None:
-    uses = Counter(argument for operation in operations if operation.runs for argument in operation.arguments)
+def _check_users(storages: list[Storage], operations: list[Operation]) -> None:
+    users: dict[Value, set[Operation]] = {}
+    for operation in operations:
+        for argument in operation.arguments:
+            users.setdefault(argument, set()).add(operation)
     for storage in storages:
         for value in storage.values:
             who = f"a value of storage {storage.number}"
-            assert value.uses == uses[value], f"{who} counts {value.uses} uses, but has {uses[value]}"
-            listed = Counter(user for user in value.users or () if _lives(user))
-            assert sum(listed.values()) == value.uses, f"{who} has {value.uses} uses and {listed.total()} users"
-            for user in listed:
-                assert value in user.arguments, f"{who} is used by {user}, which does not take it"
+            listed = set(value.each_user())
+            true = users.get(value, set())
+            assert listed == true, f"{who} lists {listed} as its users, and not {true}"
     known = {value for storage in storages for value in storage.values}
     for operation in operations:
         for argument in operation.arguments:
             assert argument in known, f"{operation} takes a value that was forgotten"
 
 
-def _check_operations(cache: Cache, operations: list[Operation], idle: bool) -> None:
+def _check_operations(engine: Engine, operations: list[Operation], idle: bool) -> None:
     for operation in operations:
         assert _lives(operation), f"{operation} is dead and has outputs"
-        assert operation.cost >= 0, f"{operation} costs {operation.cost} s"
-        if idle:
-            assert operation.frame is None, f"{operation} counts as in flight, but nobody runs"
+        assert operation.c0 >= 0, f"{operation} costs {operation.c0} s"
     if idle:
-        assert not cache._executing, f"{cache._executing} functions count as running"
+        assert not engine.scheduler.in_flight, f"{engine.scheduler.in_flight} count as in flight, but nobody runs"
+        assert not engine.scheduler.executing, f"{engine.scheduler.executing} functions count as running"
 
 
-def _check_pool(cache: Cache, pool: Pool, storages: list[Storage], operations: list[Operation], idle: bool) -> None:
+def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], idle: bool) -> None:
     resident = [storage for storage in storages if storage.resident]
-    reserved = sum(
-        size
-        for operation in operations
-        if operation.frame is not None
-        for room, size in operation.frame.reserved or ()
-        if room is pool
-    )
-    held = sum(each.size for each in cache._held if each.pool is pool)
+    held = sum(held.size for held in engine.memory.held if held.pool is pool)
     facts = {
         "held": (pool.held, held),
         "sources": (
             pool.sources,
-            sum(each.size for each in storages if any(value.operation is None for value in each.values)),
+            sum(storage.size for storage in storages if any(value.operation is None for value in storage.values)),
         ),
-        "pinned": (pool.pinned, sum(each.size for each in storages for value in each.values if value.pinned)),
+        "pinned": (
+            pool.pinned,
+            sum(storage.size for storage in storages for value in storage.values if value.pinned),
+        ),
     }
-    if idle:  # operations that run for the first time have reserved room, and are not yet in the graph
-        facts["used"] = (pool.used, sum(each.size for each in resident) + reserved + held)
-        facts["fixed"] = (pool.fixed, sum(each.size for each in resident if each.locks) + reserved)
+    if idle:  # else operations that run for the first time have reserved room, and are not yet in the graph
+        facts["departing"] = (pool.departing, 0)
+        facts["used"] = (pool.used, sum(storage.size for storage in resident) + held)
+        facts["fixed"] = (pool.fixed, sum(storage.size for storage in resident if storage.locks))
     for what, (booked, true) in facts.items():
         assert booked == true, f"{pool.device}: {booked} bytes {what} are booked, {true} are true"
     assert pool.peak >= pool.used, f"{pool.device}: {pool.used} bytes used, above the peak of {pool.peak}"
@@ -186,14 +185,15 @@ def _check_pool(cache: Cache, pool: Pool, storages: list[Storage], operations: l
         assert storage.resident, f"{who} is evicted"
 
 
-def _check_sets(cache: Cache, storages: list[Storage]) -> None:
-    alive = set(storages)
-    for what, some in (("banished", cache._banishable), ("evicted when unlocked", cache._late)):
-        for storage in some:
-            assert storage in alive, f"storage {storage.number} is dead and still to be {what}"
+def _check_sets(engine: Engine, storages: list[Storage]) -> None:
+    alive, known = set(storages), engine.memory.storages
+    for storage in known - alive:
+        assert storage.values, f"storage {storage.number} is known, but has no values"
     for storage in storages:
-        if storage.held is not None and storage.held in cache._held:
-            assert storage.held.size == storage.size, f"storage {storage.number} is held with another size"
+        assert storage in known, f"storage {storage.number} is alive, but not known"
+        held = None if storage.remains is None else storage.remains.held
+        if held is not None and held in engine.memory.held:
+            assert held.size == storage.size, f"storage {storage.number} is held with another size"
 
 
 def neighbours(storage: Storage) -> set[Storage]:
@@ -202,7 +202,7 @@ def neighbours(storage: Storage) -> set[Storage]:
     for value in storage.values:
         if value.operation is not None:
             near.update(argument.storage for argument in value.operation.arguments)
-        for user in value.users or ():
+        for user in value.each_user():
             near.update(output.storage for output in user.outputs if output is not None)
     near.discard(storage)
     return near
@@ -232,7 +232,7 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
         return {argument.storage for operation in made_by for argument in operation.arguments}
 
     def children(one: Storage) -> set[Storage]:
-        users = [user for value in one.values for user in value.users or ()]
+        users = [user for value in one.values for user in value.each_user()]
         return {output.storage for user in users for output in user.outputs if output is not None}
 
     found: set[Storage] = set()
@@ -249,17 +249,17 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
 
 def _check_components(neighbourhood: Components, storages: list[Storage]) -> None:
     evicted = [storage for storage in storages if not storage.resident]
-    if not neighbourhood.asked:
-        assert all(each.component is None for each in evicted), "components are joined before the first question"
+    if not neighbourhood.active:
+        assert all(each.nearby is None for each in evicted), "components are joined before the first question"
         return
     for component in evicted_components(storages):
-        roots = {None if each.component is None else each.component.root() for each in component}
+        roots = {each.nearby.root() if isinstance(each.nearby, Component) else None for each in component}
         numbers = sorted(each.number for each in component)
         assert len(roots) == 1, f"the evicted storages {numbers} are connected, but not one component"
     members: dict[Any, list[Storage]] = {}
     for storage in evicted:
-        if storage.component is not None:
-            members.setdefault(storage.component.root(), []).append(storage)
+        if isinstance(storage.nearby, Component):
+            members.setdefault(storage.nearby.root(), []).append(storage)
     for root, together in members.items():
         numbers = [each.number for each in together]
         assert root.members == len(together), f"the component of {numbers} counts {root.members} members"
@@ -279,22 +279,22 @@ def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
 
 def _check_needs(neighbourhood: Needs, storages: list[Storage]) -> None:
     evicted = [storage for storage in storages if not storage.resident]
-    out = {each: each.size for each in evicted if any(value.refs for value in each.values)}
-    assert neighbourhood._out == out, "what is evicted but referred to is not what is counted as out"
-    for pool, size in neighbourhood._bytes_out.items():
-        assert size == sum(each.size for each in out if each.pool is pool), f"{pool} has not {size} bytes out"
+    out = {each: each.size for each in evicted if any(value.referred for value in each.values)}
+    assert neighbourhood._missing == out, "what is evicted but referred to is not what counts as missing"
+    for pool, size in neighbourhood._missing_bytes.items():
+        assert size == sum(each.size for each in out if each.pool is pool), f"{pool} has not {size} bytes missing"
     needed, stack = set(out), list(out)
     while stack:
         for each in stack.pop().neighbours_up():
             if not each.resident and each not in needed:
                 needed.add(each)
                 stack.append(each)
-    lost = [each.number for each in needed - neighbourhood._counted.keys()]
+    lost = [each.number for each in needed - neighbourhood._needs.keys()]
     assert not lost, f"the evicted storages {lost} are needed, but not counted"
-    times = Counter(argument for above in neighbourhood._counted.values() for argument in above)
-    assert times == Counter(neighbourhood._needing), "storages are not counted as often as they are needed"
-    assert not any(each.resident for each in neighbourhood._counted), "a resident storage counts as evicted"
+    times = Counter(argument for above in neighbourhood._needs.values() for argument in above)
+    assert times == Counter(neighbourhood._needed_by), "storages are not counted as often as they are needed"
+    assert not any(each.resident for each in neighbourhood._needs), "a resident storage counts as evicted"
 
 
-def _close(cache: Cache, a: float, b: float) -> bool:
-    return isclose(a, b, rel_tol=1e-6, abs_tol=1e-9 * max(1.0, cache.now))
+def _close(engine: Engine, a: float, b: float) -> bool:
+    return isclose(a, b, rel_tol=1e-6, abs_tol=1e-9 * max(1.0, engine.meter.now))

@@ -282,7 +282,7 @@ def test_every_request_is_met_or_refused_without_loss(
                 value = rc.ap(widen, values[which], size)
             except DeviceMemoryError:
                 continue
-            if pinned and size == 1 and not any(each._value.pinned for each in values):
+            if pinned and size == 1 and not any(each.pinned for each in values):
                 value.pin()
             values.append(value)
             expected.append(expected[which] + 1)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._engine.frames import running
+from recompute.extend import running
 from recompute.testing import check_invariants
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
@@ -44,9 +44,9 @@ def evictions(random: Random) -> Iterator[None]:
     run, left = Kernel.run, iter(range(50))
 
     def interfering(kernel: Kernel, *how: Any, **more: Any) -> Any:
-        frame: Any = running.get()
+        frame: Any = running()
         if frame is not None and random.random() < 0.2 and next(left, None) is not None:
-            frame.cache.release_memory(random.choice([None, 8]))
+            frame.engine.cache.release_memory(random.choice([None, 8]))
         return run(kernel, *how, **more)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -311,7 +311,7 @@ def test_an_impossible_budget_says_what_is_possible(arrays: tuple[Any, Any]) -> 
     ("make", "error", "match"),
     [
         (lambda: remat(chain, "many"), ValueError, "not a size"),
-        (lambda: remat(chain, "x%"), ValueError, "not a share"),
+        (lambda: remat(chain, "x%"), ValueError, "not a size"),
         (lambda: remat(chain, 0.0), ValueError, "share"),
         (lambda: remat(chain, -1), ValueError, "at least one byte"),
         (lambda: remat(chain, None), TypeError, "budget"),  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute._plans.problem import problem_of
+from recompute import planners
 from recompute.planners import PlanError
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
@@ -30,7 +30,7 @@ def test_values_are_those_of_jit(case: Any, share: float, gate: Any, length: int
     fn, args = case
     flat = flatten(jax.make_jaxpr(fn)(*args), inline_custom=False)
     drafting = Drafting(flat, "generated", gate, 0, None)
-    least = problem_of(drafting.plain.program, 1).least
+    least = planners.least(drafting.plain.program)
     try:
         draft = drafting.draft(int(least + share * (drafting.predicted - least)), 0.05)
     except PlanError:

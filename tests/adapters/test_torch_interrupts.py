@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 from interrupts import Interrupts
 
-from recompute._engine.allocation import Allocation
+from recompute._engine import requests
 from recompute._engine.engine import Engine
-from recompute._engine.frames import Flight, Frame
-from recompute._engine.memory import Pool
-from recompute._engine.references import Lifetimes
+from recompute._engine.finalizer import Departure, Finalizer
+from recompute._engine.frames import Frame, Request
+from recompute._engine.journal import Journal
+from recompute._engine.memory import Memory, Pool
+from recompute._engine.meter import Meter
+from recompute._engine.references import References
 from recompute._engine.results import Results
-from recompute._engine.runs import Runs
-from recompute._engine.scheduler import Turns
+from recompute._engine.scheduler import Scheduler
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
@@ -28,9 +30,13 @@ from _torch_steps import BUDGET, Training, check_left, go_on  # noqa: E402  # af
 
 import recompute as rc  # noqa: E402
 import recompute_torch as rt  # noqa: E402
+from recompute import extend  # noqa: E402
 from recompute_torch import _block, _memory, _recipe, _storages, _tracker  # noqa: E402
 
-ENGINE = (Engine, Runs, Allocation, Turns, Results, Lifetimes, Pool, Frame, Flight, rc.Cache)
+ENGINE = (
+    *(Engine, Memory, Pool, References, Results, Scheduler, Frame, Request, Finalizer, Departure, Journal, Meter),
+    *(requests, extend, rc.Cache),
+)
 ADAPTER = (
     *(_block._Mode, _tracker, _tracker.Tracker, _storages, _recipe, _recipe.Call, _recipe.Write, _recipe.Look),
     *(_memory, _memory.Memory, _memory.MemoryAdapter),

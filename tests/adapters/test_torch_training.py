@@ -21,7 +21,7 @@ from _torch_scripts import alike, left_in, network, train  # noqa: E402  # after
 from example_scripts import example  # noqa: E402  # it lies beside other tests
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute._engine.graph import Operation, Value  # noqa: E402  # after importorskip
+from recompute import extend  # noqa: E402  # after importorskip
 from recompute.simulator import baseline, simulate  # noqa: E402  # after importorskip
 from recompute.traces import read  # noqa: E402  # after importorskip
 
@@ -123,10 +123,9 @@ def held(block: rt.budget) -> dict[str, int]:
     kinds = [type(each) for each in gc.get_objects()]
     return {
         "bytes": block.stats().used,
-        "calls": block.cache._history,
+        "calls": extend.history(block.cache),
         "storages": len(block._tracker.known()),
-        "values": kinds.count(Value),
-        "operations": kinds.count(Operation),
+        "nodes": kinds.count(extend.Node),
     }
 
 

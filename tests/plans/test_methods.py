@@ -168,7 +168,7 @@ def test_wrong_arguments_are_refused() -> None:
         plan(program, 5, "magic")
     with pytest.raises(ValueError, match="'revolve' has no option 'seed'; known: none"):
         plan(program, 5, "revolve", seed=1)
-    with pytest.raises(ValueError, match="a budget is a share"):
+    with pytest.raises(ValueError, match="at least one byte"):
         plan(program, -1)
     program.add_source(1, "gpu")
     with pytest.raises(ValueError, match="one device"):

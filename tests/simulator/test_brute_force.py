@@ -45,7 +45,7 @@ def test_every_decision_is_that_of_the_definitions(policy: str, program: Program
     assert expected == status
     if status == "ok":
         assert model.evictions == evictions
-        assert model.clock == replay.cache.now
+        assert model.clock == replay.cache.engine.meter.now
         assert model.peak == replay.cache.stats().peak
         assert model.rematerializations == replay.cache.stats().rematerializations
     else:  # the library gives up before it evicts what would not help

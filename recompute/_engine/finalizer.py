@@ -1,0 +1,173 @@
+"""The finalizer: references that have gone, and what is destroyed when nobody holds the lock.
+
+Destructors come at any time and in any thread, and those of payloads are the user's own code. So they are never awaited
+under the lock: what is dropped there is put aside here, and the end of a Recomputable is only noted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from sys import getrefcount
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+from recompute._adapters.adapter import kinds, weak, weak_to
+from recompute._engine.events import Reason
+from recompute._engine.graph import EVICTED, Operation, Reference, Remains, Storage, Value
+
+if TYPE_CHECKING:
+    from recompute._engine.memory import Pool
+
+
+_ALONE: Final = 3
+"""References to a payload that nobody but its value holds, as seen where it has a name: value, name, argument."""
+
+
+class Held:
+    """Bytes that were evicted while somebody outside kept the buffer: counted as used until that ends."""
+
+    __slots__ = ("buffer", "number", "pool", "reference", "size")
+
+    def __init__(self, pool: Pool, size: int, number: int, buffer: int) -> None:
+        self.buffer = buffer  # its identity
+        self.number = number  # of the storage
+        self.pool = pool
+        self.size = size
+        self.reference: HeldReference | None = None
+
+
+class HeldReference(ref):  # type: ignore[type-arg]  # as Reference
+    """A weak reference to a buffer that somebody outside holds."""
+
+    __slots__ = ("held",)
+    held: Held
+
+
+class Departure:
+    """A storage on its way out of memory: its payloads, until their adapters have been told without the lock.
+
+    Its bytes are counted until it is over, since some of them may stay: those that somebody outside holds.
+    """
+
+    __slots__ = (
+        "buffer",
+        "guarded",
+        "held",
+        "number",
+        "owner",
+        "payloads",
+        "pool",
+        "size",
+        "storage",
+        "told",
+        "vacates",
+        "watch",
+        "watched",
+        "why",
+    )
+
+    def __init__(self, storage: Storage, watch: bool) -> None:
+        self.storage = storage
+        self.pool = storage.pool
+        self.size = storage.size
+        self.buffer = storage.buffer
+        self.number = storage.number
+        self.owner = get_ident()  # the thread that will see to it
+        self.vacates = False  # memory lies elsewhere, and nobody may bring the values back before it is given up
+        self.guarded: list[Operation] = []  # what makes them meanwhile counts as in flight
+        self.why: Reason | None = None  # of its eviction; None: it was forgotten
+        self.watch = watch
+        self.payloads: list[tuple[Value, Any, bool]] = []
+        """Value, payload, and whether somebody referred to the value: only then its adapter is told."""
+        self.told = False
+        self.watched: ref[Any] | None = None
+        self.held: Held | None = None
+        for value in storage.values:
+            if value.payload is not EVICTED:
+                referred = value.referred
+                self.payloads.append((value, value.payload, referred))
+                kind = kinds.get(type(value.payload))
+                self.vacates = self.vacates or (referred and kind is not None and kind.vacate is not None)
+                value.payload = EVICTED
+
+    def tell_adapters(self, note: Callable[[Any], None]) -> None:
+        """What remains of each value, and who holds it. Called without the lock, and again if it was cut short.
+
+        `note` is the callback of the weak reference to a buffer that is held.
+        """
+        if not self.told:
+            for value, payload, referred in self.payloads:
+                kind = kinds[type(payload)]
+                if self.watch and kind.watch is not None:
+                    self.watched = self.watched or weak(kind, payload)
+                    remains_of(value).payload = weak_to(payload)
+                if referred and kind.evicted is not None:
+                    remains_of(value).outline = kind.evicted(payload)
+                if referred and kind.vacate is not None:
+                    kind.vacate(payload)
+                del payload
+            self.told = True
+        self.payloads = []  # destroyed here, unless somebody outside holds them
+        buffer = None if self.watched is None else self.watched()
+        if buffer is not None:
+            held = Held(self.pool, self.size, self.number, self.buffer)
+            held.reference = HeldReference(buffer, note)
+            held.reference.held = held
+            self.held = held
+
+
+def remains_of(value: Value) -> Remains:
+    if value.remains is None:
+        value.remains = Remains()
+    return value.remains
+
+
+class Finalizer:
+    """What destructors leave behind, and what is left to them."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Reference | HeldReference] = deque()
+        """References to what has gone, to be seen to under the lock."""
+        self.garbage: list[Any] = []
+        """What was dropped under the lock."""
+        self.departures: dict[Departure, None] = {}
+        self.interrupts: deque[BaseException] = deque()
+        """What came while a destructor ran, where nothing can be raised: the next use of the cache raises it."""
+
+    def depart(self, storage: Storage, watch: bool) -> Departure | None:
+        """Take the payloads off a resident storage. Under the lock, before its bytes are no longer counted.
+
+        `watch`: what somebody outside still holds stays counted. Mostly nobody does, and that is seen at once.
+        """
+        values = storage.values
+        if len(values) == 1:
+            value = values[0]
+            payload = value.payload
+            kind = kinds.get(type(payload))  # without an adapter that is asked for the first time
+            if kind is not None and (kind.silent or not value.referred):
+                buffer = storage.buffer
+                if not watch or not buffer or kind.watch is None or (
+                    buffer == id(payload) and getrefcount(payload) == _ALONE
+                ):
+                    value.payload = EVICTED
+                    if not kind.atomic:
+                        self.garbage.append(payload)
+                    return None
+            del payload
+        departure = Departure(storage, watch)
+        self.departures[departure] = None
+        departure.pool.used += departure.size
+        departure.pool.departing += departure.size
+        return departure
+
+    def destroy_garbage(self) -> None:
+        """Without the lock: destructors run."""
+        if self.garbage:
+            garbage, self.garbage = self.garbage, []
+            garbage.clear()
+
+    def raise_interrupts(self) -> None:
+        if self.interrupts:
+            raise self.interrupts.popleft()

@@ -1,0 +1,96 @@
+"""The meter: the compute clock, and what each run of an operation costs.
+
+The seconds that a function spends in the cache, for operations of its own or for values that it asks for, are billed to
+those and not to it. What runs on a device is billed when the device tells.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recompute._engine.graph import Operation
+
+Ask = Callable[[], float | None]
+"""Gives the seconds that a run took on its device, once they are known; None before."""
+
+Timer = Callable[[str], Callable[[], Ask] | None]
+"""`Adapter.timer`: of a device whose work goes on after a function has returned."""
+
+
+class Meter:
+    """Seconds, by the clock that the cache was given."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.now = 0.0
+        """The compute clock: the costs of all runs so far."""
+        self.remat_time = 0.0
+        """Of these, the costs of repeated runs."""
+        self.repeated: dict[CodeType | str, list[float]] = {}
+        """Function -> [times it ran again, seconds that took]."""
+        self.timers: dict[str, Timer] = {}
+        """By device."""
+        self.unknown: deque[tuple[Operation, float, bool, Ask]] = deque()
+        """Operation, seconds it took to launch it, whether that was again, and how to ask for what it took."""
+
+    def checked(self, seconds: float) -> float:
+        """The seconds between two readings of the clock. Raises ValueError if the clock is broken."""
+        if 0.0 <= seconds < inf:
+            return seconds
+        if -inf < seconds < 0.0:
+            return 0.0  # a clock that was set back
+        raise ValueError(
+            f"the clock {self.clock!r} gave readings that differ by {seconds} seconds; a clock returns finite seconds"
+        )
+
+    def bill(self, cost: float, again: bool) -> None:
+        self.now += cost
+        if again:
+            self.remat_time += cost
+
+    def count_repeated(self, function: CodeType | str, cost: float) -> None:
+        count = self.repeated.get(function)
+        if count is None:
+            count = self.repeated[function] = [0, 0.0]
+        count[0] += 1
+        count[1] += cost
+
+    def start_timer(self, operation: Operation) -> Callable[[], Ask] | None:
+        """Time an operation on the first device of its arguments that has a timer. Without the lock."""
+        for argument in operation.arguments:
+            device = argument.storage.pool.device
+            timer = self.timers.get(device)
+            if timer is not None:
+                return timer(device)
+        return None
+
+    def answers(self) -> list[tuple[Operation, float, bool, float]]:
+        """(operation, seconds to launch it, whether again, seconds it took) of what devices know by now.
+
+        Without the lock: it asks adapters.
+        """
+        known: list[tuple[Operation, float, bool, float]] = []
+        while self.unknown:
+            entry = self.unknown[0]
+            operation, launched, again, ask = entry
+            seconds = ask()
+            if seconds is None:
+                break
+            try:
+                self.unknown.remove(entry)
+            except ValueError:  # another thread was faster
+                continue
+            known.append((operation, launched, again, self.checked(seconds)))
+        return known
+
+
+def checked_clock(clock: Any) -> Callable[[], float]:
+    """The clock itself. Raises TypeError if it cannot be one."""
+    if not callable(clock):
+        raise TypeError(f"clock must be a function that returns seconds, not {clock!r}")
+    return clock  # type: ignore[no-any-return]  # a callable of unknown result

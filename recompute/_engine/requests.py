@@ -1,0 +1,362 @@
+"""Requests: what the surface, the arrays and the adapters ask of the engine, each as one function.
+
+All are called without the lock, and leave nothing to be settled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recompute._adapters.adapter import fingerprint, kinds
+from recompute._engine.events import Accessed, Added, Detached, Pinned, Unpinned
+from recompute._engine.finalizer import remains_of
+from recompute._engine.frames import Frame, HandleOf, Request, running
+from recompute._engine.graph import EVICTED, Operation, Options, Value
+from recompute._engine.results import buffer_of, refer
+from recompute._errors import BudgetError
+
+if TYPE_CHECKING:
+    from recompute._budget import Limits
+    from recompute._engine.engine import Engine
+
+def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
+    """Perform a new operation; what refers to its outputs."""
+    if engine.watchful:
+        _note_found(engine, operation.arguments)
+    frame = Frame(engine, operation)
+    frame.handle = handle
+    engine.perform(frame)
+    settle(engine)
+    return frame.handles
+
+
+def add_source(engine: Engine, payload: Any, handle: type[Any]) -> Any:
+    """A value without a recipe, and what refers to it."""
+    kind = kinds[type(payload)]
+    if kind.readonce:
+        raise TypeError(
+            f"a {type(payload).__name__} can be read only once, but a value may be read again; make a list of it"
+        )
+    size = kind.nbytes(payload)
+    digest = None if engine.fingerprints is None else fingerprint(payload)
+    device = "cpu" if kind.device is None else kind.device(payload)
+    if kind.timer is not None and device != "cpu":
+        engine.meter.timers.setdefault(device, kind.timer)
+    buffer = buffer_of(payload)
+    made = object.__new__(handle)
+
+    def enter() -> None:
+        source = engine.results.add_source(payload, size, buffer, device, digest)
+        refer(made, engine, source, engine.callback(source))
+        if engine.journal.listeners:
+            pool = source.pool
+            engine.journal.events.append(Added(engine.meter.now, pool.used, source.number, size, device))
+
+    engine.make_room(device, size, enter)
+    settle(engine)
+    return made
+
+
+def adopt(engine: Engine, payload: Any, operation: Operation, cost: float, handle: type[Any]) -> Any:
+    """A value that exists already, with the operation that makes it again and what that costs; what refers to it."""
+    made = engine.results.measure(operation, 0, payload)
+    refers = object.__new__(handle)
+
+    def enter() -> None:
+        engine.results.create(operation, [made], cost)
+        refer(refers, engine, operation, engine.callback(operation))
+        engine.journal.operations += 1
+        if engine.journal.listeners:
+            engine.journal.events.append(engine.results.performed(operation, name, 0.0, False, ()))
+
+    name = operation.name
+    for argument in operation.arguments:
+        if argument not in argument.storage.values:
+            raise ValueError(f"an argument of {name} is gone")
+    _, size, _, device, _, shares = made
+    engine.make_room(device, 0 if shares is not None else size, enter)
+    settle(engine)
+    return refers
+
+
+def bring(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:
+    """Make `value` resident and call `then` on it under the lock."""
+    if engine.options.before_bringing is not None:
+        engine.options.before_bringing()
+    if engine.watchful:
+        _note_found(engine, (value,))
+    request = Request(engine, value, then)
+    engine.perform(request)
+    settle(engine)
+    return request.result
+
+
+def get(engine: Engine, value: Value) -> Any:
+    """The payload, by the slow path: evicted, inside an operation, or watched."""
+    def read(value: Value) -> Any:
+        if engine.journal.listeners and not engine.scheduler.mine(engine):
+            used = value.storage.pool.used
+            engine.journal.events.append(Accessed(engine.meter.now, used, value.number))
+        return value.payload
+
+    payload = bring(engine, value, read)
+    if engine.fingerprints is not None:
+        engine.fingerprints.check_untouched(value)
+    return payload
+
+
+def evict(engine: Engine, value: Value) -> bool:
+    """Drop a value now; False if it cannot be."""
+    with engine.lock:
+        engine.begin()
+        storage = value.storage
+        evictable = value.payload is not EVICTED and not storage.locks
+        if evictable:
+            engine.evict(storage, "request")
+        engine.end()
+    settle(engine)
+    return evictable
+
+
+def pin(engine: Engine, value: Value) -> None:
+    def then(value: Value) -> None:
+        engine.references.pin(value)
+        if engine.journal.listeners:
+            engine.journal.events.append(Pinned(engine.meter.now, value.storage.pool.used, value.number))
+
+    bring(engine, value, then)
+
+
+def unpin(engine: Engine, value: Value) -> None:
+    with engine.lock:
+        engine.begin()
+        if value.pinned:
+            engine.references.unpin(value)
+            if engine.journal.listeners:
+                engine.journal.events.append(Unpinned(engine.meter.now, value.storage.pool.used, value.number))
+        engine.end()
+    settle(engine)
+
+
+def detach(engine: Engine, value: Value) -> None:
+    def then(value: Value) -> None:
+        if engine.journal.listeners:
+            engine.journal.events.append(Detached(engine.meter.now, value.storage.pool.used, value.number))
+        engine.references.detach(value)
+
+    bring(engine, value, then)
+
+
+def keep_resident(engine: Engine, value: Value) -> Callable[[], None]:
+    """Bring a value and lock it; returns what unlocks it."""
+
+    def lock(value: Value) -> None:
+        value.storage.pool.lock(value.storage)
+
+    def unlock() -> None:
+        with engine.lock:
+            engine.begin()
+            value.storage.pool.unlock(value.storage)
+            engine.references.unlocked((value,))
+            engine.scheduler.notify()
+            engine.end()
+        settle(engine)
+
+    bring(engine, value, lock)
+    return unlock
+
+
+def refer_again(engine: Engine, value: Value, handle: Any) -> None:
+    """One more Recomputable of a value."""
+    with engine.lock:
+        engine.begin()
+        refer(handle, engine, value, engine.callback(value))
+        engine.end()
+
+
+def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) -> Any:
+    """A view of an evicted value, as an evicted value: nothing runs before it is needed. None: nothing was done."""
+    (argument,) = operation.arguments
+    if engine.fingerprints is not None:
+        return None
+    made = None
+    with engine.lock:
+        engine.begin()
+        if argument.payload is EVICTED:
+            storage = operation.storage = argument.storage
+            engine.results.number = operation.number = engine.results.number + 1
+            operation.operation = operation
+            operation.outputs, operation.runs = (operation,), 1
+            remains_of(operation).outline = outline
+            storage.values += (operation,)
+            argument.add_user(operation)
+            engine.journal.operations += 1
+            made = object.__new__(handle)
+            refer(made, engine, operation, engine.callback(operation))
+            if engine.journal.listeners:
+                event = engine.results.performed(operation, "view", 0.0, False, ())
+                engine.journal.events.append(event)
+        engine.end()
+    settle(engine)
+    return made
+
+
+def overwrite(engine: Engine, handle: Any, by: Any) -> None:
+    """Let `handle` refer to what `by` refers to, an output that was written over the memory of what it referred to.
+
+    Should the old value be needed again, it is made again, elsewhere.
+    """
+    with engine.lock:
+        engine.begin()
+        value = handle.node
+        operation = value.operation
+        assert operation is not None, "a source that is written over cannot be made again"
+        reference = value.reference_of(handle)
+        value.forget_reference(reference)
+        handle.node = by.node
+        by.node.refer(reference)
+        value.payload = EVICTED
+        value.remains = None
+        own = engine.results.new_storage(value.storage)
+        engine.results.move(value, operation, own)
+        if engine.memory.neighbourhood.active:
+            engine.memory.neighbourhood.evicted(own)
+        if value.references is None:
+            engine.references.released(value)
+        engine.end()
+    settle(engine)
+
+
+def exchange(engine: Engine, one: Any, other: Any) -> None:
+    """Let two Recomputables refer to what the other one did."""
+    with engine.lock:
+        engine.begin()
+        _exchange(one, other)
+        engine.end()
+
+
+def _exchange(one: Any, other: Any) -> None:
+    first, second = one.node, other.node
+    one.node, other.node = second, first
+    mine, others = first.reference_of(one), second.reference_of(other)
+    first.forget_reference(mine)
+    second.forget_reference(others)
+    first.refer(others)
+    second.refer(mine)
+
+
+def set_limits(engine: Engine, limits: Limits) -> None:
+    """Another budget from now on; raises BudgetError, and changes nothing, if it is too small."""
+    memory = engine.memory
+    before = memory.limits
+    try:
+        with engine.lock:
+            engine.begin()
+            memory.set_limits(limits)
+            engine.end()
+        for device in list(memory.pools):
+            try:
+                engine.make_room(device, 0, None)
+            except BudgetError as error:
+                raise BudgetError(f"the new budget is too small: {error}") from None
+    except BaseException:
+        with engine.lock:
+            engine.begin()
+            memory.set_limits(before)
+            engine.end()
+        raise
+    finally:
+        settle(engine)
+
+
+def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
+    """Evict until `wanted` bytes are free that were not before, or all that can be (None); the bytes freed."""
+    memory = engine.memory
+    with engine.lock:
+        engine.begin()
+        pool = memory.pool(device)
+        before = pool.used
+        if wanted is None and memory.policy.name != "none":
+            for storage in [storage for storage in pool.candidates if not storage.locks]:
+                engine.evict(storage, "request")
+        engine.end()
+    settle(engine)
+    while wanted is not None and before - pool.used < wanted:
+        victims = engine.next_victims(pool)
+        if not victims:
+            break
+        with engine.lock:
+            engine.begin()
+            for victim in victims:
+                if victim.resident and not victim.locks:
+                    engine.evict(victim, "request")
+            engine.end()
+        settle(engine)
+    return before - pool.used
+
+
+def needed(engine: Engine, value: Value) -> bool:
+    """Whether an operation takes `value` that runs now, or that somebody can still need an output of."""
+    settle(engine)
+    return value.users is not None or engine.references.in_flight(value.storage)
+
+
+def forget_outline(value: Value) -> None:
+    """What an adapter wanted to know of a value while it is evicted holds no longer."""
+    if value.remains is not None:
+        value.remains.outline = None
+
+
+def dependents(engine: Engine, source: Value, most: float) -> list[Value] | None:
+    """What somebody refers to and what would have to be made from `source`; None: more than `most` values to see."""
+    alive: dict[Value, None] = {}
+    seen = {source}
+    stack = [source]
+    settle(engine)
+    with engine.lock:
+        engine.begin()
+        while stack and len(seen) <= most:
+            for user in stack.pop().each_user():
+                for output in user.outputs:
+                    if output is not None and output not in seen:
+                        seen.add(output)
+                        if output.referred:
+                            alive[output] = None
+                        else:
+                            stack.append(output)
+        engine.end()
+    return list(alive) if len(seen) <= most else None
+
+
+def released_sources(engine: Engine) -> deque[Value]:
+    """Sources that only operations need, as their last outside reference goes."""
+    references = engine.references
+    if references.released_sources is None:
+        references.released_sources = deque()
+    return references.released_sources
+
+
+def set_room(value: Value, sizes: Sequence[tuple[str, int]]) -> None:
+    """(device, bytes) that a repeated run of the operation which made a value needs."""
+    operation = value.operation
+    if operation is not None:
+        options = operation.options = operation.options or Options()
+        options.room = sizes
+
+
+def settle(engine: Engine) -> None:
+    """See to what has come up meanwhile, if anything has."""
+    finalizer = engine.finalizer
+    if finalizer.queue or finalizer.garbage or engine.journal.events or finalizer.departures or finalizer.interrupts:
+        engine.settle()
+
+
+def _note_found(engine: Engine, values: Sequence[Value]) -> None:
+    """Inside an operation's function: what it asks for, and did not make itself, is a dependency."""
+    outer = running.get()
+    if outer is not None and outer.running and outer.engine is engine:
+        if outer.found is None:
+            outer.found = []
+        outer.found += [value for value in values if value.storage.number <= outer.born]

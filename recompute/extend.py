@@ -1,0 +1,277 @@
+"""The engine's public interface, for adapters and for whoever writes one; the surface is all else they need.
+
+A value is known by a handle, which is a `Recomputable` (or of a subclass with slots of its own), and inside of that by
+its `node`: one object for an operation, its output and the storage that this lives on (see `Node`). Nodes are to be
+read, not written. All functions here are called without any lock, may be interrupted anywhere, and leave the cache
+whole.
+
+    perform, source, adopt, view          make values: run an operation, enter what is there, view what is evicted
+    bring, keep_resident, detach          have them in memory: now, for a block, for good
+    overwrite, exchange                   let handles refer to something else
+    needed, dependents, history           what the graph knows
+    released_sources, forget_outline      what an adapter may do about what it made
+    outline_of                            what an adapter wanted to know of an evicted value
+    running, clock_of, spend_elsewhere    what the function that runs now is billed for
+    set_room, flush                       sizes that become known later; traces
+    identity, constant, Outputs           what a function says of itself: see `perform`
+    handle_like                           the class of handles of results, by that of the arguments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from recompute._budget import bytes_or_share, format_bytes, parse_budget
+from recompute._engine import requests
+from recompute._engine.arguments import Container, Outputs, pack
+from recompute._engine.engine import EngineOptions
+from recompute._engine.frames import Frame, HandleOf
+from recompute._engine.frames import running as _running
+from recompute._engine.graph import EVICTED, Node, Options, ReleaseMode, name_of
+from recompute._engine.sizes import constant, identity
+from recompute._recomputable import Recomputable, common_engine, handle_like
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from recompute._cache import Cache
+
+H = TypeVar("H", bound=Recomputable[Any])
+
+Place = FrameType | tuple[CodeType, int]
+"""Where an operation was created, for error messages: a frame, or its code and the instruction in it."""
+
+
+def perform(
+    cache: Cache,
+    function: Callable[..., Any],
+    positional: Sequence[Any],
+    arguments: Sequence[Node],
+    place: Place,
+    *,
+    keywords: dict[str, Any] | None = None,
+    nout: int = 1,
+    nbytes: Sequence[int] | None = None,
+    handle: HandleOf = Recomputable,
+) -> list[Any]:
+    """Run an operation, and remember it; the handles of its outputs.
+
+    Parameters
+    ----------
+    function
+        Called with the payloads, outside of the lock. It may have `size_key()`, a hashable that decides the sizes of
+        its results together with the signatures of its arguments, and `expect(device)`, which gives (device, bytes) of
+        the results before the first run. Neither is asked under the lock.
+    positional, keywords
+        What the function takes, with nodes in the place of values.
+    arguments
+        All nodes among them. All belong to `cache`.
+    nout
+        How many outputs there are; 0: the first run tells, by returning one value or an `Outputs` of several.
+    nbytes
+        The size of each output, if it is known better than by the adapter.
+    handle
+        The class of the handles, or a function from a payload to that. Slots beyond those of Recomputable are unset.
+
+    Raises what the function raises, and BudgetError.
+    """
+    code, instruction = place if isinstance(place, tuple) else (place.f_code, place.f_lasti)
+    options = None
+    if nout != 1 or nbytes is not None or keywords:
+        options = Options(keywords, nout, None if nbytes is None else tuple(nbytes))
+    nodes = tuple(arguments)
+    given = nodes if positional is arguments else tuple(positional)
+    operation = Node(function, given, nodes, code, instruction, options)
+    return requests.apply(cache.engine, operation, handle)
+
+
+def source(cache: Cache, payload: Any, handle: type[H]) -> H:
+    """A value without a recipe, as `pure` makes it, with a handle of some class."""
+    return requests.add_source(cache.engine, payload, handle)  # type: ignore[no-any-return]  # of that class
+
+
+def adopt(
+    cache: Cache,
+    payload: Any,
+    function: Callable[..., Any],
+    positional: Sequence[Any],
+    arguments: Sequence[Node],
+    place: Place,
+    *,
+    cost: float,
+    handle: type[H],
+) -> H:
+    """A value that exists already, with how to make it again and the seconds that takes. Nothing runs.
+
+    Raises BudgetError if there is no room for it.
+    """
+    code, instruction = place if isinstance(place, tuple) else (place.f_code, place.f_lasti)
+    operation = Node(function, tuple(positional), tuple(arguments), code, instruction)
+    return requests.adopt(cache.engine, payload, operation, cost, handle)  # type: ignore[no-any-return]  # of that class
+
+
+def view(of: H, function: Callable[[Any], Any], outline: Any, place: FrameType) -> H | None:
+    """A view of an evicted value, as an evicted value: nothing runs before it is needed. None: it is not evicted.
+
+    `outline` is what its adapter's `evicted` would say of it.
+    """
+    operation = Node(function, (of.node,), (of.node,), place.f_code, place.f_lasti)
+    return requests.view(of.engine, operation, outline, type(of))  # type: ignore[no-any-return]  # of that class
+
+
+def bring(cache: Cache, node: Node) -> None:
+    """Have a value in memory now; recomputed if need be. It may be evicted again at any time."""
+    requests.bring(cache.engine, node, lambda value: None)
+
+
+@contextmanager
+def keep_resident(cache: Cache, node: Node) -> Iterator[None]:
+    """Have a value in memory inside the block."""
+    unlock = requests.keep_resident(cache.engine, node)
+    try:
+        yield
+    finally:
+        unlock()
+
+
+def evict(cache: Cache, node: Node) -> bool:
+    """`Recomputable.evict` of a value that may have no handle."""
+    return requests.evict(cache.engine, node)
+
+
+def detach(cache: Cache, node: Node) -> None:
+    """`Recomputable.detach` of a value that may have no handle."""
+    requests.detach(cache.engine, node)
+
+
+def overwrite(handle: Recomputable[Any], by: Recomputable[Any]) -> None:
+    """Let `handle` refer to the output that `by` refers to, whose memory was that of what `handle` referred to.
+
+    The old value is not in memory any more: should it be needed, it is made again, elsewhere.
+    """
+    requests.overwrite(handle.engine, handle, by)
+
+
+def exchange(one: Recomputable[Any], other: Recomputable[Any]) -> None:
+    """Let two handles refer to what the other one did."""
+    requests.exchange(one.engine, one, other)
+
+
+def dependents(cache: Cache, node: Node, most: float = inf) -> list[Node] | None:
+    """What the program refers to and what would have to be made from `node`; None: more than `most` values to see."""
+    return requests.dependents(cache.engine, node, most)
+
+
+def needed(cache: Cache, node: Node) -> bool:
+    """Whether an operation takes `node` that runs now, or that something somebody can still need was made by."""
+    return requests.needed(cache.engine, node)
+
+
+def forget_outline(node: Node) -> None:
+    """Should an evicted value be made again, `Adapter.restored` is not called: what `evicted` left is no longer true."""
+    requests.forget_outline(node)
+
+
+def history(cache: Cache) -> int:
+    """How many values are remembered that nobody refers to but operations."""
+    return cache.engine.references.history
+
+
+def history_exceeded(cache: Cache) -> int:
+    """The same if it is more than ever, by a factor of ten: then the program should be warned. Else 0."""
+    references = cache.engine.references
+    if references.history <= references.history_limit:
+        return 0
+    references.history_limit = 10 * references.history
+    return references.history
+
+
+def released_sources(cache: Cache) -> deque[Node]:
+    """Sources that nobody refers to any more but operations: each is added when its last handle has gone."""
+    return requests.released_sources(cache.engine)
+
+
+def count_coercion(handle: Recomputable[Any]) -> None:
+    """A wrapped value was given as a plain one."""
+    handle.engine.journal.coercions += 1
+
+
+def outline_of(node: Node) -> Any:
+    """What its adapter wanted to know of a value while it is evicted; None if it is not, or there is nothing."""
+    return None if node.remains is None else node.remains.outline
+
+
+def running() -> Frame | None:
+    """The operation whose function runs here, the innermost: `engine` is that of its cache."""
+    frame = _running.get()
+    return frame if frame is not None and frame.running else None
+
+
+def clock_of(frame: Frame) -> Callable[[], float]:
+    """Seconds by the clock that `frame` is timed with. What is added to `frame.elsewhere` is not its cost."""
+    return frame.engine.meter.clock
+
+
+def spend_elsewhere(seconds: float) -> None:
+    """The function that runs here, if one does, has spent these seconds on what is not its cost: compilation."""
+    frame = running()
+    if frame is not None:
+        frame.elsewhere += seconds
+
+
+def set_room(node: Node, sizes: Sequence[tuple[str, int]]) -> None:
+    """(device, bytes) that a repeated run of the operation which made `node` needs."""
+    requests.set_room(node, sizes)
+
+
+def flush(cache: Cache) -> None:
+    """The trace of a cache, if it writes one, is a complete file from here on."""
+    cache.flush()
+
+
+__all__ = [
+    "EVICTED",
+    "Container",
+    "EngineOptions",
+    "Frame",
+    "HandleOf",
+    "Node",
+    "Outputs",
+    "ReleaseMode",
+    "adopt",
+    "bring",
+    "bytes_or_share",
+    "clock_of",
+    "common_engine",
+    "constant",
+    "count_coercion",
+    "dependents",
+    "detach",
+    "evict",
+    "exchange",
+    "flush",
+    "forget_outline",
+    "format_bytes",
+    "handle_like",
+    "history",
+    "history_exceeded",
+    "identity",
+    "keep_resident",
+    "name_of",
+    "needed",
+    "outline_of",
+    "overwrite",
+    "pack",
+    "parse_budget",
+    "perform",
+    "released_sources",
+    "running",
+    "set_room",
+    "source",
+    "spend_elsewhere",
+    "view",
+]
