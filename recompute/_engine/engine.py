@@ -110,8 +110,11 @@ class Engine:
         self.options = options
         self.order: Order = in_program_order if options.program_order else by_peak
         self.lock = self.scheduler.lock
+        self.observed = verify
+        """Whether somebody listens or verifies."""
         self.watchful = verify
         """Whether `get` of a resident value is more than a look: somebody listens, verifies, or runs a function."""
+        self._unlimited = self.memory.unlimited and options.room is None  # nothing is reserved that was not declared
         self._foreign = policy.foreign
         self._unfinished = False  # a change has begun and not ended
         self._collects = True  # whether the garbage collector was enabled when it began
@@ -165,7 +168,7 @@ class Engine:
         self.scheduler.stacks[bottom] = None
         self.watchful = True
         try:
-            if bottom.operation is not None:
+            if bottom.operation is not None and not (self._unlimited and bottom.operation.options is None):
                 self._expect(bottom)
             while stack:
                 frame = self.rematerialize(stack)
@@ -177,7 +180,11 @@ class Engine:
             running.set(outer)
             self._abandon(bottom)
             raise
-        self._over(bottom)
+        del self.scheduler.stacks[bottom]
+        if not self.scheduler.stacks:
+            self.watchful = self.observed
+        if self.scheduler.leader is bottom:
+            self._lead_no_more()
         if outer is not None:
             outer.elsewhere += self.meter.clock() - start
 
@@ -236,6 +243,8 @@ class Engine:
                     needs = frame.needs
                     if frame.operation.runs:
                         needs = frame.needs = self.memory.room_again(frame.operation)
+                    elif self._unlimited and frame.operation.options is None:
+                        needs = ()
                     if needs is not None and (not needs or self.memory.reserve(frame, needs)):
                         self._start(frame)
                     self.end()
@@ -310,8 +319,11 @@ class Engine:
         if self.fingerprints is not None:
             for argument in operation.arguments:
                 self.fingerprints.check_untouched(argument)
-        positional = fill(operation.positional)
-        options = operation.options
+        options, arguments = operation.options, operation.arguments
+        if operation.positional is arguments:  # mostly
+            positional = [argument.payload for argument in arguments]
+        else:
+            positional = fill(operation.positional)
         named = _NONE if options is None else filled_keywords(options)
         clock = meter.clock
         quiet = _quiet(operation) if operation.runs else None
@@ -387,7 +399,7 @@ class Engine:
             function = getattr(operation.function, "__code__", None) or name
         else:
             handle = frame.handle
-            classes = [handle if isinstance(handle, type) else handle(payload) for payload, *_ in made]
+            classes = [handle] if type(handle) is type else [handle(payload) for payload, *_ in made]
         if meter.unknown:
             self.learn_costs()
         while True:
@@ -427,10 +439,9 @@ class Engine:
         self.results.create(operation, made, cost)
         if operation.options is not None and len(made) > 1:
             operation.options.room = own_memory(made)
-        for value, cls in zip(operation.outputs, classes, strict=True):
-            assert value is not None
-            handle = object.__new__(cls)
-            refer(handle, self, value, self._went)
+        for number, value in enumerate(operation.outputs):
+            handle = object.__new__(classes[number] if number < len(classes) else classes[0])
+            refer(handle, self, value, self._went)  # type: ignore[arg-type]  # outputs of a first run are all there
             frame.handles.append(handle)
 
     def _restore(self, operation: Operation, made: list[Made], cost: float, reprice: bool) -> None:
@@ -468,6 +479,11 @@ class Engine:
             raise
         self._over(bottom)
 
+    def set_limits(self, limits: Limits) -> None:
+        """Another budget from now on. Under the lock; nothing is evicted yet."""
+        self.memory.set_limits(limits)
+        self._unlimited = self.memory.unlimited and self.options.room is None
+
     def next_victims(self, pool: Pool) -> list[Storage]:
         """Whom to evict next, whatever is free."""
         if self._foreign:
@@ -488,7 +504,8 @@ class Engine:
             self.end()
         memory = self.memory
         best = rank(memory.policy, memory.search, snapshot)
-        return [storage for storage in best if storage.resident and not storage.locks and storage.pool is pool][:1]
+        found = [storage for storage in best if storage.resident and not storage.locks and storage.pool is pool]
+        return found if memory.search.together else found[:1]
 
     def _mine_depart(self, pool: Pool) -> bool:
         """Whether bytes are on their way out by this thread, or by one that was kept from it."""
@@ -563,12 +580,17 @@ class Engine:
             if self.options.program_order:
                 place = {value.storage: number for number, value in enumerate(frame.arguments)}
                 locked.sort(key=lambda storage: place.get(storage, -1))
-            frame.unlock()
+            frame.locked = frame.missing = None
+            for storage in locked:
+                storage.pool.unlock(storage)
             if self.references.waiting:
                 self.references.unlocked(frame.arguments)
         if scheduler.in_flight and scheduler.in_flight.get(operation) is frame:
             del scheduler.in_flight[operation]
-        scheduler.pop(frame.stack)
+        stack = frame.stack
+        stack.pop()
+        if stack and stack[0].waiting_below >= len(stack):
+            stack[0].waiting_below = len(stack) - 1
         if scheduler.blocked:
             scheduler.changed.notify_all()
 
@@ -577,11 +599,14 @@ class Engine:
         scheduler = self.scheduler
         scheduler.stacks.pop(bottom, None)
         if not scheduler.stacks:
-            self.watchful = bool(self.journal.listeners) or self.fingerprints is not None
+            self.watchful = self.observed
         if scheduler.leader is bottom:
-            with self.lock:
-                scheduler.leader = None
-                scheduler.changed.notify_all()
+            self._lead_no_more()
+
+    def _lead_no_more(self) -> None:
+        with self.lock:
+            self.scheduler.leader = None
+            self.scheduler.changed.notify_all()
 
     def _abandon(self, bottom: Frame) -> None:
         """After a fault: what the frames had taken is given back."""
@@ -799,8 +824,13 @@ class Engine:
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener(event)` for every event from now on; returns a function that stops it."""
         self.journal.subscribe(listener)
-        self.watchful = True
-        return lambda: self.journal.unsubscribe(listener)
+        self.observed = self.watchful = True
+
+        def unsubscribe() -> None:
+            self.journal.unsubscribe(listener)
+            self.observed = bool(self.journal.listeners) or self.fingerprints is not None
+
+        return unsubscribe
 
 
 def filled_keywords(options: Options) -> dict[str, Any]:

@@ -125,7 +125,8 @@ class Pool:
         storage.locks -= 1
         if not storage.locks and storage.resident:
             self.fixed -= storage.size
-            self.admit(storage)
+            if storage.slot < 0:
+                self.admit(storage)
 
     def admit(self, storage: Storage) -> None:
         """A resident, unlocked storage is a candidate from now on, if anything is gained by its eviction."""

@@ -254,7 +254,7 @@ def set_limits(engine: Engine, limits: Limits) -> None:
     try:
         with engine.lock:
             engine.begin()
-            memory.set_limits(limits)
+            engine.set_limits(limits)
             engine.end()
         for device in list(memory.pools):
             try:
@@ -264,7 +264,7 @@ def set_limits(engine: Engine, limits: Limits) -> None:
     except BaseException:
         with engine.lock:
             engine.begin()
-            memory.set_limits(before)
+            engine.set_limits(before)
             engine.end()
         raise
     finally:

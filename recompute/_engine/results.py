@@ -124,8 +124,17 @@ class Results:
                 operation.payload = payload
                 operation.cost = cost
                 operation.values = operation.outputs = (operation,)
-                self._make_resident(operation, size, buffer, device)
-                self._memory.storages.add(operation)
+                memory = self._memory
+                pool = operation.pool = memory.pools.get(device) or memory.pool(device)
+                operation.size = size
+                operation.buffer = buffer
+                operation.resident = True
+                operation.last_access = self._meter.now
+                pool.used = used = pool.used + size
+                if used > pool.peak:
+                    pool.peak = used
+                pool.admit(operation)
+                memory.storages.add(operation)
                 if self._fingerprints is not None:
                     self._fingerprints.note(operation, digest)
                 return
@@ -165,13 +174,7 @@ class Results:
         storage.buffer = buffer
         storage.resident = True
         storage.last_access = self._meter.now
-        if storage.locks:
-            pool.enter(storage)
-        else:  # written out: it is on the path of every operation
-            pool.used = used = pool.used + size
-            if used > pool.peak:
-                pool.peak = used
-            pool.admit(storage)
+        pool.enter(storage)
 
     def restore(self, value: Value, operation: Operation, made: Made) -> None:
         """An evicted value was computed again; should it share memory otherwise than before, it moves."""
@@ -344,4 +347,8 @@ def refer(handle: Any, engine: Any, value: Value, callback: Callable[[Reference]
     handle.engine = engine
     handle.node = value
     reference = Reference(handle, callback)
-    value.refer(reference)
+    if value.references is None:
+        reference.value = value
+        value.references = reference
+    else:
+        value.refer(reference)

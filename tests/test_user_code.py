@@ -1,0 +1,802 @@
+"""What a user wrote never runs under the lock: it may use the cache, in any thread, and what it does there counts."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+
+import recompute as rc
+from recompute import extend
+from recompute._policy.formulas import Policy
+from recompute.testing import check_invariants
+from recompute.testing._vectors import vector
+
+LONG = 60.0  # seconds: only a deadlock takes as long
+ROOM = 1000
+ACTIONS = ("stats", "get", "evict", "pin", "ap", "pure", "detach", "release_memory", "budget", "drop")
+
+
+class Scene:
+    """A cache, some values in it, and a piece of user code that uses them wherever it is called: `act`.
+
+    It notes every error, and whether another thread could have had the lock meanwhile.
+    """
+
+    def __init__(self, action: str, **settings: Any) -> None:
+        self.action = action
+        self.used = 0  # times
+        self.errors: list[BaseException] = []
+        self._left = 0
+        self.cache = rc.Cache(settings.pop("budget", ROOM), **settings)
+        with self.cache:
+            self.values = [rc.ap(vector, number) for number in range(6)]
+            self.values.append(rc.ap(add, *self.values[:2]))
+        self.values[5].evict()
+
+    def let(self, times: int = 4) -> None:
+        """Act when asked to, so often."""
+        self._left = times
+
+    def act(self) -> None:
+        if not self._left:
+            return
+        self._left -= 1
+        self.used += 1
+        try:
+            assert self._free(), f"{self.action} was asked for under the lock"
+            with self.cache:
+                self._act()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _free(self) -> bool:
+        """Whether another thread can have the lock."""
+        found: list[bool] = []
+
+        def look() -> None:
+            found.append(self.cache.engine.lock.acquire(blocking=False))
+            if found[0]:
+                self.cache.engine.lock.release()
+
+        thread = Thread(target=look)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    def _act(self) -> None:
+        cache, values = self.cache, self.values
+        match self.action:
+            case "stats":
+                assert cache.stats().used >= 0
+            case "get":
+                assert values[5].get() == vector(5)
+            case "evict":
+                values[0].evict()
+                values[6].evict()
+            case "pin":
+                assert values[5].pin().get() == vector(5)
+                values[5].unpin()
+            case "ap":
+                values.append(rc.ap(add, values[1], values[5]))
+            case "pure":
+                values.append(rc.pure(vector(9)))
+            case "detach":
+                assert values[4].detach().get() == vector(4)
+            case "release_memory":
+                cache.release_memory(8)
+            case "budget":
+                cache.budget = cache.budget
+            case "drop":
+                del values[6:]
+
+    def check(self, *roots: Any, at_least: int = 1) -> None:
+        """The user's code was called, did what it meant to, and all is right afterwards."""
+        self._left = 0
+        for error in self.errors:
+            raise error
+        assert self.used >= at_least, "the user's code was not called"
+        gc.collect()
+        check_invariants(self.cache, [*self.values, *roots])
+        assert self.cache.stats().peak <= ROOM + self.cache.stats().overshoot
+        for number in range(6):
+            assert self.values[number].get() == vector(number)
+        check_invariants(self.cache, [*self.values, *roots])
+        assert gc.isenabled()
+
+
+def add(*payloads: Any) -> Any:
+    return vector(sum(sum(each.numbers) for each in payloads))
+
+
+class Loud:
+    """A payload, an argument or a function that uses a cache when it is destroyed."""
+
+    size = 200
+
+    def __init__(self, scene: Scene, number: int = 0, cyclic: bool = False) -> None:
+        self.scene = scene
+        self.number = number
+        self.me = self if cyclic else None
+
+    def __call__(self, *payloads: Any) -> Any:
+        return vector(self.number)
+
+    def __del__(self) -> None:
+        self.scene.act()
+
+
+rc.register_size(Loud, lambda payload: payload.size)
+
+
+@pytest.fixture(params=ACTIONS)
+def action(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+# Budgets, scores, clocks, listeners
+
+
+def test_a_budget_that_asks_the_cache() -> None:
+    """A budget may be what the cache uses and some more."""
+    cache = rc.Cache(budget=lambda used: cache.stats().used + 1000)
+    with cache:
+        values = [rc.ap(bytes, 300) for _ in range(10)]
+    assert [each.get() for each in values] == [bytes(300)] * 10
+    check_invariants(cache, values)
+
+
+def test_a_budget_that_uses_the_cache(action: str) -> None:
+    """A budget function may do anything with the cache, while it is asked how much there is."""
+
+    def budget(used: int) -> int:
+        scenes[0].act() if scenes else None
+        return ROOM
+
+    scenes: list[Scene] = []
+    scene = Scene(action, budget=budget)
+    scenes.append(scene)
+    scene.let(20)
+    with scene.cache:
+        values = [rc.ap(vector, number, nbytes=400) for number in range(4)]
+    assert [each.get() for each in values] == [vector(number) for number in range(4)]
+    scene.check(*values)
+
+
+@pytest.mark.parametrize("search", ["exact", "sample", "ignore small", "batch"])
+def test_a_score_that_uses_the_cache(action: str, search: Any) -> None:
+    """A score function may do anything with the cache, also to the candidates that it scores."""
+
+    def score(cost: float, neighbours: float, size: int, staleness: float) -> float:
+        scenes[0].act() if scenes else None
+        return -size
+
+    scenes: list[Scene] = []
+    scene = Scene(action, policy=score, search=search)
+    scenes.append(scene)
+    scene.let(20)
+    with scene.cache:
+        values = [rc.ap(vector, number, nbytes=400) for number in range(5)]
+    assert [each.get() for each in values] == [vector(number) for number in range(5)]
+    scene.check(*values)
+
+
+def test_a_policy_that_uses_the_cache(action: str) -> None:
+    """So may every part of a policy that is a class of the user's."""
+
+    class Own(Policy):
+        name = "own"
+        scenes: list[Scene] = []
+
+        def act(self) -> None:
+            for scene in self.scenes:
+                scene.act()
+
+        def under(self, pressure: float) -> Policy:
+            self.act()
+            return self
+
+        def line(self, cost: float, neighbours: float, size: int) -> Any:
+            self.act()
+            return 1.0, float(size)
+
+        def score(self, cost: float, neighbours: float, size: int, staleness: float) -> float:
+            self.act()
+            return super().score(cost, neighbours, size, staleness)
+
+    scene = Scene(action, policy=Own())
+    Own.scenes.append(scene)
+    scene.let(20)
+    with scene.cache:
+        values = [rc.ap(vector, number, nbytes=400) for number in range(5)]
+    assert [each.get() for each in values] == [vector(number) for number in range(5)]
+    scene.check(*values)
+
+
+def test_a_score_never_runs_under_the_lock_though_another_thread_takes_the_room() -> None:
+    """Room that is there when a search begins, and is not when the lock is taken, is searched for without it."""
+    takers: list[Callable[[], None]] = []
+
+    def budget(used: int) -> int:
+        if takers and used + 400 <= ROOM:
+            taker = Thread(target=takers.pop())
+            taker.start()
+            taker.join(LONG)
+            assert not taker.is_alive()
+        return ROOM
+
+    def score(cost: float, neighbours: float, size: int, staleness: float) -> float:
+        scene.act()
+        return -size
+
+    def take() -> None:
+        with scene.cache:
+            values.append(rc.ap(vector, 7, nbytes=500))
+
+    values: list[Any] = []
+    scene = Scene("stats", budget=budget)
+    scene = Scene("stats", budget=budget, policy=score)
+    scene.let(20)
+    takers.append(take)
+    with scene.cache:
+        values += [rc.ap(vector, number, nbytes=400) for number in range(3)]
+    scene.check(*values)
+
+
+def test_a_clock_that_uses_the_cache(action: str) -> None:
+    """A clock may do anything with the cache."""
+
+    def clock() -> float:
+        scenes[0].act() if scenes else None
+        ticks.append(1.0)
+        return float(len(ticks))
+
+    ticks: list[float] = []
+    scenes: list[Scene] = []
+    scene = Scene(action, clock=clock)
+    scenes.append(scene)
+    scene.let(20)
+    with scene.cache:
+        outer = rc.ap(lambda: add(scene.values[1].get(), scene.values[5].get()))
+        values = [rc.ap(vector, number, nbytes=400) for number in range(4)]
+    assert outer.get() == vector(6)
+    assert [each.get() for each in values] == [vector(number) for number in range(4)]
+    scene.check(outer, *values)
+
+
+def test_a_listener_that_uses_the_cache(action: str) -> None:
+    """A listener may do anything with the cache, and hears of that, too."""
+    scene = Scene(action)
+    heard: list[Any] = []
+
+    def listener(event: Any) -> None:
+        heard.append(event)
+        scene.act()
+
+    stop = scene.cache.subscribe(listener)
+    scene.let(20)
+    with scene.cache:
+        values = [rc.ap(vector, number, nbytes=400) for number in range(4)]
+    assert [each.get() for each in values] == [vector(number) for number in range(4)]
+    stop()
+    scene.check(*values)
+    assert len(heard) > 8
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_clock_without_a_time_is_refused(broken: float) -> None:
+    """A clock that returns nan or inf is an error at the first operation, by name; nothing is left of that."""
+
+    def sundial() -> float:
+        return broken
+
+    with rc.Cache(ROOM, clock=sundial) as cache:
+        x = rc.pure(vector(1))
+        with pytest.raises(ValueError, match="sundial"):
+            rc.ap(add, x)
+        check_invariants(cache, [x])
+        assert cache.stats().used == 8
+        assert cache.stats().operations == 0
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("when", range(12))
+def test_a_clock_that_breaks(broken: float, when: int) -> None:
+    """A clock that returns nan or inf later on makes an error there, under pressure too; then all is as it was."""
+    readings: list[float] = []
+
+    def clock() -> float:
+        readings.append(broken if len(readings) == when + 4 else float(len(readings)))
+        return readings[-1]
+
+    cache = rc.Cache(48, clock=clock)
+
+    def program() -> None:
+        with cache:
+            if len(values) < 2:
+                values.append(rc.ap(vector, len(values), 2))
+                program()
+            while len(values) < 5:
+                one, other = values[-2:]
+                values.append(rc.ap(lambda payload: add(payload, one.get()), other))
+            values[0].evict()
+            assert [each.get() for each in values] == expected
+
+    values: list[Any] = []
+    expected = [vector(0, 2), vector(1, 2), vector(5), vector(8), vector(13)]
+    for _ in range(2):
+        try:
+            program()
+        except ValueError as error:
+            assert "clock" in str(error)
+        check_invariants(cache, values)
+    program()
+    assert 0 < cache.stats().model_time < math.inf
+    check_invariants(cache, values)
+
+
+# Destructors
+
+
+def test_a_payload_that_uses_the_cache_as_it_is_evicted(action: str) -> None:
+    """The destructor of a payload may do anything with the cache that evicts it."""
+    scene = Scene(action)
+    scene.let()
+    with scene.cache:
+        loud = [rc.ap(Loud, scene, number) for number in range(9)]
+        more = rc.ap(vector, 1, nbytes=700)
+    loud[-1].get()
+    loud[-1].evict()
+    scene.check(*loud, more)
+    assert [each.get().number for each in loud] == list(range(9))
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_payload_that_uses_the_cache_as_it_is_released(action: str, release: Any, needed: bool) -> None:
+    """Nor does it matter whether it goes because nobody refers to it any more."""
+    scene = Scene(action, release=release)
+    scene.let()
+    with scene.cache:
+        loud = [rc.ap(Loud, scene, number) for number in range(3)]
+        users = [rc.ap(lambda payload: vector(payload.number), each) for each in loud] if needed else []
+        del loud
+        more = rc.ap(vector, 1, nbytes=900)
+    if needed:
+        users[1].evict()
+        assert users[1].get() == vector(1)
+    scene.check(*users, more)
+
+
+def test_a_source_that_uses_the_cache_as_it_goes(action: str) -> None:
+    """The destructor of a source is called when its last reference has gone, or what was made from it."""
+    scene = Scene(action)
+    scene.let()
+    with scene.cache:
+        source = rc.pure(Loud(scene))
+        made = rc.ap(lambda payload: vector(payload.number), source)
+        del source
+        assert not scene.used
+        del made
+    scene.check()
+
+
+def test_several_outputs_that_use_the_cache_as_they_go(action: str) -> None:
+    """Each of several outputs has its destructor called when it goes, the last one takes the operation with it."""
+    scene = Scene(action)
+    scene.let(8)
+    with scene.cache:
+        one, other, third = rc.ap(lambda: (Loud(scene, 1), Loud(scene, 2), vector(3)), nout=3)
+        one.evict()
+        assert one.get().number == 1
+        del one
+        third.evict()
+        assert third.get() == vector(3)
+        other.evict()
+        del other
+        scene.check(third, at_least=3)
+
+
+def test_aliases_that_use_the_cache_as_they_go(action: str) -> None:
+    """So it is with values that share their memory."""
+    scene = Scene(action)
+    scene.let(8)
+    with scene.cache:
+        one = rc.ap(Loud, scene, 1)
+        other = rc.ap(lambda payload: payload, one)
+        third = rc.ap(lambda payload: payload, other)
+        del one
+        other.evict()
+        assert third.get().number == 1
+        del other
+        third.evict()
+        scene.check(third)
+        assert third.get().number == 1
+
+
+@pytest.mark.parametrize("where", ["function", "closure", "argument", "keyword", "list", "default"])
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_a_recipe_that_uses_the_cache_as_it_goes(action: str, where: str, release: Any) -> None:
+    """What an operation holds besides values may have destructors: its function, arguments, and what is in these."""
+    scene = Scene(action, release=release)
+    scene.let()
+    loud: Any = Loud(scene, 3)
+
+    def function(*parts: Any, **named: Any) -> Any:
+        return vector(3)
+
+    def make(loud: Any) -> Any:
+        return lambda *parts: vector(loud.number)
+
+    def given(payload: Any, loud: Any = loud) -> Any:
+        return vector(loud.number)
+
+    with scene.cache:
+        x = scene.values[1]
+        match where:
+            case "function":
+                y = rc.ap(loud, x)
+            case "closure":
+                y = rc.ap(make(loud), x)
+            case "argument":
+                y = rc.ap(function, x, loud)
+            case "keyword":
+                y = rc.ap(function, x, key=loud)
+            case "list":
+                y = rc.ap(function, [x, (loud,)])
+            case _:
+                y = rc.ap(given, x)
+        del loud, given
+        z = rc.ap(add, y)
+        y.evict()
+        assert z.get() == vector(3)
+        assert not scene.used
+        del y, z
+        more = rc.ap(vector, 1, nbytes=900)
+    scene.check(more)
+
+
+def test_a_recipe_that_uses_the_cache_as_a_value_is_detached(action: str) -> None:
+    """A value that is detached lets go of its function and its arguments."""
+    scene = Scene(action)
+    scene.let()
+    with scene.cache:
+        y = rc.ap(Loud(scene, 3), scene.values[1])
+        y.detach()
+    scene.check(y)
+    assert y.get() == vector(3)
+
+
+@pytest.mark.parametrize("how", ["pressure", "request", "release", "source", "recipe"])
+def test_a_cycle_that_the_collector_finds_in_the_engine(action: str, how: str) -> None:
+    """The garbage collector may find payloads at any moment, also while the engine is in the middle of something."""
+    scene = Scene(action)
+    scene.let(30)
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(1, 1, 1)
+    try:
+        with scene.cache:
+            kept = []
+            for number in range(12):
+                match how:
+                    case "pressure":
+                        kept.append(rc.ap(Loud, scene, number, True))
+                    case "request":
+                        kept.append(rc.ap(Loud, scene, number, True))
+                        kept[-1].evict()
+                    case "release":
+                        rc.ap(Loud, scene, number, True)
+                    case "source":
+                        rc.pure(Loud(scene, number, True))
+                    case _:
+                        rc.ap(Loud(scene, number, True), scene.values[1])
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+    assert [each.get().number for each in kept] == list(range(12)) if kept else True
+    gc.collect()
+    scene.check(*kept)
+
+
+def test_what_a_caller_holds_uses_the_cache_as_he_lets_go(action: str) -> None:
+    """A payload that was evicted while somebody held it has its destructor called when he lets go."""
+    scene = Scene(action)
+    scene.let()
+    with scene.cache:
+        y = rc.ap(Loud, scene, 1)
+        held = y.get()
+        y.evict()
+        assert not scene.used
+        assert scene.cache.stats().held == Loud.size
+        del held
+        assert scene.cache.stats().held == 0
+        scene.check(y)
+
+
+def test_settings_that_use_the_cache_as_they_go(action: str) -> None:
+    """A budget function and a listener may have destructors, too."""
+
+    class Budget(Loud):
+        def __call__(self, used: Any) -> Any:
+            return ROOM
+
+    scene = Scene(action)
+    scene.let(8)
+    scene.cache.budget = Budget(scene)
+    with scene.cache:
+        made = rc.ap(vector, 1)
+    scene.let(8)
+    scene.cache.budget = ROOM
+    stop = scene.cache.subscribe(Loud(scene))
+    with scene.cache:
+        made = rc.ap(vector, 1)
+    stop()
+    del stop
+    scene.check(made, at_least=2)
+
+
+def test_what_is_written_over_uses_the_cache_as_it_goes(action: str) -> None:
+    """An adapter may let a handle refer to what was written over its memory; the old payload goes."""
+    scene = Scene(action)
+    scene.let()
+    with scene.cache:
+        y = rc.ap(Loud, scene, 1)
+        by = rc.ap(Loud, scene, 2)
+        extend.overwrite(y, by)
+        assert y.get().number == 2
+        assert by.get().number == 1
+    scene.check(y, by)
+
+
+def test_payloads_that_hold_values_go_without_recursion() -> None:
+    """A long chain of payloads, each of which holds the value before it, is dropped without running out of stack."""
+
+    class Link:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+    rc.register_size(Link, lambda link: 8)
+    with rc.Cache() as cache:
+        last: Any = None
+        for _ in range(5_000):
+            last = rc.pure(Link(last))
+        del last
+        assert cache.stats().used == 0
+        check_invariants(cache)
+
+
+# Adapters
+
+HOOKS = ("nbytes", "buffer", "watch", "device", "freeze", "enter", "evicted", "vacate", "restored", "signature")
+
+
+class Curious:
+    """A payload whose adapter uses the cache whenever it is asked something."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class CuriousAdapter(rc.Adapter):
+    """Uses a scene in one of its methods."""
+
+    name = "curious"
+    hook = ""
+    scene: Scene | None = None
+    dropped = False
+
+    def act(self, hook: str) -> None:
+        if self.scene is not None and hook == self.hook:
+            self.scene.act()
+
+    def nbytes(self, value: Any) -> int:
+        self.act("nbytes")
+        return 200
+
+    def buffer(self, value: Any) -> object:
+        self.act("buffer")
+        return value
+
+    def watch(self, value: Any) -> object:
+        self.act("watch")
+        return value
+
+    def device(self, value: Any) -> str:
+        self.act("device")
+        return "cpu"
+
+    def freeze(self, value: Any) -> None:
+        self.act("freeze")
+
+    def enter(self, value: Any) -> tuple[int, object]:
+        self.act("enter")
+        return 200, value
+
+    def evicted(self, value: Any) -> Any:
+        self.act("evicted")
+        return Loud(self.scene) if self.scene is not None and self.hook == "outline" else value.number
+
+    def vacate(self, value: Any) -> None:
+        self.act("vacate")
+
+    def restored(self, remains: Any, value: Any) -> None:
+        self.act("restored")
+
+    def signature(self, value: Any) -> Any:
+        self.act("signature")
+        return Curious
+
+    def fingerprint(self, value: Any) -> bytes:
+        self.act("fingerprint")
+        return bytes([value.number])
+
+    def timer(self, device: str) -> Any:
+        self.act("timer")
+        return None
+
+
+class WithoutEnter(CuriousAdapter):
+    """Is asked by `freeze`, `nbytes` and `buffer`."""
+
+    enter = rc.Adapter.enter
+
+
+@pytest.fixture
+def adapter(request: pytest.FixtureRequest) -> Iterator[CuriousAdapter]:
+    made = CuriousAdapter() if getattr(request, "param", "") in ("enter", "") else WithoutEnter()
+    rc.register(Curious, made)
+    yield made
+    made.scene = None
+
+
+def curious(*payloads: Any) -> Curious:
+    return Curious(sum(payload.number for payload in payloads) + 1)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "hook"), [(hook, hook) for hook in (*HOOKS, "fingerprint")], indirect=["adapter"]
+)
+def test_an_adapter_that_uses_the_cache(adapter: CuriousAdapter, hook: str, action: str) -> None:
+    """Whatever an adapter is asked, it may use the cache while it answers."""
+    scene = adapter.scene = Scene(action, verify=hook == "fingerprint")
+    adapter.hook = hook
+    scene.let(20)
+    with scene.cache:
+        values = [rc.pure(Curious(1))]
+        for _ in range(8):
+            values.append(rc.ap(curious, values[-1]))
+        values[4].evict()
+        values[5].evict()
+        assert values[5].get().number == 6
+        assert [each.get().number for each in values] == list(range(1, 10))
+        scene.check(*values)
+
+
+def test_what_an_adapter_remembers_uses_the_cache_as_it_goes(adapter: CuriousAdapter, action: str) -> None:
+    """What `evicted` said of a value may have a destructor; it goes with the value, or when that is back."""
+    scene = adapter.scene = Scene(action)
+    adapter.hook = "outline"
+    with scene.cache:
+        values = [rc.ap(Curious, number) for number in range(4)]
+        for each in values:
+            each.evict()
+        scene.let()
+        values[0].get()
+        values[0].evict()
+        extend.forget_outline(values[1].node)
+        del values[2]
+        scene.check(*values)
+        del values
+
+
+def test_an_adapter_that_raises_as_several_values_go(adapter: CuriousAdapter, action: str) -> None:
+    """An error of an adapter in the middle of an eviction passes through; the payloads go without the lock."""
+
+    class Sulky(Loud):
+        pass
+
+    class Raising(CuriousAdapter):
+        def evicted(self, value: Any) -> Any:
+            raise OSError("no")
+
+    rc.register(Sulky, Raising())
+    scene = Scene(action)
+    with scene.cache:
+        one = rc.ap(Sulky, scene, 1)
+        others = [rc.ap(lambda payload: payload, one) for _ in range(2)]
+        apart, more = rc.ap(lambda: (Sulky(scene, 2), Sulky(scene, 3)), nout=2)
+        scene.let()
+        for each in (one, apart, more):
+            with pytest.raises(OSError, match="no"):
+                each.evict()
+        assert [each.get().number for each in (one, *others, apart, more)] == [1, 1, 1, 2, 3]
+    scene.check(one, *others, apart, more)
+
+
+def test_a_value_is_not_brought_back_before_its_memory_is_given_up(adapter: CuriousAdapter) -> None:
+    """A thread that needs a value whose memory an adapter is giving up waits; the adapter itself cannot."""
+    threads: list[Thread] = []
+    got: list[Any] = []
+
+    class Slow(CuriousAdapter):
+        def vacate(self, value: Any) -> None:
+            if not threads:
+                threads.append(Thread(target=lambda: got.append(y.get().number), daemon=True))
+                threads[0].start()
+                with pytest.raises(RuntimeError, match="its own result"):
+                    y.get()
+                assert got == []
+
+    rc.register(Curious, Slow())
+    with rc.Cache() as cache:
+        y = rc.ap(Curious, 3)
+        y.evict()
+        threads[0].join(LONG)
+        assert got == [3]
+        check_invariants(cache, [y])
+
+
+@pytest.mark.parametrize("what", ["expect", "size_key"])
+def test_a_function_that_says_its_sizes_and_uses_the_cache(action: str, what: str) -> None:
+    """So may a function that is asked how large its results will be."""
+    scene = Scene(action)
+
+    class Foreseen:
+        def size_key(self) -> Any:
+            if what == "size_key":
+                scene.act()
+            return Foreseen
+
+        def expect(self, device: str) -> Any:
+            if what == "expect":
+                scene.act()
+            return [(device, 8)]
+
+        def __call__(self, *payloads: Any) -> Any:
+            return add(*payloads)
+
+    scene.let()
+    with scene.cache:
+        y = rc.ap(Foreseen(), scene.values[1])
+        z = rc.ap(Foreseen(), y)
+    assert z.get() == vector(1)
+    scene.check(y, z)
+
+
+def test_a_name_that_uses_the_cache(action: str) -> None:
+    """Errors name functions, whose names may be code of the user's."""
+    scene = Scene(action)
+
+    class Named:
+        def __init__(self, needs: Any = None) -> None:
+            self.needs = needs
+
+        @property
+        def __qualname__(self) -> str:
+            scene.act()
+            return "Named"
+
+        def __call__(self, *payloads: Any) -> Any:
+            return self.needs.get() if self.needs is not None else vector(1)
+
+    strange = Named()
+    scene.let()
+    with scene.cache:
+        y = rc.ap(strange)
+        z = rc.ap(add, y)
+        z.evict()
+        y.evict()
+        strange.needs = z
+        with pytest.raises(RuntimeError, match="Named.* needs its own result"):
+            z.get()
+        strange.needs = None
+        assert z.get() == vector(1)
+        with pytest.raises(rc.BudgetError, match="Named"):
+            rc.ap(Named(), nbytes=2 * ROOM)
+    scene.check(y, z)
