@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import repeat
 from statistics import median
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from _common import MICRO, Report, Row, Target, main, say
 
 import recompute as rc
-from recompute._engine.graph import Storage
+from recompute._engine.graph import Node, Reference, Storage
 from recompute._engine.memory import Pool
 from recompute._policy.formulas import DEFAULT, Score, policy_of
 from recompute._policy.needed import NEIGHBOURHOODS
@@ -43,7 +43,7 @@ class Victims:
 
 
 def by_scan(cost: float, neighbours: float, size: int, staleness: float) -> float:
-    """The default policy's score as a user's function, which is searched by a scan."""
+    """The default policy's score with memory to spare, as a user's function, which is searched by a scan."""
     return (cost + neighbours) / (size * staleness) if staleness else float("inf")
 
 
@@ -107,16 +107,22 @@ def alone(count: int, shape: str, steps: int) -> Bare:
     """The search structure of the default policy by itself: no cache, no neighbours, the same lines."""
     policy = policy_of(DEFAULT)
     search = candidates(search_of("exact"), policy, NEIGHBOURHOODS[policy.neighbourhood](lambda _: None))
-    Pool("cpu", search, None)
+    pool = Pool("cpu", search, None)
     upcoming = costs(shape)
     now = 0.0
+    somebody = Reference(alone)  # refers to each of them, so that all are needed
 
     def fresh(number: int) -> Storage:
         nonlocal now
-        cost = next(upcoming)
-        now += cost
-        storage = Storage(cast(Any, None), SIZE, 0, number, now)
-        storage.cost = cost
+        storage = Node(alone, (), ())
+        storage.number, storage.size, storage.pool = number, SIZE, pool
+        storage.cost = next(upcoming)
+        now += storage.cost
+        storage.last_access = now
+        storage.storage = storage
+        storage.values = (storage,)
+        storage.references = somebody
+        storage.resident = True
         return storage
 
     for number in range(count):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -118,7 +119,7 @@ class Cache:
             pools = tuple(
                 PoolStats(
                     pool.device,
-                    None if pool.budget is None else int(pool.limit),
+                    None if pool.limit == inf else int(pool.limit),
                     pool.used,
                     pool.peak,
                     pool.overshoot,

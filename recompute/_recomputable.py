@@ -46,6 +46,17 @@ class Recomputable(Generic[T]):
         """One more reference to a value of `cache`. To make values, see `pure` and `ap`."""
         requests.refer_again(cache.engine, value, self)
 
+    def __del__(self) -> None:
+        try:
+            engine = self.engine
+            engine.going(self, self.node)
+        except AttributeError:  # interrupted before it was complete
+            return
+        except Exception:
+            raise
+        except BaseException as interrupt:  # would be lost in a destructor: the next use of the cache raises it
+            engine.finalizer.interrupts.append(interrupt)
+
     @property
     def cache(self) -> Cache:
         """The cache that it belongs to."""
@@ -207,39 +218,47 @@ def _apply(
         raise TypeError(f"ap takes a function first, or a Recomputable that holds one, not {function!r}")
     keep: list[Recomputable[Any]] = []  # references that live in a list which somebody may change meanwhile
     found: list[Value] = []
-    positional: list[Any] = []
-    simple = True  # Recomputables and nothing else
+    positional: list[Any] | None = None  # None: Recomputables and nothing else
     engine: Engine | None = None
+    like: HandleOf = Recomputable
     for argument in args:
         kind = kinds[type(argument)]
         if kind.handle:  # mostly
             if argument.engine is not engine:
                 engine = common_engine(engine, argument)
-            keep.append(argument)
+            if type(argument) is not Recomputable:
+                like = type(argument)._class_of_results
             argument = argument.node
             found.append(argument)
         else:
-            simple = False
+            if positional is None:
+                positional = list(found)
             if not kind.plain:
                 argument = pack(argument, keep, found)
-        positional.append(argument)
-    keywords = {name: pack(argument, keep, found) for name, argument in kwargs.items()} if kwargs else None
-    if engine is None or len(keep) > 1:
+        if positional is not None:
+            positional.append(argument)
+    keywords = None
+    if kwargs:
+        positional = list(found) if positional is None else positional
+        keywords = {name: pack(argument, keep, found) for name, argument in kwargs.items()}
+    if keep:
         for handle in keep:
             engine = common_engine(engine, handle)
+        if like is Recomputable:
+            like = handle_like(keep)
     arguments = tuple(found)
     options = None
     if nout is not _ONE or nbytes is not None or keywords:
         options = Options(keywords, nout, _declared(nout, nbytes))
     operation = Operation(
         function,
-        arguments if simple and not keywords else tuple(positional),
+        arguments if positional is None else tuple(positional),
         arguments,
         caller.f_code,
         caller.f_lasti,
         options,
     )
-    handles = requests.apply(engine or current_cache().engine, operation, handle_like(keep))
+    handles = requests.apply(engine or current_cache().engine, operation, like)
     return handles[0] if options is None or options.nout == 1 else tuple(handles)
 
 

@@ -113,6 +113,11 @@ def add(*payloads: Any) -> Any:
     return vector(sum(sum(each.numbers) for each in payloads))
 
 
+def shown(values: list[Any]) -> list[Any]:
+    """What is in some values; the payloads themselves are not held."""
+    return [each.get().numbers for each in values]
+
+
 class Loud:
     """A payload, an argument or a function that uses a cache when it is destroyed."""
 
@@ -131,6 +136,15 @@ class Loud:
 
 
 rc.register_size(Loud, lambda payload: payload.size)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect() -> Iterator[None]:
+    """The garbage collector looks at what these tests make, and at nothing else."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(params=ACTIONS)
@@ -163,7 +177,7 @@ def test_a_budget_that_uses_the_cache(action: str) -> None:
     scene.let(20)
     with scene.cache:
         values = [rc.ap(vector, number, nbytes=400) for number in range(4)]
-    assert [each.get() for each in values] == [vector(number) for number in range(4)]
+    assert shown(values) == [(0,), (1,), (2,), (3,)]
     scene.check(*values)
 
 
@@ -181,7 +195,7 @@ def test_a_score_that_uses_the_cache(action: str, search: Any) -> None:
     scene.let(20)
     with scene.cache:
         values = [rc.ap(vector, number, nbytes=400) for number in range(5)]
-    assert [each.get() for each in values] == [vector(number) for number in range(5)]
+    assert shown(values) == [(0,), (1,), (2,), (3,), (4,)]
     scene.check(*values)
 
 
@@ -213,7 +227,7 @@ def test_a_policy_that_uses_the_cache(action: str) -> None:
     scene.let(20)
     with scene.cache:
         values = [rc.ap(vector, number, nbytes=400) for number in range(5)]
-    assert [each.get() for each in values] == [vector(number) for number in range(5)]
+    assert shown(values) == [(0,), (1,), (2,), (3,), (4,)]
     scene.check(*values)
 
 
@@ -264,7 +278,7 @@ def test_a_clock_that_uses_the_cache(action: str) -> None:
         outer = rc.ap(lambda: add(scene.values[1].get(), scene.values[5].get()))
         values = [rc.ap(vector, number, nbytes=400) for number in range(4)]
     assert outer.get() == vector(6)
-    assert [each.get() for each in values] == [vector(number) for number in range(4)]
+    assert shown(values) == [(0,), (1,), (2,), (3,)]
     scene.check(outer, *values)
 
 
@@ -281,7 +295,7 @@ def test_a_listener_that_uses_the_cache(action: str) -> None:
     scene.let(20)
     with scene.cache:
         values = [rc.ap(vector, number, nbytes=400) for number in range(4)]
-    assert [each.get() for each in values] == [vector(number) for number in range(4)]
+    assert shown(values) == [(0,), (1,), (2,), (3,)]
     stop()
     scene.check(*values)
     assert len(heard) > 8
@@ -324,10 +338,9 @@ def test_a_clock_that_breaks(broken: float, when: int) -> None:
                 one, other = values[-2:]
                 values.append(rc.ap(lambda payload: add(payload, one.get()), other))
             values[0].evict()
-            assert [each.get() for each in values] == expected
+            assert shown(values) == [(0, 2), (1, 2), (5,), (8,), (13,)]
 
     values: list[Any] = []
-    expected = [vector(0, 2), vector(1, 2), vector(5), vector(8), vector(13)]
     for _ in range(2):
         try:
             program()
@@ -456,8 +469,9 @@ def test_a_recipe_that_uses_the_cache_as_it_goes(action: str, where: str, releas
         assert z.get() == vector(3)
         assert not scene.used
         del y, z
-        more = rc.ap(vector, 1, nbytes=900)
-    scene.check(more)
+        while release == "ignore" and scene.cache.release_memory():
+            pass  # what nobody needs stays there until its room is needed
+    scene.check()
 
 
 def test_a_recipe_that_uses_the_cache_as_a_value_is_detached(action: str) -> None:
@@ -477,8 +491,7 @@ def test_a_cycle_that_the_collector_finds_in_the_engine(action: str, how: str) -
     scene = Scene(action)
     scene.let(30)
     before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
+    gc.collect()  # so that there is little, and the oldest objects are looked at, too
     gc.set_threshold(1, 1, 1)
     try:
         with scene.cache:
@@ -498,9 +511,9 @@ def test_a_cycle_that_the_collector_finds_in_the_engine(action: str, how: str) -
                         rc.ap(Loud(scene, number, True), scene.values[1])
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
-    assert [each.get().number for each in kept] == list(range(12)) if kept else True
-    gc.collect()
+    for number, each in enumerate(kept):
+        assert each.get().number == number
+        gc.collect()
     scene.check(*kept)
 
 
@@ -547,11 +560,12 @@ def test_what_is_written_over_uses_the_cache_as_it_goes(action: str) -> None:
     scene.let()
     with scene.cache:
         y = rc.ap(Loud, scene, 1)
-        by = rc.ap(Loud, scene, 2)
-        extend.overwrite(y, by)
+        made = rc.ap(lambda payload: vector(payload.number), y)
+        extend.overwrite(y, rc.ap(Loud, scene, 2))
         assert y.get().number == 2
-        assert by.get().number == 1
-    scene.check(y, by)
+        made.evict()
+        assert made.get() == vector(1)
+    scene.check(y, made)
 
 
 def test_payloads_that_hold_values_go_without_recursion() -> None:
@@ -778,7 +792,7 @@ def test_a_name_that_uses_the_cache(action: str) -> None:
             self.needs = needs
 
         @property
-        def __qualname__(self) -> str:
+        def __name__(self) -> str:
             scene.act()
             return "Named"
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from gc import disable, enable, isenabled
+from gc import collect, disable, enable, isenabled
 from math import inf
 from threading import get_ident
 from typing import Any, Final
@@ -116,6 +116,9 @@ class Engine:
         """Whether `get` of a resident value is more than a look: somebody listens, verifies, or runs a function."""
         self._unlimited = self.memory.unlimited and options.room is None  # nothing is reserved that was not declared
         self._foreign = policy.foreign
+        self.note: Callable[[Any], None] = self.finalizer.queue.append
+        self.unlocked: dict[Frame, None] = {}
+        """Frames that have begun at once, and whose arguments are not locked yet."""
         self._unfinished = False  # a change has begun and not ended
         self._collects = True  # whether the garbage collector was enabled when it began
         _engines.add(self)
@@ -128,6 +131,7 @@ class Engine:
         What is evicted is destroyed on the way, so that its bytes are free. False: the frame waited for others, and
         must lock its arguments again. Raises BudgetError if the bytes can never fit.
         """
+        collected = False
         while True:
             pool.ask_limit()
             victims = self._rank(pool) if self._foreign and pool.used + size > pool.limit else None
@@ -150,6 +154,10 @@ class Engine:
             if fits:
                 return True
             if not found and not self.finalizer.queue:
+                if pool.held and not collected:  # what was in a cycle may be held by nobody
+                    collect()
+                    collected = True
+                    continue
                 raise pool.shortage(size, what)
             self.settle()
             if frame.missing is None and frame.operation is not None and not frame.running:
@@ -165,26 +173,24 @@ class Engine:
             outer = next(iter(running_here()), None)
             running.set(outer)
         start = self.meter.clock() if outer is not None else 0.0
-        self.scheduler.stacks[bottom] = None
         self.watchful = True
         try:
-            if bottom.operation is not None and not (self._unlimited and bottom.operation.options is None):
-                self._expect(bottom)
+            frame: Frame | None = bottom if self._begins_at_once(bottom) else None
             while stack:
-                frame = self.rematerialize(stack)
+                frame = frame or self.rematerialize(stack)
                 if frame is not None and (frame.running or self._reserve(frame)):
                     made, cost = self._run(frame, outer)
                     self._store(frame, made, cost)
                     del made  # or what it holds could not be evicted for the operations that follow
+                frame = None
         except BaseException:  # not bound: what looks at this call from elsewhere would keep it
             running.set(outer)
             self._abandon(bottom)
             raise
-        del self.scheduler.stacks[bottom]
-        if not self.scheduler.stacks:
+        if self.scheduler.stacks:
+            self._over(bottom)
+        if not self.scheduler.stacks and not self.unlocked:
             self.watchful = self.observed
-        if self.scheduler.leader is bottom:
-            self._lead_no_more()
         if outer is not None:
             outer.elsewhere += self.meter.clock() - start
 
@@ -245,7 +251,7 @@ class Engine:
                         needs = frame.needs = self.memory.room_again(frame.operation)
                     elif self._unlimited and frame.operation.options is None:
                         needs = ()
-                    if needs is not None and (not needs or self.memory.reserve(frame, needs)):
+                    if needs is not None and (frame.reserved or not needs or self.memory.reserve(frame, needs)):
                         self._start(frame)
                     self.end()
                     return frame
@@ -253,6 +259,53 @@ class Engine:
         return None
 
     # One operation
+
+    def _begins_at_once(self, frame: Frame) -> bool:
+        """Whether all that a first run takes is in memory, and what it makes fits: nearly always. Without the lock.
+
+        Then it runs with its arguments unlocked: they are locked as soon as anybody else changes anything (`begin`).
+        """
+        operation, stacks = frame.operation, self.scheduler.stacks
+        if operation is None or operation.runs or self.scheduler.leader is not None:
+            stacks[frame] = None
+            return False
+        if not self._unlimited or operation.options is not None:
+            self._expect(frame)
+            needs = frame.needs
+            if needs is None:
+                stacks[frame] = None
+                return False
+            if needs:
+                stacks[frame] = None
+                with self.lock:
+                    self.begin()
+                    fits = self.memory.reserve(frame, needs)
+                    self.end()
+                if not fits:
+                    return False
+        self.unlocked[frame] = None  # from here on the arguments stay
+        frame.running = True
+        frame.born = self.results.number
+        stacks.pop(frame, None)
+        now = self.meter.now
+        for argument in operation.arguments:
+            argument.storage.last_access = now
+            if argument.payload is EVICTED:
+                stacks[frame] = None
+                self._lock_at_last(frame, False)
+                return False
+        return True
+
+    def _lock_at_last(self, frame: Frame, runs: bool) -> None:
+        """A frame that began at once is one like others from now on."""
+        if runs:
+            frame.lock_arguments(self.meter.now, self.order)
+            frame.counts = True
+            self.scheduler.executing += 1
+            self.scheduler.stacks[frame] = None
+        else:
+            frame.running = False
+        self.unlocked.pop(frame, None)
 
     def _expect(self, frame: Frame) -> None:
         """Find out how much room the outputs of a first run need, as far as that can be known. Without the lock.
@@ -264,6 +317,8 @@ class Engine:
         if operation.runs:
             return
         options = operation.options
+        if frame.needs is not None:
+            return
         if self.options.room is not None:
             frame.needs = self.options.room(operation.function)
         elif options is not None and options.declared is not None:
@@ -389,7 +444,7 @@ class Engine:
 
     def _store(self, frame: Frame, made: list[Made], cost: float) -> None:
         """Keep the outputs, record the cost, let the arguments go. Without the lock."""
-        operation, memory, meter = frame.operation, self.memory, self.meter
+        operation, memory, meter, results = frame.operation, self.memory, self.meter, self.results
         assert operation is not None
         again = operation.runs > 0
         name = operation.name if again or self.journal.listeners else ""
@@ -399,9 +454,13 @@ class Engine:
             function = getattr(operation.function, "__code__", None) or name
         else:
             handle = frame.handle
-            classes = [handle] if type(handle) is type else [handle(payload) for payload, *_ in made]
+            if isinstance(handle, type):
+                classes = [handle] * len(made)
+            else:
+                classes = [handle(payload) for payload, *_ in made]
         if meter.unknown:
             self.learn_costs()
+        self.unlocked.pop(frame, None)
         while True:
             with self.lock:
                 self.begin()
@@ -416,11 +475,18 @@ class Engine:
                         self._restore(operation, made, cost, frame.ask is None)
                         meter.count_repeated(function, cost)
                     else:
-                        self._create(frame, operation, made, cost, classes)
+                        self.journal.operations += 1
+                        results.create(operation, made, cost)
+                        note = self.note
+                        frame.handles = [
+                            refer(cls, self, value, note) for value, cls in zip(operation.outputs, classes, strict=True)
+                        ]
+                    if len(made) > 1 and operation.options is not None:
+                        operation.options.room = own_memory(made)
                     if frame.ask is not None:
                         meter.unknown.append((operation, cost, again, frame.ask))
                     if self.journal.listeners:
-                        self.journal.events.append(self.results.performed(operation, name, cost, again, room))
+                        self.journal.events.append(results.performed(operation, name, cost, again, room))
                     self._leave(frame)
                     if again:
                         self.references.performed_again(frame.arguments)
@@ -431,19 +497,6 @@ class Engine:
         if frame.key is not None:
             memory.sizes.learn(frame.key, own_memory(made))
 
-    def _create(
-        self, frame: Frame, operation: Operation, made: list[Made], cost: float, classes: list[type[Any]]
-    ) -> None:
-        """The outputs of a first run, and what refers to them."""
-        self.journal.operations += 1
-        self.results.create(operation, made, cost)
-        if operation.options is not None and len(made) > 1:
-            operation.options.room = own_memory(made)
-        for number, value in enumerate(operation.outputs):
-            handle = object.__new__(classes[number] if number < len(classes) else classes[0])
-            refer(handle, self, value, self._went)  # type: ignore[arg-type]  # outputs of a first run are all there
-            frame.handles.append(handle)
-
     def _restore(self, operation: Operation, made: list[Made], cost: float, reprice: bool) -> None:
         """The outputs of a repeated run that are evicted."""
         self.journal.rematerializations += 1
@@ -451,8 +504,6 @@ class Engine:
         for value, output in zip(operation.outputs, made, strict=True):
             if value is not None and value.payload is EVICTED:
                 self.results.restore(value, operation, output)
-        if operation.options is not None and len(made) > 1:
-            operation.options.room = own_memory(made)
         if cost < operation.c0 and reprice:  # the first run of a compiled function is not its cost
             self.results.reprice(operation, cost)
 
@@ -641,6 +692,9 @@ class Engine:
             self._collects = isenabled()
             self._unfinished = True
         disable()
+        if self.unlocked:
+            for frame in list(self.unlocked):
+                self._lock_at_last(frame, True)
 
     def end(self) -> None:
         """A change has ended, and everything that is counted is right."""
@@ -698,7 +752,7 @@ class Engine:
         for departure in list(finalizer.departures):
             if self._takes_over(departure):
                 try:
-                    departure.tell_adapters(self._went)
+                    departure.tell_adapters(self._let_go)
                 finally:
                     with self.lock:
                         self.begin()
@@ -748,22 +802,23 @@ class Engine:
                 departure.guarded.append(value.operation)
                 self.scheduler.in_flight[value.operation] = guard
 
-    def _went(self, reference: Reference | HeldReference) -> None:
-        """A Recomputable has gone, or who held a buffer; from its destruction: at any time, and in any thread."""
-        try:
-            self.finalizer.queue.append(reference)
-            if type(reference) is Reference and _can_wait(reference.value):
-                return
-            if not self.lock._is_owned():  # type: ignore[attr-defined]  # else it is seen to at the end of the change
-                self.settle(blocking=False)
-        except Exception:
-            raise
-        except BaseException as interrupt:  # could not be raised from here: the next use of the cache raises it
-            self.finalizer.interrupts.append(interrupt)
+    def going(self, handle: Any, value: Value) -> None:
+        """A Recomputable is going: called from its destructor, at any time, and in any thread.
 
-    def callback(self, value: Value) -> Callable[[Any], None]:
-        """What is told when a reference goes."""
-        return self._went
+        Should this be cut short, or be too much now, the callback of the reference still brings the news.
+        """
+        if _can_wait(value) or self.lock._is_owned():  # type: ignore[attr-defined]  # the library's Condition asks, too
+            return
+        reference = value.reference_of(handle)
+        if reference is not None:
+            self.finalizer.queue.append(reference)
+            self.settle(blocking=False)
+
+    def _let_go(self, reference: HeldReference) -> None:
+        """Somebody has let go of a buffer: called from its destruction, as `going`."""
+        self.finalizer.queue.append(reference)
+        if not self.lock._is_owned():  # type: ignore[attr-defined]
+            self.settle(blocking=False)
 
     def _take_back(self, value: Value) -> bool:
         """Make an evicted value resident again without recomputing it, if somebody still holds it."""

@@ -90,6 +90,7 @@ class Frame:
         missing = self.missing
         if missing is None:
             missing = self.missing = []
+            locked = self.locked = self.locked or []
             for value in self.arguments:
                 storage = value.storage
                 storage.last_access = now
@@ -97,10 +98,7 @@ class Frame:
                     missing.append(value)
                 else:
                     storage.pool.lock(storage)
-                    if self.locked is None:
-                        self.locked = [storage]
-                    else:
-                        self.locked.append(storage)
+                    locked.append(storage)
             if len(missing) > 1:
                 missing = self.missing = list(reversed(order(list(dict.fromkeys(missing)))))
         while missing:

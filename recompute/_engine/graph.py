@@ -148,6 +148,7 @@ class Node:
         self.c0 = self.cost = self.last_access = 0.0
         self.runs = self.number = self.size = self.buffer = self.locks = 0
         self.payload = EVICTED
+        self.pool = None  # type: ignore[assignment]  # before it is entered
         self.operation = self.references = self.users = self.remains = self.nearby = None
         self.pinned = self.resident = False
         self.slot = -1
@@ -184,11 +185,12 @@ class Node:
         """Whether somebody outside refers to it, as far as the news has come."""
         return self.references is not None
 
-    def reference_of(self, handle: Any) -> Reference:
-        """The reference that a Recomputable of this value has."""
+    def reference_of(self, handle: Any) -> Reference | None:
+        """The reference that a Recomputable of this value has; None if it is gone already."""
         references = self.references
-        among = references if isinstance(references, list) else [references]
-        return next(reference for reference in among if reference is not None and reference() is handle)
+        if references is None or type(references) is Reference:
+            return references
+        return next((reference for reference in references if reference() is handle), None)  # type: ignore[union-attr]
 
     def forget_reference(self, reference: Reference) -> bool:
         """One outside reference less; whether it was known."""

@@ -39,6 +39,9 @@ def _living_frames(engine: Engine) -> list[Frame]:
     scheduler = engine.scheduler
     alive = engine.calls_going_on()
     frames: list[Frame] = []
+    for bottom in [bottom for bottom in engine.unlocked if bottom not in alive]:
+        del engine.unlocked[bottom]
+        bottom.running = False
     for bottom in list(scheduler.stacks):
         if bottom in alive:
             frames += bottom.stack
@@ -73,7 +76,8 @@ def _values_by_storage(storages: set[Storage]) -> dict[Storage, list[Value]]:
         operation = value.operation
         if operation is not None and value not in operation.outputs:
             operation = value.operation = None  # made, but not yet entered, or half forgotten
-        if value.storage in kept and not (operation is None and value.payload is EVICTED):
+        lost = operation is None and value.payload is EVICTED
+        if value.storage in kept and value.storage.pool is not None and not lost:
             kept[value.storage].append(value)
     for storage, values in kept.items():
         storage.values = tuple(values)

@@ -236,7 +236,9 @@ class References:
                     memory.add_cost(storage, -operation.c0)
                 value.operation = None
                 dead += self._unlink(value, operation)
-            value.remains = None
+            if value.remains is not None:
+                finalizer.garbage.append(value.remains)
+                value.remains = None
 
     def _unlink(self, value: Value, operation: Operation) -> list[Value]:
         """Take an output off its operation, which goes with its last one; the arguments that this leaves unused."""

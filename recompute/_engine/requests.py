@@ -14,7 +14,7 @@ from recompute._engine.events import Accessed, Added, Detached, Pinned, Unpinned
 from recompute._engine.finalizer import remains_of
 from recompute._engine.frames import Frame, HandleOf, Request, running
 from recompute._engine.graph import EVICTED, Operation, Options, Value
-from recompute._engine.results import buffer_of, refer
+from recompute._engine.results import attach, buffer_of
 from recompute._errors import BudgetError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def add_source(engine: Engine, payload: Any, handle: type[Any]) -> Any:
 
     def enter() -> None:
         source = engine.results.add_source(payload, size, buffer, device, digest)
-        refer(made, engine, source, engine.callback(source))
+        attach(made, engine, source, engine.note)
         if engine.journal.listeners:
             pool = source.pool
             engine.journal.events.append(Added(engine.meter.now, pool.used, source.number, size, device))
@@ -66,7 +66,7 @@ def adopt(engine: Engine, payload: Any, operation: Operation, cost: float, handl
 
     def enter() -> None:
         engine.results.create(operation, [made], cost)
-        refer(refers, engine, operation, engine.callback(operation))
+        attach(refers, engine, operation, engine.note)
         engine.journal.operations += 1
         if engine.journal.listeners:
             engine.journal.events.append(engine.results.performed(operation, name, 0.0, False, ()))
@@ -172,7 +172,7 @@ def refer_again(engine: Engine, value: Value, handle: Any) -> None:
     """One more Recomputable of a value."""
     with engine.lock:
         engine.begin()
-        refer(handle, engine, value, engine.callback(value))
+        attach(handle, engine, value, engine.note)
         engine.end()
 
 
@@ -194,7 +194,7 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
             argument.add_user(operation)
             engine.journal.operations += 1
             made = object.__new__(handle)
-            refer(made, engine, operation, engine.callback(operation))
+            attach(made, engine, operation, engine.note)
             if engine.journal.listeners:
                 event = engine.results.performed(operation, "view", 0.0, False, ())
                 engine.journal.events.append(event)
@@ -217,6 +217,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
         value.forget_reference(reference)
         handle.node = by.node
         by.node.refer(reference)
+        engine.finalizer.garbage += [value.payload, value.remains]
         value.payload = EVICTED
         value.remains = None
         own = engine.results.new_storage(value.storage)

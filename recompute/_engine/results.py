@@ -19,7 +19,6 @@ from recompute._engine.memory import Memory, Pool, shared_storage
 from recompute._engine.meter import Meter
 from recompute._engine.verify import Fingerprints
 
-
 Room = tuple[tuple[Pool, int], ...]
 """Bytes that were reserved, by pool."""
 
@@ -342,7 +341,14 @@ def _no_function() -> None:
 no_function: Callable[..., Any] = _no_function
 
 
-def refer(handle: Any, engine: Any, value: Value, callback: Callable[[Reference], None]) -> None:
+def refer(cls: type[Any], engine: Any, value: Value | None, callback: Callable[[Reference], None]) -> Any:
+    """A new Recomputable that refers to a value."""
+    handle = object.__new__(cls)
+    attach(handle, engine, value, callback)  # type: ignore[arg-type]  # the outputs of a first run are all there
+    return handle
+
+
+def attach(handle: Any, engine: Any, value: Value, callback: Callable[[Reference], None]) -> None:
     """Let a new Recomputable refer to a value."""
     handle.engine = engine
     handle.node = value

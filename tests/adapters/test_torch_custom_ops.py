@@ -1,0 +1,223 @@
+"""Operators in Python that read their arguments past torch: the same as in plain torch, and none waits for the cache."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+
+from _torch_scripts import alike, run, run_evicting  # noqa: E402  # after importorskip
+
+import recompute_torch as rt  # noqa: E402  # after importorskip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE = 64  # elements of 4 bytes
+SMALL = 2_048
+"""Bytes: eight such tensors, of which each script has more."""
+
+kept: list[Any] = []
+"""What operators have kept of their arguments."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    yield
+    kept.clear()
+
+
+def doubled(x: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """Twice what was read, as NumPy reckons."""
+    return torch.from_numpy(np.asarray(read(x), dtype=np.float32) * np.float32(2))
+
+
+def from_address(x: torch.Tensor) -> Any:
+    """What lies where a tensor says that its memory is."""
+    return np.ctypeslib.as_array(ctypes.cast(x.data_ptr(), ctypes.POINTER(ctypes.c_float)), (x.numel(),)).copy()
+
+
+def keeping(x: torch.Tensor) -> Any:
+    """An array that stays when the operator is over."""
+    kept.append(x.numpy())
+    return kept[-1]
+
+
+def keeping_the_storage(x: torch.Tensor) -> Any:
+    """The same of a storage."""
+    kept.append(x.untyped_storage())
+    return x.numpy()
+
+
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numpy": lambda x: x.numpy(),
+    "tolist": lambda x: x.tolist(),
+    "item": lambda x: [part.item() for part in x],
+    "address": from_address,
+    "dlpack": lambda x: np.from_dlpack(x),
+    "kept": keeping,
+    "storage": keeping_the_storage,
+}
+
+
+def make_operator(name: str, read: Callable[[torch.Tensor], Any], fake: bool) -> Any:
+    """`double` as a custom operator; with a fake the block knows the size before it runs."""
+
+    @torch.library.custom_op(f"recompute_tests::double_{name}_{'fake' if fake else 'real'}", mutates_args=())
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        return doubled(x, read)
+
+    if fake:
+        operator.register_fake(lambda x: torch.empty_like(x))
+    operator.register_autograd(lambda context, slope: slope * 2)
+    return operator
+
+
+OPERATORS = {(name, fake): make_operator(name, read, fake) for name, read in READS.items() for fake in (True, False)}
+
+
+@torch.library.custom_op("recompute_tests::add_into", mutates_args={"target"})
+def add_into(target: torch.Tensor, x: torch.Tensor) -> None:
+    """It writes to an argument, and says so."""
+    target.numpy()[...] += x.numpy()
+
+
+@torch.library.custom_op("recompute_tests::add_into_and_count", mutates_args={"target"})
+def add_into_and_count(target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """It writes to an argument, and makes something as well."""
+    target.numpy()[...] += x.numpy()
+    return torch.from_numpy(np.cumsum(target.numpy(), dtype=np.float32))
+
+
+@torch.library.custom_op("recompute_tests::split", mutates_args=())
+def split(x: torch.Tensor) -> list[torch.Tensor]:
+    """It makes several."""
+    return [torch.from_numpy(part.copy()) for part in np.split(x.numpy(), 4)]
+
+
+class Sine(torch.autograd.Function):
+    """A function of its own, with NumPy both ways."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.sin(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return slope * torch.from_numpy(np.cos(x.detach().numpy()))
+
+
+def reading(operator: Any) -> Sequence[Any]:
+    """What is read changes afterwards, which must not change what was made of it."""
+    x = torch.linspace(0, 1, SIZE, requires_grad=True)
+    found = []
+    for number in range(3):
+        y = x * (number + 1)
+        found += [operator(y), (operator(y.detach()) + y).exp()]
+        with torch.no_grad():
+            y.add_(1)
+        found += [operator(y.detach()), y.detach() * 1]
+    torch.stack(found).sum().backward()
+    return [*found, x.grad]
+
+
+def writing(operator: Any) -> Sequence[Any]:
+    """Tensors that an operator made and tensors from outside are written, between looks at them."""
+    outside = torch.ones(SIZE)
+    found = []
+    for target in (outside * 3, outside, torch.zeros(SIZE)):
+        for number in range(3):
+            before = target * 2
+            found += [operator(target, before + number), before, target.sin()]
+        found += [target * 1]
+    return [each for each in found if each is not None]
+
+
+def in_parts() -> Sequence[Any]:
+    """Several outputs, one of which is written."""
+    parts = split(torch.linspace(0, 1, SIZE) * 3)
+    parts[1].mul_(2)
+    return [*split(torch.cat(parts) + 1), *parts]
+
+
+def functions_of_their_own() -> Sequence[Any]:
+    """autograd.Function, one after the other."""
+    x = torch.linspace(0, 1, SIZE, requires_grad=True)
+    y = x * 1
+    for _ in range(6):
+        y = Sine.apply(y) * 2
+    y.sum().backward()
+    return [y, x.grad]
+
+
+def check(script: Callable[[], Sequence[Any]], least: int = 1) -> None:
+    """The same to the last bit without a limit, in a small budget, and with everything evicted all the time."""
+    expected = run(script)
+    kept.clear()
+    with rt.budget(None) as block:
+        assert alike(expected, run(script)) == []
+        peak = block.stats().peak
+    kept.clear()
+    budget = min(peak - 4 * SIZE, max(SMALL, peak * 3 // 4))
+    with rt.budget(budget) as block:
+        assert alike(expected, run(script)) == []
+        stats = block.stats()
+    assert stats.peak <= budget + stats.overshoot
+    kept.clear()
+    found, stats = run_evicting(script)
+    assert alike(expected, found) == []
+    assert stats.rematerializations >= least
+
+
+@pytest.mark.parametrize("fake", [True, False])
+@pytest.mark.parametrize("name", READS)
+def test_an_operator_that_reads_past_torch(name: str, fake: bool) -> None:
+    """By each way to read a tensor's memory, known size or not."""
+    check(lambda: reading(OPERATORS[name, fake]))
+
+
+@pytest.mark.parametrize("operator", [add_into, add_into_and_count], ids=["writes", "writes and makes"])
+def test_an_operator_that_writes_past_torch(operator: Any) -> None:
+    """It writes by an array what its schema says that it writes."""
+    check(lambda: writing(operator))
+
+
+def test_several_outputs() -> None:
+    """A list of tensors, made by NumPy."""
+    check(in_parts)
+
+
+def test_functions_of_their_own() -> None:
+    """What is no operator takes part as ever."""
+    check(functions_of_their_own)
+
+
+def test_what_was_only_looked_at_is_evicted() -> None:
+    """An array that is gone when the operator is over keeps nothing in memory."""
+    with rt.budget() as block:
+        x = torch.ones(SIZE) * 2
+        y = OPERATORS["numpy", True](x)
+        assert block.cache.release_memory() >= x.nbytes + y.nbytes
+        assert y.sum().item() == 4 * SIZE
+
+
+@pytest.mark.parametrize("name", ["kept", "storage"])
+def test_what_was_kept_stays(name: str) -> None:
+    """An array or a storage that an operator keeps has its content as long as it lives."""
+    with rt.budget() as block:
+        x = torch.ones(SIZE) * 2
+        y = OPERATORS[name, False](x)
+        block.cache.release_memory()
+        looks = [np.asarray(each) if name == "kept" else np.frombuffer(bytes(each.tolist()), np.float32) for each in kept]
+        assert len(looks) == 1
+        assert (looks[0] == 2).all()
+        with torch.no_grad():
+            x.add_(1)
+        block.cache.release_memory()
+        assert y.sum().item() == 4 * SIZE
