@@ -1,17 +1,29 @@
 """A generic recomputation cache: values remember how they were made, and a memory budget decides what to recompute.
 
-The layers, from the top; imports run downwards only:
+The layers, from the top; imports run downwards only (tests/test_surface.py has every module, in order):
 
-    surface      _recomputable (pure, ap, Recomputable); testing
-    cache        _cache (settings, budget, stats); _context (the current one)
-    runtime      _engine (the four callbacks); _at_once (short cuts); _runs (one run of an operation); _allocation
-                 (room for what it makes); _turns (threads); _results (what it made); _lifetimes (release, forget, take
-                 back); _repair (interrupts); _flight
-    policy       _search and _tournament (candidates); _neighbours (evicted components); _policy (scores)
-    memory       _pool (one device); _budget; _sizes (learnt); _verify (purity); _arguments
-    graph        _graph (operation, storage, value); _events; _stats; _errors
-    adapter      _adapter (the protocol and the registry); _python (plain objects)
+    command      _cli: the command `recompute`
+    package      this file: what `import recompute` gives
+    testing      testing: Identity, the conformance kit, the check of a cache's books
+    tools        _staging (a function recorded, planned and run as a straight line), _arrays (the transparent wrapper),
+                 _pictures, _simulator (traces replayed through this same cache), _plans (schedules made in advance),
+                 _traces (recorded programs)
+    surface      extend, events, policies (the engine and the policies for everybody above); _recomputable
+                 (Recomputable, pure, ap, lift); _cache (Cache); _context (which cache is the current one)
+    engine       _engine: requests (what is asked of the engine), engine (the four callbacks), recount (after an
+                 interrupt)
+    parts        _engine: references, results, scheduler, memory, frames, finalizer, journal, meter
+    policy       _policy: search and tournament (of the smallest score), needed and neighbourhoods (evicted components),
+                 formulas
+    graph        _engine: graph (operation, storage, value); arguments, sizes, verify, events, stats
+    protocol     _adapters: what the cache asks of a type of values, the registry, and plain Python objects
+    base         _budget, _errors, _workers (processes)
+
+Above the surface, nothing imports `_engine` or `_policy`: what it needs of them is in `extend`, `events` and `policies`.
+The public modules (`recompute.simulator`, ...) re-export what is private by name; they are loaded when they are used.
 """
+
+from typing import TYPE_CHECKING
 
 from recompute._adapters.adapter import Adapter, register, register_size, sizeof
 from recompute._adapters.arrays import ArrayAdapter, Outline
@@ -27,6 +39,32 @@ from recompute._recomputable import Recomputable, ap, lift, pure, sequence, trav
 from recompute._staging import stage
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from recompute import events as events
+    from recompute import extend as extend
+    from recompute import pictures as pictures
+    from recompute import planners as planners
+    from recompute import policies as policies
+    from recompute import simulator as simulator
+    from recompute import testing as testing
+    from recompute import traces as traces
+else:  # hidden from type checkers, to whom each name would be an attribute
+    _MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "traces")
+
+    def __getattr__(name):
+        """A public module, imported when it is first asked for."""
+        if name in _MODULES:
+            from importlib import import_module
+
+            return import_module(f"recompute.{name}")
+        import sys
+
+        raise AttributeError(f"module 'recompute' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+    def __dir__():
+        return sorted({*globals(), *_MODULES})
+
 
 __all__ = [
     "Adapter",

@@ -155,7 +155,7 @@ class available:  # reads as a function: budget=rc.available(0.8)
             raise ValueError(f"fraction must be above 0 and at most 1, not {fraction!r}")
         self.fraction = share
         self.seconds = seconds
-        self._probe = probe or _free_memory()
+        self._probe = probe or free_memory()
         self._asked = -1.0
         self._used = 0
         self._limit = 0
@@ -172,7 +172,7 @@ class available:  # reads as a function: budget=rc.available(0.8)
         return f"available(fraction={self.fraction})"
 
 
-def _free_memory() -> Callable[[], int]:
+def free_memory() -> Callable[[], int]:
     try:
         import psutil
     except ImportError:

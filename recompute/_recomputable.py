@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
 _ONE: Final = 1  # compared by identity, which True is not
 
+K = TypeVar("K")
 P = ParamSpec("P")
 R = TypeVar("R")
+R1 = TypeVar("R1")
+R2 = TypeVar("R2")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
-U = TypeVar("U")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Recomputable(Generic[T]):
+class Recomputable(Generic[T_co]):
     """A value and how it was made. Behaves as an identity wrapper: only time and memory change, never a result.
 
     Made by `pure` (a source, which is never evicted) and `ap` (the result of an operation). The value may be evicted
@@ -62,7 +66,7 @@ class Recomputable(Generic[T]):
         """The cache that it belongs to."""
         return self.engine.cache  # type: ignore[no-any-return]  # the engine knows no more of it
 
-    def get(self) -> T:
+    def get(self) -> T_co:
         """The value; recomputed, with whatever that takes, if it was evicted.
 
         Inside an operation's function, the value becomes a dependency of the operation. O(1) while resident. Raises
@@ -80,17 +84,17 @@ class Recomputable(Generic[T]):
         """Drop the value now. True if it was dropped; False for a source, a pinned, locked or evicted value."""
         return requests.evict(self.engine, self.node)
 
-    def pin(self) -> Recomputable[T]:
+    def pin(self) -> Self:
         """Keep the value in memory, recomputed if need be, until `unpin`. Returns the value itself."""
         requests.pin(self.engine, self.node)
         return self
 
-    def unpin(self) -> Recomputable[T]:
+    def unpin(self) -> Self:
         """Let the value be evicted again. Returns the value itself."""
         requests.unpin(self.engine, self.node)
         return self
 
-    def detach(self) -> Recomputable[T]:
+    def detach(self) -> Self:
         """Keep the value, recomputed if need be, and forget how it was made: a source from now on. Returns itself.
 
         What it was made from can go, and repeated steps (`w = step(w).detach()`) keep no history.
@@ -98,10 +102,34 @@ class Recomputable(Generic[T]):
         requests.detach(self.engine, self.node)
         return self
 
-    def map(self, function: Callable[[T], U]) -> Recomputable[U]:
+    def map(self, function: Callable[[T_co], R]) -> Recomputable[R]:
         """`ap(function, self)`."""
         return _apply(function, (self,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
 
+    @overload
+    def apply(
+        self: Recomputable[Callable[..., R]],
+        *args: Any,
+        nout: Literal[1] = 1,
+        nbytes: int | Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> Recomputable[R]: ...
+    @overload
+    def apply(
+        self: Recomputable[Callable[..., tuple[R1, R2]]],
+        *args: Any,
+        nout: Literal[2],
+        nbytes: int | Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Recomputable[R1], Recomputable[R2]]: ...
+    @overload
+    def apply(
+        self: Recomputable[Callable[..., Any]],
+        *args: Any,
+        nout: int,
+        nbytes: int | Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Recomputable[Any], ...]: ...
     def apply(self, *args: Any, nout: int = 1, nbytes: int | Sequence[int] | None = None, **kwargs: Any) -> Any:
         """`ap(self, *args)`: the value is a function, applied inside. The `<*>` of an applicative."""
         return _apply(self, args, kwargs, nout, nbytes, sys._getframe(1))
@@ -126,7 +154,7 @@ class Recomputable(Generic[T]):
         """The number of its storage, by which events and traces know it; aliases share one."""
         return self.node.storage.number
 
-    def __reduce__(self) -> tuple[Callable[[T], Recomputable[T]], tuple[T]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[T_co]]:
         """Copies and pickles as a source of the current cache: the value travels, its history does not."""
         return pure, (self.get(),)
 
@@ -147,7 +175,26 @@ def pure(value: T) -> Recomputable[T]:
 
 @overload
 def ap(
-    function: Callable[..., R],
+    function: Callable[[R1], R],
+    argument: Recomputable[R1],
+    /,
+    *,
+    nout: Literal[1] = 1,
+    nbytes: int | Sequence[int] | None = None,
+) -> Recomputable[R]: ...
+@overload
+def ap(
+    function: Callable[[R1, R2], R],
+    first: Recomputable[R1],
+    second: Recomputable[R2],
+    /,
+    *,
+    nout: Literal[1] = 1,
+    nbytes: int | Sequence[int] | None = None,
+) -> Recomputable[R]: ...
+@overload
+def ap(
+    function: Callable[..., R] | Recomputable[Callable[..., R]],
     /,
     *args: Any,
     nout: Literal[1] = 1,
@@ -156,16 +203,16 @@ def ap(
 ) -> Recomputable[R]: ...
 @overload
 def ap(
-    function: Recomputable[Callable[..., R]],
+    function: Callable[..., tuple[R1, R2]] | Recomputable[Callable[..., tuple[R1, R2]]],
     /,
     *args: Any,
-    nout: Literal[1] = 1,
+    nout: Literal[2],
     nbytes: int | Sequence[int] | None = None,
     **kwargs: Any,
-) -> Recomputable[R]: ...
+) -> tuple[Recomputable[R1], Recomputable[R2]]: ...
 @overload
 def ap(
-    function: Callable[..., Any] | Recomputable[Any],
+    function: Callable[..., Any] | Recomputable[Callable[..., Any]],
     /,
     *args: Any,
     nout: int,
@@ -296,31 +343,41 @@ def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] 
     return tuple(size.__index__() for size in sizes)
 
 
-class Lifted(Protocol[P, U]):  # type: ignore[misc]  # U is the result of a callable, and covariant as it stands
+class Lifted(Protocol[P, R_co]):
     """A function of values as a function of Recomputables: with its own parameters, each of them plain or not."""
 
+    __name__: str
+
     @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Recomputable[U]: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> Recomputable[U]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
 
 @overload
-def lift(
+def lift(  # type: ignore[overload-overlap]  # 1 is an int, too
     function: Callable[P, R], /, *, nout: Literal[1] = 1, nbytes: int | Sequence[int] | None = None
-) -> Lifted[P, R]: ...
+) -> Lifted[P, Recomputable[R]]: ...
 @overload
 def lift(
-    function: Callable[..., Any], /, *, nout: int, nbytes: int | Sequence[int] | None = None
-) -> Callable[..., tuple[Recomputable[Any], ...]]: ...
+    function: Callable[P, tuple[R1, R2]], /, *, nout: Literal[2], nbytes: int | Sequence[int] | None = None
+) -> Lifted[P, tuple[Recomputable[R1], Recomputable[R2]]]: ...
 @overload
 def lift(
+    function: Callable[P, Any], /, *, nout: int, nbytes: int | Sequence[int] | None = None
+) -> Lifted[P, tuple[Recomputable[Any], ...]]: ...
+@overload
+def lift(  # type: ignore[overload-overlap]  # 1 is an int, too
     *, nout: Literal[1] = 1, nbytes: int | Sequence[int] | None = None
-) -> Callable[[Callable[P, R]], Lifted[P, R]]: ...
+) -> Callable[[Callable[P, R]], Lifted[P, Recomputable[R]]]: ...
+@overload
+def lift(
+    *, nout: Literal[2], nbytes: int | Sequence[int] | None = None
+) -> Callable[[Callable[P, tuple[R1, R2]]], Lifted[P, tuple[Recomputable[R1], Recomputable[R2]]]]: ...
 @overload
 def lift(
     *, nout: int, nbytes: int | Sequence[int] | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., tuple[Recomputable[Any], ...]]]: ...
+) -> Callable[[Callable[P, Any]], Lifted[P, tuple[Recomputable[Any], ...]]]: ...
 def lift(
     function: Callable[..., Any] | None = None, /, *, nout: int = 1, nbytes: int | Sequence[int] | None = None
 ) -> Any:
@@ -341,6 +398,24 @@ def _lifted(function: Callable[..., Any], nout: int, nbytes: int | Sequence[int]
     return lifted
 
 
+@overload
+def sequence(  # type: ignore[overload-overlap]  # tuples and dicts are iterables, too
+    values: tuple[Recomputable[R1], Recomputable[R2]],
+) -> Recomputable[tuple[R1, R2]]: ...
+@overload
+def sequence(  # type: ignore[overload-overlap]
+    values: tuple[Recomputable[R], ...],
+) -> Recomputable[tuple[R, ...]]: ...
+@overload
+def sequence(  # type: ignore[overload-overlap]
+    values: dict[K, Recomputable[R]],
+) -> Recomputable[dict[K, R]]: ...
+@overload
+def sequence(  # type: ignore[overload-overlap]
+    values: dict[K, Any],
+) -> Recomputable[dict[K, Any]]: ...
+@overload
+def sequence(values: Iterable[Recomputable[R]]) -> Recomputable[list[R]]: ...
 def sequence(values: Any) -> Recomputable[Any]:
     """A tuple, list or dict of Recomputables as a Recomputable of a tuple, list or dict; another iterable as a list."""
     if not isinstance(values, (tuple, list, dict)):
@@ -348,7 +423,7 @@ def sequence(values: Any) -> Recomputable[Any]:
     return _apply(_same, (values,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
 
 
-def traverse(function: Callable[[T], Recomputable[U]], values: Iterable[T]) -> Recomputable[list[U]]:
+def traverse(function: Callable[[T], Recomputable[R]], values: Iterable[T]) -> Recomputable[list[R]]:
     """`sequence` of `function` of each value: a list in, a Recomputable of a list out."""
     results = [function(value) for value in values]
     return _apply(_same, (results,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from recompute._adapters.adapter import Adapter, kinds
 from recompute._adapters.python import ATOMIC
@@ -23,20 +23,84 @@ from recompute.extend import Container, EngineOptions, Node, pack
 if TYPE_CHECKING:
     from recompute._plans.schedule import Plan
 
-T = TypeVar("T")
+K = TypeVar("K")
+R = TypeVar("R")
+R1 = TypeVar("R1")
+R2 = TypeVar("R2")
+R_co = TypeVar("R_co", covariant=True)
 
 _CONTAINERS: Final = (list, tuple, dict)
 
 
+@overload
 def stage(
-    function: Callable[..., T],
+    function: Callable[..., Recomputable[R]],
     /,
     *example_args: Any,
     budget: Amount,
     method: str = "own",
     time_limit: float = 60.0,
     **example_kwargs: Any,
-) -> Staged[T]:
+) -> Staged[R]: ...
+@overload
+def stage(
+    function: Callable[..., tuple[Recomputable[R1], Recomputable[R2]]],
+    /,
+    *example_args: Any,
+    budget: Amount,
+    method: str = "own",
+    time_limit: float = 60.0,
+    **example_kwargs: Any,
+) -> Staged[tuple[R1, R2]]: ...
+@overload
+def stage(
+    function: Callable[..., tuple[Recomputable[R], ...]],
+    /,
+    *example_args: Any,
+    budget: Amount,
+    method: str = "own",
+    time_limit: float = 60.0,
+    **example_kwargs: Any,
+) -> Staged[tuple[R, ...]]: ...
+@overload
+def stage(
+    function: Callable[..., list[Recomputable[R]]],
+    /,
+    *example_args: Any,
+    budget: Amount,
+    method: str = "own",
+    time_limit: float = 60.0,
+    **example_kwargs: Any,
+) -> Staged[list[R]]: ...
+@overload
+def stage(
+    function: Callable[..., dict[K, Recomputable[R]]],
+    /,
+    *example_args: Any,
+    budget: Amount,
+    method: str = "own",
+    time_limit: float = 60.0,
+    **example_kwargs: Any,
+) -> Staged[dict[K, R]]: ...
+@overload
+def stage(
+    function: Callable[..., Any],
+    /,
+    *example_args: Any,
+    budget: Amount,
+    method: str = "own",
+    time_limit: float = 60.0,
+    **example_kwargs: Any,
+) -> Staged[Any]: ...
+def stage(
+    function: Callable[..., Any],
+    /,
+    *example_args: Any,
+    budget: Amount,
+    method: str = "own",
+    time_limit: float = 60.0,
+    **example_kwargs: Any,
+) -> Staged[Any]:
     """A function that does what `function` does, within `budget`, by a plan made in advance.
 
     `function` is run once, with the example arguments. It makes its results with `ap` (or `lift`, `map`, ...) from its
@@ -73,12 +137,12 @@ def stage(
             raise StagingError(f"{_name(function)} returned no Recomputable, but a {type(result).__name__}")
         graph = _Graph(_name(function), recorder, [handle.node for handle in inputs], found)
     planned = plan(graph.program, number, method=method, time_limit=time_limit)
-    staged: Staged[T] = Staged(graph, layout, wanted, planned)
+    staged: Staged[Any] = Staged(graph, layout, wanted, planned)
     update_wrapper(staged, function, updated=())
     return staged
 
 
-class Staged(Generic[T]):
+class Staged(Generic[R_co]):
     """What `stage` returns: call it like the function that was staged."""
 
     def __init__(self, graph: _Graph, layout: _Layout, wanted: Any, planned: Plan) -> None:
@@ -98,7 +162,7 @@ class Staged(Generic[T]):
             graph.computes[which] if kind == "compute" else on[which] for kind, which in planned.steps
         ]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> T:
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
         slots: list[Any] = [None] * self._slots
         for slot, payload in self._constants:
             slots[slot] = payload

@@ -131,11 +131,11 @@ def bring(cache: Cache, node: Node) -> None:
 @contextmanager
 def keep_resident(cache: Cache, node: Node) -> Iterator[None]:
     """Have a value in memory inside the block."""
-    unlock = requests.keep_resident(cache.engine, node)
+    stay = requests.keep_resident(cache.engine, node)
     try:
         yield
     finally:
-        unlock()
+        del stay
 
 
 def evict(cache: Cache, node: Node) -> bool:

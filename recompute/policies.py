@@ -1,9 +1,33 @@
-"""Policies and searches as objects, to choose their parameters: `Cache(policy=Random(seed=3), search=Batch(4.0))`."""
+"""Policies and searches as objects, to choose their parameters: `Cache(policy=Random(seed=3), search=Batch(4.0))`.
 
-from recompute._policy.formulas import Dtr, DtrEq, DtrLocal, Lru, Msps, Needed, Nothing, Policy, Random, Scored, Size
-from recompute._policy.search import Batch, Exact, IgnoreSmall, Sample, Search
+`POLICIES` and `SEARCHES` are those with a name, `DEFAULT` is the name of the policy of a cache that is told nothing,
+`policy_of` and `search_of` give the object that an argument of `Cache` stands for.
+"""
+
+from recompute._policy.formulas import (
+    DEFAULT,
+    POLICIES,
+    Dtr,
+    DtrEq,
+    DtrLocal,
+    Lru,
+    Msps,
+    Needed,
+    Nothing,
+    Policy,
+    PolicyName,
+    Random,
+    Score,
+    Scored,
+    Size,
+    policy_of,
+)
+from recompute._policy.search import SEARCHES, Batch, Exact, IgnoreSmall, Sample, Search, SearchName, search_of
 
 __all__ = [
+    "DEFAULT",
+    "POLICIES",
+    "SEARCHES",
     "Batch",
     "Dtr",
     "DtrEq",
@@ -15,9 +39,14 @@ __all__ = [
     "Needed",
     "Nothing",
     "Policy",
+    "PolicyName",
     "Random",
     "Sample",
+    "Score",
     "Scored",
     "Search",
+    "SearchName",
     "Size",
+    "policy_of",
+    "search_of",
 ]

@@ -143,6 +143,7 @@ def interrupted(interpreter: Interpreter, program: Program, interrupts: Interrup
                 seen = interpreter.do(step)
         except ERRORS:
             seen = ("fault",)
+            assert gc.isenabled()
         found.append(seen)
     return found
 

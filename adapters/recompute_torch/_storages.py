@@ -261,7 +261,7 @@ class Storages:
     def lend(self, tensor: Tensor, to: Any) -> None:
         """The operator that runs here has got something that refers to the memory of its argument.
 
-        When it is over that must be gone, or the memory is no longer the cache's: see `take_back`.
+        When it is over that must be gone, or the memory is no longer the cache's: see `_take_back`.
         """
         try:
             reference = None if isinstance(to, Storage) else ref(to)  # the storage is the tensor's own, and stays
@@ -306,6 +306,7 @@ class Storages:
             except BaseException as error:  # an interrupt, too: the others still need their content
                 errors.append(error)
         self._known.clear()
+        self._lent.clear()
         self.cache.flush()
         if errors:
             raise errors[0]

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from recompute import Adapter, __version__
 from recompute._adapters.adapter import GROUP
-from recompute._budget import _free_memory, format_bytes
+from recompute._budget import format_bytes, free_memory
 from recompute._cli.output import complain, print_json, print_list, print_pairs, warn
 from recompute._cli.plugins import (
     DISTRIBUTION,
@@ -115,7 +115,7 @@ def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
 def _free_here() -> int | None:
     """Free bytes of this machine, for adapters that leave that to the core; None without psutil."""
     try:
-        return _free_memory()()
+        return free_memory()()
     except ImportError:
         return None
 

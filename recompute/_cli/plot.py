@@ -14,7 +14,6 @@ from recompute._cli.live import Live, bar
 from recompute._cli.output import CommandError, warn
 from recompute._cli.planning import add_methods, limits, methods
 from recompute._cli.simulate import add_policies, budgets, load, policies
-from recompute._engine.events import Event
 from recompute._pictures.accesses import accesses
 from recompute._pictures.bars import Moment, moments
 from recompute._pictures.chain import REGIMES, ChainPoint, chain_cost
@@ -23,11 +22,12 @@ from recompute._pictures.overhead import overhead
 from recompute._pictures.planned import plan_events
 from recompute._pictures.residency import residency
 from recompute._pictures.style import short
-from recompute._policy.search import SEARCHES, search_of
 from recompute._simulator.many import Job, simulate_many
 from recompute._simulator.replay import baseline, simulate
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
+from recompute.events import Event
+from recompute.policies import SEARCHES, search_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

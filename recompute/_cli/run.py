@@ -29,9 +29,8 @@ from recompute._cli.output import (
 )
 from recompute._cli.program import Ending, execute
 from recompute._cli.recording import Program
-from recompute._engine.graph import ReleaseMode
-from recompute._policy.formulas import DEFAULT, POLICIES
-from recompute._policy.search import SEARCHES
+from recompute.extend import ReleaseMode
+from recompute.policies import DEFAULT, POLICIES, SEARCHES
 
 NAME = "run"
 HELP = "run a script within a memory budget"

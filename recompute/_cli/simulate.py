@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Final, get_args
 from recompute._budget import bytes_or_share, format_bytes
 from recompute._cli.live import Live, bar
 from recompute._cli.output import CommandError, print_json, print_list, seconds
-from recompute._engine.graph import ReleaseMode
-from recompute._policy.formulas import DEFAULT, POLICIES
-from recompute._policy.search import SEARCHES, search_of
 from recompute._traces.program import Program, TraceError
 from recompute._traces.read import read
+from recompute.extend import ReleaseMode
+from recompute.policies import DEFAULT, POLICIES, SEARCHES, search_of
 
 if TYPE_CHECKING:
     from recompute._simulator.replay import Run

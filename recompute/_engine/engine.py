@@ -29,7 +29,7 @@ from recompute._adapters.adapter import kinds
 from recompute._budget import Limits
 from recompute._engine.arguments import fill
 from recompute._engine.events import Evicted, LetGo, Listener, Reason, TakenBack
-from recompute._engine.finalizer import Departure, Finalizer, HeldReference, remains_of
+from recompute._engine.finalizer import Departure, Finalizer, HeldReference, StayReference, remains_of
 from recompute._engine.frames import Frame, Order, Request, by_peak, in_program_order, running, running_here
 from recompute._engine.graph import EVICTED, Operation, Options, Reference, ReleaseMode, Storage, Value
 from recompute._engine.journal import Journal
@@ -68,6 +68,7 @@ class EngineOptions:
 
 
 _NONE: Final[dict[str, Any]] = {}
+_FITS: Final[dict[Pool, int]] = {}
 
 
 class Engine:
@@ -166,8 +167,6 @@ class Engine:
     def perform(self, bottom: Frame) -> None:
         """Run the operation of the frame, and before it whatever has to be brought back for it. Without the lock."""
         stack = bottom.stack
-        if self.finalizer.queue:
-            self.settle()
         outer = running.get()
         if outer is not None and not outer.running:  # an interrupt has kept it from saying that it is over
             outer = next(iter(running_here()), None)
@@ -180,9 +179,10 @@ class Engine:
                 frame = frame or self.rematerialize(stack)
                 if frame is not None and (frame.running or self._reserve(frame)):
                     made, cost = self._run(frame, outer)
-                    self._store(frame, made, cost)
+                    frame = self._store(frame, made, cost)
                     del made  # or what it holds could not be evicted for the operations that follow
-                frame = None
+                else:
+                    frame = None
         except BaseException:  # not bound: what looks at this call from elsewhere would keep it
             running.set(outer)
             self._abandon(bottom)
@@ -212,51 +212,15 @@ class Engine:
         self.references.forget_if_unused(storage)
 
     def rematerialize(self, stack: list[Frame]) -> Frame | None:
-        """Lock what the frame on top takes, with a new frame on top for what is evicted; the frame that can run now.
+        """Push a frame for each evicted operation that must run first; the one on top, which can run now.
 
-        None: what was asked for is there.
+        None: what was asked for is there. See `_next`.
         """
-        now, scheduler = self.meter.now, self.scheduler
         with self.lock:
             self.begin()
-            while stack:
-                if scheduler.leader is not None and scheduler.leader is not stack[0] and not scheduler.mine(self):
-                    self._let_leader_go_first(stack)
-                while self.finalizer.queue:  # what has gone need not be there any more
-                    self._see_to(self.finalizer.queue.popleft())
-                frame = stack[-1]
-                missing = frame.lock_arguments(now, self.order)
-                if missing is not None:
-                    if missing.remains is not None and self._take_back(missing):
-                        continue
-                    operation = missing.operation
-                    busy = None if operation is None else scheduler.in_flight.get(operation)
-                    if operation is None:
-                        self.end()
-                        raise RuntimeError(_gone(frame))
-                    if busy is None:
-                        scheduler.in_flight[operation] = Frame(self, operation, stack)
-                    elif self._waits_for_itself(busy, stack):
-                        self.end()
-                        raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
-                    else:
-                        self._wait(stack[0])
-                elif frame.operation is None:
-                    assert isinstance(frame, Request)
-                    frame.result = frame.then(frame.arguments[0])
-                    self._leave(frame)
-                else:
-                    needs = frame.needs
-                    if frame.operation.runs:
-                        needs = frame.needs = self.memory.room_again(frame.operation)
-                    elif self._unlimited and frame.operation.options is None:
-                        needs = ()
-                    if needs is not None and (frame.reserved or not needs or self.memory.reserve(frame, needs)):
-                        self._start(frame)
-                    self.end()
-                    return frame
+            frame = self._next(stack)
             self.end()
-        return None
+        return frame
 
     # One operation
 
@@ -279,6 +243,7 @@ class Engine:
                 stacks[frame] = None
                 with self.lock:
                     self.begin()
+                    self._drain()
                     fits = self.memory.reserve(frame, needs)
                     self.end()
                 if not fits:
@@ -295,6 +260,69 @@ class Engine:
                 self._lock_at_last(frame, False)
                 return False
         return True
+
+    def _next(self, stack: list[Frame]) -> Frame | None:
+        """Lock what the frame on top takes, with a new frame on top for what is evicted; the frame that can run now.
+
+        None: what was asked for is there. Under the lock.
+        """
+        scheduler = self.scheduler
+        while stack:
+            if scheduler.leader is not None and scheduler.leader is not stack[0] and not scheduler.mine(self):
+                self._let_leader_go_first(stack)
+            self._drain()  # what has gone need not be there any more
+            frame = stack[-1]
+            missing = frame.lock_arguments(self.meter.now, self.order)
+            if missing is not None:
+                operation = missing.operation
+                if missing.remains is not None and self._take_back(missing):
+                    continue
+                if operation is None:
+                    self.end()
+                    raise RuntimeError(_gone(frame))
+                busy = scheduler.in_flight.get(operation)
+                if busy is None:
+                    scheduler.in_flight[operation] = Frame(self, operation, stack)
+                elif self._waits_for_itself(busy, stack):
+                    self.end()
+                    raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
+                else:
+                    self._wait(stack[0])
+            elif frame.operation is None:
+                assert isinstance(frame, Request)
+                frame.result = frame.then(frame.arguments[0])
+                self._leave(frame)
+            else:
+                if self._has_room(frame, frame.operation):
+                    self._start(frame)
+                return frame
+        return None
+
+    def _has_room(self, frame: Frame, operation: Operation) -> bool:
+        """Reserve room for what an operation makes, if that is known and fits. Under the lock."""
+        if frame.reserved:
+            return True
+        if operation.runs:
+            if operation.options is None:  # nearly always: one output, on memory of its own
+                storage = operation.storage
+                pool, size = storage.pool, storage.size
+                if storage.resident:
+                    frame.needs = ()
+                    return True
+                if pool.used + size <= pool.limit and pool.adaptive is None:
+                    pool.reserve(size)
+                    frame.reserved = ((pool, size),)
+                    return True
+            frame.needs = self.memory.room_again(operation)
+        elif self._unlimited and operation.options is None:
+            return True
+        return frame.needs is not None and self.memory.reserve(frame, frame.needs)
+
+    def _drain(self) -> None:
+        """See to the references that have gone. Under the lock."""
+        queue = self.finalizer.queue
+        while queue:
+            self._see_to(queue.popleft())
 
     def _lock_at_last(self, frame: Frame, runs: bool) -> None:
         """A frame that began at once is one like others from now on."""
@@ -375,8 +403,9 @@ class Engine:
             for argument in operation.arguments:
                 self.fingerprints.check_untouched(argument)
         options, arguments = operation.options, operation.arguments
-        if operation.positional is arguments:  # mostly
-            positional = [argument.payload for argument in arguments]
+        positional: Sequence[Any]
+        if operation.positional is arguments and len(arguments) == 1:  # mostly, and quicker
+            positional = (arguments[0].payload,)
         else:
             positional = fill(operation.positional)
         named = _NONE if options is None else filled_keywords(options)
@@ -430,34 +459,38 @@ class Engine:
 
     def _shortage(self, frame: Frame, made: list[Made]) -> dict[Pool, int]:
         """The bytes of outputs that do not fit, beyond what was reserved for them."""
-        operation = frame.operation
+        operation, memory = frame.operation, self.memory
         assert operation is not None
-        if operation.runs and len(made) > 1:
+        if len(made) == 1:  # nearly always
+            _, size, _, device, _, shares = made[0]
+            pool = memory.pools.get(device) or memory.pool(device)
+            extra = size - (frame.reserved[0][1] if frame.reserved and frame.reserved[0][0] is pool else 0)
+            return {pool: extra} if extra > 0 and shares is None and pool.used + extra > pool.limit else _FITS
+        if operation.runs:
             wanted = [output is not None and output.payload is EVICTED for output in operation.outputs]
             made = [output for output, needed in zip(made, wanted, strict=True) if needed]
         short: dict[Pool, int] = {}
-        for pool, size in self.memory.by_pool(own_memory(made)).items():
+        for pool, size in memory.by_pool(own_memory(made)).items():
             extra = size - sum([room for reserved, room in frame.reserved if reserved is pool])
             if extra > 0 and pool.used + extra > pool.limit:
                 short[pool] = extra
         return short
 
-    def _store(self, frame: Frame, made: list[Made], cost: float) -> None:
-        """Keep the outputs, record the cost, let the arguments go. Without the lock."""
+    def _store(self, frame: Frame, made: list[Made], cost: float) -> Frame | None:
+        """Keep the outputs, record the cost, let the arguments go; the next frame of the stack. Without the lock."""
         operation, memory, meter, results = frame.operation, self.memory, self.meter, self.results
         assert operation is not None
         again = operation.runs > 0
-        name = operation.name if again or self.journal.listeners else ""
+        name = operation.name if self.journal.listeners else ""
+        following: Frame | None = None
         if again:
             if operation.remains is not None or len(made) > 1:
                 _tell_restored(operation, made)
-            function = getattr(operation.function, "__code__", None) or name
+            function = getattr(operation.function, "__code__", None) or operation.name
         else:
             handle = frame.handle
-            if isinstance(handle, type):
-                classes = [handle] * len(made)
-            else:
-                classes = [handle(payload) for payload, *_ in made]
+            constant = isinstance(handle, type)
+            classes: list[Any] = [handle] * len(made) if constant else [handle(payload) for payload, *_ in made]
         if meter.unknown:
             self.learn_costs()
         self.unlocked.pop(frame, None)
@@ -478,9 +511,8 @@ class Engine:
                         self.journal.operations += 1
                         results.create(operation, made, cost)
                         note = self.note
-                        frame.handles = [
-                            refer(cls, self, value, note) for value, cls in zip(operation.outputs, classes, strict=True)
-                        ]
+                        for value, cls in zip(operation.outputs, classes, strict=True):
+                            frame.handles.append(refer(cls, self, value, note))
                     if len(made) > 1 and operation.options is not None:
                         operation.options.room = own_memory(made)
                     if frame.ask is not None:
@@ -490,12 +522,17 @@ class Engine:
                     self._leave(frame)
                     if again:
                         self.references.performed_again(frame.arguments)
+                    if frame.stack:
+                        following = self._next(frame.stack)
+                    elif self.finalizer.queue:
+                        self._drain()
                 self.end()
             if fits:
                 break
             self._make_room_for(frame, made)
         if frame.key is not None:
             memory.sizes.learn(frame.key, own_memory(made))
+        return following
 
     def _restore(self, operation: Operation, made: list[Made], cost: float, reprice: bool) -> None:
         """The outputs of a repeated run that are evicted."""
@@ -636,7 +673,7 @@ class Engine:
                 storage.pool.unlock(storage)
             if self.references.waiting:
                 self.references.unlocked(frame.arguments)
-        if scheduler.in_flight and scheduler.in_flight.get(operation) is frame:
+        if operation is not None and scheduler.in_flight and scheduler.in_flight.get(operation) is frame:
             del scheduler.in_flight[operation]
         stack = frame.stack
         stack.pop()
@@ -725,8 +762,7 @@ class Engine:
                 return  # whoever holds it will see to that
             try:
                 self.begin()
-                while finalizer.queue:
-                    self._see_to(finalizer.queue.popleft())
+                self._drain()
                 self.end()
             finally:
                 self.lock.release()
@@ -738,9 +774,15 @@ class Engine:
         if finalizer.interrupts:
             finalizer.raise_interrupts()
 
-    def _see_to(self, reference: Reference | HeldReference) -> None:
+    def _see_to(self, reference: Reference | HeldReference | StayReference) -> None:
         if type(reference) is Reference:
             self.references.dropped(reference)
+        elif isinstance(reference, StayReference):
+            if reference in self.finalizer.stays:
+                self.finalizer.stays.discard(reference)
+                reference.storage.pool.unlock(reference.storage)
+                self.references.unlocked(reference.storage.values)
+                self.scheduler.notify()
         elif isinstance(reference, HeldReference) and self.memory.let_go(reference.held) and self.journal.listeners:
             held = reference.held
             self.journal.events.append(LetGo(self.meter.now, held.pool.used, held.number))
@@ -752,7 +794,7 @@ class Engine:
         for departure in list(finalizer.departures):
             if self._takes_over(departure):
                 try:
-                    departure.tell_adapters(self._let_go)
+                    departure.tell_adapters(self.let_go)
                 finally:
                     with self.lock:
                         self.begin()
@@ -814,8 +856,8 @@ class Engine:
             self.finalizer.queue.append(reference)
             self.settle(blocking=False)
 
-    def _let_go(self, reference: HeldReference) -> None:
-        """Somebody has let go of a buffer: called from its destruction, as `going`."""
+    def let_go(self, reference: HeldReference | StayReference) -> None:
+        """Somebody has let go of a buffer, or need not have a storage in memory: called from a destruction, as `going`."""
         self.finalizer.queue.append(reference)
         if not self.lock._is_owned():  # type: ignore[attr-defined]
             self.settle(blocking=False)

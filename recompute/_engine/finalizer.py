@@ -45,6 +45,19 @@ class HeldReference(ref):  # type: ignore[type-arg]  # as Reference
     held: Held
 
 
+class Stay:
+    """Keeps a storage in memory as long as it lives: whoever wants that holds it, and an interrupt lets go of it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class StayReference(ref):  # type: ignore[type-arg]  # as Reference
+    """A weak reference to a `Stay`, which knows of what."""
+
+    __slots__ = ("storage",)
+    storage: Storage
+
+
 class Departure:
     """A storage on its way out of memory: its payloads, until their adapters have been told without the lock.
 
@@ -128,8 +141,10 @@ class Finalizer:
     """What destructors leave behind, and what is left to them."""
 
     def __init__(self) -> None:
-        self.queue: deque[Reference | HeldReference] = deque()
+        self.queue: deque[Reference | HeldReference | StayReference] = deque()
         """References to what has gone, to be seen to under the lock."""
+        self.stays: set[StayReference] = set()
+        """Each is one lock of its storage."""
         self.garbage: list[Any] = []
         """What was dropped under the lock."""
         self.departures: dict[Departure, None] = {}

@@ -213,7 +213,7 @@ class Node:
         elif isinstance(known, list):
             known.append(reference)
         else:
-            self.references = [known, reference]  # type: ignore[list-item]  # one
+            self.references = [known, reference]
 
     def each_user(self) -> Iterable[Operation]:
         """The operations that take this value."""

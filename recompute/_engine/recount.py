@@ -136,6 +136,9 @@ def _count_bytes(engine: Engine, by_storage: dict[Storage, list[Value]], frames:
             pool.fixed += size
         for storage in frame.locked or ():
             locks[storage] = locks.get(storage, 0) + 1
+    finalizer.stays = {stay for stay in finalizer.stays if stay() is not None}
+    for stay in finalizer.stays:
+        locks[stay.storage] = locks.get(stay.storage, 0) + 1
     for storage, kept in by_storage.items():
         made_by = {value.operation for value in kept if value.operation is not None}
         storage.cost = sum([operation.c0 for operation in made_by])

@@ -111,7 +111,9 @@ class References:
 
     def performed_again(self, values: Sequence[Value]) -> None:
         """What was made from the values is there again, so that some of them may be banished now."""
-        for value in values if self._to_banish else ():
+        if not self._to_banish:
+            return
+        for value in values:
             if value.storage in self._to_banish:
                 self._banish(value.storage)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from recompute._adapters.adapter import fingerprint, kinds
 from recompute._engine.events import Accessed, Added, Detached, Pinned, Unpinned
-from recompute._engine.finalizer import remains_of
+from recompute._engine.finalizer import Stay, StayReference, remains_of
 from recompute._engine.frames import Frame, HandleOf, Request, running
 from recompute._engine.graph import EVICTED, Operation, Options, Value
 from recompute._engine.results import attach, buffer_of
@@ -149,23 +149,18 @@ def detach(engine: Engine, value: Value) -> None:
     bring(engine, value, then)
 
 
-def keep_resident(engine: Engine, value: Value) -> Callable[[], None]:
-    """Bring a value and lock it; returns what unlocks it."""
+def keep_resident(engine: Engine, value: Value) -> Stay:
+    """Bring a value; it stays in memory as long as somebody holds what this returns."""
+    stay = Stay()
 
     def lock(value: Value) -> None:
+        reference = StayReference(stay, engine.let_go)
+        reference.storage = value.storage
+        engine.finalizer.stays.add(reference)
         value.storage.pool.lock(value.storage)
 
-    def unlock() -> None:
-        with engine.lock:
-            engine.begin()
-            value.storage.pool.unlock(value.storage)
-            engine.references.unlocked((value,))
-            engine.scheduler.notify()
-            engine.end()
-        settle(engine)
-
     bring(engine, value, lock)
-    return unlock
+    return stay
 
 
 def refer_again(engine: Engine, value: Value, handle: Any) -> None:

@@ -117,7 +117,7 @@ class Results:
                 argument.add_user(operation)
         if len(made) == 1:
             payload, size, buffer, device, digest, shares = made[0]
-            if shares is None:  # nearly always: one object plays all three parts
+            if shares is None or not shares.resident:  # nearly always: one object plays all three parts
                 self.number = operation.number = self.number + 1
                 operation.operation = operation.storage = operation
                 operation.payload = payload
@@ -145,7 +145,7 @@ class Results:
             self.number = value.number = self.number + 1
             value.operation = operation
             value.payload = payload
-            storage = shares
+            storage = shares if shares is None or shares.resident else None
             if storage is None and buffer:
                 storage = own.get(buffer)
                 if storage is not None and size > storage.size:  # two views of what neither of them owns
@@ -180,7 +180,9 @@ class Results:
         memory = self._memory
         payload, size, buffer, device, _, shares = made
         storage = value.storage
-        if shares is None:
+        if shares is not None and not shares.resident:
+            shares = None  # evicted by another thread meanwhile
+        if shares is None and buffer and len(operation.outputs) > 1:
             shares = shared_storage(operation.outputs, buffer)
             if shares is not None and size > shares.size:
                 shares.pool.resize(shares, size)
@@ -193,9 +195,10 @@ class Results:
         else:
             if memory.neighbourhood.active:
                 memory.neighbourhood.restored(storage)
-            for other in storage.values:
-                if other.remains is not None:
-                    other.remains.payload = None
+            if len(storage.values) > 1 or value.remains is not None:
+                for other in storage.values:
+                    if other.remains is not None:
+                        other.remains.payload = None
             if storage.remains is not None:
                 storage.remains.held = None  # who still holds the old buffer is counted on his own
             last_access = storage.last_access

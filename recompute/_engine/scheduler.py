@@ -94,12 +94,11 @@ class Scheduler:
 def frames_on_stacks(codes: tuple[CodeType, ...]) -> list[FrameType]:
     """The calls of some functions that are going on now, in all threads."""
     found = []
-    top: FrameType | None
-    for top in sys._current_frames().values():
-        frame = top
+    frame: FrameType | None
+    for frame in list(sys._current_frames().values()):
         while frame is not None:
             if frame.f_code in codes:
                 found.append(frame)
             frame = frame.f_back
-    top = frame = None  # one of them was this very call: it would keep all that its callers hold
+    frame = None  # one of them was this very call: it would keep all that its callers hold
     return found

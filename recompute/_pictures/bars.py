@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from recompute._engine.events import Added, Event, Evicted, Forgotten, Performed, TakenBack
+from recompute.events import Added, Event, Evicted, Forgotten, Performed, TakenBack
 
 Moment = tuple[float, str]
 """A time on the clock of the events, and what begins then."""

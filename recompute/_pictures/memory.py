@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._engine.events import Event
 from recompute._pictures.bars import Moment
 from recompute._pictures.residency import draw_budget, draw_marks, time_axis
 from recompute._pictures.style import Look, ceiling, head, looks, new_figure, size_unit, tidy
+from recompute.events import Event
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recompute._engine.events import Added, Event, Evicted, Performed
+from recompute.events import Added, Event, Evicted, Performed
 
 if TYPE_CHECKING:
     from recompute._plans.schedule import Plan

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._engine.events import Event
 from recompute._pictures.bars import Bar, Moment, bars, large
 from recompute._pictures.style import AGAIN, FIRST, INK, ceiling, head, new_figure, size_unit, tidy, time_unit
+from recompute.events import Event
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,14 +12,13 @@ from typing import Any, Final, Literal
 from recompute import extend
 from recompute._budget import Amount, bytes_or_share, parse_budget
 from recompute._cache import Cache
-from recompute._engine.events import Listener
 from recompute._errors import BudgetError
-from recompute._policy.formulas import DEFAULT, Policy, policy_of
-from recompute._policy.search import Search
 from recompute._recomputable import Recomputable
 from recompute._simulator.machine import Placeholder, engine_options
 from recompute._traces.program import Call, Kind, Program
+from recompute.events import Listener
 from recompute.extend import EVICTED, Node, ReleaseMode
+from recompute.policies import DEFAULT, Policy, Search, policy_of
 
 Status = Literal["ok", "oom", "thrash"]
 MachineName = Literal["published", "library"]
@@ -283,7 +282,7 @@ def simulate(
         raise ValueError(f"limit is an overhead, at least 1, not {limit!r}")
     peak = baseline(program) if peak is None else peak
     budgets, ratio = budgets_of(budget, peak)
-    policy_object = policy_of(policy)
+    policy_object = policy_of(policy)  # type: ignore[arg-type]  # any name, which is checked there
     published = program.published and policy_object.published if machine is None else machine == "published"
     replay = Replay(
         program, budgets, policy=policy_object, search=search, release=release, limit=limit, published=published

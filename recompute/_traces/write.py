@@ -17,7 +17,8 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any, Final
 
-from recompute._engine.events import (
+from recompute._traces.recorded import HEADER, VERSION
+from recompute.events import (
     Accessed,
     Added,
     Detached,
@@ -31,7 +32,6 @@ from recompute._engine.events import (
     TakenBack,
     Unpinned,
 )
-from recompute._traces.recorded import HEADER, VERSION
 
 _BATCH: Final = 1 << 20  # characters
 _LEVEL: Final = 1  # of compression: a better one costs more than the events

@@ -87,7 +87,9 @@ def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
     who = f"storage {storage.number}"
     assert storage.values, f"{who} is alive without a value"
     assert storage.size >= 0, f"{who} has a size of {storage.size}"
-    assert engine.memory.pools.get(storage.pool.device) is storage.pool, f"{who} is in a pool that the cache does not know"
+    assert engine.memory.pools.get(storage.pool.device) is storage.pool, (
+        f"{who} is in a pool that the cache does not know"
+    )
     present = [value for value in storage.values if value.payload is not EVICTED]
     if storage.resident:
         assert present, f"{who} counts as resident, but none of its values is"

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from recompute._cache import Cache
-from recompute._engine.events import Event, Evicted, Performed
+from recompute.events import Event, Evicted, Performed
 
 E = TypeVar("E", bound=Event)
 

@@ -50,10 +50,7 @@ Arming = Callable[[Callable[[], None], bool], Interrupts]
 
 @pytest.fixture
 def arming(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arming]:
-    """Interrupts that strike in some way: at the mode, before and after each operator, or anywhere inside.
-
-    `_went` is called by destructors: Python looks for signals inside of it, and nobody hears an exception around it.
-    """
+    """Interrupts that strike in some way: at the mode, before and after each operator, or anywhere inside."""
     made: list[Interrupts] = []
 
     def make(strike: Callable[[], None], anywhere: bool) -> Interrupts:
@@ -61,7 +58,7 @@ def arming(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arming]:
         made.append(wanted)
         wanted.let_in(monkeypatch, [_block._Mode], lambda method, name: name == "__torch_dispatch__")
         if anywhere:
-            wanted.let_in(monkeypatch, ENGINE, lambda method, name: not name.startswith("__") and name != "_went")
+            wanted.let_in(monkeypatch, ENGINE, lambda method, name: not name.startswith("__"))
             wanted.let_in(monkeypatch, ADAPTER, lambda method, name: not name.startswith("__") or name == "__call__")
         return wanted
 
