@@ -27,10 +27,10 @@ def random_program(seed: int) -> Program:
     def make(*arguments: int, alias: bool = False) -> tuple[int, ...]:
         size = 5 if equal_sizes else draw.choice((1, 2, 4, 8, draw.randint(1, 30)))
         cost = 1.0 if equal_costs else float(draw.choice((1, 2, 5, 10, draw.randint(1, 50))))
-        homes = [program.homes[arguments[0]]] if alias else [program.add_storage(size)]
+        storages = [program.storages[arguments[0]]] if alias else [program.add_storage(size)]
         if not alias and draw.random() < 0.1:
-            homes.append(program.add_storage(size))
-        return program.add_call("f", arguments, homes, cost)
+            storages.append(program.add_storage(size))
+        return program.add_call("f", arguments, storages, cost)
 
     values = [program.add_source(draw.randint(0, 4)) for _ in range(2)]
     if seed % 4 == 3:

@@ -19,7 +19,7 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
     protocol     _adapters: what the cache asks of a type of values, the registry, and plain Python objects
     base         _budget, _errors, _workers (processes)
 
-Above the surface, nothing imports `_engine` or `_policy`: what it needs of them is in `extend`, `events` and `policies`.
+Above the surface nobody imports `_engine` or `_policy`: what they need of it is in `extend`, `events` and `policies`.
 The public modules (`recompute.simulator`, ...) re-export what is private by name; they are loaded when they are used.
 """
 
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
     from recompute import simulator as simulator
     from recompute import testing as testing
     from recompute import traces as traces
-else:  # hidden from type checkers, to whom each name would be an attribute
+
+if not TYPE_CHECKING:  # to a checker, a module with this function has every attribute
     _MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "traces")
 
     def __getattr__(name):
-        """A public module, imported when it is first asked for."""
+        """A public module, imported when it is asked for."""
+        from importlib import import_module
+
         if name in _MODULES:
-            from importlib import import_module
-
-            return import_module(f"recompute.{name}")
-        import sys
-
-        raise AttributeError(f"module 'recompute' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+            return import_module(f"{__name__}.{name}")
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=import_module(__name__))
 
     def __dir__():
         return sorted({*globals(), *_MODULES})

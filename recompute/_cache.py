@@ -114,8 +114,7 @@ class Cache:
         for pool in list(engine.memory.pools.values()):
             pool.ask_limit()
         journal, meter = engine.journal, engine.meter
-        with engine.lock:
-            engine.begin()
+        with engine.lock, engine.changes:
             pools = tuple(
                 PoolStats(
                     pool.device,
@@ -153,7 +152,6 @@ class Cache:
                 pools=pools,
                 coercions=journal.coercions,
             )
-            engine.end()
         return stats
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -188,7 +186,7 @@ class Cache:
     def flush(self) -> None:
         """The trace, if there is one, is a complete file from here on."""
         if self._record is not None:
-            self.engine.settle()
+            self.engine.settling.settle()
             self._record.flush()
 
     def __repr__(self) -> str:

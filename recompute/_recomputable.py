@@ -53,7 +53,7 @@ class Recomputable(Generic[T_co]):
     def __del__(self) -> None:
         try:
             engine = self.engine
-            engine.going(self, self.node)
+            engine.settling.going(self, self.node)
         except AttributeError:  # interrupted before it was complete
             return
         except Exception:

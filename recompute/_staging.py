@@ -154,10 +154,10 @@ class Staged(Generic[R_co]):
         self._inputs = graph.inputs
         self._constants = graph.constants
         self._wanted = _bind(wanted, graph.slots)
-        self._slots = len(graph.program.homes)
+        self._slots = len(graph.program.storages)
         on: list[list[int]] = [[] for _ in graph.program.sizes]
-        for slot, home in enumerate(graph.program.homes):
-            on[home].append(slot)
+        for slot, storage in enumerate(graph.program.storages):
+            on[storage].append(slot)
         self._steps: list[_Compute | list[int]] = [
             graph.computes[which] if kind == "compute" else on[which] for kind, which in planned.steps
         ]
@@ -196,7 +196,7 @@ class _Recorder(Cache):
         if isinstance(event, Performed) and not event.again:
             sizes = dict(zip(event.storages, event.nbytes, strict=True))
             self.made.update(
-                (value, (home, sizes[home])) for value, home in zip(event.results, event.homes, strict=True)
+                (value, (storage, sizes[storage])) for value, storage in zip(event.results, event.homes, strict=True)
             )
 
 
@@ -221,9 +221,9 @@ class _Compute:
 
     def __init__(self, operation: Node, slots: dict[Node, int], results: list[int], sizes: list[int]) -> None:
         self.function = operation.function
-        self.positional = [_bind(each, slots) for each in operation.positional]
+        self.positional = [_bind(part, slots) for part in operation.positional]
         keywords = operation.keywords
-        self.keywords = None if keywords is None else {name: _bind(each, slots) for name, each in keywords.items()}
+        self.keywords = None if keywords is None else {name: _bind(part, slots) for name, part in keywords.items()}
         self.nout = operation.nout
         self.results = results
         self.sizes = sizes
@@ -231,8 +231,8 @@ class _Compute:
         self.created = operation.created
 
     def run(self, slots: list[Any]) -> None:
-        positional = [_fill(each, slots) for each in self.positional]
-        keywords = {} if self.keywords is None else {name: _fill(each, slots) for name, each in self.keywords.items()}
+        positional = [_fill(part, slots) for part in self.positional]
+        keywords = {} if self.keywords is None else {name: _fill(part, slots) for name, part in self.keywords.items()}
         result = self.function(*positional, **keywords)
         made = (result,) if self.nout == 1 else tuple(result)
         if len(made) != self.nout:
@@ -265,7 +265,7 @@ class _Graph:
                 sources.setdefault(value)
             elif value.operation not in operations:
                 operations[value.operation] = None
-                new = [each for each in value.operation.arguments if each not in seen]
+                new = [argument for argument in value.operation.arguments if argument not in seen]
                 seen.update(new)
                 stack += new
         program = self.program = Program(name)
@@ -275,7 +275,7 @@ class _Graph:
         self.inputs = [self.slots[value] for value in inputs]
         self.constants = [(slot, value.payload) for value, slot in self.slots.items() if value not in set(inputs)]
         self.computes: list[_Compute] = []
-        storages = {value.storage.number: program.homes[slot] for value, slot in self.slots.items()}
+        storages = {value.storage.number: program.storages[slot] for value, slot in self.slots.items()}
         for operation in sorted(operations, key=_first):
             self._add(operation, recorder, storages)
         results = dict.fromkeys(self.slots[value] for value in wanted)
@@ -285,14 +285,14 @@ class _Graph:
     def _add(self, operation: Node, recorder: _Recorder, storages: dict[int, int]) -> None:
         numbers = range(_first(operation), _first(operation) + operation.nout)
         made = [recorder.made[number] for number in numbers]
-        device = next(each.storage.pool.device for each in operation.outputs if each is not None)
-        for home, size in made:
-            if home not in storages:
-                storages[home] = self.program.add_storage(size, device)
-        missing = [each for each in operation.arguments if each not in self.slots]
+        device = next(output.storage.pool.device for output in operation.outputs if output is not None)
+        for storage, size in made:
+            if storage not in storages:
+                storages[storage] = self.program.add_storage(size, device)
+        missing = [argument for argument in operation.arguments if argument not in self.slots]
         assert not missing, f"{operation} takes values that nothing made"
-        arguments = [self.slots[each] for each in operation.arguments]
-        results = self.program.add_call(operation.name, arguments, [storages[home] for home, _ in made], operation.c0)
+        arguments = [self.slots[argument] for argument in operation.arguments]
+        results = self.program.add_call(operation.name, arguments, [storages[storage] for storage, _ in made], operation.c0)
         for slot, value in zip(results, operation.outputs, strict=True):
             if value is not None:
                 self.slots[value] = slot
@@ -333,8 +333,8 @@ class _Layout:
             self._known.append((where, _structure(argument)))
             if isinstance(argument, dict):
                 argument = {key: argument[key] for key in sorted(argument, key=_by_type)}
-                return {key: self.take(each, _inside(where, key), inputs) for key, each in argument.items()}
-            parts = [self.take(each, _inside(where, at), inputs) for at, each in enumerate(argument)]
+                return {key: self.take(part, _inside(where, key), inputs) for key, part in argument.items()}
+            parts = [self.take(part, _inside(where, at), inputs) for at, part in enumerate(argument)]
             return parts if isinstance(argument, list) else _rebuild(argument, parts)
         payload = argument.get() if isinstance(argument, Recomputable) else argument
         if not isinstance(argument, Recomputable) and not _is_input(payload):
@@ -431,7 +431,7 @@ def _bind(part: Any, slots: dict[Node, int]) -> Any:
     if type(part) is Node:
         return _Slot(slots[part])
     if type(part) is Container:
-        return Container(part.build, [_bind(each, slots) for each in part.parts])
+        return Container(part.build, [_bind(inner, slots) for inner in part.parts])
     return part
 
 
@@ -439,7 +439,7 @@ def _fill(part: Any, slots: list[Any]) -> Any:
     if type(part) is _Slot:
         return slots[part.number]
     if type(part) is Container:
-        return part.build([_fill(each, slots) for each in part.parts])
+        return part.build([_fill(inner, slots) for inner in part.parts])
     return part
 
 

@@ -172,7 +172,7 @@ def needed(cache: Cache, node: Node) -> bool:
 
 
 def forget_outline(node: Node) -> None:
-    """Should an evicted value be made again, `Adapter.restored` is not called: what `evicted` left is no longer true."""
+    """Should an evicted value be made again, `Adapter.restored` is not called: what `evicted` left holds no longer."""
     requests.forget_outline(node)
 
 

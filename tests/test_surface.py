@@ -9,7 +9,9 @@ import subprocess
 import sys
 import warnings
 from collections import namedtuple
+from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,18 @@ def test_the_identity_has_the_same_surface() -> None:
             assert hasattr(Identity, name), name
 
 
+def run_alone(code: str, status: int = 0) -> str:
+    """What a fresh interpreter prints, which finds nothing but the standard library and this checkout."""
+    told = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(HOUSE.parent)!r}); {code}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert told.returncode == status, told.stdout
+    return told.stdout.strip()
+
+
 @pytest.mark.parametrize("module", ["recompute", "recompute.testing"])
 def test_importing_loads_no_framework(module: str) -> None:
     """Neither a framework nor what is slow to import comes along."""
@@ -88,89 +102,221 @@ def test_importing_loads_no_framework(module: str) -> None:
         "numpy", "torch", "jax", "cupy", "pandas", "pyarrow", "hypothesis", "pytest", "psutil", "matplotlib", "rich",
         "importlib.metadata",
     )  # fmt: skip
-    code = f"import sys, {module}; print([name for name in {unwanted!r} if name in sys.modules])"
-    path = [str(HOUSE.parent), *filter(None, sys.path)]
-    told = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {path[:1]!r}; {code}"],
-        capture_output=True,
-        text=True,
-        check=True,
+    assert run_alone(f"import {module}; print([name for name in {unwanted!r} if name in sys.modules])") == "[]"
+
+
+MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "traces")
+
+
+def test_public_modules_come_when_they_are_used() -> None:
+    """`import recompute` loads those alone that its own functions need; each is there when it is asked for."""
+    early = "[name for name in sorted(sys.modules) if name.partition('.')[2] in public]"
+    code = f"import recompute; public = {MODULES!r}; print({early})"
+    assert run_alone(code) == "['recompute.events', 'recompute.extend']"
+    late = ("recompute._cli", "recompute._pictures", "recompute._plans", "recompute._simulator", "concurrent.futures")
+    assert run_alone(f"import recompute; print([name for name in {late!r} if name in sys.modules])") == "[]"
+    assert run_alone("import recompute as rc; print(rc.simulator.simulate.__name__, rc.testing.Identity(3).get())") == (
+        "simulate 3"
     )
-    assert told.stdout.strip() == "[]", told.stdout
+    for name in MODULES:
+        assert getattr(rc, name) is import_module(f"recompute.{name}")
+        assert name in dir(rc)
+    assert set(rc.__all__) < set(dir(rc))
 
 
-LAYERS = [
-    ["_errors", "_graph", "_python", "_stats"],
-    ["_adapter", "_array_adapter", "_events", "_policy", "_tournament"],
-    ["_arguments", "_budget", "_neighbours", "_verify"],
-    ["_needs"],
-    ["_search", "_sizes"],
-    ["_flight", "_pool", "_context"],
-    ["_repair"],
-    ["_lifetimes"],
-    ["_results"],
-    ["_turns"],
-    ["_allocation"],
-    ["_runs"],
-    ["_engine"],
-    ["_at_once"],
-    ["_cache"],
-    ["_recomputable"],
-    [
-        "_arrays._call",
-        "_arrays._operate",
-        "_arrays._dispatch",
-        "_arrays._parts",
-        "_arrays._attributes",
-        "_arrays._coercions",
-        "_arrays._array",
-        "_arrays._wrap",
-        "_arrays._namespace",
-    ],
-]
-"""From below; a module imports only what stands on a lower line, or earlier on its own."""
+def test_a_name_that_is_not_there() -> None:
+    """An AttributeError as of any module, with a suggestion if there is one."""
+    for name, meant in (("simulater", "simulator"), ("pur", "pure"), ("zzzzzzzz", None)):
+        suggestion = f". Did you mean: {meant!r}?" if meant else ""
+        with pytest.raises(AttributeError, match=f"^module 'recompute' has no attribute '{name}'$"):
+            getattr(rc, name)
+        told = run_alone(f"import recompute; recompute.{name}", status=1)
+        assert told.splitlines()[-1] == f"AttributeError: module 'recompute' has no attribute '{name}'{suggestion}"
+    assert not hasattr(rc, "__wrapped__")
+    with pytest.raises(ImportError, match="cannot import name"):
+        from recompute import simulater  # type: ignore[attr-defined]  # noqa: F401
 
 
-def file_of(module: str) -> Path:
-    return HOUSE / f"{module.replace('.', '/')}.py"
+LAYERS = {
+    "base": "_errors _budget _workers",
+    "protocol": "_adapters.python _adapters.adapter _adapters.arrays",
+    "graph": "_engine.graph _engine.arguments _engine.events _engine.stats _engine.sizes _engine.verify",
+    "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
+    "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory
+        _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling""",
+    "engine": "_engine.recount _engine.engine _engine.requests",
+    "surface": "_context _cache _recomputable extend events policies",
+    "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
+    "simulator": "_simulator.machine _simulator.replay _simulator.many simulator",
+    "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen _plans.revolve
+        _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.plan _plans.verify planners""",
+    "pictures": """_pictures.style _pictures.points _pictures.bars _pictures.residency _pictures.memory
+        _pictures.overhead _pictures.accesses _pictures.chain _pictures.planned pictures""",
+    "arrays": """_arrays.call _arrays.operate _arrays.dispatch _arrays.parts _arrays.attributes _arrays.coercions
+        _arrays.array _arrays.wrap _arrays.namespace""",
+    "staging": "_staging",
+    "testing": """testing._clock testing._identity testing._log testing._invariants testing._vectors testing._functions
+        testing.programs testing._array_blanks testing._array_changes testing._array_functions testing._array_syntax
+        testing._array_code testing.array_programs testing.conformance testing testing.strategies""",
+    "package": "recompute",
+    "command": """_cli.output _cli.live _cli.plugins _cli.simulate _cli.planning _cli.figures _cli.recording
+        _cli.program _cli.demo _cli.doctor _cli.plan _cli.plot _cli.compare _cli.run _cli __main__""",
+}
+"""The house from below: a module imports only what stands on a line above its own, or before it on its own."""
+
+FOR_TYPES = {
+    "_engine.memory": """_engine.graph _engine.finalizer _engine.frames
+        _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
+    "_engine.engine": "_engine.frames _engine.scheduler _engine.recount _engine.settling",  # whose part they are
+    "_engine.finalizer": "_engine.graph",  # what a storage leaves when somebody outside holds it
+    "_policy.neighbourhoods": "_engine.graph",  # the component that a storage is in
+    "_adapters.arrays": "_adapters.adapter",  # an adapter says whether it is one of arrays
+    "_cache": "_context",
+    "_traces.write": "_cache",
+    "_arrays.array": "_arrays.dispatch _arrays.parts",
+}
+"""What modules below it import, for annotations alone."""
+
+WHEN_CALLED = {
+    "_cache": "_context",  # the default cache is made when it is first needed
+    "_traces.write": "_cache",  # few caches write a trace
+    "_arrays.wrap": "_arrays.coercions",  # a copy of an array is an array
+    "_arrays.namespace": "_arrays.array",  # an array knows its namespace
+    "recompute": "_traces.write",  # the version, for the header of a trace
+}
+"""What functions of modules below it import when they are called."""
 
 
-def imports(path: Path) -> set[str]:
-    """The modules of the house that one imports when it is imported: not inside functions, not for types alone."""
-    found: set[str] = set()
-    stack: list[ast.AST] = list(ast.parse(path.read_text()).body)
+def name_of(path: Path) -> str:
+    """`_engine.graph` of recompute/_engine/graph.py; the package itself is `recompute`."""
+    parts = path.relative_to(HOUSE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "recompute"
+
+
+TREES = {name_of(path): ast.parse(path.read_text()) for path in sorted(HOUSE.rglob("*.py"))}
+"""The modules of the house."""
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(module of the house, when it is imported): "import", "types" or "call"."""
+    stack: list[tuple[ast.AST, str]] = [(tree, "import")]
     while stack:
-        node = stack.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            stack.extend(node.orelse)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "recompute":
-            rest = (node.module or "").removeprefix("recompute").removeprefix(".")
-            found.update([rest] if rest else [alias.name for alias in node.names])
+        node, when = stack.pop()
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "recompute":
+            package = (node.module or "").removeprefix("recompute").removeprefix(".")
+            for alias in node.names:
+                inner = f"{package}.{alias.name}".removeprefix(".")
+                yield (inner if inner in TREES else package or "recompute"), when
         elif isinstance(node, ast.Import):
-            found.update(each.name[10:] for each in node.names if each.name.startswith("recompute."))
-        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            stack.extend(ast.iter_child_nodes(node))
-    return found
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "recompute":
+                    yield alias.name.removeprefix("recompute.") or "recompute", when
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            stack.extend((part, "types") for part in node.body)
+            stack.extend((part, when) for part in node.orelse)
+        else:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                when = "call"
+            stack.extend((part, when) for part in ast.iter_child_nodes(node))
+
+
+def test_every_module_has_its_place() -> None:
+    """The table is complete, and every module says its one idea in its first line."""
+    order = " ".join(LAYERS.values()).split()
+    assert len(order) == len(set(order))
+    assert {name for name, tree in TREES.items() if len(tree.body) > 1} == set(order)
+    for name, tree in TREES.items():
+        first = ast.get_docstring(tree)
+        assert first, f"{name} has no docstring"
+        assert len(first.splitlines()[0]) > 15, f"{name} does not say what it is"
 
 
 def test_imports_run_downwards() -> None:
-    """No module of the core imports one above it."""
-    order = [name for layer in LAYERS for name in layer]
-    for position, name in enumerate(order):
-        above = imports(file_of(name)) & set(order[position:])
-        assert not above, f"{name} imports {above}, which stand above it"
-
-
-def test_the_core_knows_nobody_above() -> None:
-    """The engine imports neither testing nor commands, and every module says its one idea in its first line."""
-    order = [name for layer in LAYERS for name in layer]
+    """No module imports one above it: neither itself, nor for types or when called, but for what is listed."""
+    order = {name: position for position, name in enumerate(" ".join(LAYERS.values()).split())}
+    upwards: dict[str, dict[str, set[str]]] = {"import": {}, "types": {}, "call": {}}
     for name in order:
-        for other in imports(file_of(name)):
-            assert other in order, f"{name} imports {other}"
-    for path in HOUSE.rglob("*.py"):
-        first = ast.get_docstring(ast.parse(path.read_text()))
-        assert first, f"{path.name} has no docstring"
-        assert len(first.splitlines()[0]) > 15, f"{path.name} does not say what it is"
+        for other, when in imports(TREES[name]):
+            assert other in order, f"{name} imports {other}, which has no place in the table"
+            if order[other] >= order[name]:
+                upwards[when].setdefault(other, set()).add(name)
+    assert upwards["import"] == {}
+    assert upwards["types"] == {name: set(below.split()) for name, below in FOR_TYPES.items()}
+    assert upwards["call"] == {name: set(below.split()) for name, below in WHEN_CALLED.items()}
+
+
+def test_who_imports_the_engine() -> None:
+    """The engine and the policies themselves, the surface, and testing; adapters import nothing private at all."""
+    inside = set(" ".join(LAYERS[layer] for layer in ("graph", "policy", "parts", "engine", "surface")).split())
+    for name, tree in TREES.items():
+        if name not in inside and name.partition(".")[0] not in ("recompute", "testing"):
+            private = {other for other, _ in imports(tree) if other.startswith(("_engine", "_policy"))}
+            assert not private, f"{name} imports {private}: is it not in extend, events or policies?"
+    for path in (*ADAPTERS, *(HOUSE.parent / "docs" / "examples").rglob("*.py")):
+        private = {other for other, _ in imports(ast.parse(path.read_text())) if other.startswith("_")}
+        assert not private, f"{path} imports {private}"
+
+
+ADAPTERS = sorted((HOUSE.parent / "adapters").rglob("*.py"))
+
+INSPECTED = {
+    "testing._invariants": "_missing _missing_bytes _needed_by _needs",  # are a policy's sums what they should be?
+    "testing.array_programs": "_outline _type",  # is what an array says of itself while it is evicted true?
+}
+"""Private names that tools of tests look at."""
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name not in ("_", "_make")  # of named tuples
+
+
+def owned(tree: ast.AST) -> set[str]:
+    """The private names that a file gives to something: a function, a class, a variable, an attribute of `self`."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Assign(targets=[ast.Name(id="__slots__")]):
+                found.update(str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+            case ast.Name(id=name, ctx=ast.Store()) | ast.alias(asname=str(name)):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                found.add(name)
+    return {name for name in found if private(name)}
+
+
+def used(tree: ast.AST) -> set[str]:
+    """The private names that a file takes from something: attributes of what is not `self`, and imports."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")) | ast.Attribute(value=ast.Call(ast.Name("super"))):
+                pass
+            case ast.Attribute(attr=name):
+                found.add(name)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] == "recompute":
+                found.update(alias.name for alias in node.names if not (HOUSE / f"{alias.name}.py").exists())
+    return {name for name in found if private(name)}
+
+
+def test_what_is_private_stays_in_its_folder() -> None:
+    """A private name of the house is used by the files of the folder that gives it; by others on `self` alone."""
+    rooms: dict[str, set[str]] = {}
+    for name, tree in TREES.items():
+        rooms.setdefault(name.partition(".")[0], set()).update(owned(tree))
+    house = set().union(*rooms.values())
+    taken = {name: used(tree) & house - rooms[name.partition(".")[0]] for name, tree in TREES.items()}
+    assert {name: names for name, names in taken.items() if names} == {
+        name: set(names.split()) for name, names in INSPECTED.items()
+    }
+    adapters: dict[Path, dict[Path, ast.Module]] = {}
+    for path in ADAPTERS:
+        adapters.setdefault(path.parent, {})[path] = ast.parse(path.read_text())
+    for room in adapters.values():
+        theirs = set().union(*map(owned, room.values()))
+        for path, tree in room.items():
+            assert not used(tree) & house - theirs, f"{path}: {used(tree) & house - theirs} are private to the house"
 
 
 def test_reprs() -> None:
@@ -194,7 +340,7 @@ def test_reprs() -> None:
 def test_a_copy_and_a_pickle_are_sources() -> None:
     """The value travels, its history does not; copies of containers work, too."""
     with rc.Cache():
-        y = rc.ap(list, (1, 2))
+        y: rc.Recomputable[list[int]] = rc.ap(list, (1, 2))
         y.evict()
         for other in (copy.copy(y), copy.deepcopy(y), pickle.loads(pickle.dumps(y))):
             assert other is not y
@@ -380,11 +526,13 @@ def test_a_cheaper_second_run_is_the_cost() -> None:
     times = iter([9.0, 2.0, 5.0])
     with work.cache:
         y = rc.ap(lambda: work(next(times)))
-        costs = [y.node.operation.c0]
+        operation = y.node.operation
+        assert operation is not None
+        costs = [operation.c0]
         for _ in range(2):
             y.evict()
             y.get()
-            costs.append(y.node.operation.c0)
+            costs.append(operation.c0)
         check_invariants(work.cache, [y])
     assert costs == [9.0, 2.0, 2.0]
     assert work.cache.stats().recomputed[0].times == 2

@@ -39,7 +39,7 @@ def regions(segments: Segments, sequence: Sequence[int], room: int, length: int 
     """
     parts = segments.segments
     dying = _dying(segments, sequence)
-    sizes = {var: segments.program.sizes[segments.program.homes[value]] for var, value in segments.values.items()}
+    sizes = {var: segments.program.sizes[segments.program.storages[value]] for var, value in segments.values.items()}
     cuts = [0]
     alive: set[Var] = set()  # made before the region
     before = 0

@@ -153,7 +153,7 @@ def describe(segments: Segments, sequence: list[int]) -> tuple[tuple[Kept, ...],
     program = segments.program
     for number, part in enumerate(segments.segments):
         for var in part.outputs:
-            size = program.sizes[program.homes[segments.values[var]]]
+            size = program.sizes[program.storages[segments.values[var]]]
             if not size:
                 continue
             line = Kept(short(var.aval), size, part.name, where(part.equations[-1]), runs[number])

@@ -18,29 +18,32 @@ from recompute_torch._memory import storage_of
 from recompute_torch._recipe import tensors
 from recompute_torch._storages import Handle
 
-READS: Final = {
+Names = dict[Any, tuple[str, ...]]
+"""By their owner."""
+
+READS: Final[Names] = {
     torch.Tensor: ("__repr__", "__format__", "new_tensor", "tolist"),
     torch: ("as_tensor", "asarray", "tensor", "tensor_split"),
 }
 """They are done with the memory when they return."""
 
-HANDS_OUT: Final = {torch.Tensor: ("data_ptr",)}
+HANDS_OUT: Final[Names] = {torch.Tensor: ("data_ptr",)}
 """They say where the memory is: there it stays from then on."""
 
-LENDS: Final = {
+LENDS: Final[Names] = {
     torch.Tensor: ("__dlpack__", "numpy", "untyped_storage"),
     torch: ("to_dlpack",),
     torch.utils.dlpack: ("to_dlpack",),
 }
 """They return what others can write to."""
 
-MOVES: Final = {
+MOVES: Final[Names] = {
     torch.Tensor: ("share_memory_",),
     torch.UntypedStorage: ("_share_fd_cpu_", "_share_filename_cpu_"),
 }
 """They give a storage other memory, with the same content, by operators that nobody should see."""
 
-WRITES: Final = {torch.Tensor: ("apply_", "map2_", "map_")}
+WRITES: Final[Names] = {torch.Tensor: ("apply_", "map2_", "map_")}
 """They write to the memory of their first argument, and read that of the others."""
 
 _lock: Final = Lock()
@@ -133,7 +136,7 @@ def handle_of(tensor: torch.Tensor) -> Handle | None:
         return None
 
 
-_PREPARED: Final[tuple[tuple[dict[Any, tuple[str, ...]], Prepare], ...]] = (
+_PREPARED: Final[tuple[tuple[Names, Prepare], ...]] = (
     (READS, _stay),
     (HANDS_OUT, _hand_out),
     (LENDS, _lend),

@@ -161,8 +161,9 @@ class Call:
 class Write(Call):
     """A call that wrote to tensors which operations had made. Its first outputs are what they hold from then on."""
 
-    __slots__ = ("blank", "targets", "written")
+    __slots__ = ("blank", "single", "targets", "written")
 
+    single: bool  # it makes nothing but what it writes
     written: tuple[int, ...]  # numbers of the arguments that it wrote
     blank: bool  # instead: the targets are blanks
     targets: list[Any]  # the storages that the first run writes
@@ -179,8 +180,8 @@ class Write(Call):
         if self.blank:
             outputs = [Memory(device_name(each.device), each.nbytes(), ref(each), None) for each in self.targets]
         else:
-            outputs = list(dict.fromkeys(memories[number] for number in self.written))
-        return _given(outputs + new_memories(result, self.targets))
+            outputs = list(dict.fromkeys([memories[number] for number in self.written]))
+        return outputs[0] if self.single else _given(outputs + new_memories(result, self.targets))
 
     def _copies(self, memories: tuple[Memory, ...]) -> dict[int, Storage]:
         """A copy of each memory that is written, wherever it stands among the arguments."""

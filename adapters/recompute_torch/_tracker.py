@@ -89,7 +89,8 @@ class Tracker(Storages):
         else:
             self._enter_all(new_storages(result), handles)
             self._kept_by(result, args, kwargs)
-        self._after_an_operation()
+        if self.orphans or extend.history(self.cache) > self._history:
+            self._tidy()
         return result
 
     def _writes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -123,7 +124,7 @@ class Tracker(Storages):
 
     def _takes_over(self, call: Write, nodes: Sequence[Node], targets: list[Any], blank: bool, single: bool) -> Any:
         """Run a call whose first outputs are what the targets hold from then on."""
-        call.targets, call.blank, call.written = targets, blank, ()
+        call.targets, call.blank, call.single, call.written = targets, blank, single, ()
         sizes = [target.nbytes() for target in targets]
         before: list[Handle] = []
         if blank:  # what they hold is not asked for; the bytes are needed, and counted for the new value
@@ -144,22 +145,23 @@ class Tracker(Storages):
                 for target in targets:
                     self._disown(target)
             raise
-        made = [handle.node for handle in handles]
-        if blank:
-            for target, handle in zip(targets, handles, strict=False):
-                self._enter(target, handle)
-        else:
-            extend.set_room(made[0], [(node.storage.pool.device, node.storage.size) for node in made])  # it copies
-            for target, old, new in zip(targets, before, handles, strict=False):
-                if getattr(target, "_recompute", None) is old:  # else somebody has got its memory meanwhile
-                    extend.overwrite(old, by=new)
+        if not single and not blank:
+            made = [handle.node.storage for handle in handles]
+            extend.set_room(handles[0].node, [(each.pool.device, each.size) for each in made])  # it copies all targets
+        for number, target in enumerate(targets):
+            if blank:
+                self._enter(target, handles[number])
+            elif getattr(target, "_recompute", None) is (old := before[number]) and old.node.operation is not None:
+                extend.overwrite(old, by=handles[number])  # else another thread has got at its memory meanwhile
         for target, size in zip(targets, sizes, strict=True):
             if target.nbytes() != size:
                 self._disown(target)
         call.targets = [None] * len(targets)
         result, call.result = call.result, None
-        self._enter_all(new_storages(result), handles[len(targets) :])
-        self._after_an_operation()
+        if not single:
+            self._enter_all(new_storages(result), handles[len(targets) :])
+        if self.orphans or extend.history(self.cache) > self._history:
+            self._tidy()
         return result
 
     def _views(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -216,8 +218,10 @@ class Tracker(Storages):
     # Operations
 
     def _run(self, function: Call | Look, nodes: Sequence[Node], single: bool, frame: FrameType) -> list[Handle]:
-        """Let the cache run a call; what refers to its outputs. `frame` is that of the mode."""
+        """Let the cache run a call; what refers to its outputs. `frame` is the one below the methods of this class."""
         caller = frame.f_back or frame  # a thread of autograd has no other
+        if not self._everything:
+            caller = caller.f_back or caller
         while True:
             try:
                 handles = extend.perform(
@@ -235,10 +239,6 @@ class Tracker(Storages):
         """What an operation made belongs to its outputs from now on; outputs without a storage go."""
         for storage, handle in zip(storages, handles, strict=False):
             self._enter(storage, handle)
-
-    def _after_an_operation(self) -> None:
-        if self.orphans or extend.history(self.cache) > self._history:
-            self._tidy()
 
     def _simple(self, args: Any) -> tuple[tuple[Any, ...], tuple[Node, ...]] | None:
         """The arguments as a `Call` has them, and their nodes, if they are known tensors and constants; else None.

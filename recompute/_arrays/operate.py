@@ -142,9 +142,7 @@ def operate(
     nout: int = 1,
 ) -> Any:
     """`function` of values and constants, now; with `nout` 0 it is a `Call`, whose first run says how many outputs."""
-    handles = extend.perform(
-        cache, function, positional, values, caller, nout=nout, handle=wrap._class_of_results
-    )
+    handles = extend.perform(cache, function, positional, values, caller, nout=nout, handle=wrap._class_of_results)
     if nout == 1:
         result = _given(handles[0])
     else:

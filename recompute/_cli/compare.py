@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     runs = replay_all(programs, chosen, wanted)
     plans = plan_all(programs, planned, wanted, **limit)
     if options.json:
-        for figures in [each.as_dict() for each in runs] + [each.as_dict() for each in plans]:
+        for figures in [run.as_dict() for run in runs] + [plan.as_dict() for plan in plans]:
             print_json(figures)
     else:
         for number, program in enumerate(programs):
@@ -68,7 +68,7 @@ def _show(program: Program, runs: Sequence[Run], plans: Sequence[Planned], colum
     print(f"{program.name}: {len(program.calls):,} operations; overhead of policies, then of planners")
     cells: list[tuple[str, float, float | None, str]]
     cells = [(run.policy, run.budget_ratio, run.overhead, run.status) for run in runs]
-    cells += [(each.method, each.budget_ratio, each.overhead, each.status) for each in plans]
+    cells += [(plan.method, plan.budget_ratio, plan.overhead, plan.status) for plan in plans]
     rows = [
         [
             cells[start][0],

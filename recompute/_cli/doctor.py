@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         warnings.append(NOT_INSTALLED)
     elif installed != __version__:
         warnings.append(f"the installed metadata says {installed}, the code says {__version__}: install it again")
-    broken = [each for each in adapters if each.state == "broken"]
+    broken = [adapter for adapter in adapters if adapter.state == "broken"]
     if options.json:
         print_json(
             {
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
                 "recompute": __version__,
                 "installed": installed,
                 "extras": extras,
-                "adapters": [asdict(each) for each in adapters],
+                "adapters": [asdict(adapter) for adapter in adapters],
                 "warnings": warnings,
             }
         )
@@ -85,8 +85,8 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         for warning in warnings:
             warn(warning)
-        for each in broken:
-            complain(f"the adapter {each.name!r} ({each.module}) is broken: {each.error}", 1)
+        for adapter in broken:
+            complain(f"the adapter {adapter.name!r} ({adapter.module}) is broken: {adapter.error}", 1)
     return 1 if broken else 0
 
 
@@ -107,7 +107,7 @@ def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
             found.devices[device] = _free_here() if free is None and device == "cpu" else free
     except (Exception, SystemExit) as error:
         found.error = " ".join(f"{type(error).__name__}: {error}".split())
-        served = {each.name for each in points if each.value == point.value}  # one framework may come in two packages
+        served = {other.name for other in points if other.value == point.value}  # one framework may come in two packages
         found.state = "missing" if missing_package(error) in served else "broken"
     return found
 
@@ -144,10 +144,10 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
         print("\nno adapters were found: every value is treated as a plain Python object", file=out)
         return
     rows = []
-    for each in adapters:
+    for adapter in adapters:
         sees = ", ".join(
-            device if free is None else f"{device} ({format_bytes(free)} free)" for device, free in each.devices.items()
+            device if free is None else f"{device} ({format_bytes(free)} free)" for device, free in adapter.devices.items()
         )
-        state = {"ok": sees or "no device", "missing": f"{each.name} is not installed", "broken": "broken"}[each.state]
-        rows.append((each.name, state, each.module, " ".join(filter(None, (each.distribution, each.version)))))
+        state = {"ok": sees or "no device", "missing": f"{adapter.name} is not installed", "broken": "broken"}[adapter.state]
+        rows.append((adapter.name, state, adapter.module, " ".join(filter(None, (adapter.distribution, adapter.version)))))
     print_list(["adapter", "sees", "module", "distribution"], rows, out)

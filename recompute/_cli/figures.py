@@ -109,7 +109,7 @@ def plan_all(
 def points(runs: Sequence[Run], plans: Sequence[Planned]) -> list[Point]:
     """What the picture of overheads is drawn from."""
     return [Point(run.trace, run.policy, run.budget_ratio, run.overhead) for run in runs] + [
-        Point(each.trace, each.method, each.budget_ratio, each.overhead, "planner", each.bound) for each in plans
+        Point(plan.trace, plan.method, plan.budget_ratio, plan.overhead, "planner", plan.bound) for plan in plans
     ]
 
 

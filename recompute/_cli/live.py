@@ -38,7 +38,7 @@ class Live:
     def __enter__(self) -> Live:
         if is_terminal(self._stream) and os.environ.get("TERM") != "dumb":
             self._write = self._stream.write
-            for stream in {id(each): each for each in (sys.stdout, sys.stderr) if is_terminal(each)}.values():
+            for stream in {id(given): given for given in (sys.stdout, sys.stderr) if is_terminal(given)}.values():
                 self._hooks.enter_context(hooked(stream, self._write_after_clearing))
             self._thread.start()
         return self

@@ -53,22 +53,22 @@ def run(options: argparse.Namespace) -> int:
     programs = load(options.traces)
     plans = plan_all(programs, [chosen] * len(programs), wanted, **limit)
     if options.json:
-        for each in plans:
-            print_json(each.as_dict())
+        for planned in plans:
+            print_json(planned.as_dict())
     else:
         count = len(chosen) * len(wanted)
         for number, program in enumerate(programs):
             _show(program, plans[number * count :][:count])
     if output is not None:
         _write(plans, output, options.json)
-    return 0 if any(each.status == "ok" for each in plans) else 1
+    return 0 if any(planned.status == "ok" for planned in plans) else 1
 
 
 def _write(plans: Sequence[Planned], output: Path, quiet: bool) -> None:
-    found = [each.plan for each in plans if each.plan is not None]
+    found = [planned.plan for planned in plans if planned.plan is not None]
     if not found:
         raise CommandError(f"there is no plan to write to {output}", 1)
-    best = min(found, key=lambda each: each.overhead)
+    best = min(found, key=lambda planned: planned.overhead)
     try:
         with open(output, "w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in best.to_lines())
@@ -82,20 +82,20 @@ def _show(program: Program, plans: Sequence[Planned]) -> None:
     print(f"{program.name}: {len(program.calls):,} operations")
     rows = [
         (
-            each.method,
-            f"{format_bytes(each.budget_bytes)} ({100 * each.budget_ratio:.4g}%)",
-            each.status if each.overhead is None else f"{each.overhead:.4f}",
-            "" if each.bound is None else f"{each.bound:.4f}",
-            "" if each.peak_bytes is None else format_bytes(each.peak_bytes),
-            "" if each.computes is None else f"{each.computes:,}",
-            seconds(each.seconds),
+            planned.method,
+            f"{format_bytes(planned.budget_bytes)} ({100 * planned.budget_ratio:.4g}%)",
+            planned.status if planned.overhead is None else f"{planned.overhead:.4f}",
+            "" if planned.bound is None else f"{planned.bound:.4f}",
+            "" if planned.peak_bytes is None else format_bytes(planned.peak_bytes),
+            "" if planned.computes is None else f"{planned.computes:,}",
+            seconds(planned.seconds),
         )
-        for each in plans
+        for planned in plans
     ]
     print_list(["method", "budget", "overhead", "bound", "peak", "runs", "planned in"], rows, sys.stdout, "<>>>>>>")
-    told = {(each.method, each.reason): each for each in plans if each.reason}
+    told = {(planned.method, planned.reason): planned for planned in plans if planned.reason}
     if told:
         print()
-    for each in told.values():
-        print(f"  {each.method}, {100 * each.budget_ratio:.4g}%: {each.reason}")
+    for planned in told.values():
+        print(f"  {planned.method}, {100 * planned.budget_ratio:.4g}%: {planned.reason}")
     print()

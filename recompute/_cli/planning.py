@@ -92,8 +92,8 @@ def add_methods(parser: argparse.ArgumentParser, default: str) -> None:
 
 def methods(given: Sequence[str]) -> list[str]:
     """Names from the command line, each once; `none` stands for none."""
-    names = [name.strip() for each in given for name in each.split(",")]
-    names = [name for each in names if each != "none" for name in (METHODS if each == "all" else [each])]
+    names = [name.strip() for text in given for name in text.split(",")]
+    names = [method for name in names if name != "none" for method in (METHODS if name == "all" else [name])]
     for name in names:
         if name not in METHODS:
             raise CommandError(f"unknown method {name!r}; choose from {', '.join(METHODS)}, all")

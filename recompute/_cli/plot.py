@@ -184,13 +184,13 @@ def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
             warn(f"{name} does not come to its end ({result.status}); drawn is what there is")
         told = result.status if result.overhead is None else f"overhead {result.overhead:.3f}"
         watched.add(f"{name} ({told})", events)
-    for each in plan_all([program], [planners], wanted, **limit):
-        if each.plan is not None:
-            watched.add(f"{each.method} (overhead {each.overhead:.3f})", plan_events(program, each.plan))
+    for planned in plan_all([program], [planners], wanted, **limit):
+        if planned.plan is not None:
+            watched.add(f"{planned.method} (overhead {planned.overhead:.3f})", plan_events(program, planned.plan))
         elif len(names) > 1:
-            warn(f"{each.method} is left out: {each.reason}")
+            warn(f"{planned.method} is left out: {planned.reason}")
         else:
-            raise CommandError(f"{each.method}: {each.reason}", 1)
+            raise CommandError(f"{planned.method}: {planned.reason}", 1)
     return watched
 
 
@@ -236,7 +236,7 @@ def chain_points(sizes: Sequence[int], names: Sequence[str]) -> list[ChainPoint]
 
 
 def _searches(options: argparse.Namespace, most: int | None = None) -> list[str]:
-    names = [name.strip() for each in options.search or ["exact"] for name in each.split(",")]
+    names = [name.strip() for text in options.search or ["exact"] for name in text.split(",")]
     for name in names:
         try:
             search_of(name)

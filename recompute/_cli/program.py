@@ -56,7 +56,7 @@ def execute(program: Program) -> Ending:
 def _wait_for_threads(others: set[threading.Thread]) -> None:
     """Wait as Python does at its exit. Not where there are pools: their threads are told to end only then."""
     while not getattr(threading, "_threading_atexits", True):
-        running = [each for each in threading.enumerate() if each not in others and not each.daemon]
+        running = [thread for thread in threading.enumerate() if thread not in others and not thread.daemon]
         if not running:
             return
         running[0].join()

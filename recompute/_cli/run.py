@@ -232,16 +232,16 @@ def _show(report: Report) -> None:
     if len(stats.pools) > 1:
         devices = [
             (
-                each.device,
-                "none" if each.budget is None else format_bytes(each.budget),
-                format_bytes(each.peak),
-                format_bytes(each.overshoot),
+                pool.device,
+                "none" if pool.budget is None else format_bytes(pool.budget),
+                format_bytes(pool.peak),
+                format_bytes(pool.overshoot),
             )
-            for each in stats.pools
+            for pool in stats.pools
         ]
         print_list(["device", "budget", "peak", "overshoot"], devices, sys.stderr, "<>>>")
     if stats.recomputed:
-        most = [(each.function, f"{each.times:,}", seconds(each.seconds)) for each in stats.recomputed[:_MOST]]
+        most = [(found.function, f"{found.times:,}", seconds(found.seconds)) for found in stats.recomputed[:_MOST]]
         print_list(["recomputed most", "times", "time"], most, sys.stderr, "<>>")
     if not stats.operations:
         warn(f"{program.name} made nothing in the default cache (a Cache of the script's own has its own budget)")

@@ -105,10 +105,10 @@ def run(options: argparse.Namespace) -> int:
 
     runs: list[Run] = []
     with Live(lambda: [bar(ready[0], len(jobs)), f"{ready[0]} of {len(jobs)} replays"]):
-        for each in simulate_many(programs, jobs, processes=processes, done=done):
+        for run in simulate_many(programs, jobs, processes=processes, done=done):
             if options.json:
-                print_json(each.as_dict())
-            runs.append(each)
+                print_json(run.as_dict())
+            runs.append(run)
     if not options.json:
         for number, program in enumerate(programs):
             _show(program, runs[number * len(chosen) * len(wanted) :][: len(chosen) * len(wanted)], len(wanted))
@@ -132,15 +132,15 @@ def load(paths: list[str]) -> list[Program]:
 def budgets(given: list[str]) -> list[int | float]:
     """Bytes (int) or shares of the peak (float) from the command line."""
     try:
-        return [bytes_or_share(text) for each in given for text in each.split(",")]
+        return [bytes_or_share(part) for text in given for part in text.split(",")]
     except ValueError as error:
         raise CommandError(str(error)) from None
 
 
 def policies(given: list[str] | None) -> list[str]:
     """Names from the command line, each once, as they were asked for."""
-    names = [name.strip() for each in given or ["default"] for name in each.split(",")]
-    names = [name for each in names for name in (POLICIES if each == "all" else [each])]
+    names = [name.strip() for text in given or ["default"] for name in text.split(",")]
+    names = [policy for name in names for policy in (POLICIES if name == "all" else [name])]
     for name in names:
         if name not in POLICIES and name != "default":
             raise CommandError(f"unknown policy {name!r}; choose from {', '.join(POLICIES)}, all, default")
@@ -172,22 +172,22 @@ def _show(program: Program, runs: list[Run], columns: int) -> None:
     )
     if columns > 1:
         rows = [
-            (runs[start].policy, *[_cell(each) for each in runs[start : start + columns]])
+            (runs[start].policy, *[_cell(run) for run in runs[start : start + columns]])
             for start in range(0, len(runs), columns)
         ]
-        print_list(["overhead", *[_head(each) for each in runs[:columns]]], rows, sys.stdout, "<" + ">" * columns)
+        print_list(["overhead", *[_head(run) for run in runs[:columns]]], rows, sys.stdout, "<" + ">" * columns)
     else:
         rows = [
             (
-                each.policy,
-                f"{format_bytes(each.budget_bytes)} ({_head(each)})",
-                _cell(each),
-                format_bytes(each.peak_bytes),
-                f"{each.evictions:,}",
-                f"{each.rematerializations:,}",
-                seconds(each.seconds),
+                run.policy,
+                f"{format_bytes(run.budget_bytes)} ({_head(run)})",
+                _cell(run),
+                format_bytes(run.peak_bytes),
+                f"{run.evictions:,}",
+                f"{run.rematerializations:,}",
+                seconds(run.seconds),
             )
-            for each in runs
+            for run in runs
         ]
         names = ["policy", "budget", "overhead", "peak", "evictions", "rematerializations", "simulated in"]
         print_list(names, rows, sys.stdout, "<>>>>>>")

@@ -163,8 +163,11 @@ class Finalizer:
             kind = kinds.get(type(payload))  # without an adapter that is asked for the first time
             if kind is not None and (kind.silent or not value.referred):
                 buffer = storage.buffer
-                if not watch or not buffer or kind.watch is None or (
-                    buffer == id(payload) and getrefcount(payload) == _ALONE
+                if (
+                    not watch
+                    or not buffer
+                    or kind.watch is None
+                    or (buffer == id(payload) and getrefcount(payload) == _ALONE)
                 ):
                     value.payload = EVICTED
                     if not kind.atomic:

@@ -39,9 +39,13 @@ def _living_frames(engine: Engine) -> list[Frame]:
     scheduler = engine.scheduler
     alive = engine.calls_going_on()
     frames: list[Frame] = []
-    for bottom in [bottom for bottom in engine.unlocked if bottom not in alive]:
-        del engine.unlocked[bottom]
-        bottom.running = False
+    for bottom in list(engine.unlocked):
+        if bottom not in alive or bottom in scheduler.stacks:
+            del engine.unlocked[bottom]
+            bottom.running = bottom in alive
+        else:  # it was about to lock its arguments, which it does when this change goes on
+            bottom.locked = bottom.missing = None
+            bottom.counts = False
     for bottom in list(scheduler.stacks):
         if bottom in alive:
             frames += bottom.stack
@@ -159,8 +163,4 @@ def _count_bytes(engine: Engine, by_storage: dict[Storage, list[Value]], frames:
         peak = pool.peak
         pool.enter(storage)
         pool.peak = max(peak, min(pool.peak, pool.used))
-    memory.neighbourhood.restart(
-        storage for storage, kept in by_storage.items() if not storage.resident and kept
-    )
-
-
+    memory.neighbourhood.restart(storage for storage, kept in by_storage.items() if not storage.resident and kept)

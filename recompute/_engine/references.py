@@ -176,9 +176,7 @@ class References:
             self._forget_unused(storage, value)
 
     def _forget_unused(self, storage: Storage, but: Value | None = None) -> None:
-        unused = [
-            value for value in storage.values if value is not but and value.users is None and not value.referred
-        ]
+        unused = [value for value in storage.values if value is not but and value.users is None and not value.referred]
         for value in unused:
             if value in storage.values and not self._stays(value):
                 self.forget([value])

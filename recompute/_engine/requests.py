@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recompute._budget import Limits
     from recompute._engine.engine import Engine
 
+
 def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
     """Perform a new operation; what refers to its outputs."""
     if engine.watchful:
@@ -95,6 +96,7 @@ def bring(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:
 
 def get(engine: Engine, value: Value) -> Any:
     """The payload, by the slow path: evicted, inside an operation, or watched."""
+
     def read(value: Value) -> Any:
         if engine.journal.listeners and not engine.scheduler.mine(engine):
             used = value.storage.pool.used
@@ -109,13 +111,11 @@ def get(engine: Engine, value: Value) -> Any:
 
 def evict(engine: Engine, value: Value) -> bool:
     """Drop a value now; False if it cannot be."""
-    with engine.lock:
-        engine.begin()
+    with engine.lock, engine.changes:
         storage = value.storage
         evictable = value.payload is not EVICTED and not storage.locks
         if evictable:
             engine.evict(storage, "request")
-        engine.end()
     settle(engine)
     return evictable
 
@@ -130,13 +130,11 @@ def pin(engine: Engine, value: Value) -> None:
 
 
 def unpin(engine: Engine, value: Value) -> None:
-    with engine.lock:
-        engine.begin()
+    with engine.lock, engine.changes:
         if value.pinned:
             engine.references.unpin(value)
             if engine.journal.listeners:
                 engine.journal.events.append(Unpinned(engine.meter.now, value.storage.pool.used, value.number))
-        engine.end()
     settle(engine)
 
 
@@ -154,7 +152,7 @@ def keep_resident(engine: Engine, value: Value) -> Stay:
     stay = Stay()
 
     def lock(value: Value) -> None:
-        reference = StayReference(stay, engine.let_go)
+        reference = StayReference(stay, engine.settling.let_go)
         reference.storage = value.storage
         engine.finalizer.stays.add(reference)
         value.storage.pool.lock(value.storage)
@@ -165,10 +163,8 @@ def keep_resident(engine: Engine, value: Value) -> Stay:
 
 def refer_again(engine: Engine, value: Value, handle: Any) -> None:
     """One more Recomputable of a value."""
-    with engine.lock:
-        engine.begin()
+    with engine.lock, engine.changes:
         attach(handle, engine, value, engine.note)
-        engine.end()
 
 
 def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) -> Any:
@@ -177,8 +173,7 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
     if engine.fingerprints is not None:
         return None
     made = None
-    with engine.lock:
-        engine.begin()
+    with engine.lock, engine.changes:
         if argument.payload is EVICTED:
             storage = operation.storage = argument.storage
             engine.results.number = operation.number = engine.results.number + 1
@@ -193,7 +188,6 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
             if engine.journal.listeners:
                 event = engine.results.performed(operation, "view", 0.0, False, ())
                 engine.journal.events.append(event)
-        engine.end()
     settle(engine)
     return made
 
@@ -203,8 +197,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
 
     Should the old value be needed again, it is made again, elsewhere.
     """
-    with engine.lock:
-        engine.begin()
+    with engine.lock, engine.changes:
         value = handle.node
         operation = value.operation
         assert operation is not None, "a source that is written over cannot be made again"
@@ -221,16 +214,13 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
             engine.memory.neighbourhood.evicted(own)
         if value.references is None:
             engine.references.released(value)
-        engine.end()
     settle(engine)
 
 
 def exchange(engine: Engine, one: Any, other: Any) -> None:
     """Let two Recomputables refer to what the other one did."""
-    with engine.lock:
-        engine.begin()
+    with engine.lock, engine.changes:
         _exchange(one, other)
-        engine.end()
 
 
 def _exchange(one: Any, other: Any) -> None:
@@ -248,20 +238,16 @@ def set_limits(engine: Engine, limits: Limits) -> None:
     memory = engine.memory
     before = memory.limits
     try:
-        with engine.lock:
-            engine.begin()
+        with engine.lock, engine.changes:
             engine.set_limits(limits)
-            engine.end()
         for device in list(memory.pools):
             try:
                 engine.make_room(device, 0, None)
             except BudgetError as error:
                 raise BudgetError(f"the new budget is too small: {error}") from None
     except BaseException:
-        with engine.lock:
-            engine.begin()
+        with engine.lock, engine.changes:
             engine.set_limits(before)
-            engine.end()
         raise
     finally:
         settle(engine)
@@ -270,25 +256,21 @@ def set_limits(engine: Engine, limits: Limits) -> None:
 def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
     """Evict until `wanted` bytes are free that were not before, or all that can be (None); the bytes freed."""
     memory = engine.memory
-    with engine.lock:
-        engine.begin()
+    with engine.lock, engine.changes:
         pool = memory.pool(device)
         before = pool.used
         if wanted is None and memory.policy.name != "none":
             for storage in [storage for storage in pool.candidates if not storage.locks]:
                 engine.evict(storage, "request")
-        engine.end()
     settle(engine)
     while wanted is not None and before - pool.used < wanted:
         victims = engine.next_victims(pool)
         if not victims:
             break
-        with engine.lock:
-            engine.begin()
+        with engine.lock, engine.changes:
             for victim in victims:
                 if victim.resident and not victim.locks:
                     engine.evict(victim, "request")
-            engine.end()
         settle(engine)
     return before - pool.used
 
@@ -311,8 +293,7 @@ def dependents(engine: Engine, source: Value, most: float) -> list[Value] | None
     seen = {source}
     stack = [source]
     settle(engine)
-    with engine.lock:
-        engine.begin()
+    with engine.lock, engine.changes:
         while stack and len(seen) <= most:
             for user in stack.pop().each_user():
                 for output in user.outputs:
@@ -322,7 +303,6 @@ def dependents(engine: Engine, source: Value, most: float) -> list[Value] | None
                             alive[output] = None
                         else:
                             stack.append(output)
-        engine.end()
     return list(alive) if len(seen) <= most else None
 
 
@@ -346,7 +326,7 @@ def settle(engine: Engine) -> None:
     """See to what has come up meanwhile, if anything has."""
     finalizer = engine.finalizer
     if finalizer.queue or finalizer.garbage or engine.journal.events or finalizer.departures or finalizer.interrupts:
-        engine.settle()
+        engine.settling.settle()
 
 
 def _note_found(engine: Engine, values: Sequence[Value]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from recompute._adapters.adapter import fingerprint, kinds
 from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
-from recompute._engine.finalizer import Finalizer
 from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Storage, Value
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory, Pool, shared_storage
@@ -23,20 +22,17 @@ Room = tuple[tuple[Pool, int], ...]
 """Bytes that were reserved, by pool."""
 
 Made: TypeAlias = "tuple[Any, int, int, str, bytes | None, Storage | None]"
-"""One output of a run, measured: payload, bytes, identity of its memory (0: never shared), device, digest of its content
-if the cache verifies, and the storage of the argument whose memory it is on."""
+"""One output of a run, measured: payload, bytes, identity of its memory (0: never shared), device, digest of its
+content if the cache verifies, and the storage of the argument whose memory it is on."""
 
 
 class Results:
     """Measures outputs, and enters them."""
 
-    def __init__(
-        self, memory: Memory, meter: Meter, journal: Journal, finalizer: Finalizer, fingerprints: Fingerprints | None
-    ) -> None:
+    def __init__(self, memory: Memory, meter: Meter, journal: Journal, fingerprints: Fingerprints | None) -> None:
         self._memory = memory
         self._meter = meter
         self._journal = journal
-        self._finalizer = finalizer
         self._fingerprints = fingerprints
         self.number = 0
         """Of the newest value."""

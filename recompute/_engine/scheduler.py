@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import sys
-from threading import Condition, RLock
+from threading import Condition, get_ident
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING
 
+from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, running_here
 from recompute._engine.graph import Operation
+
+if TYPE_CHECKING:
+    from recompute._engine.engine import Engine
+    from recompute._engine.memory import Pool
 
 
 class Scheduler:
     """Lets threads wait for each other. Under the lock, unless a method says otherwise."""
 
-    def __init__(self) -> None:
-        self.lock = RLock()
-        self.changed = Condition(self.lock)
+    def __init__(self, changes: Changes, patient: bool) -> None:
+        self._changes = changes
+        self._patient = patient
+        self.changed = Condition(changes.lock)
         self.in_flight: dict[Operation, Frame] = {}
         """Evicted operations that a thread is bringing back: others that need them wait."""
         self.stacks: dict[Frame, None] = {}
@@ -39,7 +46,7 @@ class Scheduler:
         if not self.executing:
             self.changed.notify_all()  # nobody runs: those who wait for memory must look again
         try:
-            self.changed.wait()
+            self._changes.pause(self.changed.wait)
         finally:
             self.blocked.remove(bottom)
             self.executing += mine
@@ -79,23 +86,69 @@ class Scheduler:
             bottom.waiting_below += 1
         return False
 
-    def pop(self, stack: list[Frame]) -> None:
-        stack.pop()
-        if stack:
-            stack[0].waiting_below = min(stack[0].waiting_below, len(stack) - 1)
+    def find_room(self, engine: Engine, pool: Pool, frame: Frame) -> bool:
+        """Find room beyond the candidates; False if there is none.
+
+        Memory that is too short for several threads may do for one: the first thread that finds no room leads, and the
+        others let go what only waits, until it has got what it asked for. Then its own outer frames let go.
+        """
+        if not self._patient:
+            return False
+        stack: list[Frame] = [] if frame.running or frame.operation is None else frame.stack
+        mine = self.mine(engine)
+        if (self.executing > mine or self.blocked) and not mine and stack:
+            if self.leader is None:
+                self.leader = stack[0]
+            elif self.leader is not stack[0]:
+                self.let_leader_go_first(engine, stack)
+                return True
+        if self.executing > mine or pool.departing:
+            self.wait(frame.stack[0])
+            return True
+        unlocked = False
+        for blocked in self.blocked:
+            unlocked = self.unlock_waiting(blocked.stack) or unlocked
+        if unlocked:
+            return True
+        stacks = [stack, *(outer.stack for outer in running_here() if outer.engine is engine)]
+        return any(self.unlock_outermost(one) for one in stacks) or engine.left_behind()
+
+    def let_leader_go_first(self, engine: Engine, stack: list[Frame]) -> None:
+        """Let another thread go first, with all the memory that this one does not need right now."""
+        while len(stack) > 1:  # the leader may need what these were to bring: start over, later
+            engine.leave(stack[-1])
+        stack[0].waiting_below = 0
+        self.unlock_waiting(stack)
+        while self.leader is not None and self.leader is not stack[0]:
+            self.wait(stack[0])
+
+    def waits_for_itself(self, busy: Frame, stack: list[Frame]) -> bool:
+        if busy.operation is None:  # its value is on the way out of memory
+            return bool(busy.key == get_ident())
+        return busy.stack is stack or any(busy.stack is outer.stack for outer in running_here())
+
+    def over(self, bottom: Frame) -> None:
+        """A request is over."""
+        self.stacks.pop(bottom, None)
+        if self.leader is bottom:
+            self._lead_no_more()
+
+    def _lead_no_more(self) -> None:
+        with self._changes.lock:
+            self.leader = None
+            self.changed.notify_all()
 
     def after_fork(self) -> None:
         """In a child process: another thread may have held the lock, and is not here."""
-        self.lock = RLock()
-        self.changed = Condition(self.lock)
+        self.changed = Condition(self._changes.lock)
         self.blocked.clear()
 
 
-def frames_on_stacks(codes: tuple[CodeType, ...]) -> list[FrameType]:
-    """The calls of some functions that are going on now, in all threads."""
+def frames_on_stacks(codes: tuple[CodeType, ...], thread: int | None = None) -> list[FrameType]:
+    """The calls of some functions that are going on now, in all threads or in one."""
     found = []
     frame: FrameType | None
-    for frame in list(sys._current_frames().values()):
+    for frame in [frame for ident, frame in sys._current_frames().items() if thread in (None, ident)]:
         while frame is not None:
             if frame.f_code in codes:
                 found.append(frame)

@@ -46,6 +46,6 @@ def accesses(runs: Iterable[Figures], *, title: str | None = None) -> Figure:
         axes.set(xlim=(0, 1), xlabel="budget [share of the peak without one]", ylabel="candidates scored")
     from matplotlib.lines import Line2D
 
-    legend_below(figure, [Line2D([], [], label=label, **each.line()) for label, each in look.items()])
+    legend_below(figure, [Line2D([], [], label=label, **style.line()) for label, style in look.items()])
     head(figure, title)
     return figure

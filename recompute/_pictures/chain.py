@@ -87,7 +87,7 @@ def _scale(axes: Any, sizes: list[int], top: float) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set(ylim=(1.8, top), xlabel="n, steps of the chain")
-    heights = [each for each in (2, 3, 4, 6, 8, 12, 16, 24) if each <= top]
+    heights = [height for height in (2, 3, 4, 6, 8, 12, 16, 24) if height <= top]
     for axis, ticks in ((axes.xaxis, sizes), (axes.yaxis, heights)):
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_minor_locator(NullLocator())
@@ -97,7 +97,7 @@ def _scale(axes: Any, sizes: list[int], top: float) -> None:
 def _handles(look: Mapping[str, Any]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], label=name, **each.line()) for name, each in look.items()]
+    handles = [Line2D([], [], label=name, **style.line()) for name, style in look.items()]
     return [
         *handles,
         Line2D([], [], color=INK, linewidth=5, alpha=0.25, label="optimum (Revolve)"),

@@ -46,11 +46,11 @@ def memory(
     Raises ImportError, with what to install, without matplotlib; ValueError if there is nothing to draw.
     """
     steps = {name: _steps(events) for name, events in tracks.items()}
-    steps = {name: each for name, each in steps.items() if each}
+    steps = {name: line for name, line in steps.items() if line}
     if not steps:
         raise ValueError("nothing to draw: there are no events")
     behind = _steps(whole)
-    everything = [step for each in [behind, *steps.values()] for step in each]
+    everything = [step for line in [behind, *steps.values()] for step in line]
     most = max([used for _, used in everything] + [budget or 0])
     last = max(max(time for time, _ in everything), 1e-12)
     divisor, name = time_axis(last, unit)
@@ -62,7 +62,7 @@ def memory(
         times, used = _peaks(behind, last, _COLUMNS)
         axes.fill_between(
             [time / divisor for time in times],
-            [each / size for each in used],
+            [nbytes / size for nbytes in used],
             step="post",
             color="#DDDDDD",
             linewidth=0,
@@ -72,7 +72,7 @@ def memory(
         times, used = _peaks(steps[label], last, _COLUMNS)
         axes.plot(
             [time / divisor for time in times],
-            [each / size for each in used],
+            [nbytes / size for nbytes in used],
             color=look.colour,
             linestyle=(0, look.dashes) if look.dashes else "-",
             linewidth=1.6 if look.wide else 1.2,

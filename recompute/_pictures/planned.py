@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 def plan_events(program: Program, plan: Plan) -> list[Event]:
     """What a cache that followed the plan would tell. Storages have the program's numbers; times are in its units."""
-    sizes, homes = program.sizes, program.homes
+    sizes, storages = program.sizes, program.storages
     events: list[Event] = []
     resident: set[int] = set()
     ran: set[int] = set()
     used, now = 0, 0.0
 
     for value, maker in enumerate(program.makers):
-        home = homes[value]
-        if maker < 0 and home not in resident:
-            resident.add(home)
-            used += sizes[home]
-            events.append(Added(now, used, home, sizes[home], program.devices[home]))
+        storage = storages[value]
+        if maker < 0 and storage not in resident:
+            resident.add(storage)
+            used += sizes[storage]
+            events.append(Added(now, used, storage, sizes[storage], program.devices[storage]))
     for kind, which in plan.steps:
         if kind == "compute":
             call = program.calls[which]
-            made = tuple(dict.fromkeys(homes[value] for value in call.results))
-            used += sum(sizes[home] for home in made if home not in resident)
+            made = tuple(dict.fromkeys(storages[value] for value in call.results))
+            used += sum(sizes[storage] for storage in made if storage not in resident)
             resident.update(made)
             now += call.cost
             events.append(
@@ -40,8 +40,8 @@ def plan_events(program: Program, plan: Plan) -> list[Event]:
                     call.cost,
                     which in ran,
                     made,
-                    tuple([sizes[home] for home in made]),
-                    tuple(dict.fromkeys(homes[value] for value in call.arguments)),
+                    tuple([sizes[storage] for storage in made]),
+                    tuple(dict.fromkeys(storages[value] for value in call.arguments)),
                 )
             )
             ran.add(which)

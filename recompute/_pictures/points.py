@@ -55,19 +55,19 @@ class Floor:
     @classmethod
     def of(cls, program: Program, peak: int) -> Floor:
         """The floor of a program whose peak without a budget is known. O(program)."""
-        sizes, homes = program.sizes, program.homes
-        constant = {homes[value] for value, maker in enumerate(program.makers) if maker < 0}
+        sizes, storages = program.sizes, program.storages
+        constant = {storages[value] for value, maker in enumerate(program.makers) if maker < 0}
         most = 0
         for call in program.calls:
-            needed = {homes[value] for value in (*call.arguments, *call.results)} - constant
-            most = max(most, sum(sizes[home] for home in needed))
-        sources = sum(sizes[home] for home in constant)
+            needed = {storages[value] for value in (*call.arguments, *call.results)} - constant
+            most = max(most, sum(sizes[storage] for storage in needed))
+        sources = sum(sizes[storage] for storage in constant)
         return cls(sources / max(1, peak), (sources + most) / max(1, peak))
 
 
 def points_of(figures: Iterable[Figures | Point]) -> list[Point]:
     """Points, made from replays where they are not points yet."""
     return [
-        each if isinstance(each, Point) else Point(each.trace, each.policy, each.budget_ratio, each.overhead)
-        for each in figures
+        figure if isinstance(figure, Point) else Point(figure.trace, figure.policy, figure.budget_ratio, figure.overhead)
+        for figure in figures
     ]

@@ -103,8 +103,8 @@ def draw_marks(axes: Sequence[Any], marks: Iterable[Moment]) -> None:
     """Vertical lines through all of these axes, with their texts at the top of the first."""
     right = axes[0].get_xlim()[1]
     for time, text in marks:
-        for each in axes:
-            each.axvline(time, color=INK, linewidth=1, linestyle=(0, (4, 2)))
+        for panel in axes:
+            panel.axvline(time, color=INK, linewidth=1, linestyle=(0, (4, 2)))
         leftwards = time > 0.75 * right
         axes[0].annotate(
             "backward pass" if text == "BACKWARD" else text,
@@ -154,8 +154,8 @@ def _draw_image(axes: Any, ends: Sequence[tuple[Bar, float, float]], rows: Mappi
     image: list[list[list[int]]] = []
     for count, (first, again) in zip(values, changes, strict=True):
         there = list(zip(accumulate(first[:width]), accumulate(again[:width]), strict=True))
-        pixel = {each: _mixed([number / count for number in each], colours) for each in set(there)}
-        image.append([pixel[each] for each in there])
+        pixel = {there_now: _mixed([number / count for number in there_now], colours) for there_now in set(there)}
+        image.append([pixel[there_now] for there_now in there])
     axes.imshow(
         image,
         extent=(0, right_most, -0.5, len(rows) - 0.5),

@@ -137,12 +137,12 @@ def short(name: str) -> str:
 
 def time_unit(most: float) -> tuple[float, str]:
     """Seconds in the unit that suits a duration, and its name."""
-    return next((each for each in _TIMES if most >= each[0]), _TIMES[-1])
+    return next((unit for unit in _TIMES if most >= unit[0]), _TIMES[-1])
 
 
 def size_unit(most: float) -> tuple[float, str]:
     """Bytes in the unit that suits a size, and its name."""
-    return next((each for each in _SIZES if most >= each[0]), _SIZES[-1])
+    return next((unit for unit in _SIZES if most >= unit[0]), _SIZES[-1])
 
 
 def ceiling(most: float) -> float:

@@ -33,7 +33,7 @@ def checkmate(
     Raises PlanError if the program is too large, no schedule exists, or none was found in time; ImportError without
     SciPy.
     """
-    groups = coarsen(problem, operations) if operations is not None else [[each] for each in problem.order]
+    groups = coarsen(problem, operations) if operations is not None else [[operation] for operation in problem.order]
     if len(groups) > most:
         raise PlanError(
             f"{len(groups):,} operations are too many for checkmate, which takes {most}: merge them with "
@@ -66,7 +66,7 @@ def _merged(problem: Problem, groups: list[list[int]]) -> Problem:
                 if place_of[problem.makers[value]] != number:
                     wanted.add(value)
     merged = Problem(len(groups) - 1)
-    merged.homes, merged.sizes, merged.fixed = problem.homes, problem.sizes, problem.fixed
+    merged.storages, merged.sizes, merged.fixed = problem.storages, problem.sizes, problem.fixed
     merged.makers = [place_of[maker] if maker >= 0 else -1 for maker in problem.makers]
     merged.constant, merged.room = problem.constant, problem.room
     for number, group in enumerate(groups):
@@ -77,11 +77,11 @@ def _merged(problem: Problem, groups: list[list[int]]) -> Problem:
                 if place_of[problem.makers[value]] != number:
                     inside[value] = None
             results += [value for value in problem.results[operation] if value in wanted]
-        held = {problem.homes[value] for value in inside}
-        homes = {problem.homes[value] for value in results} - held
+        held = {problem.storages[value] for value in inside}
+        storages = {problem.storages[value] for value in results} - held
         merged.arguments.append(tuple(inside))
         merged.results.append(tuple(results))
-        merged.makes.append(tuple(sorted(home for home in homes if not problem.fixed[home])))
+        merged.makes.append(tuple(sorted(storage for storage in storages if not problem.fixed[storage])))
         merged.costs.append(sum([problem.costs[operation] for operation in group]))
         merged.needs.append(_need(problem, group, set(results)))
         merged.order.append(number)
@@ -94,17 +94,17 @@ def _need(problem: Problem, group: list[int], results: set[int]) -> int:
     made: set[int] = set()
     for place, operation in enumerate(group):
         for value in problem.arguments[operation]:
-            last[problem.homes[value]] = place
+            last[problem.storages[value]] = place
         for value in problem.results[operation]:
-            last.setdefault(problem.homes[value], place)
+            last.setdefault(problem.storages[value], place)
             if value in results:
-                last[problem.homes[value]] = len(group)
+                last[problem.storages[value]] = len(group)
     used = most = 0
     for place, operation in enumerate(group):
         most = max(most, used + problem.needs[operation])
         made.update(problem.makes[operation])
-        made = {home for home in made if last[home] > place or last[home] == len(group)}
-        used = sum([problem.sizes[home] for home in made])
+        made = {storage for storage in made if last[storage] > place or last[storage] == len(group)}
+        used = sum([problem.sizes[storage] for storage in made])
     return max(most, used)
 
 
@@ -183,18 +183,18 @@ class _Model:
         problem, order = self.problem, self.problem.order
         present: list[dict[int, list[int]]] = [{} for _ in range(stage + 1)]  # place -> storage -> variables
         for value, places in self.users.items():
-            made, home = self.made[value], problem.homes[value]
-            if made > stage or not problem.sizes[home]:
+            made, storage = self.made[value], problem.storages[value]
+            if made > stage or not problem.sizes[storage]:
                 continue
             if (stage, value) in kept:
                 for place in range(min(made, stage) + 1):
-                    present[place].setdefault(home, []).append(kept[stage, value])
+                    present[place].setdefault(storage, []).append(kept[stage, value])
             following = kept.get((stage + 1, value))
             end = stage
             for user in reversed([place for place in places if place <= stage]):
                 if following is not None:
                     for place in range(user + 1, end + 1):
-                        present[place].setdefault(home, []).append(following)
+                        present[place].setdefault(storage, []).append(following)
                 mine = self.run.get((stage, user))
                 if mine is not None and following is None:
                     following = mine
@@ -205,15 +205,15 @@ class _Model:
                 end = user
             if following is not None:
                 for place in range(made + 1, end + 1):
-                    present[place].setdefault(home, []).append(following)
+                    present[place].setdefault(storage, []).append(following)
         for place in range(stage + 1):
             row: dict[int, float] = {}
-            for home, variables in present[place].items():
+            for storage, variables in present[place].items():
                 one = variables[0]
                 if len(set(variables)) > 1:
                     one = self._variable(0.0, 1.0, False)
-                    self.rows += [({one: 1.0, each: -1.0}, 0.0) for each in set(variables)]
-                row[one] = row.get(one, 0.0) - problem.sizes[home] / self._unit
+                    self.rows += [({one: 1.0, variable: -1.0}, 0.0) for variable in set(variables)]
+                row[one] = row.get(one, 0.0) - problem.sizes[storage] / self._unit
             mine = self.run.get((stage, place))
             if mine is not None:
                 row[mine] = row.get(mine, 0.0) - problem.needs[order[place]] / self._unit

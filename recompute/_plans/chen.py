@@ -69,8 +69,8 @@ def segmented(problem: Problem, forward: int, cuts: list[int]) -> list[int]:
     for place, operation in enumerate(order):
         for value in problem.arguments[operation]:
             last_use[value] = place
-            home = segment.get(makers[value], -1)
-            if place < forward and segment[operation] != home:
+            of = segment.get(makers[value], -1)
+            if place < forward and segment[operation] != of:
                 kept.add(value)
     last = number
     members: list[list[int]] = [[] for _ in range(last + 1)]
@@ -119,14 +119,14 @@ def _forward(problem: Problem, turn: int | None) -> int:
     born: dict[int, int] = {}
     last: dict[int, int] = {}
     for place, operation in enumerate(problem.order):
-        for home in problem.makes[operation]:
-            born.setdefault(home, place)
+        for storage in problem.makes[operation]:
+            born.setdefault(storage, place)
         for value in problem.arguments[operation]:
-            last[problem.homes[value]] = place
-    for home, place in born.items():
-        used[place] += problem.sizes[home]
-        if last.get(home, place) + 1 < len(used):
-            used[last.get(home, place) + 1] -= problem.sizes[home]
+            last[problem.storages[value]] = place
+    for storage, place in born.items():
+        used[place] += problem.sizes[storage]
+        if last.get(storage, place) + 1 < len(used):
+            used[last.get(storage, place) + 1] -= problem.sizes[storage]
     level = most = peak = 0
     for place, change in enumerate(used):
         level += change

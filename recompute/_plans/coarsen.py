@@ -25,7 +25,7 @@ def coarsen(problem: Problem, most: int) -> list[list[int]]:
 
     def loss(left: int) -> float:
         right = after[left]
-        weight = [costs[each] / mean + sizes[each] / scale for each in (left, right)]
+        weight = [costs[group] / mean + sizes[group] / scale for group in (left, right)]
         return min(weight) + 0.1 * max(weight)
 
     heap = [(loss(left), 0, 0, left) for left in range(len(groups) - 1)]

@@ -92,10 +92,10 @@ class _Space:
         for place in range(len(order) - 1, -1, -1):
             self.rest[place] = self.rest[place + 1] + costs[order[place]]
         on = [0] * len(problem.sizes)
-        for value, home in enumerate(problem.homes):
+        for value, storage in enumerate(problem.storages):
             if problem.makers[value] >= 0:
-                on[home] |= 1 << value
-        self.storages = [(on[home], size) for home, size in enumerate(problem.sizes) if size and on[home]]
+                on[storage] |= 1 << value
+        self.storages = [(on[storage], size) for storage, size in enumerate(problem.sizes) if size and on[storage]]
         self.takes = [sum([1 << value for value in arguments]) for arguments in problem.arguments]
         self.gives = [sum([1 << value for value in results]) for results in problem.results]
 
@@ -126,7 +126,7 @@ class _Space:
 def _undominated(reached: dict[State, float], width: int) -> dict[State, float]:
     """The cheapest states, without those that hold only a part of what a state that is no dearer holds."""
     kept: dict[State, float] = {}
-    for state, cost in sorted(reached.items(), key=lambda each: (each[1], -each[0][0].bit_count())):
+    for state, cost in sorted(reached.items(), key=lambda item: (item[1], -item[0][0].bit_count())):
         if not any(not state[0] & ~other for other, _ in kept):
             kept[state] = cost
             if len(kept) == width:

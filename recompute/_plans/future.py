@@ -37,12 +37,12 @@ class Replay:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        homes, fixed = problem.homes, problem.fixed
+        storages, fixed = problem.storages, problem.fixed
         count = len(problem.sizes)
         self.uses: list[list[int]] = [[] for _ in range(count)]  # storage -> places in the program, ascending
         for place, operation in enumerate(problem.order):
-            for home in dict.fromkeys([homes[value] for value in problem.arguments[operation]]):
-                self.uses[home].append(place)
+            for storage in dict.fromkeys([storages[value] for value in problem.arguments[operation]]):
+                self.uses[storage].append(place)
         clock = 0.0
         self.clock: list[float] = []  # place in the program -> the cost of all before
         mean = problem.model_cost / max(1, len(problem.order))
@@ -53,18 +53,18 @@ class Replay:
         self.above: list[list[int]] = [[] for _ in range(count)]
         self.below: list[list[int]] = [[] for _ in range(count)]
         for operation in range(problem.calls):
-            made = {homes[value] for value in problem.results[operation] if not fixed[homes[value]]}
-            held = {homes[value] for value in problem.arguments[operation] if not fixed[homes[value]]}
-            for home in sorted(made):
-                self.own[home] += problem.costs[operation]
-                self.above[home].extend(sorted(held - {home}))
-            for home in sorted(held):
-                self.below[home].extend(sorted(made - {home}))
-        self.above = [list(dict.fromkeys(each)) for each in self.above]
-        self.below = [list(dict.fromkeys(each)) for each in self.below]
+            made = {storages[value] for value in problem.results[operation] if not fixed[storages[value]]}
+            held = {storages[value] for value in problem.arguments[operation] if not fixed[storages[value]]}
+            for storage in sorted(made):
+                self.own[storage] += problem.costs[operation]
+                self.above[storage].extend(sorted(held - {storage}))
+            for storage in sorted(held):
+                self.below[storage].extend(sorted(made - {storage}))
+        self.above = [list(dict.fromkeys(near)) for near in self.above]
+        self.below = [list(dict.fromkeys(near)) for near in self.below]
         self.on: list[list[int]] = [[] for _ in range(count)]
-        for value, home in enumerate(homes):
-            self.on[home].append(value)
+        for value, storage in enumerate(storages):
+            self.on[storage].append(value)
 
     def run(self, score: Score, weights: Sequence[float] | None = None, limit: float = 10.0) -> list[int] | None:
         """The order of runs; None if something did not fit, or the cost went above `limit` times the model's.
@@ -73,17 +73,17 @@ class Replay:
         """
         problem = self.problem
         arguments, results, makes = problem.arguments, problem.results, problem.makes
-        homes, makers, sizes, needs, costs = problem.homes, problem.makers, problem.sizes, problem.needs, problem.costs
+        storages, makers, sizes, needs, costs = problem.storages, problem.makers, problem.sizes, problem.needs, problem.costs
         fixed, on, own, uses, clock = problem.fixed, self.on, self.own, self.uses, self.clock
         above, below = self.above, self.below
         count = len(sizes)
         time_power, above_weight, below_weight, size_power = score.time, score.above, score.below, score.size
         through = score.through
         factor = [
-            (1.0 if weights is None else weights[home]) / size**size_power if size else 0.0
-            for home, size in enumerate(sizes)
+            (1.0 if weights is None else weights[storage]) / size**size_power if size else 0.0
+            for storage, size in enumerate(sizes)
         ]
-        present = bytearray(len(homes))
+        present = bytearray(len(storages))
         resident = bytearray(fixed)
         born = bytearray(fixed)  # was in memory at least once
         locks = [0] * count
@@ -95,40 +95,40 @@ class Replay:
         budget_left = limit * problem.model_cost
         runs_left = int(20 * limit * len(problem.order))  # runs may cost nothing
         out: list[int] = []
-        next_use = [each[0] if each else _NEVER for each in uses]
+        next_use = [places[0] if places else _NEVER for places in uses]
 
-        def reached(home: int, links: list[list[int]], *, unborn: bool = False) -> list[int]:
+        def reached(storage: int, links: list[list[int]], *, unborn: bool = False) -> list[int]:
             """The evicted storages that `links` lead to, over evicted ones alone; never made ones only if `unborn`."""
-            seen = {home}
+            seen = {storage}
             found: list[int] = []
-            stack = [home]
+            stack = [storage]
             while stack:
-                for each in links[stack.pop()]:
-                    if not resident[each] and (unborn or born[each]) and each not in seen:
-                        seen.add(each)
-                        stack.append(each)
-                        found.append(each)
+                for other in links[stack.pop()]:
+                    if not resident[other] and (unborn or born[other]) and other not in seen:
+                        seen.add(other)
+                        stack.append(other)
+                        found.append(other)
             return found
 
-        def rate(home: int) -> float:
-            at = next_use[home]
+        def rate(storage: int) -> float:
+            at = next_use[storage]
             look = through or at == _NEVER
-            made = reached(home, below) if look or below_weight else []
+            made = reached(storage, below) if look or below_weight else []
             if look:  # the next use may be to make something evicted again from it
-                at = min([at, *[next_use[each] for each in made]])
+                at = min([at, *[next_use[other] for other in made]])
             if at == _NEVER:
                 return -1.0
-            cost = own[home]
+            cost = own[storage]
             if above_weight:
-                for each in reached(home, above, unborn=True):
-                    cost += above_weight * own[each]
+                for other in reached(storage, above, unborn=True):
+                    cost += above_weight * own[other]
             if below_weight:
-                for each in made:
-                    cost += below_weight * own[each]
+                for other in made:
+                    cost += below_weight * own[other]
             wait = clock[at] - clock[place]
             if time_power and wait > 0:
-                return float(cost * factor[home] / wait**time_power)
-            return cost * factor[home] if wait > 0 or not time_power else cost * factor[home] * 1e6
+                return float(cost * factor[storage] / wait**time_power)
+            return cost * factor[storage] if wait > 0 or not time_power else cost * factor[storage] * 1e6
 
         def make_room(need: int, soft: list[int] | None) -> bool:
             nonlocal used, heap
@@ -137,31 +137,31 @@ class Replay:
             while used + need > room:
                 victim = -1
                 while heap:
-                    key, stamp, home = heappop(heap)
-                    if stamp != version[home] or not resident[home]:
+                    key, stamp, storage = heappop(heap)
+                    if stamp != version[storage] or not resident[storage]:
                         continue
-                    if locks[home]:
-                        aside.append((key, stamp, home))
+                    if locks[storage]:
+                        aside.append((key, stamp, storage))
                         continue
-                    now = rate(home)
+                    now = rate(storage)
                     if heap and now > key * 1.0001 + 1e-30 and now > heap[0][0]:
-                        heappush(heap, (now, stamp, home))
+                        heappush(heap, (now, stamp, storage))
                         continue
-                    victim = home
+                    victim = storage
                     break
                 if victim < 0 and not rebuilt:
                     rebuilt = True
                     heap = []
-                    for home in range(count):
-                        if resident[home] and not locks[home] and sizes[home]:
-                            version[home] += 1
-                            heap.append((rate(home), version[home], home))
+                    for storage in range(count):
+                        if resident[storage] and not locks[storage] and sizes[storage]:
+                            version[storage] += 1
+                            heap.append((rate(storage), version[storage], storage))
                     heapify(heap)
                     aside = []
                     if heap:
                         continue
                 if victim < 0:
-                    victim = next((home for home in soft or () if resident[home] and sizes[home]), -1)
+                    victim = next((storage for storage in soft or () if resident[storage] and sizes[storage]), -1)
                     if victim < 0:
                         return False
                 resident[victim] = 0
@@ -183,15 +183,15 @@ class Replay:
                 for value in arguments[operation]:
                     if present[value]:
                         continue
-                    size = sizes[homes[value]]
+                    size = sizes[storages[value]]
                     if size > most:
                         most, missing = size, value
                 if not mine or missing < 0:
                     for value in arguments[operation]:
-                        home = homes[value]
-                        if present[value] and home not in mine:
-                            mine.append(home)
-                            locks[home] += 1
+                        storage = storages[value]
+                        if present[value] and storage not in mine:
+                            mine.append(storage)
+                            locks[storage] += 1
                 if missing >= 0:
                     maker = makers[missing]
                     if len(stack) > problem.calls or (len(stack) > 1 and maker in stack):
@@ -202,39 +202,39 @@ class Replay:
                 need = needs[operation]
                 if used + need > room:
                     top = set(mine)
-                    soft = [home for frame in held[:-1] for home in frame if home not in top]
+                    soft = [storage for frame in held[:-1] for storage in frame if storage not in top]
                     if not make_room(need, soft):
                         return None
                 if len(stack) == 1:
-                    for home in mine:
-                        places = uses[home]
+                    for storage in mine:
+                        places = uses[storage]
                         at = bisect_left(places, place + 1)
-                        next_use[home] = places[at] if at < len(places) else _NEVER
+                        next_use[storage] = places[at] if at < len(places) else _NEVER
                 budget_left -= costs[operation]
                 runs_left -= 1
                 if budget_left < 0 or not runs_left:
                     return None
                 out.append(operation)
-                for home in makes[operation]:
-                    if not resident[home]:
-                        resident[home] = born[home] = 1
-                        used += sizes[home]
+                for storage in makes[operation]:
+                    if not resident[storage]:
+                        resident[storage] = born[storage] = 1
+                        used += sizes[storage]
                 for value in results[operation]:
                     present[value] = 1
                 stack.pop()
                 held.pop()
                 outer = held[-1] if held else None
-                for home in mine:
-                    locks[home] -= 1
+                for storage in mine:
+                    locks[storage] -= 1
                 if outer is not None:
                     wanted = arguments[stack[-1]]
                     for value in results[operation]:
-                        if value in wanted and homes[value] not in outer:
-                            outer.append(homes[value])
-                            locks[homes[value]] += 1
-                for home in {*mine, *makes[operation]}:
-                    if sizes[home] and resident[home] and not locks[home]:
-                        version[home] += 1
-                        heappush(heap, (rate(home), version[home], home))
+                        if value in wanted and storages[value] not in outer:
+                            outer.append(storages[value])
+                            locks[storages[value]] += 1
+                for storage in {*mine, *makes[operation]}:
+                    if sizes[storage] and resident[storage] and not locks[storage]:
+                        version[storage] += 1
+                        heappush(heap, (rate(storage), version[storage], storage))
             place += 1
         return out

@@ -31,7 +31,7 @@ class Search:
         self.line = Timeline(problem, sequence)
         self.best = list(self.line.runs)
         self.best_cost = self.line.cost
-        self._large = [home for home, size in enumerate(problem.sizes) if size]
+        self._large = [storage for storage, size in enumerate(problem.sizes) if size]
         self._slack = max(0.02, 4 / len(sequence)) * problem.model_cost
         self._over: list[int] = []  # places that lack memory
 
@@ -135,28 +135,28 @@ class Search:
         line, problem, room = self.line, self.problem, self.problem.room
         label = line.labels[place]
         memory, sizes = line.memory, problem.sizes
-        over = [index for index, each in enumerate(memory) if each > room]
+        over = [index for index, used in enumerate(memory) if used > room]
         lacks = [memory[index] - room for index in over]
-        used_now = {problem.homes[value] for value in problem.arguments[line.runs[place]]}
+        used_now = {problem.storages[value] for value in problem.arguments[line.runs[place]]}
         self._over = over
         makers, costs, noise = problem.makers, problem.costs, self.random.random
         labels, spans_of = line.labels, line.spans
         candidates = []
         if kicked >= 0:
             over, lacks = [], []
-        homes = [kicked] if kicked >= 0 else self._large
+        storages = [kicked] if kicked >= 0 else self._large
         most = max(lacks, default=0)
         sums_of: dict[int, list[int]] = {}  # bytes -> sums of what lacks, each at most so many bytes
-        for home in homes:
-            for start, end in spans_of[home]:
+        for storage in storages:
+            for start, end in spans_of[storage]:
                 if start < label <= end:
                     break
             else:
                 continue
-            if home in used_now:
+            if storage in used_now:
                 continue
-            wanted, since = self._gap(home, label)
-            size = sizes[home]
+            wanted, since = self._gap(storage, label)
+            size = sizes[storage]
             low = bisect_right(over, bisect_right(labels, since) - 1)
             high = bisect_left(over, bisect_left(labels, wanted[0][0]))
             if low >= high and kicked < 0:
@@ -187,11 +187,11 @@ class Search:
             self._ensure(value, until, best_since, best_size)
         return True
 
-    def _gap(self, home: int, label: int) -> tuple[list[tuple[int, int]], int]:
+    def _gap(self, storage: int, label: int) -> tuple[list[tuple[int, int]], int]:
         """(next use, value) of what is kept over this moment, in order; and the last event before it."""
         wanted = []
         since = 0
-        for value in self.line.on[home]:
+        for value in self.line.on[storage]:
             events = self.line.events[value]
             place = bisect_left(events, 2 * label)
             if place < len(events) and not events[place] & 1:
@@ -210,11 +210,11 @@ class Search:
             return True
         if not place:
             return False
-        more = self.problem.sizes[self.problem.homes[value]]
+        more = self.problem.sizes[self.problem.storages[value]]
         if not more:
             return True
         last = events[place - 1] >> 1
-        for start, end in line.spans[self.problem.homes[value]]:
+        for start, end in line.spans[self.problem.storages[value]]:
             if start < until <= end and start <= last:
                 return True  # its storage stays anyway
         labels, memory, room = line.labels, line.memory, self.problem.room
@@ -233,8 +233,8 @@ class Search:
     def _price(self, wanted: list[tuple[int, int]], since: int, size: int, most: float) -> float:
         """What it costs to run these values again before their uses; something above `most` if it is more."""
         problem = self.problem
-        makers, arguments, costs, homes = problem.makers, problem.arguments, problem.costs, problem.homes
-        own = homes[wanted[0][1]]
+        makers, arguments, costs, storages = problem.makers, problem.arguments, problem.costs, problem.storages
+        own = storages[wanted[0][1]]
         seen: set[int] = set()
         total = 0.0
         for until, value in wanted:
@@ -247,17 +247,17 @@ class Search:
                 total += costs[operation]
                 if total > most:
                     return total
-                for each in arguments[operation]:
-                    maker = makers[each]
-                    if maker not in seen and (homes[each] == own or not self._is_near(each, until, since, size)):
+                for value in arguments[operation]:
+                    maker = makers[value]
+                    if maker not in seen and (storages[value] == own or not self._is_near(value, until, since, size)):
                         stack.append(maker)
         return total
 
     def _ensure(self, value: int, until: int, since: int, size: int) -> None:
         """Put a run that makes the value in front of the one at `until`, and what it needs before. Raises Crowded."""
         line, problem = self.line, self.problem
-        makers, arguments, homes = problem.makers, problem.arguments, problem.homes
-        own = homes[value]
+        makers, arguments, storages = problem.makers, problem.arguments, problem.storages
+        own = storages[value]
         done: set[int] = set()
         stack = [makers[value]]
         ready: set[int] = set()
@@ -268,14 +268,14 @@ class Search:
                 continue
             if operation not in ready:
                 ready.add(operation)
-                for each in arguments[operation]:
-                    maker = makers[each]
+                for taken in arguments[operation]:
+                    maker = makers[taken]
                     if maker in done or maker in ready:
                         continue
-                    if homes[each] == own:
-                        if self._made_after(each, since, until):
+                    if storages[taken] == own:
+                        if self._made_after(taken, since, until):
                             continue
-                    elif self._is_near(each, until, since, size):
+                    elif self._is_near(taken, until, since, size):
                         continue
                     stack.append(maker)
                 continue

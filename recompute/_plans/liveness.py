@@ -10,7 +10,7 @@ from recompute._plans.schedule import Action
 
 def prune(problem: Problem, sequence: Sequence[int]) -> list[int]:
     """The sequence of operations without repeated runs whose results nobody uses. O(arguments)."""
-    needed = bytearray(len(problem.homes))
+    needed = bytearray(len(problem.storages))
     first = _first_runs(problem, sequence)
     kept: list[int] = []
     for position in range(len(sequence) - 1, -1, -1):
@@ -40,15 +40,15 @@ def schedule(problem: Problem, sequence: Sequence[int]) -> tuple[tuple[Action, .
         if operation < problem.calls:
             steps.append(("compute", operation))
             peak = max(peak, used + needs[operation])
-            for home in makes[operation]:
-                if not resident[home]:
-                    resident[home] = 1
-                    used += sizes[home]
-        for home in freed:
-            if resident[home]:
-                resident[home] = 0
-                used -= sizes[home]
-                steps.append(("free", home))
+            for storage in makes[operation]:
+                if not resident[storage]:
+                    resident[storage] = 1
+                    used += sizes[storage]
+        for storage in freed:
+            if resident[storage]:
+                resident[storage] = 0
+                used -= sizes[storage]
+                steps.append(("free", storage))
     return tuple(steps), peak
 
 
@@ -70,24 +70,24 @@ def _first_runs(problem: Problem, sequence: Sequence[int]) -> bytearray:
 
 def _frees(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
     """Position -> the storages that are dead after it. Nothing is after the use of the outputs."""
-    needed = bytearray(len(problem.homes))
+    needed = bytearray(len(problem.storages))
     alive = [0] * len(problem.sizes)  # storage -> values on it that are needed
-    homes, fixed = problem.homes, problem.fixed
+    storages, fixed = problem.storages, problem.fixed
     frees: list[list[int]] = []
     for position in range(len(sequence) - 1, -1, -1):
         operation = sequence[position]
         arguments, results = problem.arguments[operation], problem.results[operation]
-        touched = {homes[value] for value in results}
-        touched.update([homes[value] for value in arguments])
-        frees.append([home for home in sorted(touched) if not alive[home] and not fixed[home]])
+        touched = {storages[value] for value in results}
+        touched.update([storages[value] for value in arguments])
+        frees.append([storage for storage in sorted(touched) if not alive[storage] and not fixed[storage]])
         for value in results:
             if needed[value]:
                 needed[value] = 0
-                alive[homes[value]] -= 1
+                alive[storages[value]] -= 1
         for value in arguments:
             if not needed[value]:
                 needed[value] = 1
-                alive[homes[value]] += 1
+                alive[storages[value]] += 1
     frees.reverse()
     if sequence and sequence[-1] == problem.final:
         frees[-1] = []

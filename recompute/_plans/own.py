@@ -70,7 +70,7 @@ def own(
     if effort.workers > 1:
         efforts = [Effort(effort.rounds, effort.time_limit, effort.seed + number) for number in range(effort.workers)]
         with workers(effort.workers, _nothing) as pool:
-            found = list(pool.map(_work, [(problem, turn, each) for each in efforts]))
+            found = list(pool.map(_work, [(problem, turn, effort) for effort in efforts]))
         return min(found, key=lambda each: cost_of(problem, each[0]))
     start = perf_counter()
     if problem.calls <= _TINY:

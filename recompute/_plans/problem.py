@@ -26,7 +26,7 @@ class Problem:
     costs: list[float] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
     """Operation -> bytes of the storages in `makes`."""
-    homes: list[int] = field(default_factory=list)
+    storages: list[int] = field(default_factory=list)
     """Value -> storage."""
     makers: list[int] = field(default_factory=list)
     """Value -> call; -1: a source."""
@@ -54,10 +54,10 @@ class Problem:
     @property
     def least(self) -> int:
         """Bytes, sources included, that some single operation needs: no plan does with less. O(arguments)."""
-        sizes, homes = self.sizes, self.homes
+        sizes, storages = self.sizes, self.storages
         most = 0
         for operation, arguments in enumerate(self.arguments):
-            held = sum([sizes[home] for home in {homes[value] for value in arguments}])
+            held = sum([sizes[storage] for storage in {storages[value] for value in arguments}])
             most = max(most, held + self.needs[operation])
         return self.constant + most
 
@@ -68,20 +68,20 @@ def problem_of(program: Program, budget: int) -> Problem:
     Not planned for: pins and values held outside (a plan keeps what its operations need), and costs of repeated runs
     (each run costs what the first did). Raises ValueError if the program uses several devices.
     """
-    used = {program.devices[home] for home in program.homes}
+    used = {program.devices[storage] for storage in program.storages}
     if len(used) > 1:
         raise ValueError(
             f"a plan is for one device, but the program uses {', '.join(sorted(used))}; plan one at a time"
         )
-    problem = Problem(len(program.calls), homes=list(program.homes), makers=list(program.makers))
+    problem = Problem(len(program.calls), storages=list(program.storages), makers=list(program.makers))
     problem.sizes = list(program.sizes)
     problem.fixed = bytearray(len(program.sizes))
     for value, maker in enumerate(program.makers):
-        home = program.homes[value]
-        if maker < 0 and not problem.fixed[home]:
-            problem.fixed[home] = 1
-            problem.constant += program.sizes[home]
-            problem.sizes[home] = 0
+        storage = program.storages[value]
+        if maker < 0 and not problem.fixed[storage]:
+            problem.fixed[storage] = 1
+            problem.constant += program.sizes[storage]
+            problem.sizes[storage] = 0
     for call in program.calls:
         _add(problem, call.arguments, call.results, call.cost)
     for kind, which in program.steps:
@@ -105,12 +105,12 @@ def check_least(problem: Problem) -> None:
 
 
 def _add(problem: Problem, arguments: tuple[int, ...] | list[int], results: tuple[int, ...], cost: float) -> int:
-    held = {problem.homes[value] for value in arguments}
-    makes = {problem.homes[value] for value in results} - held
+    held = {problem.storages[value] for value in arguments}
+    makes = {problem.storages[value] for value in results} - held
     computed = tuple([value for value in dict.fromkeys(arguments) if problem.makers[value] >= 0])
     problem.arguments.append(computed)
     problem.results.append(results)
-    problem.makes.append(tuple([home for home in sorted(makes) if not problem.fixed[home]]))
+    problem.makes.append(tuple([storage for storage in sorted(makes) if not problem.fixed[storage]]))
     problem.costs.append(cost)
-    problem.needs.append(sum([problem.sizes[home] for home in problem.makes[-1]]))
+    problem.needs.append(sum([problem.sizes[storage] for storage in problem.makes[-1]]))
     return len(problem.costs) - 1

@@ -94,7 +94,7 @@ def find_chain(problem: Problem) -> Chain | str:
         made.append(results[0])
     if problem.arguments[problem.final] != (made[-1],):
         return "the output is not the last gradient alone"
-    sizes = {problem.sizes[problem.homes[value]] for value in made}
+    sizes = {problem.sizes[problem.storages[value]] for value in made}
     costs = {problem.costs[operation] for operation in calls[:n]}
     if len(sizes) > 1 or len(costs) > 1:
         return "its values differ in size, or its forward operations in cost"

@@ -98,6 +98,6 @@ class Plan:
             except (ValueError, KeyError, AttributeError, TypeError):
                 raise PlanError(f"line {number} is not a line of a plan: {text.strip()[:40]!r}") from None
         with suppress(TypeError):  # something is missing, or there is more
-            if about is not None and all(type(each) in _FIELDS.get(name, ()) for name, each in about.items()):
+            if about is not None and all(type(value) in _FIELDS.get(name, ()) for name, value in about.items()):
                 return cls(steps=tuple(steps), **about)
         raise PlanError(f"line {min(1, number)} does not say what the plan is; is this a file of a plan?")

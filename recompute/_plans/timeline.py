@@ -36,16 +36,16 @@ class Timeline:
         self.memory = [0] * len(sequence)
         """Place -> bytes in use while it runs, without sources."""
         self.cost = sum([problem.costs[operation] for operation in sequence])
-        self.events: list[list[int]] = [[] for _ in problem.homes]
+        self.events: list[list[int]] = [[] for _ in problem.storages]
         """Value -> ascending 2 x label of its uses, and 2 x label + 1 of the runs that make it."""
         self.first: dict[int, int] = {}
         """Operation -> the label of its first run, which stays."""
         self.log: list[tuple[bool, int, int]] = []
         """What was done since the last `commit`: (put in, label, operation)."""
         self.on: list[list[int]] = [[] for _ in problem.sizes]
-        for value, home in enumerate(problem.homes):
+        for value, storage in enumerate(problem.storages):
             if problem.makers[value] >= 0:
-                self.on[home].append(value)
+                self.on[storage].append(value)
         self.spans: list[list[tuple[int, int]]] = [[] for _ in problem.sizes]
         """Storage -> (after this label, up to and with this one): when it is in memory to be used later."""
         self._build()
@@ -61,8 +61,8 @@ class Timeline:
             for value in problem.results[operation]:
                 self.events[value].append(2 * label + 1)
         changes = [0] * (len(self.runs) + 1)
-        for home, size in enumerate(problem.sizes):
-            self.spans[home] = spans = self._spans(home)
+        for storage, size in enumerate(problem.sizes):
+            self.spans[storage] = spans = self._spans(storage)
             for start, end in spans if size else ():
                 changes[bisect_right(self.labels, start)] += size
                 changes[bisect_right(self.labels, end)] -= size
@@ -71,10 +71,10 @@ class Timeline:
             used += changes[place]
             self.memory[place] += used
 
-    def _spans(self, home: int) -> list[tuple[int, int]]:
+    def _spans(self, storage: int) -> list[tuple[int, int]]:
         """When the storage is in memory: the union over its values of (run that makes it, its last use)."""
         spans: list[tuple[int, int]] = []
-        values = self.on[home]
+        values = self.on[storage]
         for value in values:
             made = last = -1
             for event in self.events[value]:
@@ -98,14 +98,14 @@ class Timeline:
             return merged
         return spans
 
-    def _update(self, home: int) -> None:
+    def _update(self, storage: int) -> None:
         """The storage's events changed: so does the memory."""
-        old = self.spans[home]
-        new = self._spans(home)
+        old = self.spans[storage]
+        new = self._spans(storage)
         if old == new:
             return
-        self.spans[home] = new
-        size = self.problem.sizes[home]
+        self.spans[storage] = new
+        size = self.problem.sizes[storage]
         if not size:
             return
         if len(old) == len(new) == 1 and old[0][0] == new[0][0]:
@@ -133,7 +133,7 @@ class Timeline:
         """`size` more bytes after the label `start`, up to and with `end`."""
         labels, memory = self.labels, self.memory
         low, high = bisect_right(labels, start), bisect_right(labels, end)
-        memory[low:high] = [each + size for each in memory[low:high]]
+        memory[low:high] = [used + size for used in memory[low:high]]
 
     def put(self, operation: int, label: int) -> None:
         """A run of the operation in front of the one with this label. Raises Crowded."""
@@ -152,16 +152,16 @@ class Timeline:
         self.runs.insert(place, operation)
         self.memory.insert(place, held + problem.needs[operation])
         self.cost += problem.costs[operation]
-        homes, events = problem.homes, self.events
+        storages, events = problem.storages, self.events
         touched = []
         for value in problem.arguments[operation]:
             insort(events[value], 2 * label)
-            touched.append(homes[value])
+            touched.append(storages[value])
         for value in problem.results[operation]:
             insort(events[value], 2 * label + 1)
-            touched.append(homes[value])
-        for home in dict.fromkeys(touched):
-            self._update(home)
+            touched.append(storages[value])
+        for storage in dict.fromkeys(touched):
+            self._update(storage)
 
     def take(self, label: int) -> int:
         """Take out the run with this label; the operation. What it made must have been made before."""
@@ -173,18 +173,18 @@ class Timeline:
 
     def _take(self, operation: int, label: int) -> None:
         problem = self.problem
-        homes, events = problem.homes, self.events
+        storages, events = problem.storages, self.events
         touched = []
         for value in problem.arguments[operation]:
             mine = events[value]
             del mine[bisect_left(mine, 2 * label)]
-            touched.append(homes[value])
+            touched.append(storages[value])
         for value in problem.results[operation]:
             mine = events[value]
             del mine[bisect_left(mine, 2 * label + 1)]
-            touched.append(homes[value])
-        for home in dict.fromkeys(touched):
-            self._update(home)
+            touched.append(storages[value])
+        for storage in dict.fromkeys(touched):
+            self._update(storage)
         place = bisect_left(self.labels, label)
         del self.labels[place], self.runs[place], self.memory[place]
         self.cost -= problem.costs[operation]

@@ -39,12 +39,12 @@ class _Machine:
         self.program = program
         self.budget = budget
         self.present = {value for value, maker in enumerate(program.makers) if maker < 0}
-        self.sources = {program.homes[value] for value in self.present}
+        self.sources = {program.storages[value] for value in self.present}
         self.resident = set(self.sources)
-        self.used = self.peak = sum(program.sizes[home] for home in self.sources)
+        self.used = self.peak = sum(program.sizes[storage] for storage in self.sources)
         self.values: list[list[int]] = [[] for _ in program.sizes]  # storage -> values
-        for value, home in enumerate(program.homes):
-            self.values[home].append(value)
+        for value, storage in enumerate(program.storages):
+            self.values[storage].append(value)
         self.cost = 0.0
         self.todo = [which for kind, which in program.steps if kind == "call"][::-1]
         self.ran: set[int] = set()
@@ -68,24 +68,24 @@ class _Machine:
         for value in call.arguments:
             if value not in self.present:
                 raise PlanError(f"the argument {value} of {call.name} is not present")
-        shared = {program.homes[value] for value in call.arguments}
-        made = {program.homes[value] for value in call.results} - shared
-        self._within(sum(program.sizes[home] for home in made))
-        for home in made - self.resident:
-            self.resident.add(home)
-            self.used += program.sizes[home]
+        shared = {program.storages[value] for value in call.arguments}
+        made = {program.storages[value] for value in call.results} - shared
+        self._within(sum(program.sizes[storage] for storage in made))
+        for storage in made - self.resident:
+            self.resident.add(storage)
+            self.used += program.sizes[storage]
         self.present.update(call.results)
         self.cost += call.cost
         self.pending -= self.present
 
-    def free(self, home: int) -> None:
-        if home in self.sources:
+    def free(self, storage: int) -> None:
+        if storage in self.sources:
             raise PlanError("the storage of a source cannot be freed")
-        if home not in self.resident:
+        if storage not in self.resident:
             raise PlanError("the storage is not in memory")
-        self.resident.discard(home)
-        self.used -= self.program.sizes[home]
-        self.present.difference_update(self.values[home])
+        self.resident.discard(storage)
+        self.used -= self.program.sizes[storage]
+        self.present.difference_update(self.values[storage])
 
     def finish(self) -> None:
         if self.todo:

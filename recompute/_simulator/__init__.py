@@ -1,3 +1,1 @@
 """The simulator: recorded programs replayed through the library's own cache, with a virtual clock and placeholders."""
-
-from __future__ import annotations

@@ -85,15 +85,15 @@ class _Rerun:
         self.runs = 0
         at: dict[int, int] = {}  # storage -> position among the arguments
         for position, value in enumerate(call.arguments):
-            at.setdefault(program.homes[value], position)
+            at.setdefault(program.storages[value], position)
         first: dict[int, int] = {}  # storage -> position among the results, counted from -1 downwards
         # (bytes, device, where to find the memory, whether others will share it)
         self.makes: list[tuple[int, str, int | None, bool]] = []
         for number, value in enumerate(call.results):
-            home = program.homes[value]
-            where = at.get(home, first.get(home))
-            first.setdefault(home, -1 - number)
-            self.makes.append((program.sizes[home], program.devices[home], where, home in aliased))
+            storage = program.storages[value]
+            where = at.get(storage, first.get(storage))
+            first.setdefault(storage, -1 - number)
+            self.makes.append((program.sizes[storage], program.devices[storage], where, storage in aliased))
         # (device, bytes) to be asked for before the first run; `room`: the bytes, where only these were known
         self.room = [(device, size) for size, device, where, _ in self.makes if where is None]
         if room is not None:
@@ -146,11 +146,11 @@ class Replay:
             clock=self.clock,
             engine=engine_options(published, release),
         )
-        self._values: list[Node | None] = [None] * len(program.homes)
-        self._handles: list[Recomputable[Any] | None] = [None] * len(program.homes)
+        self._values: list[Node | None] = [None] * len(program.storages)
+        self._handles: list[Recomputable[Any] | None] = [None] * len(program.storages)
         self._evicted = {which for kind, which in program.steps if kind == "evict"}
-        counts: Counter[int] = Counter() if published else Counter(program.homes)
-        self._aliased = frozenset(home for home, count in counts.items() if count > 1)
+        counts: Counter[int] = Counter() if published else Counter(program.storages)
+        self._aliased = frozenset(storage for storage, count in counts.items() if count > 1)
         self._held: dict[int, list[Any]] = {}  # value -> payloads that are kept outside, the oldest first
 
     def run(self, progress: Callable[[int], None] | None = None) -> Status:
@@ -169,8 +169,8 @@ class Replay:
         return "ok"
 
     def _source(self, value: int) -> None:
-        home = self.program.homes[value]
-        payload = Placeholder(self.program.sizes[home], self.program.devices[home], None)
+        storage = self.program.storages[value]
+        payload = Placeholder(self.program.sizes[storage], self.program.devices[storage], None)
         self._enter(value, extend.source(self.cache, payload, Recomputable))
 
     def _call(self, number: int) -> None:
@@ -330,7 +330,7 @@ def budgets_of(budget: Amount | Mapping[str, Amount], peak: Mapping[str, int]) -
     number = budget if isinstance(budget, Mapping) else bytes_or_share(budget)
     wanted = number if isinstance(number, Mapping) else dict.fromkeys(peak, number)
     budgets = {
-        device: parse_budget(each, whole=peak.get(device), of=f"the peak of {device}")
-        for device, each in wanted.items()
+        device: parse_budget(amount, whole=peak.get(device), of=f"the peak of {device}")
+        for device, amount in wanted.items()
     }
     return budgets, number if isinstance(number, float) else sum(budgets.values()) / max(1, sum(peak.values()))

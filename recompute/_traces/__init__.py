@@ -1,3 +1,1 @@
 """Recorded programs: what they are made of, how they are read, and how a running cache writes one."""
-
-from __future__ import annotations

@@ -52,7 +52,7 @@ class Program:
     """Storage -> bytes."""
     devices: list[str] = field(default_factory=list)
     """Storage -> the device that it lies on."""
-    homes: list[int] = field(default_factory=list)
+    storages: list[int] = field(default_factory=list)
     """Value -> storage."""
     makers: list[int] = field(default_factory=list)
     """Value -> call; -1: a source."""
@@ -83,18 +83,18 @@ class Program:
         self.steps.append(("source", value))
         return value
 
-    def add_call(self, name: str, arguments: Sequence[int], homes: Sequence[int], cost: float) -> tuple[int, ...]:
+    def add_call(self, name: str, arguments: Sequence[int], storages: Sequence[int], cost: float) -> tuple[int, ...]:
         """An operation that makes one value on each of the storages `homes`; the values."""
         number = len(self.calls)
-        results = tuple([self._add_value(home, number) for home in homes])
+        results = tuple([self._add_value(storage, number) for storage in storages])
         self.calls.append(Call(name, tuple(arguments), results, cost))
         self.steps.append(("call", number))
         return results
 
-    def _add_value(self, home: int, maker: int) -> int:
-        self.homes.append(home)
+    def _add_value(self, storage: int, maker: int) -> int:
+        self.storages.append(storage)
         self.makers.append(maker)
-        return len(self.homes) - 1
+        return len(self.storages) - 1
 
     def __repr__(self) -> str:
         return f"<program {self.name}: {len(self.calls):,} operations, {len(self.sizes):,} storages>"

@@ -101,17 +101,17 @@ class Published:
         if not pending.name:
             self._define(names[0], self.program.add_source(sizes[0]))
             return
-        homes = []
+        storages = []
         for name, size in zip(names, sizes, strict=True):
             index = pending.aliases[name]
             new = index < 0
-            homes.append(self.program.add_storage(size) if new else self.program.homes[pending.arguments[index]])
-        for name, value in zip(names, self._run(pending, homes), strict=True):
+            storages.append(self.program.add_storage(size) if new else self.program.storages[pending.arguments[index]])
+        for name, value in zip(names, self._run(pending, storages), strict=True):
             self._define(name, value)
 
-    def _run(self, call: _Pending, homes: list[int]) -> tuple[int, ...]:
-        if homes:
-            return self.program.add_call(call.name, call.arguments, homes, call.cost)
+    def _run(self, call: _Pending, storages: list[int]) -> tuple[int, ...]:
+        if storages:
+            return self.program.add_call(call.name, call.arguments, storages, call.cost)
         (nothing,) = self.program.add_call(call.name, call.arguments, [self.program.add_storage(0)], call.cost)
         self.program.steps.append(("drop", nothing))
         return ()
@@ -123,7 +123,7 @@ class Published:
         if not isinstance(indices, list):
             raise ValueError(f"MUTATE needs a list of indices into ARGS as MUTATE, not {indices!r}")
         written = [_index(index, "MUTATE", len(names), 0) for index in indices]
-        sizes = [self.program.sizes[self.program.homes[arguments[index]]] for index in written]
+        sizes = [self.program.sizes[self.program.storages[arguments[index]]] for index in written]
         call = _Pending(_text(line, "NAME"), (), arguments, _number(line, "TIME"))
         made = self._run(call, [self.program.add_storage(size) for size in sizes])
         for index, value in zip(written, made, strict=True):
@@ -200,9 +200,9 @@ class _Pending:
 
     def lacks(self) -> str:
         """What is missing."""
-        name = next((each for each in self.results if each not in self.sizes), None)
+        name = next((result for result in self.results if result not in self.sizes), None)
         what = "MEMORY" if name is not None else "ALIAS"
-        name = name or next(each for each in self.results if each not in self.aliases)
+        name = name or next(result for result in self.results if result not in self.aliases)
         return f"{f'the CALL of {self.name}' if self.name else 'the CONSTANT'} lacks the {what} of {name!r}"
 
 
@@ -215,7 +215,7 @@ def _text(line: dict[str, Any], key: str) -> str:
 
 def _texts(line: dict[str, Any], key: str) -> tuple[str, ...]:
     texts = line.get(key)
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{line['INSTRUCTION']} needs a list of names as {key}, not {texts!r}")
     return tuple(texts)
 

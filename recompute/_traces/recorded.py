@@ -89,34 +89,34 @@ class Recorded:
             raise ValueError(f"storage {number} is added twice")
         value = self.program.add_source(_natural(line, "nbytes"), _text(line, "device"))
         self._values[number] = value
-        self._storages[number] = self.program.homes[value]
+        self._storages[number] = self.program.storages[value]
 
     def _performed(self, line: dict[str, Any]) -> None:
         cost = _cost(line)
         results = _naturals(line, "results")
         if line.get("again") is True:
-            makers = {self.program.makers[self._values[each]] for each in results if each in self._values}
+            makers = {self.program.makers[self._values[result]] for result in results if result in self._values}
             if len(makers) != 1 or -1 in makers:
                 raise ValueError("an operation runs again whose first run is not there")
             self.program.calls[makers.pop()].again.append(cost)
-            for result, home in zip(results, _naturals(line, "homes"), strict=False):
+            for result, storage in zip(results, _naturals(line, "homes"), strict=False):
                 if result in self._values:
-                    self._make(self._values[result], home, len(self.program.steps) + 1)
+                    self._make(self._values[result], storage, len(self.program.steps) + 1)
             return
-        device, homes = _text(line, "device"), _naturals(line, "homes")
+        device, on = _text(line, "device"), _naturals(line, "homes")
         storages, sizes = _naturals(line, "storages"), _naturals(line, "nbytes")
-        inputs = [self._known(self._values, each, "value") for each in _naturals(line, "inputs")]
-        if not results or len(homes) != len(results) or len(storages) != len(sizes) or not set(homes) <= {*storages}:
+        inputs = [self._known(self._values, number, "value") for number in _naturals(line, "inputs")]
+        if not results or len(on) != len(results) or len(storages) != len(sizes) or not set(on) <= {*storages}:
             raise ValueError("results and homes, and storages and nbytes, must go together, and there must be some")
         if not self._values.keys().isdisjoint(results) or len(set(results)) < len(results):
             raise ValueError("a result is made twice")
         for storage, size in zip(storages, sizes, strict=True):
             if storage not in self._storages:
                 self._storages[storage] = self.program.add_storage(size, device)
-        made = self.program.add_call(_text(line, "function"), inputs, [self._storages[each] for each in homes], cost)
+        made = self.program.add_call(_text(line, "function"), inputs, [self._storages[storage] for storage in on], cost)
         self._values.update(zip(results, made, strict=True))
-        for value, home in zip(made, homes, strict=True):
-            self._make(value, home, len(self.program.steps))
+        for value, storage in zip(made, on, strict=True):
+            self._make(value, storage, len(self.program.steps))
         if line.get("room") is not None:
             self.program.calls[-1].room = _natural(line, "room")
 
@@ -126,13 +126,13 @@ class Recorded:
         if before != storage:
             self._made.get(before, {}).pop(value, None)
         self._where[value] = storage
-        self._storages.setdefault(storage, self.program.homes[value])
+        self._storages.setdefault(storage, self.program.storages[value])
         self._made.setdefault(storage, {}).setdefault(value, step)
 
     def _evicted(self, line: dict[str, Any]) -> None:
         storage = self._storage(line)
         if line.get("held") is True:
-            self._hold(storage, [self._known(self._values, each, "value") for each in _naturals(line, "ghosts")])
+            self._hold(storage, [self._known(self._values, number, "value") for number in _naturals(line, "ghosts")])
         values = self._made.pop(storage, {})
         self._seen.pop(storage, None)
         if line.get("why") == "request":
@@ -150,10 +150,10 @@ class Recorded:
         By its `ghosts`, or by values that the cache has forgotten, too.
         """
         since = self._made.get(storage, {}) | self._seen.get(storage, {})
-        held = [each for each in ghosts or self._released.intersection(since) if each in since]
+        held = [value for value in ghosts or self._released.intersection(since) if value in since]
         steps = len(self.program.steps)
         self._held.setdefault(storage, []).append(held)
-        self._between += [(min(since[each], steps), ("hold", each)) for each in held]
+        self._between += [(min(since[value], steps), ("hold", value)) for value in held]
 
     def _drop(self, line: dict[str, Any]) -> None:
         value = self._value(line, "value")
@@ -201,7 +201,7 @@ def _naturals(line: dict[str, Any], key: str) -> list[int]:
     numbers = line.get(key)
     if not isinstance(numbers, list):
         raise ValueError(f"{line.get('event')} needs a list as {key}, not {numbers!r}")
-    return [_check(each, line, key) for each in numbers]
+    return [_check(number, line, key) for number in numbers]
 
 
 def _check(number: Any, line: dict[str, Any], key: str) -> int:

@@ -131,7 +131,7 @@ _quoted: Final = _Quoted()
 
 def _plain(kind: type[Event], *fields: str) -> tuple[type[Event], Callable[[Any], str]]:
     """The lines of events whose fields are numbers alone."""
-    template = f'{{"event":"{kind.__name__}",' + ",".join(f'"{each}":%s' for each in fields) + "}\n"
+    template = f'{{"event":"{kind.__name__}",' + ",".join(f'"{field}":%s' for field in fields) + "}\n"
     values = attrgetter(*fields)
     return kind, lambda event: template % values(event)
 

@@ -240,6 +240,16 @@ def test_only_what_is_checkpointed() -> None:
         assert block.stats().rematerializations == 2
 
 
+@pytest.mark.parametrize("only_checkpointed", [True, False])
+def test_an_error_names_the_line(only_checkpointed: bool) -> None:
+    """That of the program, which called the operator."""
+    x = torch.ones(128)
+    with rt.budget("1kB", only_checkpointed=only_checkpointed):
+        rt.checkpoint(x)
+        with pytest.raises(rc.BudgetError, match=r"aten\.mul.*test_torch_training\.py:"):
+            x * 2
+
+
 def test_decheckpoint() -> None:
     """A tensor that was taken out of the budget has its content, stays, and has forgotten how it was made."""
     with rt.budget() as block:

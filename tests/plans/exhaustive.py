@@ -9,12 +9,12 @@ from recompute._traces.program import Program
 
 def least_cost(program: Program, budget: int) -> float | None:
     """The least cost of all runs under a budget; None if there is no plan. Exponential: for some ten operations."""
-    homes, sizes = program.homes, program.sizes
+    storages, sizes = program.storages, program.sizes
     sources = frozenset(value for value, maker in enumerate(program.makers) if maker < 0)
-    always = {homes[value] for value in sources}
+    always = {storages[value] for value in sources}
     order = [which for kind, which in program.steps if kind == "call"]
     outputs = set(program.outputs)
-    if sum(sizes[home] for home in always) > budget:
+    if sum(sizes[storage] for storage in always) > budget:
         return None
     start = (sources, 0)
     costs: dict[tuple[frozenset[int], int], float] = {start: 0.0}
@@ -27,17 +27,17 @@ def least_cost(program: Program, budget: int) -> float | None:
         present, done = state
         if done == len(order) and outputs <= present:
             return cost
-        resident = {homes[value] for value in present} | always
-        used = sum(sizes[home] for home in resident)
+        resident = {storages[value] for value in present} | always
+        used = sum(sizes[storage] for storage in resident)
         following: list[tuple[float, tuple[frozenset[int], int]]] = []
-        for home in resident - always:
-            following.append((cost, (frozenset(value for value in present if homes[value] != home), done)))
+        for storage in resident - always:
+            following.append((cost, (frozenset(value for value in present if storages[value] != storage), done)))
         for place in range(min(done + 1, len(order))):
             call = program.calls[order[place]]
             if not present.issuperset(call.arguments):
                 continue
-            made = {homes[value] for value in call.results} - {homes[value] for value in call.arguments}
-            if used + sum(sizes[home] for home in made) <= budget:
+            made = {storages[value] for value in call.results} - {storages[value] for value in call.arguments}
+            if used + sum(sizes[storage] for storage in made) <= budget:
                 after = (present | set(call.results), max(done, place + 1))
                 following.append((cost + call.cost, after))
         for each, after in following:

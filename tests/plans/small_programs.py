@@ -17,12 +17,12 @@ def programs(draw: st.DrawFn, operations: int = 7, uniform: bool = False) -> Pro
         arguments = draw(st.lists(st.sampled_from(values[-4:]), min_size=1, max_size=3))
         if made and draw(st.booleans()):
             arguments.append(draw(st.sampled_from(made)))
-        homes: list[int] = []
+        storages: list[int] = []
         if not uniform and draw(st.integers(0, 4)) == 0:
-            homes.append(program.homes[arguments[0]])
-        for _ in range(1 if uniform else draw(st.integers(0 if homes else 1, 2))):
-            homes.append(program.add_storage(draw(st.integers(1 if uniform else 0, 4))))
-        results = program.add_call("f", arguments, homes, float(draw(st.integers(0, 5))))
+            storages.append(program.storages[arguments[0]])
+        for _ in range(1 if uniform else draw(st.integers(0 if storages else 1, 2))):
+            storages.append(program.add_storage(draw(st.integers(1 if uniform else 0, 4))))
+        results = program.add_call("f", arguments, storages, float(draw(st.integers(0, 5))))
         values += results
         made += results
         if not uniform and draw(st.integers(0, 4)) == 0:

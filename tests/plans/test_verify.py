@@ -84,9 +84,9 @@ def test_a_view_goes_with_its_storage() -> None:
     """Making the storage again does not bring the view back."""
     program = Program("p")
     source = program.add_source(0)
-    home = program.add_storage(1)
-    (base,) = program.add_call("f", (source,), (home,), 1.0)
-    (view,) = program.add_call("view", (base,), (home,), 0.0)
+    storage = program.add_storage(1)
+    (base,) = program.add_call("f", (source,), (storage,), 1.0)
+    (view,) = program.add_call("view", (base,), (storage,), 0.0)
     program.outputs = [view]
     steps: tuple[Action, ...] = (("compute", 0), ("compute", 1), ("free", 1), ("compute", 0))
     found = Plan("p", "own", 1, steps, 1, 2.0)

@@ -35,7 +35,7 @@ class Model:
         self.pinned: set[int] = set()
         self.locks = [0] * len(program.sizes)
         self.last = [0.0] * len(program.sizes)
-        self.references = [0] * len(program.homes)
+        self.references = [0] * len(program.storages)
         self.candidates: list[int] = []  # in the order in which they became candidates
         self.made: list[int] = []  # values that exist, in order
         self.ran: set[int] = set()  # calls that have run
@@ -52,7 +52,7 @@ class Model:
             for value in self.program.outputs:
                 if value not in self.present:
                     self.perform(self.program.makers[value])
-                storage = self.program.homes[value]
+                storage = self.program.storages[value]
                 self.pinned.add(storage)
                 self.settle(storage)
         except OutOfMemory:
@@ -62,7 +62,7 @@ class Model:
         return "ok"
 
     def do_source(self, value: int) -> None:
-        storage = self.program.homes[value]
+        storage = self.program.storages[value]
         self.make_room(self.program.sizes[storage])
         self.pinned.add(storage)
         self.made.append(value)
@@ -80,26 +80,26 @@ class Model:
 
     def do_drop(self, value: int) -> None:
         self.references[value] -= 1
-        storage = self.program.homes[value]
+        storage = self.program.storages[value]
         alive = any(self.references[each] for each in self.values_on(storage))
         if not alive and storage in self.resident and storage not in self.pinned:
             self.evict(storage, "release")
 
     def perform(self, number: int) -> None:
         """Run an operation, for the first time or again."""
-        call, homes = self.program.calls[number], self.program.homes
+        call, storages = self.program.calls[number], self.program.storages
         for value in call.arguments:
-            self.last[homes[value]] = self.clock
+            self.last[storages[value]] = self.clock
         missing = [value for value in call.arguments if value not in self.present]
         for value in call.arguments:
             if value not in missing:
-                self.lock(homes[value])
+                self.lock(storages[value])
         for value in missing:
             if value not in self.present:
                 self.perform(self.program.makers[value])
-            self.lock(homes[value])
-        new = dict.fromkeys(homes[value] for value in call.results)
-        shared = {homes[value] for value in call.arguments}
+            self.lock(storages[value])
+        new = dict.fromkeys(storages[value] for value in call.results)
+        shared = {storages[value] for value in call.arguments}
         self.make_room(sum(self.program.sizes[each] for each in new if each not in shared))
         if number in self.ran:
             self.again += call.cost
@@ -110,16 +110,16 @@ class Model:
         for value in call.results:
             if number not in self.ran:
                 self.made.append(value)
-            if homes[value] not in self.resident:
-                self.arrive(homes[value])
+            if storages[value] not in self.resident:
+                self.arrive(storages[value])
             self.present.add(value)
         if number not in self.ran:
             self.ran.add(number)
             for value in call.results:
-                self.last[homes[value]] = self.clock
+                self.last[storages[value]] = self.clock
         for value in call.arguments:
-            self.locks[homes[value]] -= 1
-            self.settle(homes[value])
+            self.locks[storages[value]] -= 1
+            self.settle(storages[value])
 
     def make_room(self, size: int) -> None:
         while self.used + size > self.budget:
@@ -217,14 +217,14 @@ class Model:
     def above(self, storage: int) -> set[int]:
         calls = {self.program.makers[value] for value in self.values_on(storage)} - {-1}
         taken = {value for number in calls for value in self.program.calls[number].arguments}
-        return {self.program.homes[value] for value in taken} - {storage}
+        return {self.program.storages[value] for value in taken} - {storage}
 
     def below(self, storage: int) -> set[int]:
         on = set(self.values_on(storage))
         calls = [number for number in self.ran if on & set(self.program.calls[number].arguments)]
         made = {value for number in calls for value in self.program.calls[number].results}
-        return {self.program.homes[value] for value in made} - {storage}
+        return {self.program.storages[value] for value in made} - {storage}
 
     def values_on(self, storage: int) -> list[int]:
         """The values on it that have been made so far."""
-        return [value for value in self.made if self.program.homes[value] == storage]
+        return [value for value in self.made if self.program.storages[value] == storage]

@@ -21,16 +21,16 @@ def programs(draw: Any, most: int = 25, published: bool = True) -> Program:
         recent = draw(st.booleans())
         at = st.integers(max(0, len(alive) - 3), len(alive) - 1) if recent else st.integers(0, len(alive) - 1)
         arguments = [alive[each] for each in draw(st.lists(at, min_size=1, max_size=3))]
-        homes: list[int] = []
+        storages: list[int] = []
         for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
             kind = draw(st.sampled_from(("new", "new", "new", "alias", "sibling")))
             if kind == "alias":
-                homes.append(program.homes[draw(st.sampled_from(arguments))])
-            elif kind == "sibling" and homes:
-                homes.append(homes[-1])
+                storages.append(program.storages[draw(st.sampled_from(arguments))])
+            elif kind == "sibling" and storages:
+                storages.append(storages[-1])
             else:
-                homes.append(program.add_storage(draw(st.sampled_from(SIZES))))
-        alive += program.add_call("f", arguments, homes, draw(st.sampled_from(COSTS)))
+                storages.append(program.add_storage(draw(st.sampled_from(SIZES))))
+        alive += program.add_call("f", arguments, storages, draw(st.sampled_from(COSTS)))
         for value in draw(st.lists(st.sampled_from(alive), max_size=2, unique=True)):
             if program.makers[value] >= 0:
                 program.steps.append(("drop", value))

@@ -19,7 +19,7 @@ def decisions(program: Program, budget: int, policy: str) -> tuple[str, list[tup
     """The status, the storages evicted and why, and the replay, by the library."""
     replay = Replay(program, {"cpu": budget}, policy=policy, published=True)
     evictions: list[tuple[int, str]] = []
-    homes: dict[int, int] = {}  # number of a storage in the cache -> in the program
+    storages: dict[int, int] = {}  # number of a storage in the cache -> in the program
 
     def listen(event: object) -> None:
         if isinstance(event, Evicted):
@@ -29,8 +29,8 @@ def decisions(program: Program, budget: int, policy: str) -> tuple[str, list[tup
     status = replay.run()
     for value, made in enumerate(replay._values):
         if made is not None:
-            homes[made.storage.number] = program.homes[value]
-    return status, [(homes[storage], why) for storage, why in evictions if storage in homes], replay
+            storages[made.storage.number] = program.storages[value]
+    return status, [(storages[storage], why) for storage, why in evictions if storage in storages], replay
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -40,7 +40,7 @@ def by_the_library(program: Program, budget: int, peak: Mapping[str, int] | None
             if not event.again:
                 calls[event.results] = len(calls)
                 results = program.calls[calls[event.results]].results
-                storages.update(zip(event.homes, [program.homes[value] for value in results], strict=True))
+                storages.update(zip(event.homes, [program.storages[value] for value in results], strict=True))
             again = "rematerialize" if event.again else "perform"
             decisions.append(Decision(event.time, again, calls[event.results]))
         elif isinstance(event, Evicted):
@@ -57,10 +57,10 @@ def in_plain_python(program: Program, budget: float) -> tuple[str, MinimalDTR]:
         for kind, number in program.steps:
             match kind:
                 case "source":
-                    values.append(dtr.source(program.sizes[program.homes[number]]))
+                    values.append(dtr.source(program.sizes[program.storages[number]]))
                 case "call":
                     call = program.calls[number]
-                    sizes = [program.sizes[program.homes[result]] for result in call.results]
+                    sizes = [program.sizes[program.storages[result]] for result in call.results]
                     arguments = [values[argument] for argument in call.arguments]
                     values += dtr.call(call.cost, sizes, arguments, aliases(program, call))
                 case "drop":
@@ -76,9 +76,9 @@ def in_plain_python(program: Program, budget: float) -> tuple[str, MinimalDTR]:
 
 def aliases(program: Program, call: Call) -> list[int | None]:
     """For each result the first argument or result before it that lies on the same storage."""
-    homes = [program.homes[value] for value in (*call.arguments, *call.results)]
-    first = [homes.index(home) for home in homes]
-    return [None if at == first[at] else first[at] for at in range(len(call.arguments), len(homes))]
+    storages = [program.storages[value] for value in (*call.arguments, *call.results)]
+    first = [storages.index(storage) for storage in storages]
+    return [None if at == first[at] else first[at] for at in range(len(call.arguments), len(storages))]
 
 
 def check_alike(program: Program, budget: int, peak: Mapping[str, int] | None = None) -> str:

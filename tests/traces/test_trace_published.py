@@ -73,21 +73,21 @@ def test_a_call(load: Write) -> None:
     program = load(constant("x"), call("f", "xx", "y", 24, 700))
     (made,) = program.calls
     assert (made.name, made.arguments, made.results, made.cost) == ("f", (0, 0), (1,), 700.0)
-    assert (program.sizes, program.homes, program.unit) == ([8, 24], [0, 1], 1e-9)
+    assert (program.sizes, program.storages, program.unit) == ([8, 24], [0, 1], 1e-9)
     assert program.model_time == 700.0
 
 
 def test_an_alias_shares_its_arguments_storage(load: Write) -> None:
     """A view has no memory of its own; an alias of an alias shares the first one's."""
     program = load(call("f", "", "a", 16), call("view", "a", "b", b=0), call("view", "b", "c", c=0))
-    assert (program.sizes, program.homes) == ([16], [0, 0, 0])
+    assert (program.sizes, program.storages) == ([16], [0, 0, 0])
 
 
 def test_several_outputs(load: Write) -> None:
     """Each has a storage of its own, unless it is an alias."""
     program = load(constant("x"), call("f", "x", "abc", 16, b=0))
     assert program.calls[0].results == (1, 2, 3)
-    assert (program.sizes, program.homes) == ([8, 16, 16], [0, 1, 0, 2])
+    assert (program.sizes, program.storages) == ([8, 16, 16], [0, 1, 0, 2])
     assert program.outputs == [1, 2, 3]
 
 
@@ -104,7 +104,7 @@ def test_mutation_is_copy_on_write(load: Write) -> None:
     program = load(constant("x"), call("f", "", "a", 16), mutate("xa", 1), call("g", "a", "b"))
     write, after = program.calls[1:]
     assert (write.arguments, write.results, write.cost) == ((0, 1), (2,), 5.0)
-    assert program.sizes[program.homes[2]] == 16
+    assert program.sizes[program.storages[2]] == 16
     assert after.arguments == (2,)
     assert ("drop", 1) in program.steps
     assert program.outputs == [2, 3]

@@ -1,0 +1,149 @@
+"""Runs: the function of an operation called, and what its outputs will need.
+
+All of it without the lock: functions, clocks and adapters are the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from math import inf
+from typing import Any, Final
+
+from recompute._adapters.adapter import kinds
+from recompute._engine.arguments import fill
+from recompute._engine.changes import Changes
+from recompute._engine.frames import Frame, running
+from recompute._engine.graph import EVICTED, Operation, Options
+from recompute._engine.memory import Memory
+from recompute._engine.meter import Meter
+from recompute._engine.results import Made, Results
+from recompute._engine.verify import Fingerprints
+
+_NONE: Final[dict[str, Any]] = {}
+
+
+class Runs:
+    """Runs operations whose arguments are in memory, the first time or again."""
+
+    def __init__(
+        self,
+        changes: Changes,
+        memory: Memory,
+        meter: Meter,
+        results: Results,
+        fingerprints: Fingerprints | None,
+        room: Callable[[Any], Sequence[tuple[str, int]]] | None,
+    ) -> None:
+        self._changes = changes
+        self._memory = memory
+        self._meter = meter
+        self._results = results
+        self._fingerprints = fingerprints
+        self._room = room
+
+    def expect(self, frame: Frame) -> None:
+        """Find out how much room the outputs of a first run need, as far as that can be known. Without the lock.
+
+        Asks adapters, and so does nothing while an argument is evicted.
+        """
+        operation = frame.operation
+        assert operation is not None
+        if operation.runs:
+            return
+        options = operation.options
+        if frame.needs is not None:
+            return
+        if self._room is not None:
+            frame.needs = self._room(operation.function)
+        elif options is not None and options.declared is not None:
+            device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
+            frame.needs = [(device, size) for size in options.declared]
+        elif self._memory.unlimited:
+            frame.needs = ()
+        elif all(argument.payload is not EVICTED for argument in operation.arguments):
+            sizes = self._memory.sizes
+            payloads = fill(operation.positional)
+            if options is None:
+                frame.key = sizes.key(operation.function, payloads)
+            else:
+                named = filled_keywords(options)
+                frame.key = sizes.key(operation.function, payloads, named, options.nout or 1)
+            frame.needs = sizes.get(frame.key, operation)
+
+    def run(self, frame: Frame, outer: Frame | None) -> tuple[list[Made], float]:
+        """Call the function: its outputs, measured, and its cost without what it spent elsewhere. Without the lock."""
+        operation, meter = frame.operation, self._meter
+        assert operation is not None
+        if self._fingerprints is not None:
+            for argument in operation.arguments:
+                self._fingerprints.check_untouched(argument)
+        options, arguments = operation.options, operation.arguments
+        positional: Sequence[Any]
+        if operation.positional is arguments and len(arguments) == 1:  # mostly, and quicker
+            positional = (arguments[0].payload,)
+        else:
+            positional = fill(operation.positional)
+        named = _NONE if options is None else filled_keywords(options)
+        clock = meter.clock
+        quiet = _quiet(operation) if operation.runs else None
+        timer = meter.start_timer(operation) if meter.timers else None
+        frame.outer = outer
+        running.set(frame)
+        start = clock()
+        try:
+            if quiet is not None:
+                with quiet:
+                    result = operation.function(*positional, **named)
+            else:
+                result = operation.function(*positional, **named)
+        except BaseException as error:
+            note_creation(error, operation)
+            raise
+        finally:
+            cost = clock() - start - frame.elsewhere
+            running.set(outer)
+        if not 0.0 <= cost < inf:
+            cost = meter.checked(cost)
+        if timer is not None and not frame.elsewhere:  # the device cannot tell what else was computed meanwhile
+            frame.ask = timer()
+        del positional, named
+        if frame.found is not None:
+            with self._changes.lock, self._changes:
+                self._results.depend(operation, frame.found, operation.runs > 0)
+        if options is None:
+            return [self._results.measure(operation, 0, result)], cost
+        return self._results.measure_all(operation, options, result), cost
+
+
+def filled_keywords(options: Options) -> dict[str, Any]:
+    """The arguments by name, with payloads filled in."""
+    keywords = options.keywords
+    return {} if keywords is None else dict(zip(keywords, fill(keywords.values()), strict=True))
+
+
+def note_creation(error: BaseException, operation: Operation) -> None:
+    """Let an error say where the operation was created that raised it."""
+    try:
+        error.add_note(f"in {operation.name}, an operation created at {operation.created}")
+    except Exception:  # an exception class may forbid it, and the error itself matters more
+        return
+
+
+def _quiet(operation: Operation) -> AbstractContextManager[Any] | None:
+    """What surrounds a repeated run on arrays of a library that would warn of the same again."""
+    for value in operation.arguments:
+        adapter = kinds[type(value.payload)].array
+        if adapter is not None:
+            return adapter.repeated()
+    return None
+
+
+def tell_restored(operation: Operation, made: list[Made]) -> None:
+    """Let adapters put the memory of what was made again where it belongs. Without the lock."""
+    for value, output in zip(operation.outputs, made, strict=True):
+        if value is not None and value.payload is EVICTED and value.remains is not None:
+            payload = output[0]
+            restored = kinds[type(payload)].restored
+            if restored is not None and value.remains.outline is not None:
+                restored(value.remains.outline, payload)

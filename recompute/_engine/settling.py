@@ -1,0 +1,182 @@
+"""Settling: what is done as soon as nobody holds the lock.
+
+References that have gone are seen to, adapters are told what leaves memory, payloads are destroyed, listeners hear.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from recompute._engine.changes import Changes
+from recompute._engine.events import Evicted, LetGo
+from recompute._engine.finalizer import Departure, Finalizer, HeldReference, StayReference, remains_of
+from recompute._engine.frames import Frame
+from recompute._engine.graph import Reference, Value
+from recompute._engine.journal import Journal
+from recompute._engine.memory import Memory, Pool
+from recompute._engine.meter import Meter
+from recompute._engine.references import References
+from recompute._engine.scheduler import Scheduler, frames_on_stacks
+
+if TYPE_CHECKING:
+    from recompute._engine.engine import Engine
+
+_SMALL: Final = 4096
+"""Bytes: what is smaller goes at the next use of the cache, not at once."""
+
+
+class Settling:
+    """Sees to what the finalizer has put aside."""
+
+    def __init__(
+        self,
+        changes: Changes,
+        finalizer: Finalizer,
+        references: References,
+        memory: Memory,
+        scheduler: Scheduler,
+        meter: Meter,
+        journal: Journal,
+    ) -> None:
+        self._changes = changes
+        self._finalizer = finalizer
+        self._references = references
+        self._memory = memory
+        self._scheduler = scheduler
+        self._meter = meter
+        self._journal = journal
+
+    def settle(self, blocking: bool = True) -> None:
+        """See to references that went, destroy what was dropped, tell listeners. After each use; without the lock."""
+        finalizer = self._finalizer
+        while finalizer.queue:
+            lock = self._changes.lock
+            if not lock.acquire(blocking):
+                return  # whoever holds it will see to that
+            try:
+                with self._changes:
+                    self.drain()
+            finally:
+                lock.release()
+            self.settle_departures()
+        if finalizer.garbage or finalizer.departures:
+            self.settle_departures()
+        if self._journal.events:
+            self._journal.deliver()
+        if finalizer.interrupts:
+            finalizer.raise_interrupts()
+
+    def _see_to(self, reference: Reference | HeldReference | StayReference) -> None:
+        if type(reference) is Reference:
+            self._references.dropped(reference)
+        elif isinstance(reference, StayReference):
+            if reference in self._finalizer.stays:
+                self._finalizer.stays.discard(reference)
+                reference.storage.pool.unlock(reference.storage)
+                self._references.unlocked(reference.storage.values)
+                self._scheduler.notify()
+        elif isinstance(reference, HeldReference) and self._memory.let_go(reference.held) and self._journal.listeners:
+            held = reference.held
+            self._journal.events.append(LetGo(self._meter.now, held.pool.used, held.number))
+
+    def settle_departures(self) -> None:
+        """Destroy what was evicted, once its adapters know; then its bytes are free. Without the lock."""
+        finalizer = self._finalizer
+        finalizer.destroy_garbage()
+        for departure in list(finalizer.departures):
+            if self.takes_over(departure):
+                try:
+                    departure.tell_adapters(self.let_go)
+                finally:
+                    with self._changes.lock, self._changes:
+                        self._departed(departure)
+        finalizer.destroy_garbage()
+
+    def takes_over(self, departure: Departure) -> bool:
+        """Whether this thread sees to a departure: its own, or one whose thread was kept from it."""
+        if departure.owner != get_ident():
+            if any(frame.f_locals.get("departure") is departure for frame in frames_on_stacks(_AT_IT, departure.owner)):
+                return False
+            departure.owner = get_ident()
+        return True
+
+    def _departed(self, departure: Departure) -> None:
+        """A storage has left memory: its bytes are free, unless somebody outside holds them."""
+        if self._finalizer.departures.pop(departure, departure) is departure:
+            return  # it was seen to already
+        pool, held, storage, scheduler = departure.pool, departure.held, departure.storage, self._scheduler
+        departure.payloads = []
+        pool.departing -= departure.size
+        pool.used -= departure.size
+        if held is not None and (held.reference is None or held.reference() is None):
+            held = None
+        if held is not None:
+            self._memory.hold(held)
+            if not storage.resident:
+                remains_of(storage).held = held
+        for operation in departure.guarded:
+            scheduler.in_flight.pop(operation, None)
+        if departure.why is not None and self._journal.listeners:
+            ghosts = () if held is None else tuple([value.number for value in storage.values if _alive(value)])
+            event = Evicted(
+                self._meter.now, pool.used, departure.number, departure.size, departure.why, held is not None, ghosts
+            )
+            self._journal.events.append(event)
+        if scheduler.blocked:
+            scheduler.changed.notify_all()
+
+    def guard(self, engine: Engine, departure: Departure) -> None:
+        """Nobody brings the values back before their memory is given up."""
+        guard = Frame(engine, None)
+        guard.key = departure.owner
+        for value, _, _ in departure.payloads:
+            if value.operation is not None:
+                departure.guarded.append(value.operation)
+                self._scheduler.in_flight[value.operation] = guard
+
+    def going(self, handle: Any, value: Value) -> None:
+        """A Recomputable is going: called from its destructor, at any time, and in any thread.
+
+        Should this be cut short, or be too much now, the callback of the reference still brings the news.
+        """
+        if _can_wait(value) or self._changes.mine:
+            return
+        reference = value.reference_of(handle)
+        if reference is not None:
+            self._finalizer.queue.append(reference)
+            self.settle(blocking=False)
+
+    def let_go(self, reference: HeldReference | StayReference) -> None:
+        """Somebody has let go of a buffer, or no longer needs a storage in memory: from a destruction, as `going`."""
+        self._finalizer.queue.append(reference)
+        if not self._changes.mine:
+            self.settle(blocking=False)
+
+    def drain(self) -> None:
+        """See to the references that have gone. Under the lock."""
+        queue = self._finalizer.queue
+        while queue:
+            self._see_to(queue.popleft())
+
+    def mine_depart(self, pool: Pool) -> bool:
+        """Whether bytes are on their way out by this thread, or by one that was kept from it."""
+        if pool.departing:
+            for departure in self._finalizer.departures:
+                if departure.pool is pool and self.takes_over(departure):
+                    return True
+        return False
+
+
+def _can_wait(value: Value) -> bool:
+    """Whether a number or the like is all that can go with a reference: its recipe stays, for those who use it."""
+    storage = value.storage
+    return value.users is not None and not storage.buffer and storage.resident and storage.size < _SMALL
+
+
+def _alive(value: Value) -> bool:
+    remains = value.remains
+    return remains is not None and remains.payload is not None and remains.payload() is not None
+
+
+_AT_IT: Final = (Settling.settle_departures.__code__,)
