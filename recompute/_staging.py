@@ -190,9 +190,9 @@ class _Recorder(Cache):
     def __init__(self, budget: int | None) -> None:
         super().__init__(budget, engine=EngineOptions(before_bringing=_refuse))
         self.made: dict[int, tuple[int, int]] = {}  # value -> (storage, bytes)
-        self.subscribe(self._note)
+        self.subscribe(self._record_sizes)
 
-    def _note(self, event: Event) -> None:
+    def _record_sizes(self, event: Event) -> None:
         if isinstance(event, Performed) and not event.again:
             sizes = dict(zip(event.storages, event.nbytes, strict=True))
             self.made.update(
@@ -292,7 +292,9 @@ class _Graph:
         missing = [argument for argument in operation.arguments if argument not in self.slots]
         assert not missing, f"{operation} takes values that nothing made"
         arguments = [self.slots[argument] for argument in operation.arguments]
-        results = self.program.add_call(operation.name, arguments, [storages[storage] for storage, _ in made], operation.c0)
+        results = self.program.add_call(
+            operation.name, arguments, [storages[storage] for storage, _ in made], operation.c0
+        )
         for slot, value in zip(results, operation.outputs, strict=True):
             if value is not None:
                 self.slots[value] = slot
@@ -300,7 +302,7 @@ class _Graph:
 
 
 def _drop_after_use(program: Program) -> None:
-    """Let go of each value after its last use: the peak is what the function needs if nothing is computed twice."""
+    """Drop each value after its last use: the peak is what the function needs if nothing is computed twice."""
     last = dict.fromkeys(program.outputs, len(program.calls))
     steps = [step for step in program.steps if step[0] == "source"]
     dropped: list[list[int]] = [[] for _ in program.calls]
@@ -317,7 +319,7 @@ def _drop_after_use(program: Program) -> None:
 
 
 def _first(operation: Node) -> int:
-    """The number of its first output, which may be gone: those of one operation are consecutive."""
+    """The number of its first output, which may be forgotten: those of one operation are consecutive."""
     return next(value.number - at for at, value in enumerate(operation.outputs) if value is not None)
 
 

@@ -279,3 +279,17 @@ def test_a_budget_that_asks_the_machine() -> None:
         value = rc.ap(unit, nbytes=30)
     assert value.get() == 1
     assert 0 < (cache.stats().pools[0].budget or 0) < psutil.virtual_memory().total
+
+
+def test_room_for_a_result_is_made_after_the_arguments_came_back() -> None:
+    """What brings evicted arguments back may take the room that the result will need: three values in the room of two."""
+    with rc.Cache() as cache:
+        first = rc.ap(vector, 1)
+        second = rc.ap(lambda payload: vector(2), first)
+        third = rc.ap(lambda payload: vector(3), second)
+        for value in (first, second, third):
+            value.evict()
+        cache.budget = 16
+        assert rc.ap(lambda payload: vector(4), third, nbytes=8).get() == vector(4)
+        assert cache.stats().peak <= 24
+        check_invariants(cache, [first, second, third])

@@ -107,7 +107,9 @@ def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
             found.devices[device] = _free_here() if free is None and device == "cpu" else free
     except (Exception, SystemExit) as error:
         found.error = " ".join(f"{type(error).__name__}: {error}".split())
-        served = {other.name for other in points if other.value == point.value}  # one framework may come in two packages
+        served = {
+            other.name for other in points if other.value == point.value
+        }  # one framework may come in two packages
         found.state = "missing" if missing_package(error) in served else "broken"
     return found
 
@@ -146,8 +148,13 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
     rows = []
     for adapter in adapters:
         sees = ", ".join(
-            device if free is None else f"{device} ({format_bytes(free)} free)" for device, free in adapter.devices.items()
+            device if free is None else f"{device} ({format_bytes(free)} free)"
+            for device, free in adapter.devices.items()
         )
-        state = {"ok": sees or "no device", "missing": f"{adapter.name} is not installed", "broken": "broken"}[adapter.state]
-        rows.append((adapter.name, state, adapter.module, " ".join(filter(None, (adapter.distribution, adapter.version)))))
+        state = {"ok": sees or "no device", "missing": f"{adapter.name} is not installed", "broken": "broken"}[
+            adapter.state
+        ]
+        rows.append(
+            (adapter.name, state, adapter.module, " ".join(filter(None, (adapter.distribution, adapter.version))))
+        )
     print_list(["adapter", "sees", "module", "distribution"], rows, out)

@@ -1,4 +1,4 @@
-"""A line that shows progress on a terminal, and gives way to whatever else is written there."""
+"""A line that shows progress on a terminal, and is cleared while something else is written there."""
 
 from __future__ import annotations
 

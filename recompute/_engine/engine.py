@@ -247,6 +247,8 @@ class Engine:
             if argument.payload is EVICTED:
                 stacks[frame] = None
                 self._lock_now(frame, False)
+                with self.lock, self.changes:
+                    frame.give_back()  # what brings the arguments back may need the room first
                 return False
         return True
 

@@ -5,6 +5,7 @@ References that have gone are seen to, adapters are told what leaves memory, pay
 
 from __future__ import annotations
 
+from sys import is_finalizing
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -140,7 +141,7 @@ class Settling:
 
         Should this be cut short, or be too much now, the callback of the reference still brings the news.
         """
-        if _can_wait(value) or self._changes.mine:
+        if _can_wait(value) or self._changes.mine or is_finalizing():
             return
         reference = value.reference_of(handle)
         if reference is not None:

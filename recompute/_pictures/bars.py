@@ -71,7 +71,7 @@ def large(events: Iterable[Event], share: float) -> set[int]:
 
 
 def moments(events: Iterable[Event], marks: Sequence[tuple[int, str]]) -> list[Moment]:
-    """When the marks of a program fell: each before the first run of the operation with its number. O(events).
+    """The moments of the marks of a program: each before the first run of the operation with its number. O(events).
 
     `marks` are those of the program that was replayed; one after the last operation is left out.
     """

@@ -106,7 +106,7 @@ def memory(
 
 
 def _draw_marks(axes: Any, look: Mapping[str, Look], marks: Mapping[str, Sequence[Moment]], divisor: float) -> None:
-    """A line for each mark where it falls first, and a tick in the colour of each track on the axis of time."""
+    """A line for each mark where it comes first, and a tick in the colour of each track on the axis of time."""
     earliest: dict[str, float] = {}
     for name, own in look.items():
         for time, text in marks.get(name, ()):
@@ -130,7 +130,7 @@ def _steps(events: Iterable[Event]) -> list[tuple[float, int]]:
 
 
 def _peaks(steps: Sequence[tuple[float, int]], last: float, columns: int) -> tuple[list[float], list[int]]:
-    """At most so many steps: the most bytes of each stretch of time."""
+    """At most so many steps: the most bytes of each interval of time."""
     width = last / columns
     if len(steps) <= columns:
         return [time for time, _ in steps], [used for _, used in steps]

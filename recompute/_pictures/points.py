@@ -68,6 +68,8 @@ class Floor:
 def points_of(figures: Iterable[Figures | Point]) -> list[Point]:
     """Points, made from replays where they are not points yet."""
     return [
-        figure if isinstance(figure, Point) else Point(figure.trace, figure.policy, figure.budget_ratio, figure.overhead)
+        figure
+        if isinstance(figure, Point)
+        else Point(figure.trace, figure.policy, figure.budget_ratio, figure.overhead)
         for figure in figures
     ]

@@ -116,14 +116,14 @@ def _forward(problem: Problem, turn: int | None) -> int:
     if turn is not None and turn in problem.order:
         return problem.order.index(turn)
     used = [0] * len(problem.order)
-    born: dict[int, int] = {}
+    first: dict[int, int] = {}
     last: dict[int, int] = {}
     for place, operation in enumerate(problem.order):
         for storage in problem.makes[operation]:
-            born.setdefault(storage, place)
+            first.setdefault(storage, place)
         for value in problem.arguments[operation]:
             last[problem.storages[value]] = place
-    for storage, place in born.items():
+    for storage, place in first.items():
         used[place] += problem.sizes[storage]
         if last.get(storage, place) + 1 < len(used):
             used[last.get(storage, place) + 1] -= problem.sizes[storage]

@@ -73,7 +73,13 @@ class Replay:
         """
         problem = self.problem
         arguments, results, makes = problem.arguments, problem.results, problem.makes
-        storages, makers, sizes, needs, costs = problem.storages, problem.makers, problem.sizes, problem.needs, problem.costs
+        storages, makers, sizes, needs, costs = (
+            problem.storages,
+            problem.makers,
+            problem.sizes,
+            problem.needs,
+            problem.costs,
+        )
         fixed, on, own, uses, clock = problem.fixed, self.on, self.own, self.uses, self.clock
         above, below = self.above, self.below
         count = len(sizes)
@@ -85,7 +91,7 @@ class Replay:
         ]
         present = bytearray(len(storages))
         resident = bytearray(fixed)
-        born = bytearray(fixed)  # was in memory at least once
+        was_made = bytearray(fixed)  # was in memory at least once
         locks = [0] * count
         version = [0] * count
         heap: list[tuple[float, int, int]] = []
@@ -97,14 +103,14 @@ class Replay:
         out: list[int] = []
         next_use = [places[0] if places else _NEVER for places in uses]
 
-        def reached(storage: int, links: list[list[int]], *, unborn: bool = False) -> list[int]:
-            """The evicted storages that `links` lead to, over evicted ones alone; never made ones only if `unborn`."""
+        def reached(storage: int, links: list[list[int]], *, unmade: bool = False) -> list[int]:
+            """The evicted storages that `links` lead to, over evicted ones alone; never made ones only if `unmade`."""
             seen = {storage}
             found: list[int] = []
             stack = [storage]
             while stack:
                 for other in links[stack.pop()]:
-                    if not resident[other] and (unborn or born[other]) and other not in seen:
+                    if not resident[other] and (unmade or was_made[other]) and other not in seen:
                         seen.add(other)
                         stack.append(other)
                         found.append(other)
@@ -120,7 +126,7 @@ class Replay:
                 return -1.0
             cost = own[storage]
             if above_weight:
-                for other in reached(storage, above, unborn=True):
+                for other in reached(storage, above, unmade=True):
                     cost += above_weight * own[other]
             if below_weight:
                 for other in made:
@@ -217,7 +223,7 @@ class Replay:
                 out.append(operation)
                 for storage in makes[operation]:
                     if not resident[storage]:
-                        resident[storage] = born[storage] = 1
+                        resident[storage] = was_made[storage] = 1
                         used += sizes[storage]
                 for value in results[operation]:
                     present[value] = 1

@@ -247,9 +247,9 @@ class Search:
                 total += costs[operation]
                 if total > most:
                     return total
-                for value in arguments[operation]:
-                    maker = makers[value]
-                    if maker not in seen and (storages[value] == own or not self._is_near(value, until, since, size)):
+                for taken in arguments[operation]:
+                    maker = makers[taken]
+                    if maker not in seen and (storages[taken] == own or not self._is_near(taken, until, since, size)):
                         stack.append(maker)
         return total
 

@@ -15,7 +15,7 @@ from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute._recomputable import Recomputable
 from recompute._simulator.machine import Placeholder, engine_options
-from recompute._traces.program import Call, Kind, Program
+from recompute._traces.program import Call, Program, StepKind
 from recompute.events import Listener
 from recompute.extend import EVICTED, Node, ReleaseMode
 from recompute.policies import DEFAULT, Policy, Search, policy_of
@@ -221,7 +221,7 @@ class Replay:
 
 # Not bound to a replay, which would then refer to itself: it goes with its last reference, before its cache does, not
 # together with it whenever the collector comes.
-_DO: Final[dict[Kind, Callable[[Replay, int], object]]] = {
+_DO: Final[dict[StepKind, Callable[[Replay, int], object]]] = {
     "source": Replay._source,
     "call": Replay._call,
     "get": lambda replay, value: replay._handle(value).get(),

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["source", "call", "get", "keep", "drop", "pin", "unpin", "detach", "evict", "hold", "let go"]
+StepKind = Literal["source", "call", "get", "keep", "drop", "pin", "unpin", "detach", "evict", "hold", "let go"]
 """What a step does with a value: `keep` and `drop` are its first and last outside reference (a new value has one).
 
 `hold` and `let go`: what `get` returned is kept outside. `call` has the number of a call.
 """
 
-Step = tuple[Kind, int]
+Step = tuple[StepKind, int]
 
 
 class TraceError(ValueError):
@@ -84,7 +84,7 @@ class Program:
         return value
 
     def add_call(self, name: str, arguments: Sequence[int], storages: Sequence[int], cost: float) -> tuple[int, ...]:
-        """An operation that makes one value on each of the storages `homes`; the values."""
+        """An operation that makes one value on each of `storages`; the values."""
         number = len(self.calls)
         results = tuple([self._add_value(storage, number) for storage in storages])
         self.calls.append(Call(name, tuple(arguments), results, cost))

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from recompute._traces.program import Kind, Program, Step
+from recompute._traces.program import Program, Step, StepKind
 
 HEADER: Final = "recompute-trace"
 """The key of the header's object that has the version of the format."""
@@ -144,13 +144,13 @@ class Recorded:
         self._step("get", value)
         self._seen.setdefault(self._where.get(value, -1), {})[value] = len(self.program.steps)
 
-    def _hold(self, storage: int, ghosts: Sequence[int]) -> None:
-        """A storage that is gone turns out to be held outside: since `get` returned the values, or they were made.
+    def _hold(self, storage: int, values: Sequence[int]) -> None:
+        """An evicted storage turns out to be held outside: since `get` returned its values, or they were made.
 
-        By its `ghosts`, or by values that the cache has forgotten, too.
+        `values` are those of them that are held; none: those that the cache has forgotten.
         """
         since = self._made.get(storage, {}) | self._seen.get(storage, {})
-        held = [value for value in ghosts or self._released.intersection(since) if value in since]
+        held = [value for value in values or self._released.intersection(since) if value in since]
         steps = len(self.program.steps)
         self._held.setdefault(storage, []).append(held)
         self._between += [(min(since[value], steps), ("hold", value)) for value in held]
@@ -161,7 +161,7 @@ class Recorded:
         self._step("drop", value)
 
     def _taken_back(self, line: dict[str, Any]) -> None:
-        """Whoever held it may go on, or let go, which nobody hears while it is in memory."""
+        """Whoever held it may hold it still, or not: while it is in memory, no event tells."""
         storage = self._storage(line)
         after = len(self.program.steps) + 1
         values = self._held[storage].pop() if self._held.get(storage) else []
@@ -175,7 +175,7 @@ class Recorded:
         for value in self._held[storage].pop(0):
             self._step("let go", value)
 
-    def _step(self, kind: Kind, number: int) -> None:
+    def _step(self, kind: StepKind, number: int) -> None:
         self.program.steps.append((kind, number))
 
     def _value(self, line: dict[str, Any], key: str) -> int:
