@@ -59,7 +59,7 @@ class Recomputable(Generic[T_co]):
         except Exception:
             raise
         except BaseException as interrupt:  # would be lost in a destructor: the next use of the cache raises it
-            engine.finalizer.interrupts.append(interrupt)
+            self.engine.finalizer.interrupts.append(interrupt)
 
     @property
     def cache(self) -> Cache:

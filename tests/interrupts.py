@@ -31,19 +31,19 @@ class Interrupts:
 
     def __init__(self, strike: Callable[[], None] = strike) -> None:
         self.crossings = 0
-        self.strikes_at = 0
-        self.where = ""  # it struck
+        self.where = ""  # it struck last
+        self._strikes_at: tuple[int, ...] = ()
         self._strike = strike
 
-    def arm(self, crossing: int, strike: Callable[[], None] | None = None) -> None:
-        """Count from 0 again, and strike at this crossing; 0: never."""
-        self.crossings, self.strikes_at = 0, crossing
+    def arm(self, *crossings: int, strike: Callable[[], None] | None = None) -> None:
+        """Count from 0 again, and strike at these crossings; 0: never."""
+        self.crossings, self._strikes_at = 0, crossings
         self._strike = strike or self._strike
 
     @property
     def struck(self) -> bool:
         """Whether it has, since it was armed."""
-        return self.crossings >= self.strikes_at > 0
+        return any(self.crossings >= each > 0 for each in self._strikes_at)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -73,7 +73,7 @@ class Interrupts:
 
     def _cross(self, place: Any, code: CodeType) -> None:
         self.crossings += 1
-        if self.crossings == self.strikes_at:
+        if self.crossings in self._strikes_at:
             self.where = f"{code.co_filename}, {code.co_qualname}, {place}"
             self._strike()
 
@@ -93,13 +93,21 @@ class Tracing(Interrupts):
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Count and strike in here, in this thread; after a strike there is none until the next `on`."""
+        """Count and strike in here, in this thread."""
         before = sys.gettrace()
+        if len(self._strikes_at) > 1:
+            sys.setprofile(self._go_on)
         sys.settrace(self._enter)
         try:
             yield
         finally:
+            sys.setprofile(None)
             sys.settrace(before)
+
+    def _go_on(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Python ends a trace that has raised an error."""
+        if sys.gettrace() is None:
+            sys.settrace(self._enter)
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
@@ -161,7 +169,10 @@ def holders_in(modules: Iterable[ModuleType]) -> list[Any]:
 
 
 class Storm:
-    """Real signals, one every few `seconds`, whose handler raises wherever some modules are at work. Main thread only."""
+    """Real signals, one every few `seconds`, whose handler raises wherever some modules are at work.
+
+    For the main thread, which alone handles signals.
+    """
 
     def __init__(self, modules: Iterable[ModuleType], error: type[BaseException], seconds: float) -> None:
         self.strikes = 0

@@ -282,7 +282,7 @@ def test_a_budget_that_asks_the_machine() -> None:
 
 
 def test_room_for_a_result_is_made_after_the_arguments_came_back() -> None:
-    """What brings evicted arguments back may take the room that the result will need: three values in the room of two."""
+    """What brings evicted arguments back may take the room that the result will need later."""
     with rc.Cache() as cache:
         first = rc.ap(vector, 1)
         second = rc.ap(lambda payload: vector(2), first)

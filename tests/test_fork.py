@@ -211,7 +211,7 @@ def halted(program: Program, place: int, job: Callable[[], None]) -> int:
             errors.append(error)
         halting.there.set()
 
-    halting.arm(place, halting.halt)
+    halting.arm(place, strike=halting.halt)
     thread = Thread(target=work, daemon=True)
     thread.start()
     assert halting.there.wait(LONG)
@@ -284,9 +284,12 @@ def test_a_fork_with_several_caches() -> None:
             program.check()
         Program().check()
 
+    def inner() -> None:
+        halted(programs[1], 400, lambda: in_child(each))
+
     places = halted(programs[0], 0, lambda: None)
-    for place in some(places, 5, 20):
-        halted(programs[0], place, lambda: halted(programs[1], place, lambda: in_child(each)))
+    for place in some(places, 6, 20):
+        halted(programs[0], place, inner)
     for program in programs:
         program.check()
 

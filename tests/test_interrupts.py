@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Event, Thread
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import pytest
@@ -134,7 +136,7 @@ def delivered(cache: rc.Cache) -> None:
     raise AssertionError("an interrupt is raised again and again")
 
 
-def interrupted(interpreter: Interpreter, program: Program, interrupts: Interrupts | Storm) -> list[Observation]:
+def interrupted(interpreter: Interpreter, program: Program, interrupts: Interrupts) -> list[Observation]:
     """What can be observed of a program; a step that was interrupted counts as one with a fault."""
     found: list[Observation] = []
     for step in program:
@@ -172,29 +174,37 @@ def check_all(cache: rc.Cache, interpreter: Interpreter, found: list[Observation
 
 
 def strike_everywhere(
-    interrupts: Interrupts, error: type[BaseException], stride: int, first: int, settings: dict[str, Any]
-) -> int:
-    """Run the program again and again, with an interrupt at another place each time; how often one struck."""
+    interrupts: Interrupts,
+    error: type[BaseException],
+    count: int,
+    settings: dict[str, Any],
+    *,
+    first: int = 1,
+    again: tuple[int, ...] = (),
+) -> None:
+    """Run the program again and again, with an interrupt at other places each time, `count` times.
+
+    `again`: and at so many places after that.
+    """
 
     def attempt(place: int) -> None:
         cache = rc.Cache(BUDGET, clock=ManualClock(), **settings)
         interpreter = Interpreter(rc, cache)
-        interrupts.arm(place, strike_with(error))
+        interrupts.arm(*([place, *(place + more for more in again)] if place else []), strike=strike_with(error))
         found = interrupted(interpreter, PROGRAM, interrupts)
         places.append(interrupts.crossings)
-        interrupts.strikes_at = 0
+        interrupts.arm(0)
         try:
             check_all(cache, interpreter, found, BUDGET)
         except Exception as wrong:
-            wrong.add_note(f"{error.__name__} at {interrupts.where} ({place} of {places[0]}), {settings}")
+            wrong.add_note(f"{error.__name__} at {interrupts.where} ({place} of {places[0]}), {again}, {settings}")
             raise
 
     places: list[int] = []
     attempt(0)
-    tried = range(first, places[0], STRIDE or stride)
-    for place in tried:
+    assert places[0] > 1000
+    for place in range(first, places[0], STRIDE or places[0] // count):
         attempt(place)
-    return len(tried)
 
 
 CHOICES = [
@@ -207,8 +217,347 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "release"), CHOICES)
+@pytest.mark.parametrize("choice", range(len(CHOICES)))
 @pytest.mark.parametrize("error", ERRORS)
-def test_where_python_looks_for_signals(error: type[BaseException], policy: str, release: str) -> None:
-    """Wherever in the engine an exception of any class strikes, nothing is lost or locked, and all results are right."""
-    assert strike_everywhere(Tracing(MODULES), error, 211, 1, {"policy": policy, "release": release}) > 10
+def test_where_python_looks_for_signals(error: type[BaseException], choice: int) -> None:
+    """Wherever in the engine an exception of any class strikes, nothing is lost or locked, and results are right."""
+    policy, release = CHOICES[choice]
+    first = 1 + choice + 6 * ERRORS.index(error)
+    strike_everywhere(Tracing(MODULES), error, 40, {"policy": policy, "release": release}, first=first)
+
+
+@pytest.mark.parametrize("choice", range(len(CHOICES)))
+def test_between_any_two_lines(choice: int) -> None:
+    """Nor does it matter between which lines, be it in an `except` or a `finally`."""
+    policy, release = CHOICES[choice]
+    error = ERRORS[choice % 3]
+    strike_everywhere(Tracing(MODULES, lines=True), error, 40, {"policy": policy, "release": release}, first=1 + choice)
+
+
+@pytest.mark.parametrize("choice", range(len(CHOICES)))
+def test_around_any_function(choice: int, wrapped: Interrupts) -> None:
+    """Nor whether it strikes as a function is entered, or after it has done all it was to do."""
+    policy, release = CHOICES[choice]
+    error = ERRORS[choice % 3]
+    strike_everywhere(wrapped, error, 60, {"policy": policy, "release": release}, first=1 + choice)
+
+
+@pytest.mark.parametrize("later", [1, 2, 3, 5, 8, 15, 30, 60, 120, 240])
+def test_two_interrupts(later: int) -> None:
+    """One may strike while what another has left is made good."""
+    strike_everywhere(Tracing(MODULES), ERRORS[later % 3], 15, {}, first=later, again=(later,))
+
+
+def test_one_interrupt_after_the_other() -> None:
+    """There may be many of them, too."""
+    strike_everywhere(Tracing(MODULES), KeyboardInterrupt, 10, {}, again=tuple(range(40, 4000, 40)))
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("search", ["sample", "batch"])
+def test_with_other_searches_and_checks(search: str, verify: bool) -> None:
+    """So it is with every search, with a score of the user's, and where results are checked."""
+    settings = {"search": search, "verify": verify, "policy": lambda cost, neighbours, size, staleness: -size}
+    strike_everywhere(Tracing(MODULES), KeyboardInterrupt, 20, settings)
+
+
+class Block:
+    """A payload of 100 bytes; those that are alive are known."""
+
+    alive: ClassVar[WeakSet[Block]] = WeakSet()
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        Block.alive.add(self)
+
+
+rc.register_size(Block, lambda block: 100)
+
+
+def block(*parts: Block) -> Block:
+    return Block((sum(part.number for part in parts) + 1) % 256)
+
+
+class Blocks:
+    """Blocks in a cache that has room for five of them."""
+
+    def __init__(self, length: int = 8, **settings: Any) -> None:
+        self.cache = rc.Cache(500, **settings)
+        self.values: list[rc.Recomputable[Block]] = []
+        with self.cache:
+            self.values.append(rc.ap(block))
+            for number in range(1, length):
+                self.values.append(rc.ap(block, self.values[-1], self.values[number // 2]))
+        self.expected = [value.get().number for value in self.values]
+
+    def check(self) -> None:
+        """All is right, and an operation may have all the memory."""
+        delivered(self.cache)
+        check_invariants(self.cache, self.values)
+        assert [value.get().number for value in self.values] == self.expected
+        with self.cache:
+            assert rc.ap(bytes, 1, nbytes=500).get() == b"\0"
+        assert [value.get().number for value in reversed(self.values)] == self.expected[::-1]
+        check_invariants(self.cache, self.values)
+        assert gc.isenabled()
+
+
+def everywhere(job: Callable[[], None], count: int, attempt: Callable[[Tracing, int], None]) -> None:
+    """`attempt(tracing, place)` for about so many of the places that `job` passes."""
+    tracing = Tracing(MODULES)
+    tracing.arm(0)
+    with tracing.on():
+        job()
+    places = tracing.crossings
+    assert places > 100
+    for place in range(1, places, STRIDE or max(1, places // count)):
+        attempt(tracing, place)
+
+
+def test_what_is_alive_is_counted() -> None:
+    """After an interrupt what callers hold, and what the cache keeps, is counted as used."""
+
+    def work(blocks: Blocks) -> None:
+        held.append(blocks.values[3].get())
+        blocks.values[3].evict()
+        blocks.values[7].get()
+        with blocks.cache:
+            blocks.cache.budget = 600
+            rc.ap(block, blocks.values[7])
+        blocks.cache.release_memory(200)
+
+    def attempt(tracing: Tracing, place: int) -> None:
+        gc.collect()
+        held.clear()
+        assert not Block.alive
+        blocks = Blocks()
+        tracing.arm(place, strike=strike_with(KeyboardInterrupt))
+        with suppress(KeyboardInterrupt), tracing.on():
+            work(blocks)
+        delivered(blocks.cache)
+        gc.collect()
+        assert blocks.cache.stats().used >= 100 * len(Block.alive), tracing.where
+        held.clear()
+        assert blocks.cache.stats().held == 0, tracing.where
+        assert blocks.cache.stats().used == 100 * len(Block.alive), tracing.where
+        blocks.cache.budget = 500
+        blocks.check()
+
+    held: list[Block] = []
+    everywhere(lambda: work(Blocks()), 100, attempt)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_function_that_lives_with_an_interrupt(error: type[BaseException]) -> None:
+    """An interrupt in a `get` inside an operation may be caught there: the function goes on, and so do those around."""
+
+    def careful(part: Block) -> Block:
+        for _ in range(5):
+            try:
+                return block(part, blocks.values[4].get(), blocks.values[5].get())
+            except error:
+                continue
+        raise AssertionError("interrupted again and again")
+
+    def outer(part: Block) -> Block:
+        return block(part, made[0].get())
+
+    def work() -> None:
+        for each in (*made, blocks.values[4], blocks.values[5]):
+            each.evict()
+        with tracing.on():
+            assert made[1].get().number == expected
+
+    def attempt(_: Tracing, place: int) -> None:
+        tracing.arm(place, strike=strike_with(error))
+        with suppress(error):  # if it was not in the `get`
+            work()
+        tracing.arm(0)
+        assert made[1].get().number == expected
+        check_invariants(blocks.cache, [*blocks.values, *made])
+
+    tracing = Tracing(MODULES)
+    blocks = Blocks()
+    made: list[rc.Recomputable[Block]] = []
+    with blocks.cache:
+        made.append(rc.ap(careful, blocks.values[2]))
+        made.append(rc.ap(outer, blocks.values[1]))
+    expected = made[1].get().number
+    everywhere(work, 60, attempt)
+    made.clear()
+    blocks.check()
+
+
+def test_while_another_thread_runs_a_function() -> None:
+    """What a function in another thread has locked and reserved stays so, and it ends as if nothing had happened."""
+
+    def slow(part: Block) -> Block:
+        running.set()
+        assert go.wait(LONG)
+        return block(part)
+
+    def work(blocks: Blocks) -> None:
+        for value in blocks.values[:5]:
+            value.get()
+        blocks.values[2].evict()
+        with blocks.cache:
+            rc.ap(block, blocks.values[2])
+        blocks.values[2].detach()
+
+    def attempt(tracing: Tracing, place: int) -> None:
+        blocks = Blocks()
+        running.clear()
+        go.clear()
+        made: list[rc.Recomputable[Block]] = []
+
+        def other() -> None:
+            with blocks.cache:
+                made.append(rc.ap(slow, blocks.values[6], nbytes=100))
+
+        thread = Thread(target=other, daemon=True)
+        thread.start()
+        assert running.wait(LONG)
+        tracing.arm(place, strike=strike_with(KeyboardInterrupt))
+        with suppress(KeyboardInterrupt), tracing.on():
+            work(blocks)
+        tracing.arm(0)
+        delivered(blocks.cache)
+        check_invariants(blocks.cache, blocks.values)
+        assert not blocks.values[6].evict()
+        assert blocks.cache.engine.scheduler.executing == 1
+        go.set()
+        thread.join(LONG)
+        assert not thread.is_alive()
+        assert made[0].get().number == (blocks.expected[6] + 1) % 256
+        made.clear()
+        blocks.values[2:3] = []  # a source now, it may be
+        blocks.expected[2:3] = []
+        blocks.check()
+
+    running, go = Event(), Event()
+    everywhere(lambda: work(Blocks()), 60, attempt)
+
+
+def test_after_the_collector_was_frozen() -> None:
+    """What is made good is found in the cache, not among what the garbage collector looks at."""
+
+    def work(blocks: Blocks) -> None:
+        for value in blocks.values[::2]:
+            value.evict()
+        blocks.values[-1].get()
+
+    def attempt(tracing: Tracing, place: int) -> None:
+        blocks = Blocks()
+        gc.freeze()
+        try:
+            tracing.arm(place, strike=strike_with(KeyboardInterrupt))
+            with suppress(KeyboardInterrupt), tracing.on():
+                work(blocks)
+            tracing.arm(0)
+            blocks.check()
+        finally:
+            gc.unfreeze()
+
+    everywhere(lambda: work(Blocks()), 40, attempt)
+
+
+def test_a_handler_that_uses_the_cache() -> None:
+    """It may, but for the middle of a change: there it is told so; what it interrupted is not harmed."""
+
+    def work(blocks: Blocks) -> None:
+        for value in blocks.values[::2]:
+            value.evict()
+        blocks.values[-1].get()
+
+    def attempt(tracing: Tracing, place: int) -> None:
+        blocks = Blocks()
+
+        def strike() -> None:
+            try:
+                with blocks.cache:
+                    blocks.values[1].evict()
+                    assert blocks.values[5].get().number == blocks.expected[5]
+                    assert rc.ap(block).get().number == 1
+                could.append(place)
+            except RuntimeError as error:
+                told.append(str(error))
+
+        tracing.arm(place, strike=strike)
+        with tracing.on():
+            work(blocks)
+        tracing.arm(0)
+        blocks.check()
+
+    could: list[int] = []
+    told: list[str] = []
+    everywhere(lambda: work(Blocks()), 60, attempt)
+    assert could
+    assert told
+    assert all("handler of a signal" in each for each in told)
+
+
+def test_an_interrupt_in_a_destructor_is_raised_by_the_next_use() -> None:
+    """Python cannot raise what strikes while a value that nobody refers to any more goes; the cache does, later."""
+
+    class Last:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    with rc.Cache() as cache:
+        kept = rc.ap(bytearray, 10)
+        y = rc.ap(Last)
+        del y
+        with pytest.raises(KeyboardInterrupt):
+            cache.stats()
+        check_invariants(cache, [kept])
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers on this system")
+def test_a_storm_of_signals(error: type[BaseException]) -> None:
+    """Real signals, at moments that nobody chose."""
+    storm = Storm(MODULES, error, 0.0005)
+    for number in range(40):
+        policy, release = CHOICES[number % len(CHOICES)]
+        cache = rc.Cache(BUDGET, clock=ManualClock(), policy=policy, release=release)  # type: ignore[arg-type]
+        interpreter = Interpreter(rc, cache)
+        with storm.on():
+            found = interrupted(interpreter, PROGRAM, Interrupts())
+        check_all(cache, interpreter, found, BUDGET)
+    assert storm.strikes
+
+
+def test_a_storm_of_signals_while_threads_work() -> None:
+    """So it is while other threads use the cache, who never notice."""
+
+    def other() -> None:
+        try:
+            while not over.is_set():
+                for value, expected in zip(blocks.values[::-1], blocks.expected[::-1], strict=True):
+                    assert value.get().number == expected
+        except BaseException as error:
+            errors.append(error)
+
+    blocks = Blocks(12)
+    blocks.cache.budget = 1100
+    over = Event()
+    errors: list[BaseException] = []
+    threads = [Thread(target=other, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    storm = Storm(MODULES, KeyboardInterrupt, 0.0005)
+    with storm.on():
+        for _ in range(100):
+            with suppress(KeyboardInterrupt):
+                for value in blocks.values[::2]:
+                    value.evict()
+                blocks.values[0].map(block)
+    over.set()
+    for thread in threads:
+        thread.join(LONG)
+        assert not thread.is_alive()
+    assert errors == []
+    assert storm.strikes
+    delivered(blocks.cache)
+    blocks.cache.budget = 500
+    blocks.check()

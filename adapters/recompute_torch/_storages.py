@@ -183,10 +183,18 @@ class Storages:
     def _fix(self, node: Node) -> None:
         """A source from now on, in memory, whatever it was made of; unless nobody can need it any more."""
         while node.operation is not None:
+            memory = node.payload
+            outer = memory.outer() if isinstance(memory, Memory) and memory.outer is not None else None
             try:
-                with self.staying(node):
-                    if self._keep(node.payload):
-                        extend.detach(self.cache, node)
+                if outer is not None:  # as long as it has a name here, the bytes cannot go
+                    extend.detach(self.cache, node)
+                    self._keep(node.payload)
+                else:
+                    with self.staying(node):
+                        if self._keep(node.payload):
+                            extend.detach(self.cache, node)
+            except Lost:
+                continue
             except RuntimeError:
                 if node.operation is not None:  # else it went, just now
                     raise

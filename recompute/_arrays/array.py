@@ -188,7 +188,7 @@ class RecomputableArray(Coercions):
         return namespace(self._adapter.namespace())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name in ("engine", "node"):  # the latter: it was interrupted before it was complete
             raise AttributeError(name)
         cls = self._type
         attribute = getattr(cls, name, None)

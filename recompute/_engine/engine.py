@@ -483,8 +483,7 @@ class Engine:
         if self._foreign:
             return self._rank(pool)
         with self.lock, self.changes:
-            victims = pool.candidates.choose(self.meter.now)
-        return victims
+            return pool.candidates.choose(self.meter.now)
 
     # When memory is short, or somebody else is at it
 

@@ -55,11 +55,7 @@ class Frame:
         self.engine = engine
         self.operation = operation  # None: a `Request`
         self.arguments: tuple[Value, ...] = operation.arguments if operation is not None else ()
-        if stack is None:
-            self.stack = [self]
-        else:
-            self.stack = stack
-            stack.append(self)
+        self.stack: list[Frame] = [] if stack is None else stack
         self.missing: list[Value] | None = None  # evicted arguments, the next one last; None: not looked at yet
         self.locked: list[Storage] | None = None  # many frames of a deep chain wait without a lock
         self.needs: Sequence[tuple[str, int]] | None = None  # (device, bytes) of the outputs, as far as known
@@ -76,6 +72,7 @@ class Frame:
         self.ask: Ask | None = None  # what it cost, if only the device knows, and later
         self.retries: dict[Operation | None, int] | None = None  # how often operations were unlocked again
         self.waiting_below = 0  # of a bottom frame: frames of the stack with a smaller index hold no locks
+        self.stack.append(self)  # last: an interrupt must not leave half a frame there
 
     def lock(self, storage: Storage) -> None:
         """Keep a storage until `unlock`."""

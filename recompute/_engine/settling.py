@@ -52,14 +52,8 @@ class Settling:
         """See to references that went, destroy what was dropped, tell listeners. After each use; without the lock."""
         finalizer = self._finalizer
         while finalizer.queue:
-            lock = self._changes.lock
-            if not lock.acquire(blocking):
-                return  # whoever holds it will see to that
-            try:
-                with self._changes:
-                    self.drain()
-            finally:
-                lock.release()
+            if not self._seen_to(blocking):
+                return  # whoever holds the lock will see to that
             self.settle_departures()
         if finalizer.garbage or finalizer.departures:
             self.settle_departures()
@@ -67,6 +61,23 @@ class Settling:
             self._journal.deliver()
         if finalizer.interrupts:
             finalizer.raise_interrupts()
+
+    def _seen_to(self, blocking: bool) -> bool:
+        """Whether the lock could be had, and references have been seen to."""
+        changes = self._changes
+        if blocking:
+            with changes.lock, changes:
+                self.drain()
+            return True
+        try:
+            if not changes.lock.acquire(blocking=False):
+                return False
+            with changes:
+                self.drain()
+            return True
+        finally:
+            if changes.mine:  # also when an interrupt came right after it was acquired
+                changes.lock.release()
 
     def _see_to(self, reference: Reference | HeldReference | StayReference) -> None:
         if type(reference) is Reference:
