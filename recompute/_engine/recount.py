@@ -46,6 +46,7 @@ def _living_frames(engine: Engine) -> list[Frame]:
         else:  # it was about to lock its arguments, which it does when this change goes on
             bottom.locked = bottom.missing = None
             bottom.counts = False
+            frames += bottom.stack  # what it has reserved counts
     for bottom in list(scheduler.stacks):
         if bottom in alive:
             frames += bottom.stack
