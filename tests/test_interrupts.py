@@ -302,16 +302,20 @@ class Blocks:
         assert gc.isenabled()
 
 
-def everywhere(job: Callable[[], None], count: int, attempt: Callable[[Tracing, int], None]) -> None:
-    """`attempt(tracing, place)` for about so many of the places that `job` passes."""
+def everywhere(work: Callable[[Blocks], None], count: int, attempt: Callable[[Blocks, Tracing], None]) -> None:
+    """`attempt` with an interrupt to come at about so many of the places that `work` passes, one at a time."""
     tracing = Tracing(MODULES)
-    tracing.arm(0)
+    blocks = Blocks()
     with tracing.on():
-        job()
+        work(blocks)
     places = tracing.crossings
     assert places > 100
     for place in range(1, places, STRIDE or max(1, places // count)):
-        attempt(tracing, place)
+        blocks = Blocks()
+        tracing.arm(place, strike=strike_with(KeyboardInterrupt))
+        attempt(blocks, tracing)
+        assert tracing.struck
+        tracing.arm(0)
 
 
 def test_what_is_alive_is_counted() -> None:
