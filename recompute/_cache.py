@@ -135,7 +135,7 @@ class Cache:
                 )
                 for function, (times, seconds) in meter.repeated.items()
             ]
-            stats = Stats(
+            return Stats(
                 used=sum(pool.used for pool in pools),
                 peak=sum(pool.peak for pool in pools),
                 overshoot=max((pool.overshoot for pool in pools), default=0),
@@ -152,7 +152,6 @@ class Cache:
                 pools=pools,
                 coercions=journal.coercions,
             )
-        return stats
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener(event)` for every event from now on; returns a function that stops it."""

@@ -32,18 +32,18 @@ class Interrupts:
     def __init__(self, strike: Callable[[], None] = strike) -> None:
         self.crossings = 0
         self.where = ""  # it struck last
-        self._strikes_at: tuple[int, ...] = ()
+        self.strikes_at: tuple[int, ...] = ()
         self._strike = strike
 
     def arm(self, *crossings: int, strike: Callable[[], None] | None = None) -> None:
         """Count from 0 again, and strike at these crossings; 0: never."""
-        self.crossings, self._strikes_at = 0, crossings
+        self.crossings, self.strikes_at = 0, crossings
         self._strike = strike or self._strike
 
     @property
     def struck(self) -> bool:
         """Whether it has, since it was armed."""
-        return any(self.crossings >= each > 0 for each in self._strikes_at)
+        return any(self.crossings >= each > 0 for each in self.strikes_at)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -73,7 +73,7 @@ class Interrupts:
 
     def _cross(self, place: Any, code: CodeType) -> None:
         self.crossings += 1
-        if self.crossings in self._strikes_at:
+        if self.crossings in self.strikes_at:
             self.where = f"{code.co_filename}, {code.co_qualname}, {place}"
             self._strike()
 
@@ -95,7 +95,7 @@ class Tracing(Interrupts):
     def on(self) -> Iterator[None]:
         """Count and strike in here, in this thread."""
         before = sys.gettrace()
-        if len(self._strikes_at) > 1:
+        if len(self.strikes_at) > 1:
             sys.setprofile(self._go_on)
         sys.settrace(self._enter)
         try:

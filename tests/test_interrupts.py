@@ -272,17 +272,19 @@ class Block:
 
 
 rc.register_size(Block, lambda block: 100)
+clock = ManualClock()
 
 
 def block(*parts: Block) -> Block:
+    clock.advance(1.0)
     return Block((sum(part.number for part in parts) + 1) % 256)
 
 
 class Blocks:
     """Blocks in a cache that has room for five of them."""
 
-    def __init__(self, length: int = 8, **settings: Any) -> None:
-        self.cache = rc.Cache(500, **settings)
+    def __init__(self, length: int = 8) -> None:
+        self.cache = rc.Cache(500, clock=clock)
         self.values: list[rc.Recomputable[Block]] = []
         with self.cache:
             self.values.append(rc.ap(block))
@@ -310,12 +312,15 @@ def everywhere(work: Callable[[Blocks], None], count: int, attempt: Callable[[Bl
         work(blocks)
     places = tracing.crossings
     assert places > 100
+    del blocks
     for place in range(1, places, STRIDE or max(1, places // count)):
-        blocks = Blocks()
         tracing.arm(place, strike=strike_with(KeyboardInterrupt))
-        attempt(blocks, tracing)
+        try:
+            attempt(Blocks(), tracing)
+        except Exception as wrong:
+            wrong.add_note(f"at {tracing.where} ({place} of {places})")
+            raise
         assert tracing.struck
-        tracing.arm(0)
 
 
 def test_what_is_alive_is_counted() -> None:
@@ -325,80 +330,58 @@ def test_what_is_alive_is_counted() -> None:
         held.append(blocks.values[3].get())
         blocks.values[3].evict()
         blocks.values[7].get()
-        with blocks.cache:
-            blocks.cache.budget = 600
-            rc.ap(block, blocks.values[7])
+        blocks.cache.budget = 600
+        blocks.values[7].map(block)
         blocks.cache.release_memory(200)
 
-    def attempt(tracing: Tracing, place: int) -> None:
-        gc.collect()
+    def attempt(blocks: Blocks, tracing: Tracing) -> None:
         held.clear()
-        assert not Block.alive
-        blocks = Blocks()
-        tracing.arm(place, strike=strike_with(KeyboardInterrupt))
         with suppress(KeyboardInterrupt), tracing.on():
             work(blocks)
         delivered(blocks.cache)
         gc.collect()
-        assert blocks.cache.stats().used >= 100 * len(Block.alive), tracing.where
+        assert blocks.cache.stats().used >= 100 * len(Block.alive)
         held.clear()
-        assert blocks.cache.stats().held == 0, tracing.where
-        assert blocks.cache.stats().used == 100 * len(Block.alive), tracing.where
+        assert blocks.cache.stats().held == 0
+        assert blocks.cache.stats().used == 100 * len(Block.alive)
         blocks.cache.budget = 500
         blocks.check()
 
     held: list[Block] = []
-    everywhere(lambda: work(Blocks()), 100, attempt)
+    everywhere(work, 80, attempt)
 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_function_that_lives_with_an_interrupt(error: type[BaseException]) -> None:
     """An interrupt in a `get` inside an operation may be caught there: the function goes on, and so do those around."""
 
-    def careful(part: Block) -> Block:
-        for _ in range(5):
+    def work(blocks: Blocks) -> None:
+        def careful(part: Block) -> Block:
             try:
                 return block(part, blocks.values[4].get(), blocks.values[5].get())
             except error:
-                continue
-        raise AssertionError("interrupted again and again")
+                return block(part, blocks.values[4].get(), blocks.values[5].get())
 
-    def outer(part: Block) -> Block:
-        return block(part, made[0].get())
+        with blocks.cache:
+            inner = blocks.values[2].map(careful)
+            outer = blocks.values[1].map(lambda part: block(part, inner.get()))
+            for each in (inner, outer, blocks.values[4], blocks.values[5]):
+                each.evict()
+            numbers = blocks.expected
+            assert outer.get().number == numbers[1] + numbers[2] + numbers[4] + numbers[5] + 2
 
-    def work() -> None:
-        for each in (*made, blocks.values[4], blocks.values[5]):
-            each.evict()
-        with tracing.on():
-            assert made[1].get().number == expected
+    def attempt(blocks: Blocks, tracing: Tracing) -> None:
+        tracing.arm(tracing.strikes_at[0], strike=strike_with(error))
+        with suppress(error), tracing.on():  # suppressed: if it was not in the `get`
+            work(blocks)
+        gc.collect()  # what the traceback held
+        blocks.check()
 
-    def attempt(_: Tracing, place: int) -> None:
-        tracing.arm(place, strike=strike_with(error))
-        with suppress(error):  # if it was not in the `get`
-            work()
-        tracing.arm(0)
-        assert made[1].get().number == expected
-        check_invariants(blocks.cache, [*blocks.values, *made])
-
-    tracing = Tracing(MODULES)
-    blocks = Blocks()
-    made: list[rc.Recomputable[Block]] = []
-    with blocks.cache:
-        made.append(rc.ap(careful, blocks.values[2]))
-        made.append(rc.ap(outer, blocks.values[1]))
-    expected = made[1].get().number
-    everywhere(work, 60, attempt)
-    made.clear()
-    blocks.check()
+    everywhere(work, 50, attempt)
 
 
 def test_while_another_thread_runs_a_function() -> None:
     """What a function in another thread has locked and reserved stays so, and it ends as if nothing had happened."""
-
-    def slow(part: Block) -> Block:
-        running.set()
-        assert go.wait(LONG)
-        return block(part)
 
     def work(blocks: Blocks) -> None:
         for value in blocks.values[:5]:
@@ -407,11 +390,14 @@ def test_while_another_thread_runs_a_function() -> None:
         with blocks.cache:
             rc.ap(block, blocks.values[2], blocks.values[4])
 
-    def attempt(tracing: Tracing, place: int) -> None:
-        blocks = Blocks()
-        running.clear()
-        go.clear()
+    def attempt(blocks: Blocks, tracing: Tracing) -> None:
+        running, go = Event(), Event()
         made: list[rc.Recomputable[Block]] = []
+
+        def slow(part: Block) -> Block:
+            running.set()
+            assert go.wait(LONG)
+            return block(part)
 
         def other() -> None:
             with blocks.cache:
@@ -420,10 +406,8 @@ def test_while_another_thread_runs_a_function() -> None:
         thread = Thread(target=other, daemon=True)
         thread.start()
         assert running.wait(LONG)
-        tracing.arm(place, strike=strike_with(KeyboardInterrupt))
         with suppress(KeyboardInterrupt), tracing.on():
             work(blocks)
-        tracing.arm(0)
         delivered(blocks.cache)
         check_invariants(blocks.cache, blocks.values)
         assert not blocks.values[6].evict()
@@ -435,63 +419,51 @@ def test_while_another_thread_runs_a_function() -> None:
         made.clear()
         blocks.check()
 
-    running, go = Event(), Event()
-    everywhere(lambda: work(Blocks()), 60, attempt)
+    everywhere(work, 60, attempt)
+
+
+def evict_and_get(blocks: Blocks) -> None:
+    for value in blocks.values[::2]:
+        value.evict()
+    blocks.values[-1].get()
 
 
 def test_after_the_collector_was_frozen() -> None:
     """What is made good is found in the cache, not among what the garbage collector looks at."""
 
-    def work(blocks: Blocks) -> None:
-        for value in blocks.values[::2]:
-            value.evict()
-        blocks.values[-1].get()
-
-    def attempt(tracing: Tracing, place: int) -> None:
-        blocks = Blocks()
+    def attempt(blocks: Blocks, tracing: Tracing) -> None:
         gc.freeze()
         try:
-            tracing.arm(place, strike=strike_with(KeyboardInterrupt))
             with suppress(KeyboardInterrupt), tracing.on():
-                work(blocks)
-            tracing.arm(0)
+                evict_and_get(blocks)
             blocks.check()
         finally:
             gc.unfreeze()
 
-    everywhere(lambda: work(Blocks()), 40, attempt)
+    everywhere(evict_and_get, 40, attempt)
 
 
 def test_a_handler_that_uses_the_cache() -> None:
     """It may, but for the middle of a change: there it is told so; what it interrupted is not harmed."""
 
-    def work(blocks: Blocks) -> None:
-        for value in blocks.values[::2]:
-            value.evict()
-        blocks.values[-1].get()
-
-    def attempt(tracing: Tracing, place: int) -> None:
-        blocks = Blocks()
-
-        def strike() -> None:
+    def attempt(blocks: Blocks, tracing: Tracing) -> None:
+        def use() -> None:
             try:
-                with blocks.cache:
-                    blocks.values[1].evict()
-                    assert blocks.values[5].get().number == blocks.expected[5]
-                    assert rc.ap(block).get().number == 1
-                could.append(place)
+                blocks.values[1].evict()
+                assert blocks.values[5].get().number == blocks.expected[5]
+                assert blocks.values[0].map(block).get().number == blocks.expected[0] + 1
+                could.append(tracing.where)
             except RuntimeError as error:
                 told.append(str(error))
 
-        tracing.arm(place, strike=strike)
+        tracing.arm(tracing.strikes_at[0], strike=use)
         with tracing.on():
-            work(blocks)
-        tracing.arm(0)
+            evict_and_get(blocks)
         blocks.check()
 
-    could: list[int] = []
+    could: list[str] = []
     told: list[str] = []
-    everywhere(lambda: work(Blocks()), 60, attempt)
+    everywhere(evict_and_get, 60, attempt)
     assert could
     assert told
     assert all("handler of a signal" in each for each in told)
@@ -503,23 +475,20 @@ def test_an_interrupt_in_a_destructor_is_raised_by_the_next_use(unraisable: list
     def work(blocks: Blocks) -> None:
         del blocks.values[-1], blocks.expected[-1]
 
-    def attempt(tracing: Tracing, place: int) -> None:
-        blocks = Blocks()
+    def attempt(blocks: Blocks, tracing: Tracing) -> None:
         before = len(unraisable)
-        tracing.arm(place, strike=strike_with(KeyboardInterrupt))
         with tracing.on():
             work(blocks)
-        tracing.arm(0)
         try:
             blocks.cache.stats()
         except KeyboardInterrupt:
-            raised.append(place)
+            raised.append(tracing.where)
         else:
-            assert len(unraisable) == before + 1, tracing.where  # it came too early, or too late
+            assert len(unraisable) == before + 1  # it came before the destructor could see to it
         blocks.check()
 
-    raised: list[int] = []
-    everywhere(lambda: work(Blocks()), 60, attempt)
+    raised: list[str] = []
+    everywhere(work, 60, attempt)
     assert len(raised) > 10
 
 

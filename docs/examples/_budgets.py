@@ -14,8 +14,9 @@ from typing import Any, Final, TypeVar
 import recompute as rc
 from _report import aligned, into_files, progress
 from recompute.events import Event
+from recompute.policies import PolicyName
 
-POLICIES: Final = ("needed", "lru")
+POLICIES: Final[tuple[PolicyName, ...]] = ("needed", "lru")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ def tracing() -> Iterator[list[int]]:
 
 def compare(
     plain: Callable[[], T],
-    wrapped: Callable[[int | None, str, list[Event] | None], T],
+    wrapped: Callable[[int | None, PolicyName, list[Event] | None], T],
     share: float,
     others: Sequence[float] = (),
     patience: float = inf,

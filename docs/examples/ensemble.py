@@ -32,6 +32,7 @@ from _ensemble_outputs import CACHED, PLAIN, ask, describe, gathered, got, make,
 from _report import machine, progress, show, write
 from recompute.events import Event
 from recompute.pictures import save
+from recompute.policies import PolicyName
 
 BUDGETS: Final = (0.75, 0.5, 0.35, 0.25, 0.15)
 
@@ -66,7 +67,7 @@ def run_plain(weights: Weights, images: Any, repeats: int) -> Run:
 
 
 def run(
-    weights: Weights, images: Any, budget: int | None = None, policy: str = "needed",
+    weights: Weights, images: Any, budget: int | None = None, policy: PolicyName = "needed",
     events: list[Event] | None = None, *, repeats: int = 1,
 ) -> Run:  # fmt: skip
     """Within a cache: for the time, then once more for the memory, the bits and the events."""

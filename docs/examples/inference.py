@@ -30,6 +30,7 @@ from _budgets import compare, parser, table, tracing
 from _report import machine, show, write
 from recompute.events import Event
 from recompute.pictures import save
+from recompute.policies import PolicyName
 
 Array = Any
 """Of NumPy, of CuPy, or wrapped by `rc.array`: the network does not know."""
@@ -230,7 +231,7 @@ class Run(Asked):
 
 
 def run(
-    weights: Weights, pictures: Sequence[Array], budget: int | None = None, policy: str = "needed",
+    weights: Weights, pictures: Sequence[Array], budget: int | None = None, policy: PolicyName = "needed",
     events: list[Event] | None = None, *, repeats: int = 1,
 ) -> Run:  # fmt: skip
     """With wrapped arrays: for the time, then once more (which is slower) for the memory, the bits and the events."""

@@ -29,6 +29,7 @@ import recompute as rc
 from _budgets import tracing
 from _report import Advance, aligned, into_files, machine, progress, show, write
 from recompute.pictures import save
+from recompute.policies import PolicyName
 from recompute_numpy.letters import ALPHABET, Letters, Model, encode, fit, random_model, read
 
 Array = NDArray[np.float64]
@@ -136,7 +137,7 @@ def cut(letters: Letters, size: int) -> list[Letters]:
 
 
 def count_steps(
-    model: Model, letters: Letters, factors: Sequence[float], policies: Sequence[str], advance: Advance
+    model: Model, letters: Letters, factors: Sequence[float], policies: Sequence[PolicyName], advance: Advance
 ) -> dict[str, Any]:
     """The letters that each method reads forwards, one message for each letter of the text; their answers compared."""
     n = len(letters)
@@ -149,7 +150,7 @@ def count_steps(
             advance(1)
         return {"steps": chain.read, "seconds": perf_counter() - start, "digest": digest.hexdigest()}
 
-    def cached(budget: int | None, policy: str) -> dict[str, Any]:
+    def cached(budget: int | None, policy: PolicyName) -> dict[str, Any]:
         def method(chain: Chain) -> Iterator[Array]:
             with rc.Cache(budget, policy=policy, clock=chain.clock) as cache:
                 yield from posteriors(chain, parts)

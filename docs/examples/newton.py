@@ -34,6 +34,7 @@ from _budgets import Taken, compare, counted, parser, table, tracing
 from _report import machine, show, write
 from recompute.events import Event
 from recompute.pictures import residency, save
+from recompute.policies import PolicyName
 
 Vector = NDArray[numpy.float64]
 Array = Any
@@ -181,7 +182,7 @@ class Run(Taken):
 
 
 def run(
-    problem: Problem, iterations: int, budget: int | None = None, policy: str = "needed", *, repeats: int = 1
+    problem: Problem, iterations: int, budget: int | None = None, policy: PolicyName = "needed", *, repeats: int = 1
 ) -> Run:
     """With wrapped arrays: for the time, then once more (which is slower) for the memory."""
     seconds = []
@@ -269,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         right = problem.accuracy(weights)
         print(f"iteration {number:>2}: loss {float(plain_loss(weights)):.4f}, {right:.1%} of the test digits right")
 
-    def wrapped(budget: int | None, policy: str, _: object) -> Run:
+    def wrapped(budget: int | None, policy: PolicyName, _: object) -> Run:
         return run(problem, options.iterations, budget, policy, repeats=options.repeats)
 
     plain_arrays = partial(run_plain, problem, options.iterations, repeats=options.repeats)
