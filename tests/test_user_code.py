@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, ClassVar
 
 import pytest
+from interrupts import Tracing, modules_in
 
 import recompute as rc
 from recompute import extend
@@ -521,6 +522,63 @@ def test_a_cycle_that_the_collector_finds_in_the_engine(action: str, how: str) -
         assert each.get().number == number
         gc.collect()
     scene.check(*kept)
+
+
+class InChanges(Tracing):
+    """Counts only where the collector is paused, and acts instead of raising."""
+
+    def _cross(self, place: Any, code: Any) -> None:
+        if not gc.isenabled():
+            super()._cross(place, code)
+
+
+def test_a_cycle_that_the_collector_finds_as_another_cache_ends_its_change() -> None:
+    """That one cache has changed does not let the collector run in the middle of a change of another one."""
+    modules = modules_in("recompute._engine")
+
+    def attempt(place: int) -> int:
+        def other_thread() -> None:
+            with there.on():
+                other.values[0].evict()
+
+        def halt() -> None:
+            halted.set()
+            assert go.wait(LONG)
+
+        def let_the_other_end() -> None:
+            go.set()
+            thread.join(LONG)
+            gc.set_threshold(1, 1, 1)
+
+        scene, other = Scene("stats"), Scene("stats")
+        halted, go = Event(), Event()
+        there, here = InChanges(modules), InChanges(modules)
+        there.arm(3, strike=halt)
+        here.arm(place, strike=let_the_other_end)
+        thread = Thread(target=other_thread, daemon=True)
+        thread.start()
+        assert halted.wait(LONG)
+        before = gc.get_threshold()
+        gc.set_threshold(0)
+        Loud(scene, cyclic=True)
+        scene.let(1)
+        try:
+            with here.on(), scene.cache:
+                scene.values[1].evict()
+                scene.values[6].evict()
+                made = rc.ap(add, scene.values[6], scene.values[1])
+        finally:
+            go.set()
+            gc.set_threshold(*before)
+            thread.join(LONG)
+        gc.collect()
+        assert made.get() == vector(2)
+        scene.check(made)
+        return here.crossings
+
+    places = attempt(0)
+    for place in range(1, places, max(1, places // 30)):
+        attempt(place)
 
 
 def test_what_a_caller_holds_uses_the_cache_as_he_lets_go(action: str) -> None:
