@@ -12,7 +12,8 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
                  (Recomputable, pure, ap, lift); _cache (Cache); _context (which cache is the current one)
     engine       _engine: requests (what is asked of the engine), engine (the four callbacks), recount (after an
                  interrupt)
-    parts        _engine: references, results, scheduler, memory, frames, finalizer, journal, meter
+    parts        _engine: settling, references, runs, results, scheduler, memory, frames, finalizer, meter, journal,
+                 changes
     policy       _policy: search and tournament (of the smallest score), needed and neighbourhoods (evicted components),
                  formulas
     graph        _engine: graph (operation, storage, value); arguments, sizes, verify, events, stats

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from threading import Event, Thread
 from typing import Any, ClassVar
@@ -18,6 +22,7 @@ from recompute.testing import check_invariants
 from recompute.testing._vectors import vector
 
 LONG = 60.0  # seconds: only a deadlock takes as long
+STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "0"))  # of the places in the engine that are tried; 0: some of them
 ROOM = 1000
 ACTIONS = ("stats", "get", "evict", "pin", "ap", "pure", "detach", "release_memory", "budget", "drop")
 
@@ -577,7 +582,7 @@ def test_a_cycle_that_the_collector_finds_as_another_cache_ends_its_change() -> 
         return here.crossings
 
     places = attempt(0)
-    for place in range(1, places, max(1, places // 30)):
+    for place in range(1, places, STRIDE or max(1, places // 30)):
         attempt(place)
 
 
@@ -594,6 +599,57 @@ def test_what_a_caller_holds_uses_the_cache_as_he_lets_go(action: str) -> None:
         del held
         assert scene.cache.stats().held == 0
         scene.check(y)
+
+
+def test_what_a_caller_holds_may_go_at_any_moment() -> None:
+    """Wherever the engine is as a thread lets go of a payload: should it hold the last reference, it has no lock."""
+
+    def attempt(place: int) -> int:
+        def let_go() -> None:
+            held.clear()  # if the engine holds none, the destructor runs here, and does nothing
+            scene.let()
+
+        scene = Scene(ACTIONS[place % len(ACTIONS)])
+        tracing = Tracing(modules)
+        tracing.arm(place, strike=let_go)
+        with scene.cache:
+            y = rc.ap(Loud, scene, 1)
+            held = [y.get()]
+            y.evict()
+            with tracing.on():
+                y.pin()
+                y.unpin()
+                y.evict()
+                made = rc.ap(lambda payload: vector(payload.number), y)
+                y.evict()
+                scene.cache.stats()
+            assert y.get().number == 1
+        scene.check(y, made, at_least=0)
+        return tracing.crossings
+
+    modules = modules_in("recompute._engine")
+    places = attempt(0)
+    for place in range(1, places, STRIDE or places // 50):
+        attempt(place)
+
+
+def test_who_watches_a_payload_uses_the_cache_as_it_goes(action: str) -> None:
+    """The callback of a weak reference to a payload is as good as a destructor."""
+    scene = Scene(action)
+    scene.let()
+
+    class Plain:
+        pass
+
+    rc.register_size(Plain, lambda payload: 200)
+    with scene.cache:
+        y = rc.ap(Plain)
+        watching = [weakref.ref(y.get(), lambda _: scene.act())]
+        y.evict()
+        watching.append(weakref.ref(y.get(), lambda _: scene.act()))
+        more = rc.ap(vector, 1, nbytes=900)
+    assert [each() for each in watching] == [None, None]
+    scene.check(y, more, at_least=2)
 
 
 def test_settings_that_use_the_cache_as_they_go(action: str) -> None:
@@ -647,6 +703,34 @@ def test_payloads_that_hold_values_go_without_recursion() -> None:
         del last
         assert cache.stats().used == 0
         check_invariants(cache)
+
+
+def test_at_the_end_of_the_interpreter() -> None:
+    """Destructors that use a cache as the interpreter ends do not keep it from ending, and complain of nothing."""
+    script = """
+import recompute as rc
+
+class Loud:
+    def __init__(self):
+        self.used = Loud.used
+        self.me = self
+
+    def __del__(self):
+        cache, one, other = self.used
+        cache.stats()
+        one.evict()
+        assert other.get() == 8
+
+rc.register_size(Loud, lambda payload: 400)
+with rc.Cache(1000) as cache:
+    Loud.used = cache, rc.ap(bytes, 10), rc.ap(len, b"12345678")
+    loud = [rc.ap(Loud) for _ in range(5)]
+    kept = rc.pure(Loud())
+print(cache.stats().evictions)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 0
 
 
 # Adapters
@@ -876,3 +960,66 @@ def test_a_name_that_uses_the_cache(action: str) -> None:
         with pytest.raises(rc.BudgetError, match="Named"):
             rc.ap(Named(), nbytes=2 * ROOM)
     scene.check(y, z)
+
+
+@pytest.mark.parametrize("where", ["payload", "function", "argument"])
+def test_whatever_can_be_asked_of_an_object_may_use_the_cache(action: str, where: str) -> None:
+    """Comparing, hashing, counting, and looking for attributes: none of it happens under the lock."""
+    scene = Scene(action)
+
+    class Nosy:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __eq__(self, other: object) -> bool:
+            scene.act()
+            return self is other
+
+        def __hash__(self) -> int:
+            scene.act()
+            return 1
+
+        def __bool__(self) -> bool:
+            scene.act()
+            return False
+
+        def __len__(self) -> int:
+            scene.act()
+            return 0
+
+        def __iter__(self) -> Any:
+            scene.act()
+            return iter(())
+
+        def __repr__(self) -> str:
+            scene.act()
+            return "Nosy"
+
+        def __getattr__(self, name: str) -> Any:
+            scene.act()
+            raise AttributeError(name)
+
+        def __call__(self, *payloads: Any) -> Any:
+            return vector(self.number)
+
+    rc.register_size(Nosy, lambda payload: 200)
+    scene.let(200)
+    with scene.cache:
+        match where:
+            case "payload":
+                values = [rc.ap(Nosy, number) for number in range(8)]
+                outputs = rc.ap(lambda: (Nosy(1), Nosy(2)), nout=2)
+                values += [rc.pure(Nosy(9)), *outputs]
+            case "function":
+                values = [rc.ap(Nosy(number), scene.values[0], nbytes=200) for number in range(8)]
+            case _:
+                values = [rc.ap(add, *scene.values[:2], nbytes=200)]
+                values += [rc.ap(lambda *parts, key: vector(1), Nosy(1), [Nosy(2)], key=Nosy(3), nbytes=200)]
+        for each in values:
+            repr(each)
+            each.evict()
+            each.get()
+        with pytest.raises(rc.BudgetError):
+            rc.ap(Nosy(3), values[0], nbytes=2 * ROOM)
+    scene.check(*values, at_least=0)
+    del values

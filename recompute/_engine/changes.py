@@ -19,32 +19,37 @@ class Changes:
         self.lock = RLock()
         self.unfinished = False
         """A change has begun and not ended."""
-        self._collects = True  # whether the garbage collector was enabled when it began
         self._make_good = make_good
         self._prepare = prepare
 
     def begin(self) -> None:
         """A change begins: the lock is held, and destructors wait for its end."""
+        if not _going:
+            _collector.wanted = isenabled()
+        _going.add(self)
+        disable()
         if self.unfinished:
             self._repair()
         else:
-            self._collects = isenabled()
             self.unfinished = True
-        disable()
         self._prepare()
 
     def end(self) -> None:
         """It has ended, and everything that is counted is right."""
-        if self._collects:
-            enable()
+        self._resume()
         self.unfinished = False
+
+    def _resume(self) -> None:
+        """The collector goes on, unless another cache is in the middle of a change."""
+        if len(_going) == 1 and _collector.wanted:
+            enable()
+        _going.discard(self)
 
     def __enter__(self) -> None:
         self.begin()
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if self._collects:
-            enable()
+        self._resume()
         if kind is None:
             self.unfinished = False
 
@@ -68,25 +73,30 @@ class Changes:
         self.unfinished = True
 
     def _repair(self) -> None:
-        lock = self.lock
-        lock.release()
-        nested = self.mine
-        lock.acquire()
+        nested = self.lock._recursion_count() > 1  # type: ignore[attr-defined]  # the library's Condition relies on such, too
         if nested:
             raise RuntimeError(
                 "the cache is used by the handler of a signal that came in the middle of a change of it; let the "
                 "handler only note the signal, and use the cache afterwards"
             )
-        if self.unfinished:  # no other thread was faster
-            disable()
-            self._make_good()
-        self.unfinished = True
+        self._make_good()
 
     def after_fork(self) -> None:
         """In a child process: the lock may be held by a thread that is not here, in the middle of a change."""
         self.lock = RLock()
-        if not self.unfinished:
-            self._collects = isenabled()
-        elif self._collects:
-            enable()
         self.unfinished = True
+        if _going:
+            _going.clear()  # none of these threads is here
+            if _collector.wanted:
+                enable()
+
+
+class _Collector:
+    wanted = True
+
+
+_collector = _Collector()
+"""Whether the garbage collector was enabled when the first of the changes began that are going on."""
+
+_going: set[Changes] = set()
+"""The changes that are going on, in all caches."""

@@ -219,7 +219,7 @@ class Engine:
         Then it runs with its arguments unlocked: they are locked as soon as anybody else changes anything (`begin`).
         """
         operation, stacks = frame.operation, self.scheduler.stacks
-        if operation is None or operation.runs or self.scheduler.leader is not None:
+        if operation is None or operation.runs or self.scheduler.leader is not None or self.options.program_order:
             stacks[frame] = None
             return False
         if not self._unlimited or operation.options is not None:
@@ -392,6 +392,7 @@ class Engine:
         assert operation is not None
         again = operation.runs > 0
         name = operation.name if self.journal.listeners else ""
+        room = frame.reserved  # before the run, when a size that is new was not known
         following: Frame | None = None
         if again:
             if operation.remains is not None or len(made) > 1:
@@ -409,8 +410,7 @@ class Engine:
                 self.begin()
                 fits = memory.unlimited or not self._shortage(frame, made)
                 if fits:
-                    room = frame.reserved
-                    if room:
+                    if frame.reserved:
                         frame.give_back()
                     meter.now += cost
                     if again:
@@ -525,14 +525,17 @@ class Engine:
 
     def _abandon(self, bottom: Frame) -> None:
         """After a fault: what the frames had taken is given back."""
+        ordinary = isinstance(sys.exc_info()[1], Exception)
         with self.lock:
-            if not isinstance(sys.exc_info()[1], Exception):
+            if not ordinary:
                 self.changes.distrust()
             self.begin()
             while bottom.stack:
                 self.leave(bottom.stack[-1])
             self.end()
         self.scheduler.over(bottom)
+        if ordinary:
+            self.settling.settle()
 
     def calls_going_on(self) -> set[Frame]:
         """The bottom frames of all requests that some thread is at."""

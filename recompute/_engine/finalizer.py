@@ -124,7 +124,11 @@ class Departure:
             self.told = True
         self.payloads = []  # destroyed here, unless somebody outside holds them
         buffer = None if self.watched is None else self.watched()
-        if buffer is not None:
+        if buffer is None:
+            for value in self.storage.values:
+                if value.remains is not None:
+                    value.remains.payload = None  # nobody has it
+        else:
             held = Held(self.pool, self.size, self.number, self.buffer)
             held.reference = HeldReference(buffer, note)
             held.reference.held = held

@@ -103,7 +103,8 @@ class Scheduler:
                 self.let_leader_go_first(engine, stack)
                 return True
         if self.executing > mine or pool.departing:
-            self.wait(frame.stack[0])
+            if not engine.left_behind():
+                self.wait(frame.stack[0])
             return True
         unlocked = False
         for blocked in self.blocked:

@@ -76,8 +76,10 @@ class Settling:
                 self.drain()
             return True
         finally:
-            if changes.mine:  # also when an interrupt came right after it was acquired
-                changes.lock.release()
+            try:  # noqa: SIM105  # an interrupt could come between
+                changes.lock.release()  # the first call here, so that no interrupt comes before it
+            except RuntimeError:  # it was not acquired
+                pass
 
     def _see_to(self, reference: Reference | HeldReference | StayReference) -> None:
         if type(reference) is Reference:
