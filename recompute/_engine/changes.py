@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from gc import disable, enable, isenabled
-from threading import RLock
+from threading import RLock, get_ident
 
 
 class Changes:
@@ -24,14 +24,16 @@ class Changes:
 
     def begin(self) -> None:
         """A change begins: the lock is held, and destructors wait for its end."""
+        unfinished = self.unfinished
+        if unfinished:
+            self._refuse_nested()  # before anything is touched
         if not _going:
             _collector.wanted = isenabled()
-        _going.add(self)
+        _going[get_ident()] = self
         disable()
-        if self.unfinished:
-            self._repair()
-        else:
-            self.unfinished = True
+        self.unfinished = True
+        if unfinished:
+            self._make_good()
         self._prepare()
 
     def end(self) -> None:
@@ -43,7 +45,7 @@ class Changes:
         """The collector goes on, unless another cache is in the middle of a change."""
         if len(_going) == 1 and _collector.wanted:
             enable()
-        _going.discard(self)
+        _going.pop(get_ident(), None)
 
     def __enter__(self) -> None:
         self.begin()
@@ -72,14 +74,12 @@ class Changes:
         """Have everything made good at the next beginning. Under the lock."""
         self.unfinished = True
 
-    def _repair(self) -> None:
-        nested = self.lock._recursion_count() > 1  # type: ignore[attr-defined]  # the library's Condition relies on such, too
-        if nested:
+    def _refuse_nested(self) -> None:
+        if self.lock._recursion_count() > 1:  # type: ignore[attr-defined]  # as Condition relies on `_is_owned`
             raise RuntimeError(
                 "the cache is used by the handler of a signal that came in the middle of a change of it; let the "
                 "handler only note the signal, and use the cache afterwards"
             )
-        self._make_good()
 
     def after_fork(self) -> None:
         """In a child process: the lock may be held by a thread that is not here, in the middle of a change."""
@@ -98,5 +98,5 @@ class _Collector:
 _collector = _Collector()
 """Whether the garbage collector was enabled when the first of the changes began that are going on."""
 
-_going: set[Changes] = set()
-"""The changes that are going on, in all caches."""
+_going: dict[int, Changes] = {}
+"""The changes that are going on, of all caches, by thread."""

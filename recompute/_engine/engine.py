@@ -355,6 +355,7 @@ class Engine:
 
     def _make_room_for(self, frame: Frame, made: list[Made]) -> None:
         """Make room for what was not known before the run, after the fact: it is there already. Without the lock."""
+        self.scheduler.stacks[frame.stack[0]] = None  # as in `_store`: what it reserves must be found
         with self.lock, self.changes:
             self._stop(frame)
             short = self._shortage(frame, made)
@@ -404,7 +405,10 @@ class Engine:
             classes: list[Any] = [handle] * len(made) if constant else [handle(payload) for payload, *_ in made]
         if meter.unknown:
             self.learn_costs()
-        self.unlocked.pop(frame, None)
+        if frame in self.unlocked:
+            if frame.reserved:
+                self.scheduler.stacks[frame] = None  # or an interrupt would find bytes that nobody has reserved
+            del self.unlocked[frame]
         while True:
             with self.lock:
                 self.begin()

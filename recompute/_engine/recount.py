@@ -94,16 +94,20 @@ def _values_by_storage(storages: set[Storage]) -> dict[Storage, list[Value]]:
 
 def _look_for_references(values: list[Value]) -> None:
     """Whatever was noted of them: a Recomputable that is alive says itself to what it refers."""
-    alive: list[tuple[Reference, Value]] = []
+    alive: dict[Value, list[Reference]] = {}
     for value in values:
         references = value.references
         for reference in references if isinstance(references, list) else (references,):
             handle = None if reference is None else reference()
             if reference is not None and handle is not None:
-                alive.append((reference, handle.node))
-        value.references = None
-    for reference, value in alive:
-        value.refer(reference)
+                alive.setdefault(handle.node, []).append(reference)
+    for value, kept in alive.items():  # first what they have, then what they have no more: an interrupt loses nothing
+        for reference in kept:
+            reference.value = value
+        value.references = kept if len(kept) > 1 else kept[0]
+    for value in values:
+        if value not in alive:
+            value.references = None
 
 
 def _link_users(by_storage: dict[Storage, list[Value]], frames: list[Frame]) -> None:

@@ -152,7 +152,7 @@ def keep_resident(engine: Engine, value: Value) -> Stay:
     stay = Stay()
 
     def lock(value: Value) -> None:
-        reference = StayReference(stay, engine.settling.let_go)
+        reference = StayReference(stay, engine.note)
         reference.storage = value.storage
         engine.finalizer.stays.add(reference)
         value.storage.pool.lock(value.storage)

@@ -39,7 +39,12 @@ class Scheduler:
         return sum(frame.engine is engine for frame in running_here())
 
     def wait(self, bottom: Frame) -> None:
-        """Wait until another thread has finished something. Operations around this one do not run meanwhile."""
+        """Wait until another thread has finished something. Operations around this one do not run meanwhile.
+
+        Not for what an interrupt has left behind: that is cleared away at once.
+        """
+        if bottom.engine.left_behind():
+            return
         mine = self.mine(bottom.engine)
         self.executing -= mine
         self.blocked.append(bottom)
@@ -103,8 +108,7 @@ class Scheduler:
                 self.let_leader_go_first(engine, stack)
                 return True
         if self.executing > mine or pool.departing:
-            if not engine.left_behind():
-                self.wait(frame.stack[0])
+            self.wait(frame.stack[0])
             return True
         unlocked = False
         for blocked in self.blocked:

@@ -101,7 +101,7 @@ class Settling:
         for departure in list(finalizer.departures):
             if self.takes_over(departure):
                 try:
-                    departure.tell_adapters(self.let_go)
+                    departure.tell_adapters(self._finalizer.queue.append)
                 finally:
                     with self._changes.lock, self._changes:
                         self._departed(departure)
@@ -159,12 +159,6 @@ class Settling:
         reference = value.reference_of(handle)
         if reference is not None:
             self._finalizer.queue.append(reference)
-            self.settle(blocking=False)
-
-    def let_go(self, reference: HeldReference | StayReference) -> None:
-        """Somebody has let go of a buffer, or no longer needs a storage in memory: from a destruction, as `going`."""
-        self._finalizer.queue.append(reference)
-        if not self._changes.mine:
             self.settle(blocking=False)
 
     def drain(self) -> None:
