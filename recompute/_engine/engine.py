@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from gc import collect
 from typing import Any, Final
 from weakref import WeakSet
@@ -26,7 +27,16 @@ from recompute._budget import Limits
 from recompute._engine.changes import Changes
 from recompute._engine.events import Evicted, Listener, Reason, TakenBack
 from recompute._engine.finalizer import Finalizer
-from recompute._engine.frames import Frame, Order, Request, by_peak, in_program_order, running, running_here
+from recompute._engine.frames import (
+    Frame,
+    Order,
+    Request,
+    by_peak,
+    in_program_order,
+    running,
+    running_here,
+    set_running,
+)
 from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Storage, Value
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory, Pool, ProgramOrderPool
@@ -159,7 +169,7 @@ class Engine:
         outer = running.get()
         if outer is not None and not outer.running:  # an interrupt has kept it from saying that it is over
             outer = next(iter(running_here()), None)
-            running.set(outer)
+            set_running(outer)
         start = self.meter.clock() if outer is not None else 0.0
         self.watchful = True
         try:
@@ -173,7 +183,7 @@ class Engine:
                 else:
                     frame = None
         except BaseException:  # not bound: what looks at this call from elsewhere would keep it
-            running.set(outer)
+            set_running(outer)
             self._abandon(bottom)
             raise
         if self.scheduler.stacks:
@@ -270,13 +280,13 @@ class Engine:
                     continue
                 if operation is None:
                     self.end()
-                    raise RuntimeError(_gone(frame))
+                    raise _LateError(partial(_gone, frame.operation))
                 busy = scheduler.in_flight.get(operation)
                 if busy is None:
                     scheduler.in_flight[operation] = Frame(self, operation, stack)
                 elif scheduler.waits_for_itself(busy, stack):
                     self.end()
-                    raise RuntimeError(f"{operation} needs its own result: it gets a value that is made from it")
+                    raise _LateError(partial(_own_result, operation))
                 else:
                     scheduler.wait(stack[0])
             elif frame.operation is None:
@@ -616,8 +626,23 @@ class Engine:
         return unsubscribe
 
 
-def _gone(frame: Frame) -> str:
-    what = "a value" if frame.operation is None else f"an argument of {frame.operation.name}"
+class _LateError(RuntimeError):
+    """Its words name a function of the user's, and are found when it is read: it is raised under the lock."""
+
+    def __init__(self, words: Callable[[], str]) -> None:
+        super().__init__()
+        self._words = words
+
+    def __str__(self) -> str:
+        return self._words()
+
+
+def _own_result(operation: Operation) -> str:
+    return f"{operation} needs its own result: it gets a value that is made from it"
+
+
+def _gone(operation: Operation | None) -> str:
+    what = "a value" if operation is None else f"an argument of {operation.name}"
     return (
         f"{what} is gone: another thread has changed the array in place; let threads that change one array take turns, "
         "with a lock"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from gc import disable, enable, isenabled
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
@@ -137,6 +138,22 @@ class Request(Frame):
 
 running: Final[ContextVar[Frame | None]] = ContextVar("recompute_running", default=None)
 """The operation whose function runs in this context: a `get` inside it is a dependency found at run time."""
+
+
+def set_running(frame: Frame | None) -> None:
+    """Say which operation runs here.
+
+    With the collector paused: in Python 3.11 it may run in the middle of the call, and a destructor that sets the same
+    variable makes the interpreter crash.
+    """
+    if isenabled():
+        disable()
+        try:
+            running.set(frame)
+        finally:
+            enable()
+    else:
+        running.set(frame)
 
 
 def running_here() -> list[Frame]:
