@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from gc import disable, enable, isenabled
 from threading import RLock, get_ident
+from typing import Any
 
 
 class Changes:
@@ -98,5 +99,17 @@ class _Collector:
 _collector = _Collector()
 """Whether the garbage collector was enabled when the first of the changes began that are going on."""
 
-_going: dict[int, Changes] = {}
+_going: dict[int, Changes | None] = {}
 """The changes that are going on, of all caches, by thread."""
+
+
+def without_collector(function: Callable[[Any], object], argument: Any) -> None:
+    """Call a function of the interpreter's while the collector is paused, as in a change."""
+    if not _going:
+        _collector.wanted = isenabled()
+    _going[get_ident()] = None
+    disable()
+    function(argument)
+    if len(_going) == 1 and _collector.wanted:
+        enable()
+    _going.pop(get_ident(), None)

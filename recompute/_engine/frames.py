@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from gc import disable, enable, isenabled
 from typing import TYPE_CHECKING, Any, Final
 
+from recompute._engine.changes import without_collector
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
 
 if TYPE_CHECKING:
@@ -146,14 +146,7 @@ def set_running(frame: Frame | None) -> None:
     With the collector paused: in Python 3.11 it may run in the middle of the call, and a destructor that sets the same
     variable makes the interpreter crash.
     """
-    if isenabled():
-        disable()
-        try:
-            running.set(frame)
-        finally:
-            enable()
-    else:
-        running.set(frame)
+    without_collector(running.set, frame)
 
 
 def running_here() -> list[Frame]:

@@ -101,7 +101,7 @@ class Settling:
         for departure in list(finalizer.departures):
             if self.takes_over(departure):
                 try:
-                    departure.tell_adapters(self._finalizer.queue.append)
+                    departure.tell_adapters(self.let_go)
                 finally:
                     with self._changes.lock, self._changes:
                         self._departed(departure)
@@ -174,6 +174,12 @@ class Settling:
                 if departure.pool is pool and self.takes_over(departure):
                     return True
         return False
+
+    def let_go(self, reference: HeldReference) -> None:
+        """Somebody has let go of a buffer: from its destruction, as `going`."""
+        self._finalizer.queue.append(reference)
+        if not self._changes.mine and not is_finalizing():
+            self.settle(blocking=False)
 
 
 def _can_wait(value: Value) -> bool:
