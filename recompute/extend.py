@@ -207,7 +207,7 @@ def outline_of(node: Node) -> Any:
 
 def running() -> Frame | None:
     """The operation whose function runs here, the innermost: `engine` is that of its cache."""
-    frame = _running.get()
+    frame = _running.frame
     return frame if frame is not None and frame.running else None
 
 

@@ -284,12 +284,9 @@ def test_a_fork_with_several_caches() -> None:
             program.check()
         Program().check()
 
-    def inner() -> None:
-        halted(programs[1], 400, lambda: in_child(each))
-
     places = halted(programs[0], 0, lambda: None)
     for place in some(places, 6, 20):
-        halted(programs[0], place, inner)
+        halted(programs[0], place, lambda: in_child(each))
     for program in programs:
         program.check()
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from recompute._budget import Limits
-from recompute._engine.changes import Changes
+from recompute._engine.changes import Changes, after_fork
 from recompute._engine.events import Evicted, Listener, Reason, TakenBack
 from recompute._engine.finalizer import Finalizer
 from recompute._engine.frames import (
@@ -35,7 +35,6 @@ from recompute._engine.frames import (
     in_program_order,
     running,
     running_here,
-    set_running,
 )
 from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Storage, Value
 from recompute._engine.journal import Journal
@@ -166,10 +165,10 @@ class Engine:
     def perform(self, bottom: Frame) -> None:
         """Run the operation of the frame, and before it whatever has to be brought back for it. Without the lock."""
         stack = bottom.stack
-        outer = running.get()
+        outer = running.frame
         if outer is not None and not outer.running:  # an interrupt has kept it from saying that it is over
             outer = next(iter(running_here()), None)
-            set_running(outer)
+            running.frame = outer
         start = self.meter.clock() if outer is not None else 0.0
         self.watchful = True
         try:
@@ -183,7 +182,7 @@ class Engine:
                 else:
                     frame = None
         except BaseException:  # not bound: what looks at this call from elsewhere would keep it
-            set_running(outer)
+            running.frame = outer
             self._abandon(bottom)
             raise
         if self.scheduler.stacks:
@@ -596,7 +595,7 @@ class Engine:
         """Nothing is left to be done, nor behind by an interrupt. Without the lock."""
         self.settling.settle()
         self.learn_costs()
-        if self.scheduler.stacks and running.get() is None:
+        if self.scheduler.stacks and running.frame is None:
             with self.lock, self.changes:
                 self.left_behind()
             self.settling.settle()
@@ -656,6 +655,7 @@ _REQUESTS: Final = (Engine.perform.__code__, Engine.make_room.__code__)
 
 def _after_fork() -> None:
     """In a child process the other threads are gone, and what they were at must be made good."""
+    after_fork()
     for engine in list(_engines):
         engine.after_fork()
 

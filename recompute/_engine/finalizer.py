@@ -74,6 +74,7 @@ class Departure:
         "pool",
         "size",
         "storage",
+        "taken",
         "told",
         "vacates",
         "watch",
@@ -94,6 +95,7 @@ class Departure:
         self.watch = watch
         self.payloads: list[tuple[Value, Any, bool]] = []
         """Value, payload, and whether somebody referred to the value: only then its adapter is told."""
+        self.taken = False
         self.told = False
         self.watched: ref[Any] | None = None
         self.held: Held | None = None
@@ -103,7 +105,13 @@ class Departure:
                 self.payloads.append((value, value.payload, referred))
                 kind = kinds.get(type(value.payload))
                 self.vacates = self.vacates or (referred and kind is not None and kind.vacate is not None)
+
+    def take(self) -> None:
+        """The values have no payloads any more; again, if an interrupt has cut that short."""
+        for value, payload, _ in self.payloads:
+            if value.payload is payload:
                 value.payload = EVICTED
+        self.taken = True
 
     def tell_adapters(self, note: Callable[[Any], None]) -> None:
         """What remains of each value, and who holds it. Called without the lock, and again if it was cut short.
@@ -179,7 +187,8 @@ class Finalizer:
                     return None
             del payload
         departure = Departure(storage, watch)
-        self.departures[departure] = None
+        self.departures[departure] = None  # first: an interrupt must not lose what is in no storage any more
+        departure.take()
         departure.pool.used += departure.size
         departure.pool.departing += departure.size
         return departure

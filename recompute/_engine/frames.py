@@ -7,10 +7,9 @@ that runs next on top. So a chain of a million evicted values is no deeper than 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from threading import local
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._engine.changes import without_collector
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
 
 if TYPE_CHECKING:
@@ -136,23 +135,20 @@ class Request(Frame):
         self.result: Any = None
 
 
-running: Final[ContextVar[Frame | None]] = ContextVar("recompute_running", default=None)
-"""The operation whose function runs in this context: a `get` inside it is a dependency found at run time."""
+class _Running(local):
+    """Of this thread."""
+
+    frame: Frame | None = None
+    """The operation whose function runs here: a `get` inside it is a dependency found at run time."""
 
 
-def set_running(frame: Frame | None) -> None:
-    """Say which operation runs here.
-
-    With the collector paused: in Python 3.11 it may run in the middle of the call, and a destructor that sets the same
-    variable makes the interpreter crash.
-    """
-    without_collector(running.set, frame)
+running: Final = _Running()
 
 
 def running_here() -> list[Frame]:
     """The operations whose functions run around this call, the innermost first."""
     frames = []
-    frame = running.get()
+    frame = running.frame
     while frame is not None:
         if frame.running:  # else an interrupt kept it from saying that it is over
             frames.append(frame)

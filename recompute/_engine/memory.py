@@ -318,10 +318,11 @@ class Memory:
             storage.pool.candidates.changed(storage)
 
     def hold(self, held: Held) -> None:
-        """Somebody outside holds what was evicted: it counts as used."""
-        held.pool.take(held.size)
-        held.pool.held += held.size
-        self.held.add(held)
+        """Somebody outside holds what was evicted: it counts as used, once."""
+        if held not in self.held:
+            self.held.add(held)
+            held.pool.take(held.size)
+            held.pool.held += held.size
 
     def let_go(self, held: Held) -> bool:
         """Nobody outside holds it any more; False if that was known."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 def recount(engine: Engine) -> None:
     """Make all that is counted right again. O(values); holds the lock."""
+    for departure in engine.finalizer.departures:
+        if not departure.taken:
+            departure.take()
     frames = _living_frames(engine)
     storages = engine.memory.storages
     storages |= {frame_storage for frame in frames for frame_storage in _made_by(frame) if frame_storage.values}

@@ -331,7 +331,7 @@ def settle(engine: Engine) -> None:
 
 def _note_found(engine: Engine, values: Sequence[Value]) -> None:
     """Inside an operation's function: what it asks for, and did not make itself, is a dependency."""
-    outer = running.get()
+    outer = running.frame
     if outer is not None and outer.running and outer.engine is engine:
         if outer.found is None:
             outer.found = []

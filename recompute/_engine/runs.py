@@ -13,7 +13,7 @@ from typing import Any, Final
 from recompute._adapters.adapter import kinds
 from recompute._engine.arguments import fill
 from recompute._engine.changes import Changes
-from recompute._engine.frames import Frame, set_running
+from recompute._engine.frames import Frame, running
 from recompute._engine.graph import EVICTED, Operation, Options
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
@@ -89,7 +89,7 @@ class Runs:
         quiet = _quiet(operation) if operation.runs else None
         timer = meter.start_timer(operation) if meter.timers else None
         frame.outer = outer
-        set_running(frame)
+        running.frame = frame
         start = clock()
         try:
             if quiet is not None:
@@ -102,7 +102,7 @@ class Runs:
             raise
         finally:
             cost = clock() - start - frame.elsewhere
-            set_running(outer)
+            running.frame = outer
         if not 0.0 <= cost < inf:
             cost = meter.checked(cost)
         if timer is not None and not frame.elsewhere:  # the device cannot tell what else was computed meanwhile

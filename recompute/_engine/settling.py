@@ -100,11 +100,18 @@ class Settling:
         finalizer.destroy_garbage()
         for departure in list(finalizer.departures):
             if self.takes_over(departure):
+                if not departure.taken:  # an interrupt has struck: beginning a change makes that good
+                    with self._changes.lock, self._changes:
+                        pass
                 try:
                     departure.tell_adapters(self.let_go)
-                finally:
-                    with self._changes.lock, self._changes:
-                        self._departed(departure)
+                except BaseException:
+                    try:
+                        departure.tell_adapters(self.let_go)  # again: it may have been an interrupt
+                    finally:
+                        self._depart(departure)
+                    raise
+                self._depart(departure)
         finalizer.destroy_garbage()
 
     def takes_over(self, departure: Departure) -> bool:
@@ -115,20 +122,26 @@ class Settling:
             departure.owner = get_ident()
         return True
 
+    def _depart(self, departure: Departure) -> None:
+        with self._changes.lock, self._changes:
+            self._departed(departure)
+
     def _departed(self, departure: Departure) -> None:
         """A storage has left memory: its bytes are free, unless somebody outside holds them."""
-        if self._finalizer.departures.pop(departure, departure) is departure:
+        finalizer, pool, storage, scheduler = self._finalizer, departure.pool, departure.storage, self._scheduler
+        if departure not in finalizer.departures:
             return  # it was seen to already
-        pool, held, storage, scheduler = departure.pool, departure.held, departure.storage, self._scheduler
         departure.payloads = []
         pool.departing -= departure.size
         pool.used -= departure.size
+        held = departure.held
         if held is not None and (held.reference is None or held.reference() is None):
             held = None
-        if held is not None:
+        if held is not None:  # first: an interrupt must not lose what is neither departing nor held
             self._memory.hold(held)
             if not storage.resident:
                 remains_of(storage).held = held
+        del finalizer.departures[departure]
         for operation in departure.guarded:
             scheduler.in_flight.pop(operation, None)
         if departure.why is not None and self._journal.listeners:
