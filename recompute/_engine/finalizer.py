@@ -28,7 +28,7 @@ _ALONE: Final = 3
 class Held:
     """Bytes that were evicted while somebody outside kept the buffer: counted as used until that ends."""
 
-    __slots__ = ("buffer", "number", "pool", "reference", "size")
+    __slots__ = ("buffer", "number", "pool", "reference", "settles", "size")
 
     def __init__(self, pool: Pool, size: int, number: int, buffer: int) -> None:
         self.buffer = buffer  # its identity
@@ -36,6 +36,7 @@ class Held:
         self.pool = pool
         self.size = size
         self.reference: HeldReference | None = None
+        self.settles: ref[Any] | None = None  # another one, whose callback sees to the queue
 
 
 class HeldReference(ref):  # type: ignore[type-arg]  # as Reference
@@ -113,10 +114,11 @@ class Departure:
                 value.payload = EVICTED
         self.taken = True
 
-    def tell_adapters(self, note: Callable[[Any], None]) -> None:
+    def tell_adapters(self, note: Callable[[Any], None], settle: Callable[[Any], None]) -> None:
         """What remains of each value, and who holds it. Called without the lock, and again if it was cut short.
 
-        `note` is the callback of the weak reference to a buffer that is held.
+        When a buffer goes that is held, `note` gets its reference, which no interrupt can keep from happening; then
+        `settle` is called.
         """
         if not self.told:
             for value, payload, referred in self.payloads:
@@ -138,6 +140,7 @@ class Departure:
                     value.remains.payload = None  # nobody has it
         else:
             held = Held(self.pool, self.size, self.number, self.buffer)
+            held.settles = ref(buffer, settle)  # called second: the newest reference is told first
             held.reference = HeldReference(buffer, note)
             held.reference.held = held
             self.held = held

@@ -104,10 +104,12 @@ class Settling:
                     with self._changes.lock, self._changes:
                         pass
                 try:
-                    departure.tell_adapters(self.let_go)
+                    departure.tell_adapters(finalizer.queue.append, self.let_go)
                 except BaseException:
                     try:
-                        departure.tell_adapters(self.let_go)  # again: it may have been an interrupt
+                        departure.tell_adapters(
+                            finalizer.queue.append, self.let_go
+                        )  # again: it may have been an interrupt
                     finally:
                         self._depart(departure)
                     raise
@@ -188,9 +190,8 @@ class Settling:
                     return True
         return False
 
-    def let_go(self, reference: HeldReference) -> None:
-        """Somebody has let go of a buffer: from its destruction, as `going`."""
-        self._finalizer.queue.append(reference)
+    def let_go(self, _: object) -> None:
+        """Somebody has let go of a buffer, and its reference is in the queue: from its destruction, as `going`."""
         if not self._changes.mine and not is_finalizing():
             self.settle(blocking=False)
 
