@@ -138,7 +138,7 @@ class Cache:
             return Stats(
                 used=sum(pool.used for pool in pools),
                 peak=sum(pool.peak for pool in pools),
-                overshoot=max((pool.overshoot for pool in pools), default=0),
+                overshoot=sum(pool.overshoot for pool in pools),
                 held=sum(pool.held for pool in pools),
                 operations=journal.operations,
                 evictions=journal.evictions,

@@ -13,6 +13,7 @@ whole.
     outline_of                            what an adapter wanted to know of an evicted value
     running, clock_of, spend_elsewhere    what the function that runs now is billed for
     set_room, flush                       sizes that become known later; traces
+    be_lenient                            let in what cannot fit: at the end, when values are given back
     identity, constant, Outputs           what a function says of itself: see `perform`
     handle_like                           the class of handles of results, by that of the arguments
 """
@@ -228,6 +229,11 @@ def set_room(node: Node, sizes: Sequence[tuple[str, int]]) -> None:
     requests.set_room(node, sizes)
 
 
+def be_lenient(cache: Cache) -> None:
+    """From now on what cannot fit is let in all the same, as an overshoot: for values that have to be given back."""
+    cache.engine.memory.lenient = True
+
+
 def flush(cache: Cache) -> None:
     """The trace of a cache, if it writes one, is a complete file from here on."""
     cache.flush()
@@ -243,6 +249,7 @@ __all__ = [
     "Outputs",
     "ReleaseMode",
     "adopt",
+    "be_lenient",
     "bring",
     "bytes_or_share",
     "clock_of",

@@ -130,7 +130,7 @@ class Engine:
         """Evict until `size` more bytes fit, and reserve them for a frame. Without the lock.
 
         What is evicted is destroyed on the way, so that its bytes are free. False: the frame waited for others, and
-        must lock its arguments again. Raises BudgetError if the bytes can never fit.
+        must lock its arguments again. Raises BudgetError if the bytes can never fit, unless memory is lenient.
         """
         collected = False
         while True:
@@ -157,7 +157,12 @@ class Engine:
                     collect()
                     collected = True
                     continue
-                raise pool.shortage(size, what)
+                if not self.memory.lenient:
+                    raise pool.shortage(size, what)
+                with self.lock, self.changes:
+                    pool.reserve(size)
+                    frame.reserved += ((pool, size),)
+                return True
             self.settling.settle()
             if frame.missing is None and frame.operation is not None and not frame.running:
                 return False
@@ -369,10 +374,9 @@ class Engine:
             self._stop(frame)
             short = self._shortage(frame, made)
             for pool, extra in short.items():
-                pool.overshoot = max(pool.overshoot, pool.used + extra - int(pool.limit))
-                pool.peak = max(pool.peak, pool.used + extra)
+                pool.note(pool.used + extra)
             for _, _, _, _, _, shares in made:
-                if shares is not None and not shares.locks:  # got at run time; it must stay now
+                if shares is not None and shares.resident and not shares.locks:  # got at run time; it must stay now
                     frame.lock(shares)
         for pool, extra in short.items():
             self.allocate(pool, extra, frame, frame.operation)
@@ -384,11 +388,16 @@ class Engine:
         if len(made) == 1:  # nearly always
             _, size, _, device, _, shares = made[0]
             pool = memory.pools.get(device) or memory.pool(device)
-            extra = size - (frame.reserved[0][1] if frame.reserved and frame.reserved[0][0] is pool else 0)
-            return {pool: extra} if extra > 0 and shares is None and pool.used + extra > pool.limit else _FITS
+            extra = size
+            for reserved, room in frame.reserved:
+                if reserved is pool:
+                    extra -= room
+            own = shares is None or not shares.resident
+            return {pool: extra} if extra > 0 and own and pool.used + extra > pool.limit else _FITS
         if operation.runs:
             wanted = [output is not None and output.payload is EVICTED for output in operation.outputs]
             made = [output for output, needed in zip(made, wanted, strict=True) if needed]
+        made = [one if one[5] is None or one[5].resident else (*one[:5], None) for one in made]
         short: dict[Pool, int] = {}
         for pool, size in memory.by_pool(own_memory(made)).items():
             extra = size - sum([room for reserved, room in frame.reserved if reserved is pool])

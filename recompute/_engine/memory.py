@@ -57,7 +57,7 @@ class Pool:
         self.departing = 0  # of used: evicted, and destroyed as soon as nobody holds the lock
         self.sources = 0  # of fixed, for reports
         self.pinned = 0  # of fixed, for reports
-        self.overshoot = 0  # the most by which an output of unknown size has exceeded the limit
+        self.overshoot = 0  # the most by which what was there already has exceeded the limit
         self.limit: float = inf
         self.adaptive: Callable[[int], int] | None = None
         self.asking: set[int] = set()  # threads in which that is being called
@@ -94,7 +94,13 @@ class Pool:
         """Count `size` bytes more."""
         self.used += size
         if self.used > self.peak:
-            self.peak = self.used
+            self.note(self.used)
+
+    def note(self, used: int) -> None:
+        """So many bytes are in memory: nothing else raises the peak, so that it is never above limit and overshoot."""
+        if used > self.limit:
+            self.overshoot = max(self.overshoot, used - int(self.limit))
+        self.peak = max(self.peak, used)
 
     def reserve(self, size: int) -> None:
         """Set `size` bytes aside for an operation."""
@@ -200,6 +206,8 @@ class Memory:
         self.search = search
         self.limits = limits
         self.unlimited = limits.given is None
+        self.lenient = False
+        """Whether what cannot fit is let in all the same, as an overshoot."""
         self.pools: dict[str, Pool] = {}
         self.storages: set[Storage] = set()
         """All that somebody can still need, evicted ones too."""

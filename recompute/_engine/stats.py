@@ -31,14 +31,21 @@ class PoolStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Bytes are summed over the devices; `pools` has each. Times are compute in seconds, by the cache's clock."""
+    """Bytes are summed over the devices; `pools` has each. Times are compute in seconds, by the cache's clock.
+
+    On each device `peak <= budget + overshoot`, always. If the budget changes, both figures remember what was before:
+    then `peak` is at most the largest budget there was, and `overshoot`.
+    """
 
     used: int
     """Bytes counted now: resident, reserved by operations in flight, and held outside after eviction."""
     peak: int
-    """The most that was ever used."""
+    """The most that was ever used, on each device."""
     overshoot: int
-    """The most by which an output of unknown size exceeded the budget for a moment."""
+    """The most by which the budget was exceeded: for a moment, by an output of unknown size.
+
+    Also by what had to be given back when there was no room for it: see `recompute_torch.budget`.
+    """
     held: int
     """Bytes of `used` that were evicted but that somebody outside still holds."""
     operations: int

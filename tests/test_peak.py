@@ -1,0 +1,205 @@
+"""The peak is never above the budget and the overshoot, whatever becomes counted, and wherever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import recompute as rc
+from recompute.testing import check_invariants
+
+np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+
+
+def within(cache: rc.Cache, budget: int) -> bool:
+    """Whether what the cache says of itself holds, in all and on each device."""
+    stats = cache.stats()
+    assert all(pool.peak <= budget + pool.overshoot for pool in stats.pools)
+    return stats.peak <= budget * max(1, len(stats.pools)) + stats.overshoot
+
+
+class World:
+    """A cache, values of some hundred bytes, and what a program may have got of them."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.cache = rc.Cache(budget)
+        with self.cache:
+            self.values = [rc.pure(np.zeros(10))]
+        self.got: list[Any] = []
+        self.lengths: dict[int, int] = {}
+
+    def grown(self, number: int) -> Any:
+        """A result that is longer each time it is made: its size was learnt, and is another one."""
+        length = self.lengths[number] = self.lengths.get(number, 5) + number
+        return np.zeros(length)
+
+
+def source(world: World, number: int) -> None:
+    world.values.append(rc.pure(np.zeros(number)))
+
+
+def make(world: World, number: int) -> None:
+    world.values.append(rc.ap(np.add, world.values[number % len(world.values)], 1.0))
+
+
+def view(world: World, number: int) -> None:
+    world.values.append(rc.ap(np.ndarray.ravel, world.values[number % len(world.values)]))
+
+
+def halves(world: World, number: int) -> None:
+    """Two views of one new array, which neither of them owns."""
+    world.values += rc.ap(lambda x: (lambda y: (y[:1], y))(x + 1), world.values[number % len(world.values)], nout=2)
+
+
+def grow(world: World, number: int) -> None:
+    world.values.append(rc.ap(world.grown, number))
+
+
+def at_run_time(world: World, number: int) -> None:
+    """A view of a value that the function asks for itself."""
+    value = world.values[number % len(world.values)]
+    world.values.append(rc.ap(lambda: value.get().ravel()))
+
+
+def hold(world: World, number: int) -> None:
+    """A view of what may be evicted afterwards."""
+    world.got.append(world.values[number % len(world.values)].get()[:1])
+
+
+def let_go(world: World, number: int) -> None:
+    world.got.clear()
+
+
+def drop(world: World, number: int) -> None:
+    if len(world.values) > 1:
+        del world.values[number % len(world.values)]
+
+
+STEPS: Final[dict[str, Callable[[World, int], Any]]] = {
+    "source": source, "make": make, "view": view, "halves": halves, "grow": grow, "at run time": at_run_time,
+    "hold": hold, "let go": let_go, "drop": drop,
+    "get": lambda world, number: world.values[number % len(world.values)].get(),
+    "evict": lambda world, number: world.values[number % len(world.values)].evict(),
+    "pin": lambda world, number: world.values[number % len(world.values)].pin(),
+    "unpin": lambda world, number: world.values[number % len(world.values)].unpin(),
+    "detach": lambda world, number: world.values[number % len(world.values)].detach(),
+    "release": lambda world, number: world.cache.release_memory(number * 8 or None),
+}  # fmt: skip
+PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 20)), max_size=40)
+
+
+def run(world: World, program: list[tuple[str, int]]) -> None:
+    with world.cache:
+        for name, number in program:
+            with suppress(rc.BudgetError):
+                STEPS[name](world, number)
+            assert within(world.cache, world.budget)
+            check_invariants(world.cache, world.values)
+
+
+class Far:
+    """Bytes of some device."""
+
+    def __init__(self, nbytes: int, device: str) -> None:
+        self.nbytes = nbytes
+        self.device = device
+
+
+class FarAdapter(rc.Adapter):
+    """Where they are, and how many."""
+
+    name = "far"
+
+    def nbytes(self, value: Far) -> int:
+        return value.nbytes
+
+    def device(self, value: Far) -> str:
+        return value.device
+
+
+rc.register(Far, FarAdapter())
+
+
+@given(PROGRAMS, st.integers(80, 800))
+def test_programs(program: list[tuple[str, int]], budget: int) -> None:
+    """Values made, shared, held, pinned, detached and grown: what was counted without room is in the overshoot."""
+    run(World(budget), program)
+
+
+def test_a_result_that_is_larger_than_the_last_one() -> None:
+    """Room for what is beyond the size that was learnt is made once, and what it exceeds the budget by is noted."""
+    lengths = iter([5, 60])
+
+    def grown(number: int) -> Any:
+        return np.zeros(next(lengths))
+
+    with rc.Cache(800) as cache:
+        first = rc.ap(grown, 1)
+        others = [rc.ap(np.add, first, number) for number in range(9)]
+        others.append(rc.ap(np.ones, 40))
+        assert cache.stats().used == 720
+        rc.ap(grown, 1)
+        stats = cache.stats()
+        assert (stats.peak, stats.overshoot) == (1200, 400)  # 720 bytes and 480 before any of them could be evicted
+
+
+@given(PROGRAMS, st.integers(80, 800), st.lists(st.integers(80, 800), min_size=1, max_size=4))
+def test_other_budgets(program: list[tuple[str, int]], first: int, others: list[int]) -> None:
+    """With a budget that changes, the largest one counts; and what is used is never above the one that is set."""
+    world = World(first)
+    world.budget = max([first, *others])
+    for number, budget in enumerate(others):
+        run(world, program[number :: len(others)])
+        try:
+            world.cache.budget = budget
+        except rc.BudgetError:
+            continue
+        stats = world.cache.stats()
+        assert stats.used <= budget
+        assert stats.peak <= world.budget + stats.overshoot
+
+
+def test_lowered_while_bytes_are_in_use() -> None:
+    """Less budget is no overshoot, whatever is held meanwhile."""
+    with rc.Cache(8000) as cache:
+        values = [rc.ap(np.full, 100, 1.0 * number) for number in range(10)]
+        got = [value.get() for value in values[:3]]
+        assert all(value.evict() for value in values[:3])
+        cache.budget = 3000
+        assert cache.stats().held > 0
+        assert (cache.stats().peak, cache.stats().overshoot) == (8000, 0)
+        with pytest.raises(rc.BudgetError, match="too small"):
+            cache.budget = 1000
+        assert cache.stats().overshoot == 0
+        del got
+
+
+def test_a_budget_that_is_a_function() -> None:
+    """It may fall below what is used; that is no overshoot either, and what is made afterwards fits again."""
+    limit = 8000
+    with rc.Cache(lambda used: limit) as cache:
+        values = [rc.ap(np.ones, 100) for _ in range(9)]
+        limit = 2000
+        assert cache.stats().used > limit
+        values.append(rc.ap(np.ones, 100))
+        assert cache.stats().used <= limit
+        assert cache.stats().overshoot == 0
+
+
+def test_several_devices() -> None:
+    """What surprises on each of them adds up, as the peaks do."""
+    with rc.Cache({"far:0": 100, "far:1": 200}) as cache:
+        values = [rc.ap(Far, 90, "far:0"), rc.ap(Far, 180, "far:1")]
+        values += [rc.ap(lambda: Far(50, "far:0")), rc.ap(lambda: Far(50, "far:1"))]
+        stats = cache.stats()
+        assert [(pool.device, pool.peak, pool.overshoot) for pool in stats.pools] == [
+            ("far:0", 140, 40),
+            ("far:1", 230, 30),
+        ]
+        assert (stats.peak, stats.overshoot) == (370, 70)
