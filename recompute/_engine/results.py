@@ -127,7 +127,7 @@ class Results:
                 operation.last_access = self._meter.now
                 pool.used = used = pool.used + size
                 if used > pool.peak:
-                    pool.peak = used
+                    pool.note(used)
                 pool.admit(operation)
                 memory.storages.add(operation)
                 if self._fingerprints is not None:
