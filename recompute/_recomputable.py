@@ -15,6 +15,7 @@ from recompute._engine import requests
 from recompute._engine.arguments import pack
 from recompute._engine.frames import HandleOf
 from recompute._engine.graph import EVICTED, Operation, Options, Value
+from recompute._forgotten import Forgotten
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
@@ -32,7 +33,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Recomputable(Generic[T_co]):
+class Recomputable(Forgotten, Generic[T_co]):
     """A value and how it was made. Behaves as an identity wrapper: only time and memory change, never a result.
 
     Made by `pure` (a source, which is never evicted) and `ap` (the result of an operation). The value may be evicted

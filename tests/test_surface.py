@@ -145,7 +145,7 @@ LAYERS = {
     "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory
         _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling""",
     "engine": "_engine.recount _engine.engine _engine.requests",
-    "surface": "_context _cache _recomputable extend events policies",
+    "surface": "_context _cache _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
     "simulator": "_simulator.machine _simulator.replay _simulator.many simulator",
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen _plans.revolve

@@ -178,7 +178,7 @@ class RecomputableArray(Coercions):
         return array_ufunc(self, ufunc, method, args, keywords, sys._getframe(1))
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if not all(issubclass(each, RecomputableArray) or kinds[each].array for each in types):
+        if not all(issubclass(each, Recomputable) or kinds[each].array for each in types):
             return NotImplemented
         return array_function(self, function, args, dict(keywords), sys._getframe(1))
 
