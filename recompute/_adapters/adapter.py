@@ -112,6 +112,7 @@ class Kind:
         "freeze",
         "handle",
         "nbytes",
+        "part_of_result",
         "plain",
         "readonce",
         "restored",
@@ -126,6 +127,8 @@ class Kind:
         own = type(adapter)
         self.adapter = adapter
         self.nbytes: Callable[[Any], int] = adapter.nbytes
+        own_size = own.nbytes is not Adapter.nbytes
+        self.part_of_result: Callable[[Any], int] | None = adapter.nbytes if own_size else None
         self.signature: Callable[[Any], Hashable] | None = adapter.signature  # None: the value itself
         self.buffer: Callable[[Any], object | None] | None = adapter.buffer
         self.device = adapter.device if own.device is not Adapter.device else None
@@ -139,6 +142,8 @@ class Kind:
         self.silent = self.evicted is None and self.vacate is None  # an eviction is no news to it
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
         self.handle = hasattr(cls, "_is_recomputable")
+        if self.handle:
+            self.part_of_result = _refuse
         self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter
         # As an argument: no container and no Recomputable, which the operation has to look into.
         self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not self.handle
@@ -189,6 +194,30 @@ def adapter_for(value: Any) -> Adapter:
 def sizeof(value: Any) -> int:
     """The bytes that the cache counts for this value."""
     return kinds[type(value)].nbytes(value)
+
+
+class HandleFound(TypeError):
+    """There is a Recomputable in the result of an operation."""
+
+    def __init__(self, handle: Any) -> None:
+        super().__init__(f"a Recomputable in a result: {handle!r}")
+        self.handle = handle
+
+
+def sizeof_result(value: Any) -> int:
+    """As `sizeof`, of what a function returned: raises HandleFound if that is, or contains, a Recomputable."""
+    kind = kinds[type(value)]
+    if kind.part_of_result is not None:
+        return kind.part_of_result(value)
+    return kind.nbytes(value) if kind.atomic else _python.sizeof(value, _foreign_in_result)
+
+
+def _foreign_in_result(cls: type) -> Callable[[Any], int] | None:
+    return kinds[cls].part_of_result
+
+
+def _refuse(handle: Any) -> int:
+    raise HandleFound(handle)
 
 
 def _foreign(cls: type) -> Callable[[Any], int] | None:

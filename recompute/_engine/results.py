@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from recompute._adapters.adapter import fingerprint, kinds
+from recompute._adapters.adapter import HandleFound, fingerprint, kinds, sizeof_result
 from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
 from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Storage, Value
@@ -68,7 +68,10 @@ class Results:
             buffer = 0 if owner is None else id(owner)
             del owner
         else:
-            size = kind.nbytes(payload)
+            try:
+                size = sizeof_result(payload)
+            except HandleFound as found:
+                raise TypeError(_no_result(operation, payload, found.handle)) from None
             if kind.freeze is not None and not taken:  # else frozen when it was made, or a source: the caller's
                 kind.freeze(payload)
             buffer = buffer_of(payload)  # last: nbytes and freeze may count references
@@ -324,6 +327,15 @@ def _outputs(operation: Operation, nout: int, result: Any) -> tuple[Any, ...]:
             f"{operation.name} (created at {operation.created}) returned {what}, but nout={nout} outputs were announced"
         )
     return outputs
+
+
+def _no_result(operation: Operation, payload: Any, handle: Any) -> str:
+    inside = "" if handle is payload else f" with a {type(handle).__name__} in it"
+    return (
+        f"{operation.name} returned a {type(payload).__name__}{inside}, {handle!r}, but it is the values that belong "
+        "into a result: return handle.get(), which makes the value a dependency of the operation; or call the function "
+        f"itself in the place of rc.ap, and join what it returns by rc.sequence (created at {operation.created})"
+    )
 
 
 def _is_argument(payload: Any, values: tuple[Value, ...]) -> bool:
