@@ -17,3 +17,10 @@ class ImpureError(RuntimeError):
 
 class StagingError(ValueError):
     """A function cannot be staged, or a staged one was called with what it was not staged for; nothing has changed."""
+
+
+class SizeWarning(UserWarning):
+    """The cache counts too few bytes of a type, perhaps: it was not made in Python, and does not say how large it is.
+
+    Shown once for each type in a process. `recompute.register_size` says how large its values are.
+    """

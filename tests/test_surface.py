@@ -42,6 +42,7 @@ def test_what_is_exported() -> None:
         "Outline",
         "Recomputable",
         "RecomputableArray",
+        "SizeWarning",
         "StagingError",
         "Stats",
         "ap",
@@ -139,7 +140,7 @@ def test_a_name_that_is_not_there() -> None:
 
 LAYERS = {
     "base": "_errors _budget _workers",
-    "protocol": "_adapters.python _adapters.adapter _adapters.arrays",
+    "protocol": "_adapters.layouts _adapters.python _adapters.sizes _adapters.adapter _adapters.arrays",
     "graph": "_engine.graph _engine.arguments _engine.events _engine.stats _engine.sizes _engine.verify",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
     "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory

@@ -1,6 +1,8 @@
-"""pandas and Arrow for recompute: sizes and digests of tables. Imports neither before a value of theirs exists."""
+"""pandas, Arrow, Polars and xarray for recompute: sizes and digests. Imports none before a value of its exists."""
 
 from recompute_tables._arrow import arrow
 from recompute_tables._pandas import pandas
+from recompute_tables._polars import polars
+from recompute_tables._xarray import xarray
 
-__all__ = ["arrow", "pandas"]
+__all__ = ["arrow", "pandas", "polars", "xarray"]

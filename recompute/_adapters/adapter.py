@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
 from recompute._adapters import python as _python
+from recompute._adapters import sizes as _sizes
+from recompute._errors import SizeWarning
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -38,7 +40,7 @@ class Adapter:
 
     def nbytes(self, value: Any) -> int:
         """The bytes that become free when the value goes, in O(1) where the framework allows."""
-        return _python.sizeof(value, _foreign)
+        return _sizes.sizeof(value, _foreign, _guessed)
 
     def buffer(self, value: Any) -> object | None:
         """The object that stands for the memory: two values with the same one are aliases. None: never an alias."""
@@ -209,7 +211,7 @@ def sizeof_result(value: Any) -> int:
     kind = kinds[type(value)]
     if kind.part_of_result is not None:
         return kind.part_of_result(value)
-    return kind.nbytes(value) if kind.atomic else _python.sizeof(value, _foreign_in_result)
+    return kind.nbytes(value) if kind.atomic else _sizes.sizeof(value, _foreign_in_result, _guessed)
 
 
 def _foreign_in_result(cls: type) -> Callable[[Any], int] | None:
@@ -224,6 +226,33 @@ def _foreign(cls: type) -> Callable[[Any], int] | None:
     """How to measure a type that is not a plain Python one."""
     kind = kinds[cls]
     return None if type(kind.adapter).nbytes is Adapter.nbytes else kind.nbytes
+
+
+def _guessed(part: Any, value: Any, nbytes: int) -> None:
+    """Warn, once for each type, that there may be more to a part of the value than the bytes that are counted.
+
+    Not of types from a package that has an adapter, which knows those that are large.
+    """
+    cls = type(part)
+    if cls in _guesses or cls.__module__.partition(".")[0] in installed():
+        return
+    _guesses.add(cls)
+    known, whole = _sizes.name_of(cls), _sizes.name_of(type(value))
+    inside = "" if part is value else f", which is part of a {whole},"
+    level, frame = 1, sys._getframe()  # the first frame of the program's
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("recompute"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"the size of a {known}{inside} is a guess: it is counted as {nbytes} bytes, but was not made in Python and "
+        f"may have more memory; say how much with rc.register_size({whole}, lambda value: ...), or with an adapter "
+        f"(rc.register)",
+        SizeWarning,
+        stacklevel=level,
+    )
+
+
+_guesses: Final[set[type]] = set()
+"""Types that were warned of."""
 
 
 def _foreign_fingerprint(cls: type) -> Callable[[Any], bytes | None] | None:

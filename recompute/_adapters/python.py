@@ -1,4 +1,4 @@
-"""Size, signature and fingerprint of plain Python objects."""
+"""Signature and fingerprint of plain Python objects."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from hashlib import blake2b
-from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-_SAMPLE: Final = 1_000  # elements of a container that are looked at; larger ones are extrapolated
+from recompute._adapters.layouts import layouts
 
 
 def _shared(value: Any) -> int:
@@ -24,46 +23,6 @@ ATOMIC: Final[dict[type, Callable[[Any], int]]] = {
     **dict.fromkeys((FunctionType, BuiltinFunctionType, MethodType), _shared),
 }
 """Types without parts; equal ones may be one object by accident, so identity means nothing. Type -> size in bytes."""
-
-
-def sizeof(value: Any, foreign: Callable[[type], Callable[[Any], int] | None]) -> int:
-    """Bytes of an object and of what it contains, each part once; a container of more than 1,000 elements is sampled.
-
-    `foreign` knows how to measure the types of a part that an adapter serves.
-    """
-    total = 0.0
-    seen: set[int] = set()
-    stack: list[tuple[Any, float]] = [(value, 1.0)]
-    while stack:
-        part, weight = stack.pop()
-        measure = ATOMIC.get(type(part))
-        if measure is not None:
-            total += weight * measure(part)
-            continue
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        measure = foreign(type(part))
-        if measure is not None:
-            total += weight * measure(part)
-            continue
-        total += weight * sys.getsizeof(part, 0)
-        count, elements = _parts(part)
-        if count > _SAMPLE:
-            elements, weight = islice(elements, 0, None, count // 100), weight * count / -(-count // (count // 100))
-        stack.extend((element, weight) for element in elements)
-    return round(total)
-
-
-def _parts(value: Any) -> tuple[int, Iterable[Any]]:
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return len(value), value
-    if isinstance(value, dict):
-        return 2 * len(value), (part for item in value.items() for part in item)
-    attributes = getattr(value, "__dict__", None)
-    if type(attributes) is dict and attributes:
-        return len(attributes), attributes.values()
-    return 0, ()
 
 
 def signature(value: Any) -> Hashable:
@@ -118,16 +77,17 @@ class _Fingerprint:
         cls = type(value)
         if cls is bytearray:
             return _digest(cls, [bytes(value)])
+        state = layouts[cls].state(value)
+        attributes = [self.of(state)] if state else []
         if isinstance(value, (list, tuple, deque)):
-            return _digest(cls, map(self.of, value))
+            return _digest(cls, [*map(self.of, value), *attributes])
         if isinstance(value, (set, frozenset)):
-            parts = list(map(self.of, value))
+            parts = [*map(self.of, value), *attributes]
             return None if None in parts else _digest(cls, sorted(filter(None, parts)))
         if isinstance(value, dict):
-            return _digest(cls, (each for item in value.items() for each in map(self.of, item)))
-        attributes = getattr(value, "__dict__", None)
-        if type(attributes) is dict and attributes:
-            return _digest(cls, [self.of(attributes)])
+            return _digest(cls, [*(each for item in value.items() for each in map(self.of, item)), *attributes])
+        if state:
+            return _digest(cls, attributes)
         import pickle
 
         return _digest(cls, [pickle.dumps(value, protocol=5)])
