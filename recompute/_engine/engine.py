@@ -161,6 +161,7 @@ class Engine:
                     raise pool.shortage(size, what)
                 with self.lock, self.changes:
                     pool.reserve(size)
+                    pool.note(pool.used)
                     frame.reserved += ((pool, size),)
                 return True
             self.settling.settle()
