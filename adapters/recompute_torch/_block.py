@@ -25,6 +25,8 @@ from recompute_torch._tracker import Tracker
 
 _NONE: Final[dict[str, Any]] = {}
 _FAKE: Final = (FakeTensor, FunctionalTensor)
+_FAKING: Final = torch._C._TorchDispatchModeKey.FAKE
+_mode_of: Final = torch._C._get_dispatch_mode
 _PLAIN: Final = torch._C._disabled_torch_dispatch_impl
 
 
@@ -50,7 +52,7 @@ class _Mode(TorchDispatchMode):
         for cls in types:  # classes with operators of their own do theirs first, which then arrive here
             if cls.__torch_dispatch__ is not _PLAIN:  # type: ignore[attr-defined]  # they are classes of tensors
                 return func(*args, **(kwargs or _NONE)) if cls in _FAKE else NotImplemented
-        if self._tracker.closed:  # a thread that outlives the block
+        if self._tracker.closed or _mode_of(_FAKING) is not None:  # a thread that outlives the block; nothing is real
             return func(*args, **(kwargs or _NONE))
         try:
             known = self._rules.get(id(func)) or self._tracker.learn(func)

@@ -137,6 +137,9 @@ class MemoryAdapter(rc.Adapter):
     def signature(self, value: Memory) -> Hashable:
         return value.nbytes
 
+    def sample(self, value: Memory) -> None:
+        """Nothing: where the bytes are may change, and whoever writes to them is seen."""
+
     def fingerprint(self, value: Memory) -> bytes:
         """A digest of the bytes; those of a GPU are fetched for it."""
         return blake2b(bytes(value.storage.cpu().tolist()), digest_size=16).digest()

@@ -280,12 +280,13 @@ def tensors(result: Any) -> Iterator[Tensor]:
 def ordinary(tensor: Tensor) -> bool:
     """Whether a tensor is nothing but geometry on a storage."""
     return (
-        tensor.layout is torch.strided
-        and not tensor.is_meta
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not tensor._is_zerotensor()
+        tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized and not immaterial(tensor)
     )
+
+
+def immaterial(tensor: Tensor) -> bool:
+    """Whether a tensor has a size and no memory: those of device "meta", and the zeros of forward-mode derivatives."""
+    return tensor.is_meta or tensor._is_zerotensor()
 
 
 def storages(result: Any) -> list[Storage]:

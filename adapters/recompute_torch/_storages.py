@@ -18,7 +18,7 @@ import recompute as rc
 from recompute import extend
 from recompute.extend import EVICTED, Node
 from recompute_torch._memory import Lost, Memory, Storage, copy, device_name, foreign, new_memory, same, storage_of
-from recompute_torch._recipe import ordinary
+from recompute_torch._recipe import immaterial, ordinary
 
 Tensor = torch.Tensor
 
@@ -86,7 +86,7 @@ class Storages:
 
     def _handle(self, tensor: Tensor) -> Any:
         """What refers to the value of a tensor, which becomes a source if it is new; None: it has no bytes."""
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor._is_zerotensor():
+        if tensor.layout is not torch.strided or immaterial(tensor):
             return None
         storage = storage_of(tensor)
         handle = getattr(storage, "_recompute", None)
@@ -298,14 +298,14 @@ class Storages:
             self._fix(storage._recompute.node)  # type: ignore[attr-defined]  # ours
 
     def leave(self) -> None:
-        """Give all storages back to the program, with their bytes."""
+        """Give all storages back to the program, with their bytes: one by one, so that the budget mostly does."""
         self.closed = True
-        self.cache.budget = None
+        extend.be_lenient(self.cache)
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         errors: list[BaseException] = []
-        for storage in self.known():
+        for storage in sorted(self.known(), key=_last_evicted):
             node = storage._recompute.node  # type: ignore[attr-defined]  # ours
             try:
                 self._fix(node)
@@ -318,3 +318,9 @@ class Storages:
         self.cache.flush()
         if errors:
             raise errors[0]
+
+
+def _last_evicted(storage: Storage) -> tuple[bool, int]:
+    """What is in memory comes first, then what others may be made of."""
+    node = storage._recompute.node  # type: ignore[attr-defined]  # ours
+    return node.payload is EVICTED, node.number

@@ -18,7 +18,7 @@ import recompute as rc
 from recompute import extend
 from recompute.extend import Node
 from recompute_torch._memory import Lost, Storage, storage_of
-from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, new_storages, ordinary, tensors
+from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
 from recompute_torch._storages import Handle, Storages
 
@@ -75,9 +75,14 @@ class Tracker(Storages):
             call = Call(func, simple[0], None, (args, None), False)
             nodes: Sequence[Node] = simple[1]
         else:
+            if _on_meta(kwargs):
+                return func(*args, **kwargs)
             packed = self._packed(rule, args, kwargs)
             if packed is None:
-                return self._other(func, rule, args, kwargs)
+                result = self._other(func, rule, args, kwargs)
+                for made in new_storages(result):
+                    self._source(made)
+                return result
             call = Call(func, *packed[1:])
             nodes = tuple(packed[0])
         handles = self._run(call, nodes, rule.single, _getframe(1))
@@ -210,7 +215,7 @@ class Tracker(Storages):
 
     def _kept_by(self, result: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """A sparse tensor or the like has the storages of what it was made of: their bytes must stay."""
-        if any(not ordinary(each) for each in tensors(result)):
+        if any(not ordinary(each) and not immaterial(each) for each in tensors(result)):
             for each in tensors([*args, *kwargs.values()]):
                 if ordinary(each):
                     self.hand_out(storage_of(each))
@@ -295,6 +300,12 @@ class Tracker(Storages):
         if type(argument) is list:
             return [self._argument(each, nodes, blank) for each in argument]
         return argument
+
+
+def _on_meta(kwargs: dict[str, Any]) -> bool:
+    """Whether a call only asks what the outputs would look like: no content is read, and no memory is taken."""
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type == "meta"
 
 
 def _read(targets: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:

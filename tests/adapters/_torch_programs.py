@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import recompute as rc
 import recompute_torch as rt
@@ -33,6 +35,7 @@ class World:
     raised: list[str] = field(default_factory=list)
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(7))
     stopped: int | None = None  # the instruction that found no room
+    most: int = 0  # the largest budget that there was (bytes)
 
     def __getitem__(self, number: int) -> Any:
         return self.tensors[number % len(self.tensors)]
@@ -50,6 +53,7 @@ Instruction = tuple[str, int, int, int]
 def run(program: list[Instruction], block: rt.budget | None, stop: int | None = None) -> World:
     """Run a program until its end, the first lack of room, or an instruction that is not to run any more."""
     world = World(block)
+    rebudget(world, None if block is None else block.budget)
     torch.manual_seed(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -66,18 +70,33 @@ def run(program: list[Instruction], block: rt.budget | None, stop: int | None = 
             except Exception as error:
                 world.raised.append(f"{number} {name}: {type(error).__name__} {str(error).splitlines()[0]:.60}")
             if block is not None:
-                check_books(block)
+                check_books(block, world.most)
     return world
 
 
-def check_books(block: rt.budget) -> None:
-    """The cache agrees with what it holds, within its budget."""
+def rebudget(world: World, budget: int | None) -> None:
+    """Another budget for the block, or the one that it has."""
+    if world.block is not None and budget is not None:
+        world.most = max(world.most, budget)
+        world.block.budget = budget
+
+
+def check_books(block: rt.budget, most: int) -> None:
+    """The cache agrees with what it holds, within its budget; `most` is the largest that there was."""
     handles = [each._recompute for each in block._tracker.known()]
     check_invariants(block.cache, handles)
+    check_peak(block, most)
     stats = block.stats()
-    limit = block.budget
-    if limit is not None:
-        assert stats.used <= limit + stats.overshoot
+    if block.budget is not None:
+        assert stats.used <= block.budget + stats.overshoot
+
+
+def check_peak(block: rt.budget, most: int) -> None:
+    """What was ever counted was within the budget and the overshoot; nothing is counted where no memory is."""
+    stats = block.stats()
+    assert {pool.device for pool in stats.pools} <= {"cpu"}
+    if block.budget is not None:
+        assert stats.peak <= most + stats.overshoot
 
 
 def look(tensor: Any) -> Any:
@@ -190,6 +209,33 @@ def _grad_of_grad(w: World, a: int, b: int, c: int) -> None:
     (grad.sin().sum()).backward()
 
 
+def _forward_mode(w: World, a: int, b: int, c: int) -> None:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(w[a], w[b])
+        for number in range(c % 4):
+            dual = (dual * 1.5, dual.sin(), dual + w[a].detach(), dual @ dual.t())[(a + number) % 4]
+        w.add([each for each in forward_ad.unpack_dual(dual) if each is not None])
+
+
+def _jvp(w: World, a: int, b: int, c: int) -> None:
+    functions = (torch.sin, lambda x: (x * x).sum(), lambda x: x[b % 2 :].exp() * 0.5, lambda x: x / (1 + x * x))
+    w.add(torch.func.jvp(functions[c % 4], (w[a].detach(),), (w[b].detach(),)))
+
+
+def _hessian(w: World, a: int, b: int, c: int) -> None:
+    w.add(torch.func.hessian(lambda x: (x * x * 0.5).sin().sum())(w[a].detach().reshape(-1)[: b % 4 + 1]))
+
+
+def _make_fx(w: World, a: int, b: int, c: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        w.add(make_fx(lambda x: (x * 2).sin() + 1)(w[a].detach())(w[b].detach()))
+
+
+def _meta(w: World, a: int, b: int, c: int) -> None:
+    w.raised.append(str((w[a].to("meta") * 2 + torch.ones((), device="meta")).shape))
+
+
 def _take_grad(w: World, a: int, b: int, c: int) -> None:
     if w[a].grad is not None:
         w.add(w[a].grad)
@@ -266,7 +312,7 @@ def _evict(w: World, a: int, b: int, c: int) -> None:
 
 def _rebudget(w: World, a: int, b: int, c: int) -> None:
     if w.block is not None and w.block.budget is not None:
-        w.block.budget = max(w.block.budget - 64, 1024) if a % 2 else w.block.budget + 64
+        rebudget(w, max(w.block.budget - 64, 1024) if a % 2 else w.block.budget + 64)
 
 
 def _commit(w: World, a: int, b: int, c: int) -> None:
@@ -394,6 +440,11 @@ INSTRUCTIONS: Final[dict[str, Callable[[World, int, int, int], None]]] = {
     "backward": _backward,
     "grad": _grad,
     "grad of grad": _grad_of_grad,
+    "forward mode": _forward_mode,
+    "jvp": _jvp,
+    "hessian": _hessian,
+    "make_fx": _make_fx,
+    "meta": _meta,
     "take grad": _take_grad,
     "step": _step,
     # reads, and the cache

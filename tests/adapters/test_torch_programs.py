@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
 from _torch_operators import Evicting  # noqa: E402  # after importorskip
-from _torch_programs import INSTRUCTIONS, Instruction, World, look, run, shared  # noqa: E402  # the same
+from _torch_programs import INSTRUCTIONS, Instruction, World, check_peak, look, run, shared  # noqa: E402  # the same
 
 import recompute_torch as rt  # noqa: E402
 
@@ -43,15 +43,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @example([("sort out", 9, 12, 8), ("evict", 1, 0, 0)], None)
 @example(EMPTY_VIEW, None)
 @example([("unbind", 9, 6, 0), ("decheckpoint", 8, 11, 3), ("out", 0, 7, 9)], None)
+@example([(name, 0, 0, 3) for name in ("jvp", "forward mode", "hessian", "make_fx", "meta")], 1_200)
 @given(PROGRAMS, BUDGETS)
 def test_a_program_inside_of_a_block(program: list[Instruction], budget: int | None) -> None:
     """Bytes, strides, versions, gradients, sharing and errors are those of plain torch, whatever is evicted.
 
-    While it runs, the books agree with what is there; afterwards the tensors are ordinary, and the cache holds nothing.
+    While it runs, the books agree with what is there, and the peak with the budget; afterwards the tensors are
+    ordinary, the cache holds nothing, and what was brought back is in the overshoot.
     """
     block = rt.budget(budget)
     with block:
         inside = run(program, block)
+    check_peak(block, inside.most)
     plain = run(program, None, stop=inside.stopped)
     assert inside.raised == plain.raised
     check_ordinary(inside)
