@@ -16,8 +16,11 @@ from recompute._engine.engine import Engine, EngineOptions
 from recompute._engine.events import Listener
 from recompute._engine.graph import ReleaseMode, qualified
 from recompute._engine.stats import PoolStats, Recomputed, Stats
+from recompute._logged import Log
 from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, policy_of
 from recompute._policy.search import Search, SearchName, search_of
+from recompute._tables import Table
+from recompute._watching import View
 
 if TYPE_CHECKING:
     from recompute._traces.write import Recorder
@@ -71,6 +74,10 @@ class Cache:
         )
         self.engine.cache = self
         self._record = None if trace is None else self._start_recording(trace)
+        self._log = Log()
+        self._log.look(self.subscribe)
+        for tell in _context.on_new_cache:
+            tell(self)
 
     @property
     def policy(self) -> Policy:
@@ -157,7 +164,17 @@ class Cache:
         """Call `listener(event)` for every event from now on; returns a function that stops it."""
         return self.engine.subscribe(listener)
 
+    def watch(self, *, every: float = 0.25) -> View:
+        """Show what the cache does while it does it, from now on: in a terminal on stderr, or below a notebook's cell.
+
+        As a statement, or `with cache.watch():`; `stop()` ends it, and so does the end of the cache or of the program.
+        In a terminal it is a panel if rich is installed (the extra `cli`), else a line; where nobody watches, nothing.
+        Drawn every so many seconds if something has happened. Cost: about a microsecond for each event.
+        """
+        return View(self, every)
+
     def __enter__(self) -> Cache:
+        self._log.look(self.subscribe)
         _context.enter(self)
         return self
 
@@ -195,3 +212,13 @@ class Cache:
             f"<Cache {self.policy.name}: {format_bytes(used)} used of {engine.memory.limits}, "
             f"{engine.journal.evictions} evictions>"
         )
+
+    def _table(self) -> Table:
+        settings = f"policy {self.policy.name}, search {self.search.name}, release {self.release}"
+        return self.stats().table(f"recompute.Cache: {settings}")
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table().html()

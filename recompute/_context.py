@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 
 _entered: Final[ContextVar[tuple[Cache, ...]]] = ContextVar("recompute_entered", default=())
 _default: list[Cache] = []
+on_new_cache: Final[list[Callable[[Cache], None]]] = []
+"""Called with each cache that is made, by what runs programs."""
 
 
 def current_cache() -> Cache:

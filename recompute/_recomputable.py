@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Proto
 from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
 from recompute._context import current_cache
+from recompute._described import described
 from recompute._engine import requests
 from recompute._engine.arguments import pack
 from recompute._engine.frames import HandleOf
@@ -164,6 +165,10 @@ class Recomputable(Forgotten, Generic[T_co]):
         what = "source" if value.operation is None else value.operation.name
         state = "pinned" if value.pinned else "resident" if self.resident else "evicted"
         return f"<Recomputable {what}: {state}, {format_bytes(value.storage.size)}>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what it is and how it was made. Recomputes nothing, and shows nothing of the value."""
+        return described(repr(self), self.node).html()
 
 
 def pure(value: T) -> Recomputable[T]:

@@ -139,14 +139,14 @@ def test_a_name_that_is_not_there() -> None:
 
 
 LAYERS = {
-    "base": "_errors _budget _workers",
+    "base": "_errors _warned _budget _workers _tables _terminal _live",
     "protocol": "_adapters.layouts _adapters.python _adapters.sizes _adapters.adapter _adapters.arrays",
     "graph": "_engine.graph _engine.arguments _engine.events _engine.stats _engine.sizes _engine.verify",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
     "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory
         _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling""",
     "engine": "_engine.recount _engine.engine _engine.requests",
-    "surface": "_context _cache _forgotten _recomputable extend events policies",
+    "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
     "simulator": "_simulator.machine _simulator.replay _simulator.many simulator",
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen _plans.revolve
@@ -160,7 +160,7 @@ LAYERS = {
         testing.programs testing._array_blanks testing._array_changes testing._array_functions testing._array_syntax
         testing._array_code testing.array_programs testing.conformance testing testing.strategies""",
     "package": "recompute",
-    "command": """_cli.output _cli.live _cli.plugins _cli.simulate _cli.planning _cli.figures _cli.recording
+    "command": """_cli.output _cli.plugins _cli.simulate _cli.planning _cli.figures _cli.recording
         _cli.program _cli.demo _cli.doctor _cli.plan _cli.plot _cli.compare _cli.run _cli __main__""",
 }
 """The house from below: a module imports only what stands on a line above its own, or before it on its own."""
@@ -172,7 +172,7 @@ FOR_TYPES = {
     "_engine.finalizer": "_engine.graph",  # what a storage leaves when somebody outside holds it
     "_policy.neighbourhoods": "_engine.graph",  # the component that a storage is in
     "_adapters.arrays": "_adapters.adapter",  # an adapter says whether it is one of arrays
-    "_cache": "_context",
+    "_cache": "_context _watching",
     "_traces.write": "_cache",
     "_arrays.array": "_arrays.dispatch _arrays.parts",
 }

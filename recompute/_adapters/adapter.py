@@ -7,7 +7,6 @@ top-level packages: the first value whose type comes from package `numpy` loads 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
@@ -15,6 +14,7 @@ from weakref import ref
 from recompute._adapters import python as _python
 from recompute._adapters import sizes as _sizes
 from recompute._errors import SizeWarning
+from recompute._warned import warn
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -242,7 +242,7 @@ def _guessed(part: Any, value: Any, nbytes: int) -> None:
     level, frame = 1, sys._getframe()  # the first frame of the program's
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("recompute"):
         level, frame = level + 1, frame.f_back
-    warnings.warn(
+    warn(
         f"the size of a {known}{inside} is a guess: it is counted as {nbytes} bytes, but was not made in Python and "
         f"may have more memory; say how much with rc.register_size({whole}, lambda value: ...), or with an adapter "
         f"(rc.register)",
@@ -289,7 +289,7 @@ def installed() -> dict[str, EntryPoint]:
         found: dict[str, EntryPoint] = {}
         for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
             if found.setdefault(point.name, point).value != point.value:
-                warnings.warn(
+                warn(
                     f"two adapters are installed for {point.name!r}: {found[point.name].value} is used, "
                     f"{point.value} is not; uninstall one of them",
                     RuntimeWarning,
@@ -309,7 +309,7 @@ def load(name: str) -> Adapter | None:
                 raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
             _loaded[name] = adapter
         except Exception as error:  # a broken plug-in must not break the program
-            warnings.warn(
+            warn(
                 f"the adapter {name!r} cannot be loaded ({type(error).__name__}: {error}); its values are treated as "
                 f"plain Python objects",
                 RuntimeWarning,

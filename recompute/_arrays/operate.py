@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
@@ -12,6 +11,7 @@ from recompute._adapters.adapter import Adapter, kinds
 from recompute._arrays.call import HOLE, Call, Fresh, rebuilt
 from recompute._cache import Cache
 from recompute._recomputable import Recomputable
+from recompute._warned import warn
 from recompute.extend import EVICTED, Node
 
 Wrap = type[Recomputable[Any]]
@@ -163,7 +163,7 @@ def _given(handle: Recomputable[Any]) -> Any:
 
 
 def _warn_of_history(kept: int) -> None:
-    warnings.warn(
+    warn(
         f"{kept:,} values that nobody refers to any more are remembered, because later ones are made from them; if a "
         "loop carries values from step to step, cut their history at the end of each step: w = step(w).detach()",
         RuntimeWarning,

@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoint
 from typing import Any, Final
 
 from recompute._budget import bytes_or_share
-from recompute._cli.live import Live
 from recompute._cli.output import CommandError, print_json, print_list
 from recompute._cli.plugins import DISTRIBUTION, NOT_INSTALLED, how_to_get, missing_package, plugins, version_of
+from recompute._live import Live
 
 NAME = "demo"
 HELP = "see it work on real input"

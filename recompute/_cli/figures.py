@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._cli.live import Live, bar
 from recompute._cli.output import CommandError
 from recompute._cli.planning import PlanJob, Planned, make_many
+from recompute._live import Live, bar
 from recompute._pictures.points import Floor, Point
 from recompute._pictures.style import FORMATS, new_figure, save
 from recompute._simulator.many import Job, simulate_many

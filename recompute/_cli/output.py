@@ -1,4 +1,4 @@
-"""What the commands print: tables (with rich on a terminal, plain elsewhere) or one JSON object for scripts."""
+"""What the commands print: tables (as wide as the terminal, if it is one) or one JSON object for scripts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from recompute._tables import fitted
+from recompute._terminal import columns as columns_of
+from recompute._terminal import is_terminal, paint
 
 
 class CommandError(Exception):
@@ -58,53 +59,11 @@ def print_list(columns: Sequence[str], rows: Sequence[Sequence[str]], stream: Te
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str, stream: TextIO) -> None:
-    console = _console(stream)
-    if console is None:
-        lines = [columns, *rows] if columns else rows
-        widths = [max(len(line[at]) for line in lines) for at in range(len(align))]
-        for line in lines:
-            cells = [f"{cell:{side}{width}}" for cell, side, width in zip(line, align, widths, strict=True)]
-            print("  " + "  ".join(cells).rstrip(), file=stream)
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=bool(columns), header_style="dim", padding=(0, 0, 0, 2))
-    for number, side in enumerate(align):
-        table.add_column(
-            columns[number] if columns else "",
-            justify="right" if side == ">" else "left",
-            style="cyan" if number == 0 else "",
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*[Text(cell) for cell in row])
-    console.print(table)
-
-
-def _console(stream: TextIO) -> Console | None:
-    """Rich, if there is a terminal and rich is installed."""
-    if not is_terminal(stream):
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(file=stream, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
-
-
-def is_terminal(stream: Any) -> bool:
-    """Whether somebody watches this stream."""
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # there is none, or it is closed
-        return False
-
-
-def paint(text: str, code: str, stream: Any) -> str:
-    """`text` in the colour that an ANSI code stands for, where that can be seen and is wanted."""
-    plain = not is_terminal(stream) or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if plain or os.name == "nt" else f"\x1b[{code}m{text}\x1b[0m"
+    width = columns_of(stream) if is_terminal(stream) else sys.maxsize
+    for line in fitted(
+        columns, rows, align, width, lambda text: paint(text, "36", stream), lambda text: paint(text, "2", stream)
+    ):
+        print(line, file=stream)
 
 
 def flush(stream: Any) -> None:
@@ -131,36 +90,6 @@ def silence(stream: Any) -> None:
             os.dup2(nowhere, stream.fileno())
         finally:
             os.close(nowhere)
-
-
-@contextmanager
-def hooked(stream: Any, hook: Callable[[str, Callable[[str], object]], object]) -> Iterator[None]:
-    """Inside the block, `stream.write(text)` is `hook(text, write)`. The stream stays the object it is."""
-    before = vars(stream).get("write") if hasattr(stream, "__dict__") else None
-    try:
-        write = stream.write
-        stream.write = lambda text: hook(text, write)
-    except AttributeError:  # there is none, or it does not allow it
-        yield
-        return
-    try:
-        yield
-    finally:
-        if before is None:
-            del stream.write
-        else:
-            stream.write = before
-
-
-def seconds(time: float) -> str:
-    """A duration for people."""
-    if time < 1:
-        return f"{time * 1000:.3g} ms" if time >= 1e-3 else f"{time * 1000:.3f} ms"
-    if time < 120:
-        return f"{time:.3g} s"
-    whole = round(time)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import Final
 
 from recompute._budget import format_bytes
 from recompute._cli.figures import plan_all
-from recompute._cli.output import CommandError, print_json, print_list, seconds
+from recompute._cli.output import CommandError, print_json, print_list
 from recompute._cli.planning import Planned, add_methods, limits, methods
 from recompute._cli.simulate import add_budgets, budgets, load
+from recompute._tables import seconds
 from recompute._traces.program import Program
 
 NAME = "plan"

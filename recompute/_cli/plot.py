@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recompute._budget import format_bytes, parse_budget
 from recompute._cli.figures import COMPARED, SHARES, floors, name_apart, plan_all, points, replay_all, target, write
-from recompute._cli.live import Live, bar
 from recompute._cli.output import CommandError, warn
 from recompute._cli.planning import add_methods, limits, methods
 from recompute._cli.simulate import add_policies, budgets, load, policies
+from recompute._live import Live, bar
 from recompute._pictures.accesses import accesses
 from recompute._pictures.bars import Moment, moments
 from recompute._pictures.chain import REGIMES, ChainPoint, chain_cost

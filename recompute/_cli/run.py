@@ -15,20 +15,19 @@ from typing import Any, Final, get_args
 from recompute import Cache, Stats, default_cache, set_default_cache
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._cli import recording as recordings
-from recompute._cli.live import Live
 from recompute._cli.output import (
     CommandError,
     complain,
-    hooked,
-    is_terminal,
     print_json,
     print_list,
     print_pairs,
-    seconds,
     warn,
 )
 from recompute._cli.program import Ending, execute
 from recompute._cli.recording import Program
+from recompute._live import Live
+from recompute._tables import seconds
+from recompute._terminal import hooked, is_terminal
 from recompute.extend import ReleaseMode
 from recompute.policies import DEFAULT, POLICIES, SEARCHES
 

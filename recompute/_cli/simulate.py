@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Final, get_args
 
 from recompute._budget import bytes_or_share, format_bytes
-from recompute._cli.live import Live, bar
-from recompute._cli.output import CommandError, print_json, print_list, seconds
+from recompute._cli.output import CommandError, print_json, print_list
+from recompute._live import Live, bar
+from recompute._tables import seconds
 from recompute._traces.program import Program, TraceError
 from recompute._traces.read import read
 from recompute.extend import ReleaseMode

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 
 from recompute._engine.events import Event, Listener
+from recompute._warned import warn
 
 
 class Journal:
@@ -40,6 +40,4 @@ class Journal:
                     listener(event)
                 except Exception as error:
                     self.unsubscribe(listener)
-                    warnings.warn(
-                        f"{listener!r} raised {error!r} and will hear no more events", RuntimeWarning, stacklevel=2
-                    )
+                    warn(f"{listener!r} raised {error!r} and will hear no more events", RuntimeWarning, stacklevel=2)

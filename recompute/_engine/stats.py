@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recompute._budget import format_bytes
+from recompute._tables import List, Table, seconds
+
+MOST = 5
+"""Functions in a table."""
+
 
 @dataclass(frozen=True)
 class Recomputed:
@@ -74,3 +80,52 @@ class Stats:
     def overhead(self) -> float:
         """All compute divided by the compute without eviction; 1.0 if nothing was computed."""
         return 1 + self.remat_time / self.model_time if self.model_time else 1.0
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes, over all devices; None if one is unlimited, or nothing has been made yet."""
+        budgets = [pool.budget for pool in self.pools]
+        return None if None in budgets or not budgets else sum(filter(None, budgets))
+
+    def table(self, title: str = "recompute") -> Table:
+        """The figures for people."""
+        of = "" if self.budget is None else f" of {format_bytes(self.budget)}"
+        kinds = {
+            "sources": sum(pool.sources for pool in self.pools),
+            "pinned": sum(pool.pinned for pool in self.pools),
+            "held outside": self.held,
+        }
+        kept = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in kinds.items() if size)
+        over = f", overshoot {format_bytes(self.overshoot)}" if self.overshoot else ""
+        again = f", {seconds(self.remat_time)} of it repeated" if self.remat_time else ""
+        pairs = [
+            ("used", format_bytes(self.used) + of + (f" ({kept})" if kept else "")),
+            ("peak", format_bytes(self.peak) + over),
+            ("operations", f"{self.operations:,}, {self.rematerializations:,} repeated"),
+            ("evictions", f"{self.evictions:,}"),
+            ("compute", seconds(self.model_time + self.remat_time) + again),
+            ("overhead", f"{self.overhead:.2f}"),
+        ]
+        return Table(title, pairs, [*self._devices(), *self._repeated()])
+
+    def _devices(self) -> list[List]:
+        rows = [
+            (
+                pool.device,
+                format_bytes(pool.used),
+                "none" if pool.budget is None else format_bytes(pool.budget),
+                format_bytes(pool.peak),
+            )
+            for pool in self.pools
+        ]
+        return [List(["device", "used", "budget", "peak"], rows, "<>>>")] if len(rows) > 1 else []
+
+    def _repeated(self) -> list[List]:
+        rows = [(found.function, f"{found.times:,}", seconds(found.seconds)) for found in self.recomputed[:MOST]]
+        return [List(["repeated most", "times", "time"], rows, "<>>")] if rows else []
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table().html()

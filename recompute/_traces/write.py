@@ -10,7 +10,6 @@ import gzip
 import json
 import os
 import platform
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -18,6 +17,7 @@ from threading import Lock
 from typing import Any, Final
 
 from recompute._traces.recorded import HEADER, VERSION
+from recompute._warned import warn
 from recompute.events import (
     Accessed,
     Added,
@@ -90,7 +90,7 @@ class Recorder:
             self._ended = True
         except OSError as error:
             self._give_up()
-            warnings.warn(f"{self!r} is incomplete: {error}", RuntimeWarning, stacklevel=2)
+            warn(f"{self!r} is incomplete: {error}", RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         """Write the rest and close the file; later events are lost. May be called again."""

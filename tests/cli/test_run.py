@@ -15,8 +15,8 @@ import pytest
 
 import recompute
 from recompute._cli import main
-from recompute._cli.live import Live, fit
-from recompute._cli.output import seconds
+from recompute._live import Live, fit
+from recompute._tables import seconds
 from recompute.traces import read
 
 ROOT = Path(recompute.__file__).parents[1]

@@ -10,7 +10,7 @@ from threading import Event, RLock, Thread
 from time import perf_counter
 from typing import Any
 
-from recompute._cli.output import hooked, is_terminal, paint
+from recompute._terminal import columns, hooked, is_terminal, paint
 
 
 class Live:
@@ -74,7 +74,7 @@ class Live:
             pause = max(self._every, 20 * (perf_counter() - start))
 
     def _draw(self, parts: Sequence[str]) -> None:
-        text = fit(parts, _columns(self._stream) - 1)
+        text = fit(parts, columns(self._stream) - 1)
         if text != self._shown and self._line_is_free:
             self._clear()
             self._write(paint(text, "2", self._stream))
@@ -83,7 +83,7 @@ class Live:
 
     def _clear(self) -> None:
         if self._shown:
-            self._write("\r" + " " * min(len(self._shown), _columns(self._stream) - 1) + "\r")
+            self._write("\r" + " " * min(len(self._shown), columns(self._stream) - 1) + "\r")
             self._stream.flush()
             self._shown = ""
 
@@ -101,10 +101,3 @@ def fit(parts: Sequence[str], width: int) -> str:
         parts = parts[:-1]
         text = "  ".join(parts)
     return text[:width]
-
-
-def _columns(stream: Any) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80

@@ -1,0 +1,110 @@
+"""Tables for people: as text for a terminal, as HTML for a notebook; and how times are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import wrap
+
+
+@dataclass(frozen=True)
+class List:
+    """Rows under column names. `align`: "<" or ">" for each column."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    align: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, labels with values, and lists below."""
+
+    title: str
+    pairs: Sequence[tuple[str, str]]
+    lists: Sequence[List] = ()
+
+    def __str__(self) -> str:
+        lines = [self.title, *aligned(self.pairs, "<<")]
+        for found in self.lists:
+            lines += ["", *aligned([found.columns, *found.rows], found.align)]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """As a fragment of HTML, whatever the texts contain."""
+        parts = [f"<div><strong>{escape(self.title)}</strong>", _html([], self.pairs, "<<")]
+        parts += [_html(found.columns, found.rows, found.align) for found in self.lists]
+        return "".join([*parts, "</div>"])
+
+
+def aligned(rows: Iterable[Sequence[str]], align: str, paint: Callable[[str], str] = str) -> list[str]:
+    """Rows as indented lines whose columns stand below each other; `paint` colours the first one."""
+    rows = list(rows)
+    widths = [max(len(row[at]) for row in rows) if rows else 0 for at in range(len(align))]
+    lines = []
+    for row in rows:
+        first, *others = [f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)]
+        lines.append("  " + "  ".join([paint(first), *others]).rstrip())
+    return lines
+
+
+def fitted(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    align: str,
+    width: int,
+    paint: Callable[[str], str] = str,
+    paint_head: Callable[[str], str] = str,
+) -> list[str]:
+    """`aligned` if that fits into lines of `width` characters; else with longer lines broken, but never a word."""
+    lines = aligned([columns, *rows] if columns else rows, align)
+    if max(map(len, lines), default=0) <= width:
+        lines = aligned([columns, *rows] if columns else rows, align, paint)
+        return [paint_head(lines[0]), *lines[1:]] if columns else lines
+    if not columns:
+        return _hanging([(row[0], row[1]) for row in rows], width, 2, paint)
+    blocks = []
+    for first, *others in rows:
+        blocks.append(f"  {paint(first)}")
+        blocks += _hanging([pair for pair in zip(columns[1:], others, strict=True) if pair[1]], width, 4, paint_head)
+    return blocks
+
+
+def _hanging(pairs: Sequence[tuple[str, str]], width: int, indent: int, paint: Callable[[str], str]) -> list[str]:
+    """Labels and values; a value goes on below itself, or, where there is no room for its words, below its label."""
+    left = max((len(label) for label, _ in pairs), default=0)
+    room = width - indent - left - 2
+    beside = room >= max((len(word) for _, value in pairs for word in value.split()), default=0)
+    lines = []
+    for label, value in pairs:
+        start = " " * (indent + left + 2) if beside else " " * (indent + 2)
+        words = wrap(value, max(1, width - len(start)), break_long_words=False, break_on_hyphens=False) or [""]
+        if beside:
+            lines.append(f"{' ' * indent}{paint(f'{label:<{left}}')}  {words.pop(0)}".rstrip())
+        else:
+            lines.append(f"{' ' * indent}{paint(label)}")
+        lines += [start + line for line in words if line]
+    return lines
+
+
+def _html(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    styles = [f' style="text-align: {"left" if side == "<" else "right"}"' for side in align]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        parts = [f"<{tag}{style}>{escape(cell)}</{tag}>" for cell, style in zip(cells, styles, strict=True)]
+        return f"<tr>{''.join(parts)}</tr>"
+
+    head = f"<thead>{line('th', columns)}</thead>" if columns else ""
+    return f"<table>{head}<tbody>{''.join(line('td', row) for row in rows)}</tbody></table>"
+
+
+def seconds(time: float) -> str:
+    """A duration for people."""
+    if time < 1:
+        return f"{time * 1000:.3g} ms" if time >= 1e-3 else f"{time * 1000:.3f} ms"
+    if time < 120:
+        return f"{time:.3g} s"
+    whole = round(time)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"

@@ -1,0 +1,17 @@
+"""Warnings: shown as Python shows them, and told to `logging` under the name "recompute", if the program uses it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+
+def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
+    """`warnings.warn`, and a record at the level WARNING."""
+    logging = sys.modules.get("logging")
+    if logging is not None:
+        logger = logging.getLogger("recompute")
+        if not logger.handlers:  # else `logging` would print what Python prints anyway
+            logger.addHandler(logging.NullHandler())
+        logger.warning("%s", message, stacklevel=stacklevel + 1)
+    warnings.warn(message, category, stacklevel=stacklevel + 1)
