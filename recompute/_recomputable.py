@@ -14,6 +14,7 @@ from recompute._context import current_cache
 from recompute._described import described
 from recompute._engine import requests
 from recompute._engine.arguments import pack
+from recompute._engine.bindings import bound
 from recompute._engine.frames import HandleOf
 from recompute._engine.graph import EVICTED, Operation, Options, Value
 from recompute._forgotten import Forgotten
@@ -269,6 +270,8 @@ def _apply(
         function = _call
     elif not callable(function):
         raise TypeError(f"ap takes a function first, or a Recomputable that holds one, not {function!r}")
+    else:
+        function = bound(function)
     keep: list[Recomputable[Any]] = []  # references that live in a list which somebody may change meanwhile
     found: list[Value] = []
     positional: list[Any] | None = None  # None: Recomputables and nothing else

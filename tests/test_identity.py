@@ -71,6 +71,10 @@ def test_any_budget(program: Program, options: Settings, budget: int) -> None:
     Program([Apply(function="add", arguments=(), fault=1, nbytes=8)]),
     {"policy": "needed", "search": "exact", "release": "eager", "verify": False},
 )
+@example(
+    Program([Apply("itself", how="nested"), Apply("itself", (0,), how="nested")]),
+    {"policy": "needed", "search": "exact", "release": "eager", "verify": False},
+)
 @given(programs(fickle=False), settings_of_caches())
 def test_down_to_the_feasible_minimum(program: Program, options: Settings) -> None:
     """From the peak of an unlimited run down to the smallest budget that works, and below it, results are equal."""

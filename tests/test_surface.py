@@ -140,11 +140,13 @@ def test_a_name_that_is_not_there() -> None:
 
 LAYERS = {
     "base": "_errors _warned _budget _workers _tables _terminal _live",
-    "protocol": "_adapters.layouts _adapters.python _adapters.sizes _adapters.adapter _adapters.arrays",
-    "graph": "_engine.graph _engine.arguments _engine.events _engine.stats _engine.sizes _engine.verify",
+    "protocol": "_adapters.layouts _adapters.python _adapters.sizes _adapters.remembering _adapters.adapter _adapters.arrays",
+    "graph": """_engine.graph _engine.sizes _engine.bindings _engine.arguments _engine.events _engine.stats
+        _engine.verify""",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
     "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory
-        _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling""",
+        _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling
+        _engine.destroyed""",
     "engine": "_engine.recount _engine.engine _engine.requests",
     "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
@@ -169,6 +171,7 @@ FOR_TYPES = {
     "_engine.memory": """_engine.graph _engine.finalizer _engine.frames
         _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
     "_engine.engine": "_engine.frames _engine.scheduler _engine.recount _engine.settling",  # whose part they are
+    "_engine.destroyed": "_engine.engine",  # whose storages they are
     "_engine.finalizer": "_engine.graph",  # what a storage leaves when somebody outside holds it
     "_policy.neighbourhoods": "_engine.graph",  # the component that a storage is in
     "_adapters.arrays": "_adapters.adapter",  # an adapter says whether it is one of arrays

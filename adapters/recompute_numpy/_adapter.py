@@ -14,6 +14,8 @@ import numpy as np
 import recompute as rc
 
 _SAMPLE: Final = 1_000  # elements of an object array that are looked at; more are extrapolated
+_SAMPLES: Final = 64  # elements that are looked at to see whether an array has changed
+_LOOKED_AT: Final = 1024  # bytes; of smaller arrays all of them are
 _FEW: Final = 100  # elements; smaller arrays are just copied
 _WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _X87: Final = np.finfo(np.longdouble).nmant == 63  # a long double has ten bytes of number, the rest is padding
@@ -77,17 +79,27 @@ class NumpyAdapter(rc.ArrayAdapter):
         return np.empty([outline.shape[axis] for axis in order], outline.dtype).transpose(np.argsort(order))
 
     def copy(self, value: Any) -> Any:
-        """Writable, with the same order of axes; a scalar is a scalar."""
+        """Writable, with the same order of axes; a scalar is a scalar, of which only a record can be written to."""
+        if isinstance(value, np.void):
+            return value.copy()
         return value.copy(order="K") if isinstance(value, np.ndarray) else value
 
+    def clone(self, value: Any) -> Any:
+        """With the same strides, and between the elements what lies there in the array itself."""
+        if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray) or _is_dense(value):
+            return self.copy(value)
+        return _with_gaps(value)
+
     def source(self, value: Any) -> Any:
-        """A read-only view: the array itself stays as its owner has it."""
-        return self.result(value)
+        """A read-only view: the array itself stays as its owner has it. A file mapped to memory is an array."""
+        return self.result(value.view(np.ndarray) if isinstance(value, np.memmap) else value)
 
     def result(self, value: Any) -> Any:
-        """A read-only view, unless it is read-only already."""
-        if not isinstance(value, np.ndarray) or not value.flags.writeable:
+        """A read-only view, unless it is read-only already; of a record a copy."""
+        if not value.flags.writeable or not isinstance(value, (np.ndarray, np.void)):
             return value
+        if isinstance(value, np.void):
+            return value.copy()
         view = value.view()
         view.setflags(write=False)
         return view
@@ -103,6 +115,19 @@ class NumpyAdapter(rc.ArrayAdapter):
             part = value[tuple([slice(None) if stride else slice(1) for stride in value.strides])]
             return np.broadcast_to(self.copy(part), value.shape, subok=True)
         return self.copy(value)
+
+    def sample(self, value: Any) -> Hashable | None:
+        """Some sixty elements, all of them if there are few, and the last one."""
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject or not value.size:
+            return None
+        if value.nbytes <= _LOOKED_AT:
+            return value.tobytes()
+        if value.flags.c_contiguous:
+            flat = value.reshape(-1)
+            return flat[:: flat.size // _SAMPLES].tobytes(), flat[-1:].tobytes()
+        steps = [max(1, round(length / _SAMPLES ** (1 / value.ndim))) for length in value.shape]
+        last = value[tuple([slice(-1, None)] * value.ndim)]
+        return value[tuple([slice(None, None, step) for step in steps])].tobytes(), last.tobytes()
 
     def repeated(self) -> AbstractContextManager[Any]:
         """Division by zero and the like were warned of, or raised, under the error state of the first run."""
@@ -132,7 +157,7 @@ class NumpyAdapter(rc.ArrayAdapter):
     def enter(self, value: Any) -> tuple[int, object | None]:
         """The same with one look at the chain of bases."""
         if type(value) is not np.ndarray or value.dtype.hasobject:
-            return super().enter(value) if isinstance(value, np.ndarray) else (value.nbytes, None)
+            return super().enter(value) if isinstance(value, (np.ndarray, np.void)) else (value.nbytes, None)
         value.setflags(write=False)
         if value.base is None:
             return value.nbytes, value
@@ -185,6 +210,30 @@ def _trace(value: Any) -> tuple[Any, int]:
 
 
 _ONE: Final = _trace(np.empty(1)[:])[1]  # what the walk sees of a base that nothing but its view refers to
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether a copy in the same order of axes has the same strides."""
+    if value.flags.c_contiguous or value.flags.f_contiguous or not value.size:
+        return True
+    distance = value.itemsize
+    for step, length in sorted(zip(value.strides, value.shape, strict=True)):
+        if length != 1:
+            if step != distance:
+                return False
+            distance *= length
+    return True
+
+
+def _with_gaps(value: Any) -> Any:
+    """A copy of the memory from the first to the last byte of an array, and the array in it."""
+    ends = [(length - 1) * step for length, step in zip(value.shape, value.strides, strict=True)]
+    first = value[tuple([slice(-1, None) if end < 0 else slice(1) for end in ends])].view(np.ndarray).reshape(1)
+    below = -sum(end for end in ends if end < 0)
+    above = sum(end for end in ends if end > 0) + value.itemsize
+    memory = np.lib.stride_tricks.as_strided(first.view(np.uint8), (below + above,), (1,)).copy()
+    array: Any = np.ndarray(value.shape, value.dtype, memory, below, value.strides)
+    return array if type(value) is np.ndarray else array.view(type(value))
 
 
 def _own_bytes(value: Any) -> int:

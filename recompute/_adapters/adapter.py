@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
 from recompute._adapters import python as _python
+from recompute._adapters import remembering as _remembering
 from recompute._adapters import sizes as _sizes
 from recompute._errors import SizeWarning
 from recompute._warned import warn
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from recompute._adapters.arrays import ArrayAdapter
 
 GROUP: Final = "recompute.adapters"
+FUNCTIONS: Final = frozenset({FunctionType, MethodType, BuiltinFunctionType, partial})
+"""Types of functions that may be bound to something."""
 
 
 class Adapter:
@@ -72,6 +77,13 @@ class Adapter:
     def restored(self, remains: Any, value: Any) -> None:
         """A value was made again of which `evicted` had left `remains`."""
 
+    def destroyed(self, value: Any) -> str | None:
+        """Whether others have given up the memory of a value, and what to say of it; None: it is there, as ever.
+
+        Such as "a float32[3], was deleted". Override it only where that can happen: it is asked before each use.
+        """
+        return None
+
     def signature(self, value: Any) -> Hashable:
         """What decides the size of a result made from the value: shape and dtype, for an array."""
         return _python.signature(value)
@@ -79,6 +91,17 @@ class Adapter:
     def fingerprint(self, value: Any) -> bytes | None:
         """A digest of the content, equal for equal results; None: cannot be checked."""
         return _python.fingerprint(value, _foreign_fingerprint)
+
+    def sample(self, value: Any) -> Hashable | None:
+        """Something that most changes of the content change, in O(1); None: nobody can change it, or see that."""
+        return _remembering.sample(value)
+
+    def remember(self, value: Any) -> Callable[[], Any] | None:
+        """What gives later runs of an operation a plain argument as it is now; None: as `sample`.
+
+        The function that is returned raises ImpureError if that is not possible any more.
+        """
+        return _remembering.remember(value)
 
     def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
         """Begin to time an operation on the device, without waiting for it.
@@ -108,6 +131,7 @@ class Kind:
         "array",
         "atomic",
         "buffer",
+        "destroyed",
         "device",
         "enter",
         "evicted",
@@ -117,6 +141,7 @@ class Kind:
         "part_of_result",
         "plain",
         "readonce",
+        "remember",
         "restored",
         "signature",
         "silent",
@@ -139,6 +164,7 @@ class Kind:
         self.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
         self.array: ArrayAdapter | None = cast("ArrayAdapter", adapter) if adapter.arrays else None
         self.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
+        self.destroyed = adapter.destroyed if own.destroyed is not Adapter.destroyed else None
         self.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
         self.restored = adapter.restored if own.restored is not Adapter.restored else None
         self.silent = self.evicted is None and self.vacate is None  # an eviction is no news to it
@@ -147,8 +173,11 @@ class Kind:
         if self.handle:
             self.part_of_result = _refuse
         self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter
-        # As an argument: no container and no Recomputable, which the operation has to look into.
-        self.plain = not self.readonce and not issubclass(cls, (list, tuple, dict)) and not self.handle
+        own_way = own.remember is not Adapter.remember or own.sample is not Adapter.sample
+        fixed = cls in _python.ATOMIC or not (own_way or _remembering.may_change(cls))
+        self.remember = None if fixed else adapter.remember
+        # As an argument: nothing to remember, no container and no Recomputable, which the operation has to look into.
+        self.plain = fixed and not (self.readonce or self.handle or issubclass(cls, tuple)) and cls not in FUNCTIONS
         self.atomic = own.nbytes is Adapter.nbytes and cls in _python.ATOMIC
         if self.atomic:
             self.nbytes = _python.ATOMIC[cls]

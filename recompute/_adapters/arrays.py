@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from functools import partial
 from math import prod
 from typing import Any
 
 from recompute._adapters.adapter import Adapter
+from recompute._adapters.remembering import SMALL, unchanged
 
 
 class Outline:
@@ -61,6 +63,10 @@ class ArrayAdapter(Adapter):
         """The same content in memory of its own that may be written to, with the same order of axes."""
         raise NotImplementedError
 
+    def clone(self, value: Any) -> Any:
+        """As `copy`, but as far from element to element: what is a view of the array is a view of its clone, too."""
+        return self.copy(value)
+
     def source(self, value: Any) -> Any:
         """What the cache keeps of an array that a caller wraps: never a copy; read-only, if that is possible."""
         return value
@@ -72,6 +78,19 @@ class ArrayAdapter(Adapter):
     def snapshot(self, value: Any) -> Any:
         """What the cache keeps of a plain array that meets a wrapped one: a copy, unless nobody can change it."""
         return self.copy(value)
+
+    def remember(self, value: Any) -> Callable[[], Any] | None:
+        """Of a small array a copy, of another one samples."""
+        if self.constant(value):
+            return None
+        if self.nbytes(value) > SMALL:
+            return unchanged(value, self.sample)
+        kept = self.snapshot(value)
+        return None if kept is value else partial(self.copy, kept)
+
+    def sample(self, value: Any) -> Hashable | None:
+        """Nothing: an array on a device is not looked at."""
+        return None
 
     def compact(self, value: Any) -> Callable[[], Any] | None:
         """How to make a plain array that meets a wrapped one again, if that takes less than to keep a copy of it.

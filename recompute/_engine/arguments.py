@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
-from recompute._adapters.adapter import kinds
-from recompute._engine.graph import Node
+from recompute._adapters.adapter import FUNCTIONS, kinds
+from recompute._engine.bindings import bound
+from recompute._engine.graph import Node, Operation
+from recompute._errors import ImpureError
 
 
 class Outputs(tuple[Any, ...]):
@@ -24,13 +26,63 @@ class Container:
         self.build = build
         self.parts = parts
 
-    def fill(self) -> Any:
-        return self.build(fill(self.parts))
+    def fill(self, again: bool) -> Any:
+        return self.build(fill(self.parts, again))
 
 
-def fill(parts: Any) -> list[Any]:
-    """The arguments with the payload in the place of each value."""
-    return [part.payload if type(part) is Node else part.fill() if type(part) is Container else part for part in parts]
+class Changeable:
+    """A plain argument that may change: the first run gets it, and later ones what it was then."""
+
+    __slots__ = ("again", "digest", "value")
+
+    def __init__(self, value: Any, again: Callable[[], Any]) -> None:
+        self.value = value
+        self.again = again
+        self.digest: bytes | None = None  # of all of it, if the cache verifies
+
+    def fill(self, again: bool) -> Any:
+        return self.again() if again else self.value
+
+
+def fill(parts: Iterable[Any], again: bool = False) -> list[Any]:
+    """The arguments with the payload in the place of each value; `again`: as they were at the first run."""
+    return [
+        part.payload if type(part) is Node else part.fill(again) if type(part) in _FILLED else part for part in parts
+    ]
+
+
+_FILLED: Final = frozenset({Container, Changeable})
+
+
+def keywords_of(operation: Operation, again: bool = False) -> dict[str, Any]:
+    """The arguments by name, with payloads filled in."""
+    keywords = operation.keywords
+    return {} if keywords is None else dict(zip(keywords, fill(keywords.values(), again), strict=True))
+
+
+def changeable(operation: Operation) -> Iterator[tuple[str, Changeable]]:
+    """The plain arguments that may change, with what they are called in an error."""
+    named = [(f"argument {number}", part) for number, part in enumerate(operation.positional, 1)]
+    named += [(f"argument {name!r}", part) for name, part in (operation.keywords or {}).items()]
+    while named:
+        name, part = named.pop(0)
+        if type(part) is Container:
+            named += [(f"a part of {name.removeprefix('a part of ')}", inner) for inner in part.parts]
+        elif type(part) is Changeable:
+            yield name, part
+
+
+def as_they_were(operation: Operation) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a repeated run. Raises ImpureError, and names the argument, if one has changed."""
+    try:
+        return fill(operation.positional, True), keywords_of(operation, True)
+    except ImpureError:
+        for name, part in changeable(operation):
+            try:
+                part.again()
+            except ImpureError as error:
+                raise ImpureError(f"{name} of {operation.name} (created at {operation.created}) {error}") from None
+        raise
 
 
 def pack(argument: Any, keep: list[Any], found: list[Node]) -> Any:
@@ -65,9 +117,8 @@ def _pack(argument: Any, keep: list[Any], found: list[Node]) -> Any:
             [_pack(part, keep, found) for part in argument.values()],
         )
     if isinstance(argument, tuple):
-        before = len(found)
         parts = [_pack(part, keep, found) for part in argument]
-        if len(found) == before and not any(type(part) is Container for part in parts):
+        if all(packed is part for packed, part in zip(parts, argument, strict=True)):
             return argument  # nothing in it can change
         return Container(cls._make if hasattr(cls, "_make") else cls, parts)
     if kind.readonce:
@@ -75,7 +126,10 @@ def _pack(argument: Any, keep: list[Any], found: list[Node]) -> Any:
             f"an argument is a {cls.__name__}, which can be read only once, but an operation may run again; "
             "pass a list or a tuple instead"
         )
-    return argument
+    if cls in FUNCTIONS:
+        return bound(argument)
+    again = None if kind.remember is None else kind.remember(argument)
+    return argument if again is None else Changeable(argument, again)
 
 
 def _same(parts: list[Any]) -> list[Any]:

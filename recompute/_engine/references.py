@@ -231,6 +231,8 @@ class References:
                     self.evict_unreferenced(storage)
             if self._fingerprints is not None:
                 self._fingerprints.forget(value)
+            if operation is None:
+                self._results.samples.forget(value)
             if operation is not None:
                 if storage.values and all(other.operation is not operation for other in storage.values):
                     memory.add_cost(storage, -operation.c0)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recompute._adapters.adapter import fingerprint, kinds
+from recompute._engine import destroyed
 from recompute._engine.events import Accessed, Added, Detached, Pinned, Unpinned
 from recompute._engine.finalizer import Stay, StayReference, remains_of
 from recompute._engine.frames import Frame, HandleOf, Request, running
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
     """Perform a new operation; what refers to its outputs."""
     if engine.watchful:
+        if engine.results.fragile:
+            destroyed.see_to_needed(engine, operation.arguments)
         _note_found(engine, operation.arguments)
     frame = Frame(engine, operation)
     frame.handle = handle
@@ -41,15 +44,21 @@ def add_source(engine: Engine, payload: Any, handle: type[Any]) -> Any:
             f"a {type(payload).__name__} can be read only once, but a value may be read again; make a list of it"
         )
     size = kind.nbytes(payload)
+    if kind.array is not None:
+        payload = kind.array.source(payload)  # read-only, for the functions that take it
+    sample = None if kind.remember is None else kind.adapter.sample(payload)
     digest = None if engine.fingerprints is None else fingerprint(payload)
     device = "cpu" if kind.device is None else kind.device(payload)
     if kind.timer is not None and device != "cpu":
         engine.meter.timers.setdefault(device, kind.timer)
     buffer = buffer_of(payload)
+    if kind.destroyed is not None:
+        engine.results.fragile = engine.watchful = True
     made = object.__new__(handle)
 
     def enter() -> None:
         source = engine.results.add_source(payload, size, buffer, device, digest)
+        engine.results.samples.note(source, sample)
         attach(made, engine, source, engine.note)
         if engine.journal.listeners:
             pool = source.pool
@@ -87,6 +96,8 @@ def bring(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:
     if engine.options.before_bringing is not None:
         engine.options.before_bringing()
     if engine.watchful:
+        if engine.results.fragile:
+            destroyed.see_to_needed(engine, (value,))
         _note_found(engine, (value,))
     request = Request(engine, value, then)
     engine.perform(request)

@@ -16,7 +16,7 @@ from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Stor
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory, Pool, shared_storage
 from recompute._engine.meter import Meter
-from recompute._engine.verify import Fingerprints
+from recompute._engine.verify import Fingerprints, Samples
 
 Room = tuple[tuple[Pool, int], ...]
 """Bytes that were reserved, by pool."""
@@ -34,8 +34,11 @@ class Results:
         self._meter = meter
         self._journal = journal
         self._fingerprints = fingerprints
+        self.samples = Samples()
         self.number = 0
         """Of the newest value."""
+        self.fragile = False
+        """Whether there was a value whose memory others can give up."""
 
     # Without the lock
 
@@ -84,6 +87,8 @@ class Results:
         device = "cpu" if kind.device is None else kind.device(payload)
         if kind.timer is not None and device != "cpu":
             self._meter.timers.setdefault(device, kind.timer)
+        if kind.destroyed is not None:
+            self.fragile = True
         shares = shared_storage(arguments, buffer) if buffer else None
         return payload, size if declared is None else declared, buffer, device, digest, shares
 

@@ -11,10 +11,10 @@ from math import inf
 from typing import Any, Final
 
 from recompute._adapters.adapter import kinds
-from recompute._engine.arguments import fill
+from recompute._engine.arguments import as_they_were, fill, keywords_of
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, running
-from recompute._engine.graph import EVICTED, Operation, Options
+from recompute._engine.graph import EVICTED, Operation
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
 from recompute._engine.results import Made, Results
@@ -67,7 +67,7 @@ class Runs:
             if options is None:
                 frame.key = sizes.key(operation.function, payloads)
             else:
-                named = filled_keywords(options)
+                named = keywords_of(operation)
                 frame.key = sizes.key(operation.function, payloads, named, options.nout or 1)
             frame.needs = sizes.get(frame.key, operation)
 
@@ -78,13 +78,22 @@ class Runs:
         if self._fingerprints is not None:
             for argument in operation.arguments:
                 self._fingerprints.check_untouched(argument)
+            self._fingerprints.check_plain(operation)
         options, arguments = operation.options, operation.arguments
         positional: Sequence[Any]
+        named = _NONE
         if operation.positional is arguments and len(arguments) == 1:  # mostly, and quicker
             positional = (arguments[0].payload,)
+            if options is not None:
+                named = keywords_of(operation, operation.runs > 0)
+        elif operation.runs:
+            positional, named = as_they_were(operation)
         else:
             positional = fill(operation.positional)
-        named = _NONE if options is None else filled_keywords(options)
+            if options is not None:
+                named = keywords_of(operation)
+        if operation.runs and self._results.samples:
+            self._results.samples.check(operation)
         clock = meter.clock
         quiet = _quiet(operation) if operation.runs else None
         timer = meter.start_timer(operation) if meter.timers else None
@@ -114,12 +123,6 @@ class Runs:
         if options is None:
             return [self._results.measure(operation, 0, result)], cost
         return self._results.measure_all(operation, options, result), cost
-
-
-def filled_keywords(options: Options) -> dict[str, Any]:
-    """The arguments by name, with payloads filled in."""
-    keywords = options.keywords
-    return {} if keywords is None else dict(zip(keywords, fill(keywords.values()), strict=True))
 
 
 def note_creation(error: BaseException, operation: Operation) -> None:

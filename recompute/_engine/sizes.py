@@ -27,11 +27,12 @@ class LearntSizes:
         parts: list[Any] = [identity(function), nout]
         for payload in payloads:
             signature = kinds[type(payload)].signature
-            parts.append(payload if signature is None else signature(payload))
+            parts.append(
+                payload if signature is None else _nested(payload) if type(payload) in _NESTED else signature(payload)
+            )
         if keywords:
             for name, payload in keywords.items():
-                signature = kinds[type(payload)].signature
-                parts.append((name, payload if signature is None else signature(payload)))
+                parts.append((name, _nested(payload)))
         return tuple(parts)
 
     def get(self, key: Hashable, operation: Operation) -> Sizes:
@@ -55,6 +56,19 @@ class LearntSizes:
             return
         if len(self._sizes) > _MOST:
             self._sizes.clear()
+
+
+_NESTED: Final = frozenset({list, tuple, dict})
+_FEW: Final = 64  # of a longer container the length has to do
+
+
+def _nested(payload: Any) -> Hashable:
+    """What decides the size of a result made from a payload: for a short container that of its parts."""
+    cls = type(payload)
+    if cls in _NESTED and len(payload) <= _FEW:
+        return cls, *map(_nested, payload.items() if cls is dict else payload)
+    signature = kinds[cls].signature
+    return payload if signature is None else signature(payload)  # type: ignore[no-any-return]  # else an adapter's
 
 
 def identity(function: Any) -> Hashable:

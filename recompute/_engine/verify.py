@@ -1,10 +1,47 @@
-"""Purity on demand: digests of outputs, compared when an operation runs again and before a value is used."""
+"""Purity: what was changed in place is noticed when an operation runs again.
+
+Of sources samples are compared, always; on demand digests of everything, also before a value is used.
+"""
 
 from __future__ import annotations
 
-from recompute._adapters.adapter import fingerprint
+from collections.abc import Hashable
+
+from recompute._adapters.adapter import fingerprint, kinds
+from recompute._adapters.remembering import changed
+from recompute._engine.arguments import changeable
 from recompute._engine.graph import EVICTED, Operation, Value
 from recompute._errors import ImpureError
+
+
+class Samples:
+    """Source -> samples of what it held first. O(1) a look."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Value, Hashable] = {}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def note(self, source: Value, sample: Hashable | None) -> None:
+        if sample is not None:
+            self._samples[source] = sample
+
+    def check(self, operation: Operation) -> None:
+        """Raise if a source that the operation takes was changed in place."""
+        for number, value in enumerate(operation.arguments, 1):
+            known = self._samples.get(value)
+            if known is not None and value.operation is None and value.payload is not EVICTED:
+                payload = value.payload
+                if kinds[type(payload)].adapter.sample(payload) != known:
+                    raise ImpureError(
+                        f"a source, argument {number} of {operation.name} (created at {operation.created}), is a "
+                        f"{type(payload).__name__} that was changed in place after it was given to the cache; give "
+                        "pure() a copy, or leave it as it is"
+                    )
+
+    def forget(self, value: Value) -> None:
+        self._samples.pop(value, None)
 
 
 class Fingerprints:
@@ -30,6 +67,14 @@ class Fingerprints:
             f"{whose}{where} was changed in place after it was stored; work on a copy of what get() returns, "
             "and let functions leave their arguments alone"
         )
+
+    def check_plain(self, operation: Operation) -> None:
+        """Before a run: note what plain arguments hold, or raise if they hold something else than at the first run."""
+        for name, part in changeable(operation):
+            if not operation.runs:
+                part.digest = fingerprint(part.value)
+            elif part.digest is not None and fingerprint(part.again()) != part.digest:
+                raise ImpureError(f"{name} of {operation.name} (created at {operation.created}) {changed(part.value)}")
 
     def check_repeated(self, operation: Operation, value: Value, digest: bytes | None) -> None:
         """Raise if a repeated run gave another result than the first."""

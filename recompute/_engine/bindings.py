@@ -1,0 +1,168 @@
+"""Bindings: what a function closes over, or finds among its module's globals, as it was when the operation was made.
+
+`for power in range(50): rc.ap(lambda v: v * power, x)` makes fifty functions that share one variable. Run again later,
+each must see what it saw first. What is remembered is to what the names were bound, not the content of those objects.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Hashable
+from dis import get_instructions
+from functools import partial
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from recompute._adapters.adapter import kinds
+from recompute._engine.sizes import constant, identity
+
+_SHARED: Final = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type)
+"""What a program mostly binds once: not remembered."""
+
+
+def bound(function: Any) -> Any:
+    """`function` with what its names are bound to now, and its `self` as it is now; itself, if nothing can change."""
+    cls = type(function)
+    if cls is FunctionType:
+        names = _names_of(function.__code__)
+        made = function if function.__closure__ is None else _with_cells(function, {})
+        return _with_globals(made, names.read_globals) if names.read_globals else made
+    if cls is partial:
+        inner = bound(function.func)
+        return function if inner is function.func else partial(inner, *function.args, **function.keywords)
+    if cls in (MethodType, BuiltinFunctionType):
+        owner = function.__self__
+        remember = None if owner is None else kinds[type(owner)].remember
+        again = None if remember is None else remember(owner)
+        return function if again is None else Method(function, again)
+    remember = kinds[cls].remember
+    again = None if remember is None else remember(function)
+    return function if again is None else Method(function, again)
+
+
+class Method:
+    """A method of something that may change, or a callable that does: later runs call it as it was at the first."""
+
+    __slots__ = ("__weakref__", "again", "func", "ran")
+
+    def __init__(self, func: Any, again: Callable[[], Any]) -> None:
+        self.func = func
+        self.again = again
+        self.ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.ran:
+            result = self.func(*args, **kwargs)
+            self.ran = True
+            return result
+        owner = self.again()
+        method = getattr(self.func, "__self__", None) is not None
+        return (getattr(owner, self.func.__name__) if method else owner)(*args, **kwargs)
+
+    def size_key(self) -> Hashable:
+        """By what the sizes of its results are known, besides its arguments."""
+        return identity(self.func)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.func, name)
+
+
+class Seen:
+    """A function, and what it saw under the names of its globals; run again, it sees the same."""
+
+    __slots__ = ("__weakref__", "func", "values")
+
+    def __init__(self, func: FunctionType, values: dict[str, Any]) -> None:
+        self.func = func  # named as in functools.partial, so that it is known by the function's name
+        self.values = values
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        func, names = self.func, self.func.__globals__
+        for name, value in self.values.items():
+            if names.get(name, _SHARED) is not value:
+                func = _copy(func, func.__closure__, {**names, **self.values})
+                break
+        return func(*args, **kwargs)
+
+    def size_key(self) -> Hashable:
+        """By what the sizes of its results are known, besides its arguments."""
+        return identity(self.func), *map(constant, self.values.values())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.func, name)
+
+
+def _with_cells(function: FunctionType, done: dict[int, FunctionType]) -> FunctionType:
+    """A copy with cells of its own, where nobody binds a name to something else; but for those it binds itself."""
+    closure = function.__closure__
+    if closure is None:
+        return function
+    known = done.get(id(function))
+    if known is not None:
+        return known
+    names = function.__code__.co_freevars
+    own = _names_of(function.__code__).bound_here
+    cells = tuple([cell if name in own else CellType() for name, cell in zip(names, closure, strict=True)])
+    made = done[id(function)] = _copy(function, cells, function.__globals__)
+    for name, cell, copy in zip(names, closure, cells, strict=True):
+        if name not in own:
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+            copy.cell_contents = _with_cells(content, done) if type(content) is FunctionType else content
+    return made
+
+
+def _with_globals(function: FunctionType, names: tuple[str, ...]) -> Callable[..., Any]:
+    found = function.__globals__
+    values = {name: found[name] for name in names if name in found and not isinstance(found[name], _SHARED)}
+    return Seen(function, values) if values else function
+
+
+def _copy(function: FunctionType, cells: tuple[CellType, ...] | None, found: dict[str, Any]) -> FunctionType:
+    made = FunctionType(function.__code__, found, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__qualname__ = function.__qualname__
+    made.__module__ = function.__module__
+    made.__dict__.update(function.__dict__)
+    return made
+
+
+class _Names:
+    """Which names a piece of code binds, and which it reads among the globals; nested functions included."""
+
+    __slots__ = ("bound_here", "read_globals")
+
+    def __init__(self, code: CodeType) -> None:
+        self.bound_here: set[str] = set()  # nonlocal names: a counter, and the like
+        read: dict[str, None] = {}
+        written: set[str] = set()
+        nested = [code]
+        while nested:
+            inner = nested.pop()
+            nested += [part for part in inner.co_consts if isinstance(part, CodeType)]
+            for instruction in get_instructions(inner):
+                name = instruction.argval
+                if instruction.opname == "LOAD_GLOBAL":
+                    read[name] = None
+                elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                    written.add(name)
+                elif instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and name in inner.co_freevars:
+                    self.bound_here.add(name)
+        self.read_globals = tuple(
+            [name for name in read if name not in written and not hasattr(builtins, name) and not name.startswith("__")]
+        )
+
+
+_known: Final[dict[CodeType, _Names]] = {}
+_MOST: Final = 4096  # entries; all are forgotten when there are more
+
+
+def _names_of(code: CodeType) -> _Names:
+    names = _known.get(code)
+    if names is None:
+        if len(_known) >= _MOST:
+            _known.clear()
+        names = _known[code] = _Names(code)
+    return names
