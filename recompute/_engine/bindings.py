@@ -102,16 +102,22 @@ def _with_cells(function: FunctionType, done: dict[int, FunctionType]) -> Functi
         return known
     names = function.__code__.co_freevars
     own = _names_of(function.__code__).bound_here
-    cells = tuple([cell if name in own else CellType() for name, cell in zip(names, closure, strict=True)])
+    cells = tuple(
+        [cell if name in own or _unbound(cell) else CellType() for name, cell in zip(names, closure, strict=True)]
+    )
     made = done[id(function)] = _copy(function, cells, function.__globals__)
-    for name, cell, copy in zip(names, closure, cells, strict=True):
-        if name not in own:
-            try:
-                content = cell.cell_contents
-            except ValueError:  # not bound yet
-                continue
+    for cell, copy in zip(closure, cells, strict=True):
+        if copy is not cell:
+            content = cell.cell_contents
             copy.cell_contents = _with_cells(content, done) if type(content) is FunctionType else content
     return made
+
+
+def _unbound(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is _unbound
+    except ValueError:
+        return True
 
 
 def _with_globals(function: FunctionType, names: tuple[str, ...]) -> Callable[..., Any]:
@@ -122,10 +128,12 @@ def _with_globals(function: FunctionType, names: tuple[str, ...]) -> Callable[..
 
 def _copy(function: FunctionType, cells: tuple[CellType, ...] | None, found: dict[str, Any]) -> FunctionType:
     made = FunctionType(function.__code__, found, function.__name__, function.__defaults__, cells)
-    made.__kwdefaults__ = function.__kwdefaults__
-    made.__qualname__ = function.__qualname__
-    made.__module__ = function.__module__
-    made.__dict__.update(function.__dict__)
+    if function.__kwdefaults__ is not None:
+        made.__kwdefaults__ = function.__kwdefaults__
+    if function.__qualname__ != made.__qualname__:
+        made.__qualname__ = function.__qualname__
+    if function.__dict__:
+        made.__dict__.update(function.__dict__)
     return made
 
 
