@@ -24,6 +24,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from recompute._budget import Limits
+from recompute._engine import destroyed
 from recompute._engine.changes import Changes, after_fork
 from recompute._engine.events import Evicted, Listener, Reason, TakenBack
 from recompute._engine.finalizer import Finalizer
@@ -153,8 +154,9 @@ class Engine:
             if fits:
                 return True
             if not found and not self.finalizer.queue:
-                if pool.held and not collected:  # what was in a cycle may be held by nobody
-                    collect()
+                if (pool.held or self.results.fragile) and not collected:
+                    destroyed.see_to_all(self)
+                    collect()  # what was in a cycle may be held by nobody
                     collected = True
                     continue
                 if not self.memory.lenient:
@@ -194,13 +196,13 @@ class Engine:
         if self.scheduler.stacks:
             self.scheduler.over(bottom)
         if not self.scheduler.stacks and not self.unlocked:
-            self.watchful = self.observed
+            self.watchful = self.observed or self.results.fragile
         if outer is not None:
             outer.elsewhere += self.meter.clock() - start
 
-    def evict(self, storage: Storage, why: Reason) -> None:
+    def evict(self, storage: Storage, why: Reason, watch: bool = True) -> None:
         """Drop the values on a resident, unlocked storage. Under the lock: they are destroyed after it."""
-        departure = self.finalizer.depart(storage, watch=True)
+        departure = self.finalizer.depart(storage, watch)
         if departure is not None and departure.vacates:
             self.settling.guard(self, departure)
         self.memory.evicted(storage)
@@ -424,6 +426,7 @@ class Engine:
             classes: list[Any] = [handle] * len(made) if constant else [handle(payload) for payload, *_ in made]
         if meter.unknown:
             self.learn_costs()
+        lost = destroyed.of(frame.arguments) if results.fragile else ()
         if frame in self.unlocked:
             if frame.reserved:
                 self.scheduler.stacks[frame] = None  # or an interrupt would find bytes that nobody has reserved
@@ -453,6 +456,8 @@ class Engine:
                     if self.journal.listeners:
                         self.journal.events.append(results.performed(operation, name, cost, again, room))
                     self.leave(frame)
+                    for storage, what in lost:
+                        destroyed.lose(self, storage, what)
                     if again:
                         self.references.performed_again(frame.arguments)
                     if frame.stack:
@@ -603,6 +608,8 @@ class Engine:
 
     def tidy(self) -> None:
         """Nothing is left to be done, nor behind by an interrupt. Without the lock."""
+        if self.results.fragile:
+            destroyed.see_to_all(self)
         self.settling.settle()
         self.learn_costs()
         if self.scheduler.stacks and running.frame is None:
