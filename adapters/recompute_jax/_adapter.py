@@ -1,9 +1,10 @@
 """JAX's arrays as the cache sees them: immutable, shared only as whole objects, on one device or spread over several.
 
-What an array takes is told by the device. Nothing is ever deleted: a reference is dropped, and the memory is free once
-nobody else has one. Two arrays are aliases if they are one object, which is what JAX returns where an operation has
-nothing to do; key arrays are aliases if they have their words in common. `device_put` to the device where an array
-lies already makes another object of the same memory: that counts twice.
+What an array takes is told by the device. The cache deletes nothing: a reference is dropped, and the memory is free
+once nobody else has one. What the program deletes, or donates to a jitted function, is made again. Two arrays are
+aliases if they are one object, which is what JAX returns where an operation has nothing to do; key arrays are aliases
+if they have their words in common. `device_put` to the device where an array lies already makes another object of the
+same memory: that counts twice.
 """
 
 from __future__ import annotations
@@ -74,6 +75,12 @@ class JaxAdapter(rc.ArrayAdapter):
         """Such as "cpu" or "cuda:0"; of an array on several devices "cuda:0-3", whose budget is that of each one."""
         _words(value)
         return _devices.pools[value.sharding]
+
+    def destroyed(self, value: Any) -> str | None:
+        """Its type, for an array that was deleted or donated."""
+        if not _words(value).is_deleted():
+            return None
+        return f"a {value.dtype}{list(value.shape)}, was deleted, or donated to a jitted function"
 
     def enter(self, value: Any) -> tuple[int, object | None]:
         return self.nbytes(value), _words(value)
