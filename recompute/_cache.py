@@ -76,8 +76,9 @@ class Cache:
         self._record = None if trace is None else self._start_recording(trace)
         self._log = Log()
         self._log.look(self.subscribe)
-        for tell in _context.on_new_cache:
-            tell(self)
+        if engine is None:  # else it is one of a simulator
+            for tell in _context.on_new_cache:
+                tell(self)
 
     @property
     def policy(self) -> Policy:

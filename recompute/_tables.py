@@ -64,7 +64,7 @@ def fitted(
         return [paint_head(lines[0]), *lines[1:]] if columns else lines
     if not columns:
         return _hanging([(row[0], row[1]) for row in rows], width, 2, paint)
-    blocks = []
+    blocks = [f"  {paint_head(columns[0])}"]
     for first, *others in rows:
         blocks.append(f"  {paint(first)}")
         blocks += _hanging([pair for pair in zip(columns[1:], others, strict=True) if pair[1]], width, 4, paint_head)

@@ -162,7 +162,7 @@ LAYERS = {
         testing.programs testing._array_blanks testing._array_changes testing._array_functions testing._array_syntax
         testing._array_code testing.array_programs testing.conformance testing testing.strategies""",
     "package": "recompute",
-    "command": """_cli.output _cli.plugins _cli.simulate _cli.planning _cli.figures _cli.recording
+    "command": """_cli.output _cli.plugins _cli.simulate _cli.planning _cli.figures _cli.recording _cli.caches
         _cli.program _cli.demo _cli.doctor _cli.plan _cli.plot _cli.compare _cli.run _cli __main__""",
 }
 """The house from below: a module imports only what stands on a line above its own, or before it on its own."""

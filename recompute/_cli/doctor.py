@@ -19,9 +19,11 @@ from recompute._cli.plugins import (
     EXTRAS,
     NOT_INSTALLED,
     how_to_get,
+    is_installed,
     missing_package,
     plugins,
     version_of,
+    version_of_package,
 )
 
 NAME = "doctor"
@@ -46,6 +48,8 @@ class Found:
     version: str | None
     state: Literal["ok", "missing", "broken"] = "ok"
     error: str | None = None
+    serves: str | None = None
+    """The version of the framework; None: unknown."""
     devices: dict[str, int | None] = field(default_factory=dict)
     """Device -> free bytes; None: unknown."""
 
@@ -102,6 +106,10 @@ def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
         adapter = point.load()
         if not isinstance(adapter, Adapter):
             raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
+        found.serves = version_of_package(point.name)
+        if not is_installed(point.name):
+            found.state = "missing"
+            return found
         for device in adapter.devices():
             free = adapter.free_memory(device)
             found.devices[device] = _free_here() if free is None and device == "cpu" else free
@@ -151,10 +159,9 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
             device if free is None else f"{device} ({format_bytes(free)} free)"
             for device, free in adapter.devices.items()
         )
-        state = {"ok": sees or "no device", "missing": f"{adapter.name} is not installed", "broken": "broken"}[
-            adapter.state
-        ]
-        rows.append(
-            (adapter.name, state, adapter.module, " ".join(filter(None, (adapter.distribution, adapter.version))))
+        state = {"ok": sees or "no device", "missing": "not installed", "broken": "broken"}[adapter.state]
+        module = (
+            f"{adapter.module} of {adapter.distribution} {adapter.version}" if adapter.distribution else adapter.module
         )
-    print_list(["adapter", "sees", "module", "distribution"], rows, out)
+        rows.append((adapter.name, adapter.serves or "", state, module))
+    print_list(["serves", "version", "sees", "adapter"], rows, out)

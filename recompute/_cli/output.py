@@ -36,6 +36,11 @@ def warn(message: str) -> None:
     _say("warning", "33", message)
 
 
+def hint(message: str) -> None:
+    """Print advice as one line on stderr."""
+    _say("hint", "36", message)
+
+
 def _say(what: str, colour: str, message: str) -> None:
     with suppress(BrokenPipeError):
         print(paint(f"recompute: {what}:", f"1;{colour}", sys.stderr), " ".join(message.split()), file=sys.stderr)

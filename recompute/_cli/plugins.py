@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, packages_distributions, version
+from importlib.util import find_spec
 from typing import Final
 
 DISTRIBUTION: Final = "recompute-cache"
@@ -27,6 +31,29 @@ def version_of(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Package -> the distributions that have it; takes tenths of a second."""
+    return packages_distributions()
+
+
+def is_installed(package: str) -> bool:
+    """Whether it can be imported, without importing it. A folder of that name in the path is no package."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):  # it is there already, and says nothing of itself
+        return package in sys.modules
+    return spec is not None and spec.origin is not None
+
+
+def version_of_package(package: str) -> str | None:
+    """The version of what `import package` gives; None if that is not installed, or has no version."""
+    if not is_installed(package):
+        return None
+    known = version_of(package)
+    return known or next(filter(None, map(version_of, _distributions().get(package, []))), None)
 
 
 def how_to_get(package: str) -> str:

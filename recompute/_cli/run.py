@@ -15,9 +15,11 @@ from typing import Any, Final, get_args
 from recompute import Cache, Stats, default_cache, set_default_cache
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._cli import recording as recordings
+from recompute._cli.caches import DEFAULT_PLACE, Caches, Followed
 from recompute._cli.output import (
     CommandError,
     complain,
+    hint,
     print_json,
     print_list,
     print_pairs,
@@ -28,6 +30,7 @@ from recompute._cli.recording import Program
 from recompute._live import Live
 from recompute._tables import seconds
 from recompute._terminal import hooked, is_terminal
+from recompute._watching import parts
 from recompute.extend import ReleaseMode
 from recompute.policies import DEFAULT, POLICIES, SEARCHES
 
@@ -43,9 +46,11 @@ examples:
   recompute run --budget 1.5GiB --policy lru train.py
   recompute run --budget 512MB --json -m package.train | tail -n 1
 
-The script makes its values with recompute.pure and recompute.ap (or lift, map, ...), in the default cache: the one it
-uses outside of any `with Cache(...):` of its own. Its output stays as it is; the report goes to stderr. The exit status
-is the script's; 1 if the budget is too small, 2 if the command line is wrong, 130 after an interrupt.
+The script makes its values with recompute.pure and recompute.ap (or lift, map, ...), in the default cache or in ones of
+its own, `with Cache(...):`. A --budget takes the place of the budget that the script gives to a cache of its own, and
+--record runs that without one; everything else stays as the script has it. The report, on stderr, is about the cache
+with the largest peak. The script's output stays as it is. The exit status is the script's; 1 if the budget is too
+small, 2 if the command line is wrong, 130 after an interrupt.
 """
 
 
@@ -80,8 +85,8 @@ class Report:
     """What there is to say about a run. Times in seconds."""
 
     program: Program
-    cache: Cache
-    stats: Stats
+    used: list[tuple[Followed, Stats]]
+    """The caches of the program, the one with the largest peak first: it is the one that is recorded."""
     ending: Ending
     wall_time: float
     asked: str
@@ -90,6 +95,14 @@ class Report:
     """Where this run is recorded."""
     trace: Path | None
     """Where its events are."""
+
+    @property
+    def cache(self) -> Cache:
+        return self.used[0][0].cache
+
+    @property
+    def stats(self) -> Stats:
+        return self.used[0][1]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -101,31 +114,31 @@ def run(options: argparse.Namespace) -> int:
     trace: Path | None = options.trace or (program.trace(path) if options.record else None)
     try:
         cache = Cache(
-            budget,
-            policy=options.policy,
-            search=options.search,
-            release=options.release,
-            verify=options.verify,
-            trace=trace,
+            budget, policy=options.policy, search=options.search, release=options.release, verify=options.verify
         )
+        caches = Caches(cache, options.record or budget is not None, trace)
     except (TypeError, ValueError) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"the trace cannot be written to {trace}: {error.strerror}; choose --trace PATH") from None
 
-    ending, wall_time, line_is_open = _execute(program, cache, options.json)
-    stats = cache.stats()
-    cache.flush()
+    ending, wall_time, line_is_open = _execute(program, caches, options.json)
+    used = caches.end()
+    stats = used[0][1]
     problem = ending.error or ("" if stats.peak else "the cache held nothing")
     if options.record and not problem:
         problem = recordings.write(path, program, stats, wall_time)
     recorded = path if options.record and not problem else None
     if trace is not None and options.record and not recorded:
-        trace.unlink(missing_ok=True)
+        for found, _ in used:
+            if found.trace is not None:
+                found.trace.unlink(missing_ok=True)
         trace = None
-    report = Report(program, cache, stats, ending, wall_time, asked, recorded, trace)
+    report = Report(program, used, ending, wall_time, asked, recorded, trace)
     if not ending.ours and (stats.operations or not ending.error):
         _show(report)
+        if caches.passed_over:
+            warn(f"{program.name} made {caches.passed_over:,} more caches, of which nothing is known")
     if options.json:
         print("\n" * line_is_open, end="")
         print_json(_figures(report))
@@ -134,8 +147,8 @@ def run(options: argparse.Namespace) -> int:
     return ending.status
 
 
-def _execute(program: Program, cache: Cache, watch_stdout: bool) -> tuple[Ending, float, bool]:
-    """Run it under the default cache `cache`: how it ended, the seconds it took, and whether its last line is open."""
+def _execute(program: Program, caches: Caches, watch_stdout: bool) -> tuple[Ending, float, bool]:
+    """Run it under its caches: how it ended, the seconds it took, and whether its last line is open."""
     last = ["\n"]
 
     def remember(text: str, write: Callable[[str], object]) -> object:
@@ -144,11 +157,11 @@ def _execute(program: Program, cache: Cache, watch_stdout: bool) -> tuple[Ending
 
     before = default_cache()
     others = set(threading.enumerate())
-    set_default_cache(cache)
+    set_default_cache(caches.all[0].cache)
     start = perf_counter()
     try:
         watched = hooked(sys.stdout, remember) if watch_stdout else nullcontext()
-        with watched, Live(lambda: _progress(cache)):
+        with watched, caches.following(), Live(lambda: parts(caches.busy())):
             ending = execute(program)
     finally:
         if set(threading.enumerate()) <= others:
@@ -188,21 +201,6 @@ def _total(cache: Cache) -> int | None:
     return sum(budget.values()) if isinstance(budget, Mapping) else budget
 
 
-def _progress(cache: Cache) -> list[str]:
-    """The live line, the most telling first; empty before the first operation."""
-    stats, budget = cache.stats(), _total(cache)
-    if not stats.operations:
-        return []
-    used = format_bytes(stats.used)
-    return [
-        used if budget is None else f"{used} of {format_bytes(budget)}",
-        f"{stats.operations:,} operations",
-        f"{stats.evictions:,} evictions",
-        f"overhead {stats.overhead:.2f}",
-        f"{stats.rematerializations:,} rematerializations",
-    ]
-
-
 def _show(report: Report) -> None:
     """The tables, on stderr."""
     program, stats, ending = report.program, report.stats, report.ending
@@ -215,10 +213,15 @@ def _show(report: Report) -> None:
         ("operations", f"{stats.operations:,}"),
         ("evictions", f"{stats.evictions:,}"),
         ("rematerializations", f"{stats.rematerializations:,}"),
-        ("overhead", f"{stats.overhead:.3f}"),
         ("compute time", seconds(stats.model_time + stats.remat_time) + again),
+        ("overhead", f"{stats.overhead:.3f}"),
         ("wall time", seconds(report.wall_time)),
     ]
+    found = report.used[0][0]
+    if found.own_budget is not None:
+        pairs[0] = ("budget", f"{pairs[0][1]}, in the place of the script's own")
+    if found.place != DEFAULT_PLACE:
+        pairs.insert(0, ("cache", f"made at {found.place}"))
     if report.recording is not None:
         pairs.append(("recording", str(report.recording)))
     if report.trace is not None:
@@ -242,8 +245,47 @@ def _show(report: Report) -> None:
     if stats.recomputed:
         most = [(found.function, f"{found.times:,}", seconds(found.seconds)) for found in stats.recomputed[:_MOST]]
         print_list(["recomputed most", "times", "time"], most, sys.stderr, "<>>")
+    if len(report.used) > 1:
+        _show_others(report)
     if not stats.operations:
-        warn(f"{program.name} made nothing in the default cache (a Cache of the script's own has its own budget)")
+        warn(f"{program.name} made nothing in a cache")
+    elif stats.remat_time > stats.model_time and stats.rematerializations > stats.operations:
+        hint(_advice(report))
+
+
+def _show_others(report: Report) -> None:
+    """The caches beside the one that the report is about."""
+    rows = [
+        (
+            found.place,
+            format_bytes(stats.peak),
+            f"{stats.operations:,}",
+            f"{stats.evictions:,}",
+            f"{stats.overhead:.3f}",
+            "" if found.trace is None else str(found.trace),
+        )
+        for found, stats in report.used[1:_MOST]
+    ]
+    print_list(["other caches", "peak", "operations", "evictions", "overhead", "trace"], rows, sys.stderr, "<>>>><")
+    if report.recording is not None:
+        warn(f"{report.recording} is the recording of the cache with the largest peak alone")
+
+
+def _advice(report: Report) -> str:
+    """What a run that computes most things again may need."""
+    stats = report.stats
+    share = stats.remat_time / (stats.model_time + stats.remat_time)
+    kinds = {
+        "sources": sum(pool.sources for pool in stats.pools),
+        "pinned values": sum(pool.pinned for pool in stats.pools),
+        "values that the script still holds": stats.held,
+    }
+    kept = ", ".join(f"{format_bytes(size)} of {kind}" for kind, size in kinds.items() if size)
+    free = f"; {kept} cannot be evicted" if kept else ""
+    return (
+        f"{share:.0%} of the computing was repeated, which a larger budget avoids{free}; to see which is enough: "
+        f"{report.program.command(report.program.recording())}, then recompute simulate with the trace that it writes"
+    )
 
 
 def _figures(report: Report) -> dict[str, Any]:
@@ -253,6 +295,7 @@ def _figures(report: Report) -> dict[str, Any]:
     figures["recomputed"] = figures["recomputed"][:_MOST]
     return {
         "script": program.name,
+        "cache": report.used[0][0].place,
         "args": list(program.args),
         "module": program.module,
         "status": ending.status,

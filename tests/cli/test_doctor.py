@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (tmp_path / "doctored_adapters.py").write_text(ADAPTERS)
         (tmp_path / "doctored_failing.py").write_text("raise RuntimeError('two\\nlines')\n")
         (tmp_path / "doctored_bound.py").write_text("import no_such_framework\n")
+        for framework in ("doctored", "healthy"):
+            (tmp_path / f"{framework}.py").write_text("")
+        (tmp_path / "only_a_folder").mkdir(exist_ok=True)
+        importlib.invalidate_caches()
 
     monkeypatch.delitem(sys.modules, "doctored_adapters", raising=False)
     return install
@@ -105,7 +111,30 @@ def test_missing_framework_is_no_error(install: Install, capsys: pytest.CaptureF
     _, report = examine(capsys)
     assert adapter(report, "no_such_framework")["state"] == "missing"
     main(["doctor"])
-    assert "no_such_framework is not installed" in capsys.readouterr().out
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no_such_framework" in line]
+    assert line.split()[1:3] == ["not", "installed"]
+
+
+@pytest.mark.parametrize("name", ["no_such_framework", "only_a_folder"])
+def test_adapter_that_loads_without_its_framework(
+    install: Install, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Some adapters import nothing: what they serve is looked for, and a folder of that name is not it."""
+    install(f"{name} = doctored_adapters:blind\nhealthy = doctored_adapters:good")
+    status, report = examine(capsys)
+    assert status == 0
+    assert (adapter(report, name)["state"], adapter(report, name)["devices"]) == ("missing", {})
+    assert adapter(report, "healthy")["state"] == "ok"
+
+
+def test_versions_of_what_is_served(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    """The version of the framework, also where its distribution has another name; unknown where there is none."""
+    install("numpy = doctored_adapters:good\n_pytest = doctored_adapters:good\nhealthy = doctored_adapters:good")
+    _, report = examine(capsys)
+    versions = {each["name"]: each["serves"] for each in report["adapters"] if each["module"].startswith("doctored")}
+    assert versions == {"numpy": version("numpy"), "_pytest": version("pytest"), "healthy": None}
+    main(["doctor"])
+    assert f"numpy    {version('numpy')}" in capsys.readouterr().out
 
 
 def test_duplicates_are_named(install: Install, capsys: pytest.CaptureFixture[str]) -> None:

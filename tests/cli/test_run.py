@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -288,7 +289,7 @@ def test_record_of_nothing(script: Script, capsys: pytest.CaptureFixture[str]) -
     """A script that does not use the cache is told so, and not recorded."""
     assert main(["run", "--record", script("print('hello')\n")]) == 1
     err = capsys.readouterr().err
-    assert "recompute: warning: script.py made nothing in the default cache" in err
+    assert "recompute: warning: script.py made nothing in a cache" in err
     assert lines(err)[-1] == "recompute: error: nothing was recorded: the cache held nothing"
 
 
@@ -385,10 +386,139 @@ def test_idle_pool_does_not_hang(script: Script) -> None:
     assert "threads of the script still run" in result.stderr
 
 
+def in_own_cache(budget: str) -> str:
+    """The chain in a cache that the script makes."""
+    return f"import recompute as rc\nwith rc.Cache('{budget}'):\n{indent(CHAIN, '    ')}"
+
+
 def test_own_cache_of_the_script(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script that enters a cache of its own is told why the report is empty."""
-    assert main(["run", script("import recompute as rc\nwith rc.Cache():\n    rc.ap(str, 5)\n")]) == 0
-    assert "a Cache of the script's own has its own budget" in capsys.readouterr().err
+    """Without a budget on the command line it keeps its own, and is what the report is about."""
+    name = script(in_own_cache("8kB"))
+    assert main(["run", "--json", name]) == 0
+    out, err = capsys.readouterr()
+    figures = json.loads(lines(out)[-1])
+    assert (figures["budget"], figures["cache"]) == (8000, "script.py:2")
+    assert figures["evictions"] > 0
+    assert "cache               made at script.py:2" in err
+    assert "other caches" not in err
+    assert main(["run", script(in_own_cache("1.5kB"))]) == 1
+    assert "grow (created at " in capsys.readouterr().err
+
+
+def test_own_cache_is_recorded(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--record` runs it without its budget, and a share of its peak is a budget for it."""
+    name = script(in_own_cache("1.5kB"))
+    assert main(["run", "--record", "--json", name]) == 0
+    out, err = capsys.readouterr()
+    figures = json.loads(lines(out)[-1])
+    assert (figures["budget"], figures["evictions"]) == (None, 0)
+    assert figures["operations"] == 41
+    assert "none, in the place of the script's own" in err
+    assert len(read("script.recompute.jsonl.gz").calls) == 41
+    assert json.loads(Path("script.recompute.json").read_text())["peak"] == {"cpu": figures["peak"]}
+    assert main(["run", "--budget", "50%", "--json", name]) == 0
+    out, err = capsys.readouterr()
+    again = json.loads(lines(out)[-1])
+    assert again["budget"] == figures["peak"] // 2
+    assert again["evictions"] > 0
+    assert "(50% of " in err
+    assert {path.name for path in Path().iterdir()} == {
+        "script.py",
+        "script.recompute.json",
+        "script.recompute.jsonl.gz",
+    }
+
+
+def test_several_caches_of_the_script(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """The one with the largest peak is recorded; the others are listed, with their traces; unused ones are not."""
+    text = (
+        "import recompute as rc\n"
+        "kept = [rc.ap(str, 5), rc.Cache()]\n"
+        "for size in (1000, 5000, 2000):\n"
+        "    with rc.Cache('10kB'):\n"
+        "        rc.ap(bytes, size).get()\n"
+    )
+    assert main(["run", "--record", "--json", script(text)]) == 0
+    out, err = capsys.readouterr()
+    figures = json.loads(lines(out)[-1])
+    assert figures["cache"] == "script.py:4"
+    assert 5000 <= figures["peak"] < 6000
+    assert "is the recording of the cache with the largest peak alone" in err
+    table = err.partition("other caches")[2]
+    assert table.count("script.py:4") == 2
+    assert "the default one" in table
+    traces = ["script.recompute.jsonl.gz", *(f"script.{number}.recompute.jsonl.gz" for number in (2, 3, 4))]
+    assert [read(trace).calls[0].name for trace in traces] == ["bytes", "bytes", "bytes", "str"]
+    assert {path.name for path in Path().iterdir()} == {"script.py", "script.recompute.json", *traces}
+
+
+def test_too_many_caches_of_the_script(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """No more than some are followed; the report says how many were not."""
+    text = "import recompute as rc\nfor number in range(30):\n    with rc.Cache():\n        rc.ap(str, number)\n"
+    assert main(["run", "--record", script(text)]) == 0
+    assert "script.py made 14 more caches, of which nothing is known" in capsys.readouterr().err
+
+
+def test_cache_of_a_simulation_is_none_of_the_scripts(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the script simulates happens in no cache that is recorded."""
+    assert main(["run", "--record", script(CHAIN)]) == 0
+    text = (
+        "import recompute as rc\n"
+        "program = rc.traces.read('script.recompute.jsonl.gz')\n"
+        "print(rc.simulator.simulate(program, 0.5).overhead >= 1)\n"
+    )
+    capsys.readouterr()
+    assert main(["run", script(text, "other.py")]) == 0
+    out, err = capsys.readouterr()
+    assert out == "True\n"
+    assert "other.py made nothing in a cache" in err
+
+
+THRASHING = """\
+import recompute as rc
+
+def work(x, n):
+    return bytes(sum(range(20_000)) * 0 + 1000)
+
+values = [rc.pure(bytes(1000))]
+for n in range(20):
+    values.append(rc.ap(work, values[-1], n))
+for _ in range(10):
+    for value in values:
+        value.get()
+"""
+
+
+def test_hint_where_most_is_repeated(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """The share, what cannot be evicted, and the command that shows which budget is enough; nothing without need."""
+    assert main(["run", "--budget", "4.5kB", script(THRASHING)]) == 0
+    (line,) = [line for line in lines(capsys.readouterr().err) if line.startswith("recompute: hint: ")]
+    assert "% of the computing was repeated" in line
+    assert "1.03 kB of sources cannot be evicted" in line
+    assert "recompute run --record script.py" in line
+    assert main(["run", script(THRASHING)]) == 0
+    err = capsys.readouterr().err
+    assert "hint" not in err
+    table = [line.split()[0] for line in lines(err) if line.startswith("  ")]
+    assert table.index("wall") == table.index("overhead") + 1
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60])
+def test_narrow_terminals_break_no_word(script: Script, columns: int) -> None:
+    """Whatever the width of the terminal, names and figures are whole."""
+    shown, status = in_terminal("run", "--budget", "8kB", script(CHAIN), until="overhead", columns=columns)
+    assert status == 0
+    for word in ("rematerializations", "operations", "overshoot", "recomputed", "grow"):
+        assert word in shown
+    report = shown.partition("recompute run script.py")[2]
+    assert all(len(line) <= max(columns, 20) for line in lines(report))
+
+
+def test_doctor_in_a_narrow_terminal() -> None:
+    """No name of a package is broken, and a command that is too long goes on below itself."""
+    shown, _ = in_terminal("doctor", until="recompute_numpy", columns=40)
+    for word in ("recompute_numpy:adapter", "matplotlib", "hypothesis"):
+        assert word in shown
 
 
 def test_interrupt_reports_so_far(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -451,11 +581,13 @@ def test_stderr_that_is_no_terminal_gets_nothing_live(script: Script) -> None:
     assert "\x1b" not in result.stderr
 
 
-def in_terminal(*command: str, until: str, colour: bool = False) -> tuple[str, int]:
+def in_terminal(*command: str, until: str, colour: bool = False, columns: int = 80) -> tuple[str, int]:
     """Run a command in a terminal, press Enter when `until` is shown; all that was shown, and the exit status."""
     pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
+    termios = pytest.importorskip("termios", reason="no terminals of this kind on this system")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "" if colour else "1"}
     terminal, ours = pty.openpty()
+    termios.tcsetwinsize(ours, (24, columns))
     started = [sys.executable, "-m", "recompute", *command]
     process = subprocess.Popen(started, env=environment, stdin=ours, stdout=ours, stderr=ours, start_new_session=True)
     os.close(ours)

@@ -1,0 +1,120 @@
+"""The caches of a program that is run: the default one, and those that it makes itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from recompute import Cache, Stats
+from recompute._context import on_new_cache
+from recompute._traces.write import Recorder
+
+DEFAULT_PLACE: Final = "the default one"
+_MOST: Final = 16
+"""Caches of a program's own that are looked after: each keeps a file open if there are traces."""
+
+
+@dataclass
+class Followed:
+    """One cache. `place`: where it was made, or that it is the default one."""
+
+    cache: Cache
+    place: str
+    own_budget: Any = None
+    """What the program asked for, if it got another budget instead."""
+    trace: Path | None = None
+    close: Callable[[], None] = lambda: None
+    """The trace, which is complete from then on."""
+
+
+class Caches:
+    """Follows the default cache, and inside of `following` those that are made, which get the budget asked for.
+
+    `trace` is where the events of the cache that matters most will be; raises OSError if that cannot be written.
+    """
+
+    def __init__(self, default: Cache, budget_given: bool, trace: Path | None) -> None:
+        self._budget = default.budget
+        self._budget_given = budget_given
+        self._trace = trace
+        self.all: list[Followed] = []
+        self.passed_over = 0
+        """How many were too many."""
+        self._follow(Followed(default, DEFAULT_PLACE))
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        on_new_cache.append(self._made)
+        try:
+            yield
+        finally:
+            on_new_cache.remove(self._made)
+
+    def _made(self, cache: Cache) -> None:
+        if len(self.all) > _MOST:
+            self.passed_over += 1
+            return
+        found = Followed(cache, _place())
+        if self._budget_given:
+            found.own_budget = cache.budget
+            cache.budget = self._budget
+        self._follow(found)
+
+    def _follow(self, found: Followed) -> None:
+        if self._trace is not None:
+            self._record(found)
+        self.all.append(found)
+
+    def _record(self, found: Followed) -> None:
+        assert self._trace is not None
+        cache, number = found.cache, len(self.all)
+        settings = {"policy": cache.policy.name, "search": cache.search.name, "release": cache.release}
+        found.trace = self._trace.with_name(f"{self._trace.name}.{number}") if number else self._trace
+        recorder = Recorder(found.trace, {**settings, "budget": cache.budget})
+        cache.subscribe(recorder)
+        found.close = recorder.close
+
+    def busy(self) -> Stats:
+        """The figures of the newest cache in which something was done."""
+        for found in reversed(self.all):
+            stats = found.cache.stats()
+            if stats.operations:
+                break
+        return stats
+
+    def end(self) -> list[tuple[Followed, Stats]]:
+        """Those that held something, the one with the largest peak first, and its events where they were asked for.
+
+        The others have theirs beside that, with a number. Without any it is the default one.
+        """
+        figures = [(found, found.cache.stats()) for found in self.all]
+        used = sorted([each for each in figures if each[1].peak], key=lambda each: -each[1].peak) or figures[:1]
+        for found in self.all:
+            found.close()
+            if found.trace is not None:
+                found.trace = found.trace.rename(found.trace.with_name(f"{found.trace.name}.part"))
+        for number, (found, _) in enumerate(used, start=1):
+            if found.trace is not None and self._trace is not None:
+                found.trace = found.trace.replace(_numbered(self._trace, number))
+        for found in self.all:
+            if found.trace is not None and all(found is not other for other, _ in used):
+                found.trace.unlink()
+        return used
+
+
+def _numbered(path: Path, number: int) -> Path:
+    stem, dot, ending = path.name.partition(".")
+    return path if number == 1 else path.with_name(f"{stem}.{number}{dot}{ending}")
+
+
+def _place() -> str:
+    """Where the program makes a cache."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "recompute":
+        frame = frame.f_back
+    return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
