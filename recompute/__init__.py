@@ -35,7 +35,7 @@ from recompute._budget import available
 from recompute._cache import Cache
 from recompute._context import current_cache, default_cache, set_default_cache
 from recompute._engine.stats import Stats
-from recompute._errors import BudgetError, ImpureError, SizeWarning, StagingError
+from recompute._errors import BudgetError, ImpureError, SizeWarning, StagingError, ThrashWarning
 from recompute._recomputable import Recomputable, ap, lift, pure, sequence, traverse
 from recompute._staging import stage
 
@@ -79,6 +79,7 @@ __all__ = [
     "SizeWarning",
     "StagingError",
     "Stats",
+    "ThrashWarning",
     "ap",
     "array",
     "asarray",

@@ -24,3 +24,10 @@ class SizeWarning(UserWarning):
 
     Shown once for each type in a process. `recompute.register_size` says how large its values are.
     """
+
+
+class ThrashWarning(UserWarning):
+    """Most of the computing of a while was repeated computing: the budget is too small for what the program does.
+
+    Shown once for each cache, with what is known: the share, the functions that ran again most, and what takes the room.
+    """

@@ -188,7 +188,7 @@ class _Recorder(Cache):
     """The cache that the example runs in: it refuses what would make the graph depend on a value."""
 
     def __init__(self, budget: int | None) -> None:
-        super().__init__(budget, engine=EngineOptions(before_bringing=_refuse))
+        super().__init__(budget, engine=EngineOptions(before_bringing=_refuse, warns=False))
         self.made: dict[int, tuple[int, int]] = {}  # value -> (storage, bytes)
         self.subscribe(self._record_sizes)
 

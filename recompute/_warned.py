@@ -15,3 +15,11 @@ def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
             logger.addHandler(logging.NullHandler())
         logger.warning("%s", message, stacklevel=stacklevel + 1)
     warnings.warn(message, category, stacklevel=stacklevel + 1)
+
+
+def outside() -> int:
+    """The `stacklevel` of the program's own call, for a `warn` in the function that asks."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("recompute"):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -45,6 +45,7 @@ def test_what_is_exported() -> None:
         "SizeWarning",
         "StagingError",
         "Stats",
+        "ThrashWarning",
         "ap",
         "array",
         "asarray",
@@ -147,7 +148,7 @@ LAYERS = {
     "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory
         _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling
         _engine.destroyed""",
-    "engine": "_engine.recount _engine.engine _engine.requests",
+    "engine": "_engine.recount _engine.thrashing _engine.engine _engine.requests",
     "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
     "simulator": "_simulator.machine _simulator.replay _simulator.many simulator",
@@ -155,8 +156,8 @@ LAYERS = {
         _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.plan _plans.verify planners""",
     "pictures": """_pictures.style _pictures.points _pictures.bars _pictures.residency _pictures.memory
         _pictures.overhead _pictures.accesses _pictures.chain _pictures.planned pictures""",
-    "arrays": """_arrays.call _arrays.operate _arrays.dispatch _arrays.parts _arrays.attributes _arrays.coercions
-        _arrays.array _arrays.wrap _arrays.namespace""",
+    "arrays": """_arrays.call _arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.parts
+        _arrays.attributes _arrays.coercions _arrays.array _arrays.wrap _arrays.namespace""",
     "staging": "_staging",
     "testing": """testing._clock testing._identity testing._log testing._invariants testing._vectors testing._functions
         testing.programs testing._array_blanks testing._array_changes testing._array_functions testing._array_syntax

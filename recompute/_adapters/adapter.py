@@ -17,7 +17,7 @@ from recompute._adapters import python as _python
 from recompute._adapters import remembering as _remembering
 from recompute._adapters import sizes as _sizes
 from recompute._errors import SizeWarning
-from recompute._warned import warn
+from recompute._warned import outside, warn
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -268,15 +268,12 @@ def _guessed(part: Any, value: Any, nbytes: int) -> None:
     _guesses.add(cls)
     known, whole = _sizes.name_of(cls), _sizes.name_of(type(value))
     inside = "" if part is value else f", which is part of a {whole},"
-    level, frame = 1, sys._getframe()  # the first frame of the program's
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("recompute"):
-        level, frame = level + 1, frame.f_back
     warn(
         f"the size of a {known}{inside} is a guess: it is counted as {nbytes} bytes, but was not made in Python and "
         f"may have more memory; say how much with rc.register_size({whole}, lambda value: ...), or with an adapter "
         f"(rc.register)",
         SizeWarning,
-        stacklevel=level,
+        stacklevel=outside(),
     )
 
 

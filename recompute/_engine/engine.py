@@ -47,6 +47,7 @@ from recompute._engine.results import Made, Results, own_memory, refer
 from recompute._engine.runs import Runs, tell_restored
 from recompute._engine.scheduler import Scheduler, frames_on_stacks
 from recompute._engine.settling import Settling
+from recompute._engine.thrashing import Thrashing
 from recompute._engine.verify import Fingerprints
 from recompute._policy.formulas import Policy
 from recompute._policy.search import Search, rank
@@ -71,8 +72,12 @@ class EngineOptions:
     """Whether components are kept from the start, not from the first question."""
     start: float = 0.0
     """Where the compute clock starts."""
+    expected_cost: Callable[[Any], float] | None = None
+    """The cost of what a function makes: it counts as evicted while the first run waits. None: it does not count."""
     before_bringing: Callable[[], None] | None = None
     """Called before `get`, `pin` or `detach` brings a value; it may raise."""
+    warns: bool = True
+    """Whether the user is told if most of the computing is repeated computing."""
 
 
 _FITS: Final[dict[Pool, int]] = {}
@@ -112,6 +117,7 @@ class Engine:
             remember_all=options.remember_all,
         )
         self.settling = Settling(self.changes, finalizer, references, memory, scheduler, meter, journal)
+        self.thrashing = Thrashing()
         self.order: Order = in_program_order if options.program_order else by_peak
         self.observed = verify
         """Whether somebody listens or verifies."""
@@ -193,12 +199,16 @@ class Engine:
             running.frame = outer
             self._abandon(bottom)
             raise
+        ran_again = False
         if self.scheduler.stacks:
             self.scheduler.over(bottom)
+            ran_again = self.journal.rematerializations >= self.thrashing.next
         if not self.scheduler.stacks and not self.unlocked:
             self.watchful = self.observed or self.results.fragile
         if outer is not None:
             outer.elsewhere += self.meter.clock() - start
+        elif ran_again and self.options.warns:
+            self.thrashing.look(self)
 
     def evict(self, storage: Storage, why: Reason, watch: bool = True) -> None:
         """Drop the values on a resident, unlocked storage. Under the lock: they are destroyed after it."""
@@ -237,6 +247,9 @@ class Engine:
         """
         operation, stacks = frame.operation, self.scheduler.stacks
         if operation is None or operation.runs or self.scheduler.leader is not None or self.options.program_order:
+            if self.options.expected_cost is not None and operation is not None and not operation.runs:
+                operation.cost = self.options.expected_cost(operation.function)
+                self.memory.neighbourhood.waiting = operation
             stacks[frame] = None
             return False
         if not self._unlimited or operation.options is not None:

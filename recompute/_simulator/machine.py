@@ -48,10 +48,11 @@ def engine_options(published: bool, release: ReleaseMode) -> EngineOptions:
     * the clock starts at one, and components are kept from the start (here they are joined at the first question);
     * evicted arguments come back in program order (here in an order that keeps the peak low);
     * locks are never let go of (here those that only wait are): who finds no candidate is out of memory;
-    * nothing is forgotten: a value that can never be needed again stays in its component.
+    * nothing is forgotten: a value that can never be needed again stays in its component;
+    * an operation that waits for evicted arguments is there already, so to those above it what it will make is evicted.
     """
     if not published:
-        return EngineOptions(room=_recorded_room)
+        return EngineOptions(room=_recorded_room, warns=False)
     return EngineOptions(
         room=_recorded_room,
         program_order=True,
@@ -59,9 +60,17 @@ def engine_options(published: bool, release: ReleaseMode) -> EngineOptions:
         remember_all=release != "banish",
         active=True,
         start=1.0,
+        warns=False,
+        expected_cost=_recorded_cost,
     )
 
 
 def _recorded_room(function: Any) -> Sequence[tuple[str, int]]:
     room: Sequence[tuple[str, int]] = function.room
     return room
+
+
+def _recorded_cost(function: Any) -> float:
+    """Each storage that the function makes has its whole cost."""
+    cost: float = function.call.cost * sum(where is None for _, _, where, _ in function.makes)
+    return cost
