@@ -15,7 +15,7 @@ from recompute._engine import requests
 from recompute._engine.engine import Engine, EngineOptions
 from recompute._engine.events import Listener
 from recompute._engine.graph import ReleaseMode, qualified
-from recompute._engine.stats import PoolStats, Recomputed, Stats
+from recompute._engine.stats import PoolStats, Recomputed, Stats, table
 from recompute._logged import Log
 from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, policy_of
 from recompute._policy.search import Search, SearchName, search_of
@@ -216,7 +216,7 @@ class Cache:
 
     def _table(self) -> Table:
         settings = f"policy {self.policy.name}, search {self.search.name}, release {self.release}"
-        return self.stats().table(f"recompute.Cache: {settings}")
+        return table(self.stats(), f"recompute.Cache: {settings}")
 
     def __str__(self) -> str:
         return str(self._table())

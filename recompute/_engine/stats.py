@@ -87,45 +87,48 @@ class Stats:
         budgets = [pool.budget for pool in self.pools]
         return None if None in budgets or not budgets else sum(filter(None, budgets))
 
-    def table(self, title: str = "recompute") -> Table:
-        """The figures for people."""
-        of = "" if self.budget is None else f" of {format_bytes(self.budget)}"
-        kinds = {
-            "sources": sum(pool.sources for pool in self.pools),
-            "pinned": sum(pool.pinned for pool in self.pools),
-            "held outside": self.held,
-        }
-        kept = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in kinds.items() if size)
-        over = f", overshoot {format_bytes(self.overshoot)}" if self.overshoot else ""
-        again = f", {seconds(self.remat_time)} of it repeated" if self.remat_time else ""
-        pairs = [
-            ("used", format_bytes(self.used) + of + (f" ({kept})" if kept else "")),
-            ("peak", format_bytes(self.peak) + over),
-            ("operations", f"{self.operations:,}, {self.rematerializations:,} repeated"),
-            ("evictions", f"{self.evictions:,}"),
-            ("compute", seconds(self.model_time + self.remat_time) + again),
-            ("overhead", f"{self.overhead:.2f}"),
-        ]
-        return Table(title, pairs, [*self._devices(), *self._repeated()])
-
-    def _devices(self) -> list[List]:
-        rows = [
-            (
-                pool.device,
-                format_bytes(pool.used),
-                "none" if pool.budget is None else format_bytes(pool.budget),
-                format_bytes(pool.peak),
-            )
-            for pool in self.pools
-        ]
-        return [List(["device", "used", "budget", "peak"], rows, "<>>>")] if len(rows) > 1 else []
-
-    def _repeated(self) -> list[List]:
-        rows = [(found.function, f"{found.times:,}", seconds(found.seconds)) for found in self.recomputed[:MOST]]
-        return [List(["repeated most", "times", "time"], rows, "<>>")] if rows else []
-
     def __str__(self) -> str:
-        return str(self.table())
+        return str(table(self))
 
     def _repr_html_(self) -> str:
-        return self.table().html()
+        return table(self).html()
+
+
+def table(stats: Stats, title: str = "recompute") -> Table:
+    """The figures for people."""
+    of = "" if stats.budget is None else f" of {format_bytes(stats.budget)}"
+    kinds = {
+        "sources": sum(pool.sources for pool in stats.pools),
+        "pinned": sum(pool.pinned for pool in stats.pools),
+        "held outside": stats.held,
+    }
+    kept = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in kinds.items() if size)
+    over = f", overshoot {format_bytes(stats.overshoot)}" if stats.overshoot else ""
+    again = f", {seconds(stats.remat_time)} of it repeated" if stats.remat_time else ""
+    pairs = [
+        ("used", format_bytes(stats.used) + of + (f" ({kept})" if kept else "")),
+        ("peak", format_bytes(stats.peak) + over),
+        ("operations", f"{stats.operations:,}, {stats.rematerializations:,} repeated"),
+        ("evictions", f"{stats.evictions:,}"),
+        ("compute", seconds(stats.model_time + stats.remat_time) + again),
+        ("overhead", f"{stats.overhead:.2f}"),
+    ]
+    return Table(title, pairs, [*_devices(stats), *_repeated(stats)])
+
+
+def _devices(stats: Stats) -> list[List]:
+    rows = [
+        (
+            pool.device,
+            format_bytes(pool.used),
+            "none" if pool.budget is None else format_bytes(pool.budget),
+            format_bytes(pool.peak),
+        )
+        for pool in stats.pools
+    ]
+    return [List(["device", "used", "budget", "peak"], rows, "<>>>")] if len(rows) > 1 else []
+
+
+def _repeated(stats: Stats) -> list[List]:
+    rows = [(found.function, f"{found.times:,}", seconds(found.seconds)) for found in stats.recomputed[:MOST]]
+    return [List(["repeated most", "times", "time"], rows, "<>>")] if rows else []
