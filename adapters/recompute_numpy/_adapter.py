@@ -214,8 +214,8 @@ _ONE: Final = _trace(np.empty(1)[:])[1]  # what the walk sees of a base that not
 
 def _is_dense(value: Any) -> bool:
     """Whether a copy in the same order of axes has the same strides."""
-    if value.flags.c_contiguous or value.flags.f_contiguous or not value.size:
-        return True
+    if value.flags.c_contiguous or value.flags.f_contiguous:
+        return bool(value.size) or type(value) is not np.ndarray
     distance = value.itemsize
     for step, length in sorted(zip(value.strides, value.shape, strict=True)):
         if length != 1:
@@ -227,6 +227,8 @@ def _is_dense(value: Any) -> bool:
 
 def _with_gaps(value: Any) -> Any:
     """A copy of the memory from the first to the last byte of an array, and the array in it."""
+    if not value.size:
+        return np.lib.stride_tricks.as_strided(np.empty(value.shape, value.dtype), value.shape, value.strides)
     ends = [(length - 1) * step for length, step in zip(value.shape, value.strides, strict=True)]
     first = value[tuple([slice(-1, None) if end < 0 else slice(1) for end in ends])].view(np.ndarray).reshape(1)
     below = -sum(end for end in ends if end < 0)

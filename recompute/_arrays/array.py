@@ -8,15 +8,18 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from recompute._adapters.adapter import kinds
 from recompute._arrays.attributes import attribute_of
 from recompute._arrays.coercions import Coercions
-from recompute._arrays.dispatch import Changed, array_function, array_ufunc, is_plain
+from recompute._arrays.dispatch import array_function, array_ufunc
 from recompute._arrays.operate import SCALARS, call, operate
 from recompute._arrays.parts import At, Flat, Method
+from recompute._arrays.writes import change, is_fixed, is_item, is_plain
 from recompute._recomputable import Recomputable
+
+_SLOTS: Final = frozenset({"engine", "node", "_memory", "_origin"})
 
 
 def _binary(function: Callable[..., Any], reflected: bool = False) -> Callable[[RecomputableArray, Any], Any]:
@@ -52,12 +55,11 @@ def _unary(function: Callable[..., Any]) -> Callable[[RecomputableArray], Any]:
 
 def _in_place(function: Callable[..., Any]) -> Callable[[RecomputableArray, Any], Any]:
     """An operator that changes its left operand: here a new version of it."""
-    changed = Changed(function)
 
     def apply(self: RecomputableArray, other: Any) -> Any:
         if _defers_to(type(other)):
             return NotImplemented
-        return self._become(call(RecomputableArray, self.cache, changed, (self, other), {}, sys._getframe(1)))
+        return change(self, function, (other,), {}, sys._getframe(1))
 
     return apply
 
@@ -72,9 +74,9 @@ class RecomputableArray(Coercions):
 
     Operators, indexing, methods, and the functions of its library give `RecomputableArray`s; `shape`, `dtype` and the
     like never recompute. What changes an array in place (`x += 1`, `x[0] = 1`, `x.sort()`, `out=x`) makes a new version
-    to which `x` refers from then on: views and values made before do not see the change. Coercions (`get`,
-    `np.asarray`, `float`, `bool`, `print`) recompute if need be, are counted in the stats, and give read-only arrays,
-    or copies where the library has no such thing.
+    to which `x` refers from then on. Views share memory with `x`, as in NumPy: a write through one of them is seen by
+    all; what was computed before does not see it. Coercions (`get`, `np.asarray`, `float`, `bool`, `print`) recompute
+    if need be, are counted in the stats, and give read-only arrays, or copies where the library has no such thing.
     """
 
     __slots__ = ()
@@ -94,24 +96,25 @@ class RecomputableArray(Coercions):
 
     @flat.setter
     def flat(self, content: Any) -> None:
-        args = (self, content)
-        self._change(_set_all, args, sys._getframe(1))
+        change(self, _set_all, (content,), {}, sys._getframe(1))
 
     def __getitem__(self, key: Any) -> Any:
         value = self.node
         cls = type(key)
-        if cls is int or (cls is slice and _fixed(key)) or (cls is tuple and all(map(_fixed, key))):
-            return operate(RecomputableArray, self.cache, operator.getitem, (value, key), (value,), sys._getframe(1))
+        if cls is int or (cls is slice and is_fixed(key)) or (cls is tuple and all(map(is_fixed, key))):
+            caller = sys._getframe(1)
+            return operate(RecomputableArray, self.cache, operator.getitem, (value, key), (value,), caller, 1, (self,))
         return call(RecomputableArray, self.cache, operator.getitem, (self, key), {}, sys._getframe(1))
 
     def __setitem__(self, key: Any, content: Any) -> None:
-        args = (self, key, content)
-        self._change(operator.setitem, args, sys._getframe(1))
+        caller = sys._getframe(1)
+        if type(content) is RecomputableArray and is_item(self, key, content, caller):
+            return  # the end of `x[key] += y`, which has changed it already
+        change(self, operator.setitem, (key, content), {}, caller)
 
     def __delitem__(self, key: Any) -> None:
         """As the library has it: an error that says so."""
-        args = (self, key)
-        self._change(operator.delitem, args, sys._getframe(1))
+        change(self, operator.delitem, (key,), {}, sys._getframe(1))
 
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
@@ -182,13 +185,21 @@ class RecomputableArray(Coercions):
             return NotImplemented
         return array_function(self, function, args, dict(keywords), sys._getframe(1))
 
-    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Any:
+        """On another device of its library, as the array API standard has it."""
+        function = getattr(self._type, "to_device", None)
+        if function is None:
+            raise AttributeError(f"{self._type.__name__} has no attribute 'to_device'")
+        keywords = {} if stream is None else {"stream": stream}
+        return call(RecomputableArray, self.cache, function, (self, device), keywords, sys._getframe(1))
+
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
         from recompute._arrays.namespace import namespace
 
         return namespace(self._adapter.namespace())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("engine", "node"):  # the latter: it was interrupted before it was complete
+        if name.startswith("__") or name in _SLOTS:  # it was interrupted before it was complete, or has none
             raise AttributeError(name)
         cls = self._type
         attribute = getattr(cls, name, None)
@@ -211,14 +222,6 @@ class RecomputableArray(Coercions):
 def again(array: Recomputable[Any]) -> RecomputableArray:
     """Another reference to the same value: what one of them becomes, the other does not."""
     return RecomputableArray(array.cache, array.node)
-
-
-def _fixed(part: Any) -> bool:
-    """Whether a part of an index is a number, a slice of numbers, None or an ellipsis."""
-    cls = type(part)
-    if cls is slice:
-        return _fixed(part.start) and _fixed(part.stop) and _fixed(part.step)
-    return cls is int or part is None or part is ...
 
 
 def _set_all(array: Any, content: Any) -> None:

@@ -11,8 +11,9 @@ from typing import Any, Self, TypeVar
 from recompute import extend
 from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter, Outline
-from recompute._arrays.dispatch import Changed
 from recompute._arrays.operate import call, operate
+from recompute._arrays.sharing import Memory, Origin, link, memory_of
+from recompute._arrays.writes import change
 from recompute._budget import format_bytes
 from recompute._recomputable import Recomputable
 from recompute.extend import EVICTED
@@ -23,7 +24,9 @@ Wrapped = TypeVar("Wrapped", bound="Attributes")
 class Attributes(Recomputable[Any]):
     """An array as far as its attributes go. To set one refers to a new version of the array, as all changes do."""
 
-    __slots__ = ()
+    __slots__ = ("_memory", "_origin")  # both unset as long as nobody has taken a view of it
+    _memory: Memory | None
+    _origin: Origin | None
 
     # What is known without the content
 
@@ -54,7 +57,7 @@ class Attributes(Recomputable[Any]):
     @shape.setter
     def shape(self, shape: int | tuple[int, ...]) -> None:
         args = (self, shape)
-        self._become(call(type(self), self.cache, _of_shape, args, {}, sys._getframe(1)))
+        self._look_like(call(type(self), self.cache, _of_shape, args, {}, sys._getframe(1)))
 
     @property
     def dtype(self) -> Any:
@@ -63,7 +66,7 @@ class Attributes(Recomputable[Any]):
     @dtype.setter
     def dtype(self, dtype: Any) -> None:
         args = (self, dtype)
-        self._become(call(type(self), self.cache, _of_dtype, args, {}, sys._getframe(1)))
+        self._look_like(call(type(self), self.cache, _of_dtype, args, {}, sys._getframe(1)))
 
     @property
     def ndim(self) -> int:
@@ -120,7 +123,7 @@ class Attributes(Recomputable[Any]):
 
     @real.setter
     def real(self, part: Any) -> None:
-        self._change(_set_real, (self, part), sys._getframe(1))
+        change(self, _set_real, (part,), {}, sys._getframe(1))
 
     @property
     def imag(self) -> Self:
@@ -128,7 +131,7 @@ class Attributes(Recomputable[Any]):
 
     @imag.setter
     def imag(self, part: Any) -> None:
-        self._change(_set_imag, (self, part), sys._getframe(1))
+        change(self, _set_imag, (part,), {}, sys._getframe(1))
 
     def _evicted_view(self, name: str, order: Callable[[tuple[int, ...]], tuple[int, ...]], caller: FrameType) -> Self:
         """An attribute of an evicted array that is a view with its axes in another order."""
@@ -139,24 +142,36 @@ class Attributes(Recomputable[Any]):
         strides = None if known.strides is None else order(known.strides)
         outline = Outline(known.cls, order(known.shape), known.dtype, strides)
         view = extend.view(self, _getter(name), outline, caller)
-        return attribute_of(self, name, caller) if view is None else view
+        if view is None:
+            return attribute_of(self, name, caller)
+        link(view, (self,), ())
+        return view
 
     # Changes
-
-    def _change(self, function: Callable[..., Any], args: tuple[Any, ...], caller: FrameType) -> Self:
-        """Refer to a new version from now on: what `function` makes of a copy by changing it in place."""
-        return self._become(call(type(self), self.cache, Changed(function), args, {}, caller))
 
     def _become(self, other: Any) -> Self:
         """Refer to another value from now on; `other` takes the old one with it."""
         extend.exchange(self, other)
         return self
 
+    def _look_like(self, view: Self) -> None:
+        """Refer to a view of itself from now on: the memory stays, and who shares it."""
+        memory, node = memory_of(view), view.node
+        origin = None if memory is None else view._origin
+        try:
+            self._become(view)
+        finally:
+            if memory is not None and self.node is node:  # an interrupt may come meanwhile
+                self._origin = origin
+                memory.leave(view)
+
 
 def attribute_of(array: Wrapped, name: str, caller: FrameType) -> Wrapped:
     """What its library has by this name, as an operation."""
     value = array.node
-    return operate(type(array), array.cache, _getter(name), (value,), (value,), caller)  # type: ignore[no-any-return]  # so it is, mostly
+    return operate(  # type: ignore[no-any-return]  # so it is, mostly
+        type(array), array.cache, _getter(name), (value,), (value,), caller, 1, (array,)
+    )
 
 
 @lru_cache

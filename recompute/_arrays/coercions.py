@@ -35,12 +35,21 @@ class Coercions(Attributes):
             return plain.astype(dtype)
         return self._adapter.copy(plain) if copy else plain
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        options = {name: option for name, option in given.items() if option is not None}  # older libraries lack some
         plain = self.get()
         try:
             return plain.__dlpack__(**options)
         except BufferError:  # to a consumer that knows no read-only arrays only a copy can be given
-            if options.get("copy") is False:
+            if copy is False:
                 raise
             return self._adapter.copy(plain).__dlpack__(**options)
 

@@ -1,8 +1,4 @@
-"""Functions that array libraries hand over (NEP 13, NEP 18), and copy-on-write for those that change an array.
-
-What changes an array in place makes a new version of it: a copy is changed, and the wrapper refers to that from then
-on. No other value sees the change, neither those made before nor views.
-"""
+"""Functions that array libraries hand over (NEP 13, NEP 18), among them those that change an array (see `writes`)."""
 
 from __future__ import annotations
 
@@ -14,10 +10,22 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute import extend
-from recompute._adapters.adapter import kinds
-from recompute._adapters.arrays import ArrayAdapter, Outline
+from recompute._adapters.arrays import Outline
 from recompute._arrays.call import Fresh
 from recompute._arrays.operate import SCALARS, call, operate, same_library
+from recompute._arrays.sharing import Memory, Path, check_writable, memory_of
+from recompute._arrays.writes import (
+    Version,
+    adapter_for,
+    become,
+    change,
+    copied,
+    is_array,
+    is_changeable,
+    is_dense,
+    is_plain,
+    shares,
+)
 from recompute._recomputable import Recomputable
 
 if TYPE_CHECKING:
@@ -56,6 +64,9 @@ WRITERS: Final = frozenset({"dump", "save", "savetxt", "savez", "savez_compresse
 TO_PYTHON: Final = frozenset({"dumps", "item", "tobytes", "tolist"})
 """Methods that give objects of Python, which are not remembered."""
 
+SHARING: Final = frozenset({"may_share_memory", "shares_memory"})
+"""Functions that ask about memory: they get arrays as they are, not copies."""
+
 FILLED: Final = {"empty": "zeros", "empty_like": "zeros_like"}
 """Functions whose results have any content, and those that do the same, but twice alike."""
 
@@ -74,6 +85,8 @@ def array_function(
     if name in OF_DTYPES:
         cls = type(array)
         return function(*[each.dtype if isinstance(each, cls) else each for each in args], **keywords)
+    if name in SHARING:
+        return _share(function, args, keywords)
     if name in WRITERS:
         return function(*_plain(args), **dict(zip(keywords, _plain(tuple(keywords.values())), strict=True)))
     if name in MUTATORS:
@@ -90,7 +103,7 @@ def array_function(
     if name == "nan_to_num" and not keywords.get("copy", True):
         target = args[0] if args else keywords.pop("x")
         known = target.dtype if isinstance(target, type(array)) else None
-        if known is None or (is_plain(target._type, known) and is_changeable(target._type, known)):
+        if known is None or (is_array(target._type, known) and is_changeable(target._type, known)):
             change_first(array, function, (target,), keywords, caller)
             return target if len(target.shape) else target[()]
         args = (target,)
@@ -98,6 +111,16 @@ def array_function(
     if out is None:
         return call(type(array), array.cache, function, args, keywords, caller)
     return _into(array, out, function, args, keywords, caller)
+
+
+def _share(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Whether two arrays share memory. Wrapped ones that are copies to the program do not, whatever holds them."""
+    wrapped = [each for each in args[:2] if isinstance(each, Recomputable)]
+    if len(wrapped) == 2 and wrapped[0] is not wrapped[1]:
+        memory = memory_of(wrapped[0])
+        if memory is None or memory is not memory_of(wrapped[1]):
+            return False
+    return function(*[Recomputable.get(each) if isinstance(each, Recomputable) else each for each in args], **keywords)
 
 
 def _plain(args: tuple[Any, ...]) -> list[Any]:
@@ -162,19 +185,36 @@ def _into(
     several = isinstance(out, tuple)
     targets = out if several else (out,)
     seen = "where" in keywords  # the old content stays where it is not written to
+    if len({id(each) for each in targets if each is not None}) < sum(each is not None for each in targets):
+        raise ValueError("out has the same array twice")
+    versions: dict[Memory, Version] = {}  # of a memory of which one target or more are views
+    rooms: list[Any] = []
+    ways: list[_Way | None] = []
     for each in targets:
+        memory = None
         if isinstance(each, cls):
             extend.common_engine(array.engine, each)
-    rooms = tuple([_room(each, cls, seen) for each in targets])
-    copy = any(type(each) is _Copy for each in rooms)
-    keywords = {**keywords, "out": tuple([each.array if type(each) is _Copy else each for each in rooms])}
-    result = call(cls, array.cache, _Filling(function, several, copy), args, keywords, caller)
+            memory = shares(each)
+            check_writable(each)
+        if memory is None:
+            room, way = _room(each, cls, seen)
+        else:
+            version = versions[memory] = versions.get(memory) or Version(memory)
+            path, inputs = version.path_to(each)
+            room, way = (version.root, *inputs), _Way(path)
+        rooms.append(room)
+        ways.append(way)
+    keywords = {**keywords, "out": tuple(rooms)}
+    result = call(cls, array.cache, _Filling(function, several, ways), args, keywords, caller)
     returned = out
     if type(result) is list:
         result, returned = result
     for target, each in zip(targets, result if several else (result,), strict=True):
-        if isinstance(target, cls):
-            target._become(each)
+        memory = memory_of(target) if isinstance(target, cls) else None
+        if memory is not None and memory in versions:
+            versions[memory].arrive(each, caller)
+        elif isinstance(target, cls):
+            become(target, each)
         elif target is not None:
             target[...] = each.get()
     if several:
@@ -182,93 +222,57 @@ def _into(
     return returned
 
 
-class _Copy:
-    """An `out` whose old content matters."""
+class _Way:
+    """An `out` whose old content matters: a copy of that, or what the path leads to in a copy."""
 
-    __slots__ = ("array",)
+    __slots__ = ("path",)
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
 
 
-def _room(target: Any, cls: type[RecomputableArray], seen: bool) -> Any:
+def _room(target: Any, cls: type[RecomputableArray], seen: bool) -> tuple[Any, _Way | None]:
+    """What stands for an `out` on memory of its own, and whether that is to be copied."""
     if target is None:
-        return None
-    if seen:
-        return _Copy(target)
+        return None, None
     known = target._outline() if isinstance(target, cls) else target
-    adapter = _adapter_for(known.cls if isinstance(known, Outline) else type(known))
+    adapter = adapter_for(known.cls if isinstance(known, Outline) else type(known))
     outline = known if isinstance(known, Outline) else adapter.outline(known)
-    if not is_plain(outline.cls, outline.dtype):
-        return _Copy(target)
-    return Fresh(lambda: adapter.empty(outline))
-
-
-@lru_cache(1024)
-def is_plain(cls: type, dtype: Any) -> bool:
-    """Whether it is the library's own type of arrays: no scalar, no subclass. New memory is of that type."""
-    return type(_adapter_for(cls).empty(Outline(cls, (0,), dtype))) is cls
-
-
-@lru_cache(1024)
-def is_changeable(cls: type, dtype: Any) -> bool:
-    """Whether arrays of this library can be written to; else methods such as `sort` return another array."""
-    array = _adapter_for(cls).empty(Outline(cls, (1,), dtype))
-    try:
-        array[...] = array
-    except Exception:  # each library has its own
-        return False
-    return True
-
-
-def _adapter_for(cls: type) -> ArrayAdapter:
-    adapter = kinds[cls].array
-    if adapter is None:
-        raise TypeError(f"out must be an array, not a {cls.__name__}")
-    return adapter
-
-
-def copied(array: Any) -> Any:
-    """A copy that may be written to."""
-    return _adapter_for(type(array)).copy(array)
+    if seen or not is_plain(outline.cls, outline.dtype) or not is_dense(outline):
+        return (target,), _Way(None)
+    return Fresh(lambda: adapter.empty(outline)), None
 
 
 class _Filling:
     """The function, writing into `out` or into copies of it; a list, if it then returns something else."""
 
-    __slots__ = ("args", "copy", "func", "keywords", "several")
+    __slots__ = ("args", "func", "keywords", "several", "ways")
 
-    def __init__(self, function: Callable[..., Any], several: bool, copy: bool) -> None:
+    def __init__(self, function: Callable[..., Any], several: bool, ways: list[_Way | None]) -> None:
         self.func = function
         self.args: tuple[Any, ...] = ()
         self.keywords: dict[str, Any] = {}
         self.several = several
-        self.copy = copy
+        self.ways = ways
 
     def __call__(self, *args: Any, out: tuple[Any, ...], **keywords: Any) -> Any:
-        if self.copy:
-            out = tuple([None if each is None else copied(each) for each in out])
+        roots: list[Any] = []  # what is returned in the place of each `out`
+        rooms: list[Any] = []
+        copies: dict[int, Any] = {}  # several may be views of one root
+        for each, way in zip(out, self.ways, strict=True):
+            root = room = each
+            if way is not None:
+                old, *inputs = each
+                root = room = copies[id(old)] = copies[id(old)] if id(old) in copies else copied(old)
+                if way.path is not None:
+                    room = way.path(root, *inputs)
+            roots.append(root)
+            rooms.append(room)
         if self.several:
-            return self.func(*args, out=out, **keywords)
-        result = self.func(*args, out=out[0], **keywords)
-        return result if result is out[0] else [out[0], result]
-
-
-class Changed:
-    """A function that changes its first argument, as one that returns a changed copy."""
-
-    __slots__ = ("args", "func", "keywords", "returns")
-
-    def __init__(self, func: Callable[..., Any], returns: bool = True) -> None:
-        self.func = func
-        self.returns = returns  # whether it may return something else, which is the result then
-        self.args: tuple[Any, ...] = ()
-        self.keywords: dict[str, Any] = {}
-
-    def __call__(self, array: Any, *args: Any, **keywords: Any) -> Any:
-        copy = copied(array)
-        result = self.func(copy, *args, **keywords)
-        return copy if result is None or not self.returns else result
+            result = self.func(*args, out=tuple(rooms), **keywords)
+            return tuple([new if root is None else root for root, new in zip(roots, result, strict=True)])
+        result = self.func(*args, out=rooms[0], **keywords)
+        return roots[0] if result is rooms[0] else [roots[0], result]
 
 
 def change_first(
@@ -282,4 +286,4 @@ def change_first(
         plain = [each.get() if isinstance(each, type(array)) else each for each in args[1:]]
         function(target, *plain, **{k: v.get() if isinstance(v, type(array)) else v for k, v in keywords.items()})
         return
-    target._become(call(type(array), target.cache, Changed(function, returns=False), args, keywords, caller))
+    change(target, function, args[1:], keywords, caller, returns=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final
 
 from recompute import extend
 from recompute._adapters.adapter import Adapter, kinds
 from recompute._arrays.call import HOLE, Call, Fresh, rebuilt
+from recompute._arrays.sharing import link
 from recompute._cache import Cache
 from recompute._recomputable import Recomputable
 from recompute._warned import warn
@@ -27,6 +28,7 @@ class Operands:
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.values: list[Node] = []
+        self.handles: list[Recomputable[Any]] = []
         self._keep: list[Recomputable[Any]] = []  # new sources live until the operation refers to them
         self._adapter: Adapter | None = None
 
@@ -40,6 +42,7 @@ class Operands:
             extend.common_engine(self.cache.engine, argument)
             self._same_library(adapter_of(argument.node))
             self.values.append(argument.node)
+            self.handles.append(argument)
             return HOLE
         adapter = kind.array
         if adapter is not None:
@@ -123,13 +126,13 @@ def call(
     else:
         if (not keywords or CONSTANTS.issuperset(map(type, keywords.values()))) and same_library(plain):
             repeated = Call(function, (), keywords, True)
-            return operate(wrap, cache, repeated, tuple(positional), tuple(plain), caller, 0)
+            return operate(wrap, cache, repeated, tuple(positional), tuple(plain), caller, 0, args)
     operands = Operands(cache)
     packed = tuple([operands.pack(each) for each in args])
     named = {name: operands.pack(each) for name, each in keywords.items()}
     values = tuple(operands.values)
     simple = len(values) == len(packed) and all(each is HOLE for each in packed) and "out" not in named
-    return operate(wrap, cache, Call(function, packed, named, simple), values, values, caller, 0)
+    return operate(wrap, cache, Call(function, packed, named, simple), values, values, caller, 0, operands.handles)
 
 
 def operate(
@@ -140,9 +143,17 @@ def operate(
     values: tuple[Node, ...],
     caller: FrameType,
     nout: int = 1,
+    operands: Sequence[Any] | None = None,
 ) -> Any:
-    """`function` of values and constants, now; with `nout` 0 it is a `Call`, whose first run says how many outputs."""
+    """`function` of values and constants, now; with `nout` 0 it is a `Call`, whose first run says how many outputs.
+
+    `operands`: the arrays among the arguments, of which the result may be a view; None: it never is.
+    """
     handles = extend.perform(cache, function, positional, values, caller, nout=nout, handle=wrap._class_of_results)
+    if operands is not None:
+        for number, handle in enumerate(handles):
+            if handle.node.storage is not handle.node and type(handle) is wrap:
+                handles[number] = link(handle, operands, handles)
     if nout == 1:
         result = _given(handles[0])
     else:

@@ -11,11 +11,10 @@ from recompute._arrays.dispatch import (
     ONE_ARRAY,
     TO_PYTHON,
     WRITERS,
-    Changed,
     array_function,
-    is_changeable,
 )
 from recompute._arrays.operate import CONSTANTS, call, operate
+from recompute._arrays.writes import change, is_changeable, shares
 
 if TYPE_CHECKING:
     from recompute._arrays.array import RecomputableArray
@@ -65,15 +64,16 @@ class Method:
         array, name, caller = self._array, self._name, sys._getframe(1)
         if name in ONE_ARRAY and not keywords and all(type(each) in CONSTANTS for each in args):
             value = array.node
-            return operate(type(array), array.cache, self._function, (value, *args), (value,), caller)
+            return operate(type(array), array.cache, self._function, (value, *args), (value,), caller, 1, (array,))
         if name in WRITERS or name in TO_PYTHON:
             return getattr(array.get(), name)(*args, **keywords)
         if name == "setflags":
             raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
         changes = name in MUTATING_METHODS or (name == "byteswap" and (keywords.get("inplace") or any(args)))
         if changes and is_changeable(array._type, array.dtype):
-            changed = Changed(self._function)
-            array._become(call(type(array), array.cache, changed, (array, *args), keywords, caller))
+            if name == "resize" and shares(array) is not None:
+                raise ValueError("cannot resize an array that shares its memory with another one; use np.resize")
+            change(array, self._function, args, keywords, caller)
             return array if name == "byteswap" else None
         function: Callable[..., Any] = self._function
         if len(args) > 1 or keywords.get("out") is not None:  # `out` may be among the arguments without a name
@@ -106,7 +106,7 @@ class Flat:
 
     def __setitem__(self, key: Any, content: Any) -> None:
         array = self._array
-        array._change(_set_flat, (array, key, content), sys._getframe(1))
+        change(array, _set_flat, (key, content), {}, sys._getframe(1))
 
     def __len__(self) -> int:
         return self._array.size

@@ -38,8 +38,6 @@ CHANGES: Final[dict[str, tuple[str, ...]]] = {
         "A.partition(1, axis={axis})",
         "A.put([0, -1], {number})",
         "A.put([0], b)",
-        "A.resize((2, 2), refcheck=False)",
-        "A.resize(4, refcheck=False)",
         "A.byteswap(inplace=True)",
         "A.byteswap(True)",
         "A.setfield(1, 'int8')",

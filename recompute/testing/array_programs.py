@@ -1,13 +1,15 @@
 """Array programs as data: lines of array code over a pool of arrays, run on plain arrays and on wrapped ones.
 
-A program means the same on both: what changes an array in place changes a copy of it, and the pool has the copy from
-then on. Both runs must agree in every result, its type, dtype, shape, order in memory and bits, and in what they raise.
+A program means the same on both: what changes an array in place changes its views, too, reads its operands first, and
+does nothing if it fails. Both runs must agree in every result, its type, dtype, shape, order in memory and bits, and in
+what they raise.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,6 +27,7 @@ from recompute._adapters.arrays import ArrayAdapter
 from recompute._arrays.array import RecomputableArray
 from recompute._arrays.namespace import namespace
 from recompute._arrays.wrap import array
+from recompute._arrays.writes import is_changeable
 from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute.testing._array_code import LINES as LINES
@@ -153,12 +156,14 @@ def new(xp: Any, dtype: str, shape: tuple[int, ...], seed: int = 0, layout: str 
         return contiguous(shape)[(slice(None, None, -1),) * len(shape)]
     if layout == "strided" and shape:
         return contiguous((*shape[:-1], 2 * shape[-1]))[..., ::2]
-    if layout == "broadcast" and shape:
+    if layout == "broadcast" and shape and shape[0] > 1 and 0 not in shape:
         return xp.broadcast_to(contiguous(shape[1:]), shape)
     return contiguous(())[()] if layout == "scalar" and not shape else contiguous(shape)
 
 
 # The interpreter
+
+_ASSIGNMENT: Final = re.compile(r"[A-D]\[.*\] .*=")
 
 
 class Arrays:
@@ -221,24 +226,50 @@ class Arrays:
             return ("done",)
         where = {name: each % len(self.pool) for name, each in zip(names, operands, strict=True)}
         changed = {name: where[name] for name in changes}
-        if len(set(changed.values())) < len(changed):
+        if len({id(self.pool[position]) for position in changed.values()}) < len(changed):
             return ("done",)  # what it means to write two results to one array, nobody says
         scope = self._scope | {name: self.pool[position] for name, position in where.items()}
         if any(scope[name] is LOST for name in where):
             self._lose(changed)
             return ("lost",)
         for name in changes:
-            scope[name.upper()] = scope[name] if self.cache is not None else self.adapter.copy(scope[name])
+            scope[name.upper()] = scope[name] if self.cache is not None else self._writable(scope[name], code)
         written = [scope[name.upper()] for name in changes]
+        before = []
+        if changes and self.cache is None:
+            if not all(self.adapter.constant(each) or _allows_writes(each) for each in written):
+                return REFUSED
+            before = [self.adapter.clone(each) for each in written]
+            scope |= {name: self.adapter.clone(scope[name]) for name in where}
         try:
             result = eval(compiled, scope)
         except BudgetError:
             self._stuck += [scope[name] for name in where]
             self._lose(changed)
             raise
+        except Exception:
+            for each, content in zip(written, before, strict=False):
+                self._restore(each, content)
+            raise
         for name, position in changed.items():
             self.pool[position] = scope[name.upper()]
         return ("result", self._describe(result, written))
+
+    def _writable(self, plain: Any, code: str) -> Any:
+        """A plain operand that is changed: a scalar may be assigned to, and so may what the library made read-only."""
+        if self.adapter.constant(plain):
+            return self._library.asarray(plain) if _ASSIGNMENT.match(code) else plain
+        owner: Any = self.adapter.buffer(plain)
+        if not _allows_writes(plain) and not _allows_writes(owner):
+            for each in (owner, plain):
+                each.setflags(write=True)
+        return plain
+
+    def _restore(self, plain: Any, content: Any) -> None:
+        """What fails changes nothing, not even a part."""
+        cls: Any = type(plain)
+        if not self.adapter.constant(plain) and _allows_writes(plain) and is_changeable(cls, plain.dtype):
+            plain[...] = content
 
     def _lose(self, changed: dict[str, int]) -> None:
         for position in changed.values():
@@ -257,8 +288,7 @@ class Arrays:
         if not wrapped and not kinds[type(result)].array:
             return type(result).__name__, repr(result)
         if result.size <= LARGEST and not written:
-            again = wrapped and any(each is result for each in self.pool)
-            self.pool.append(array(result) if again else result)
+            self.pool.append(result)
         outline = result._outline() if wrapped else result
         cls = result._type if wrapped else type(result)
         return "array" if wrapped or self.cache is None else "unwrapped", cls.__name__, *geometry(outline)
@@ -274,12 +304,28 @@ class Arrays:
         return type(x).__name__, *geometry(x), None if digest is None else digest.hex(), repr(x)
 
 
+def _allows_writes(plain: Any) -> bool:
+    """What the array itself says; none whose elements lie on each other."""
+    strides = getattr(plain, "strides", None) or ()
+    apart = 0 in plain.shape or all(step or length == 1 for step, length in zip(strides, plain.shape, strict=False))
+    return apart and getattr(getattr(plain, "flags", None), "writeable", True)
+
+
 def geometry(outline: Any) -> tuple[Any, ...]:
     """Dtype, shape, and bytes from one element to the next along the axes where there is one."""
     shape, strides = outline.shape, getattr(outline, "strides", None)
     if strides is not None and 0 not in shape:
         strides = tuple([step for step, length in zip(strides, shape, strict=True) if length > 1])
     return str(outline.dtype), shape, strides if 0 not in shape else None
+
+
+REFUSED: Final = ("error", "read-only")
+"""A plain array that is a view of less memory: who changes it gets an error, though of this kind or that."""
+
+
+def matches(found: Observation, expected: Observation) -> bool:
+    """Whether a step on wrapped arrays did what it did on plain ones."""
+    return found == expected or (expected == REFUSED and found[0] == "error")
 
 
 def difference(
@@ -302,7 +348,7 @@ def difference(
             expected, found = plain.do(step), wrapped.do(step)
             wrapped.keep_up(plain)
             raised = raised or found[0] in ("error", "short")
-            if found != expected and found[0] not in ("short", "lost"):
+            if not matches(found, expected) and found[0] not in ("short", "lost"):
                 return f"step {number}, {step!r}: expected {expected}, found {found}"
             if after is not None:
                 after(wrapped)

@@ -12,7 +12,7 @@ import pytest
 from interrupts import Interrupts
 
 import recompute as rc
-from recompute._arrays import array, attributes, call, coercions, dispatch, namespace, operate, wrap
+from recompute._arrays import array, attributes, call, coercions, dispatch, namespace, operate, sharing, wrap, writes
 from recompute.testing import check_invariants
 from recompute.testing.array_programs import serving
 
@@ -21,10 +21,11 @@ np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 from recompute_numpy import adapter  # noqa: E402  # after importorskip
 
 STRIDE = 4  # of the crossings at which an interrupt strikes; each test parameter takes other ones
-MODULES = (array, attributes, call, dispatch, namespace, operate, wrap)
+MODULES = (array, attributes, call, dispatch, namespace, operate, sharing, wrap, writes)
 CLASSES = (
     *(rc.RecomputableArray, coercions.Coercions, attributes.Attributes, array.Method, array.Flat, call.Call),
-    *(dispatch.Changed, dispatch._Filling, operate.Operands, namespace.Namespace),
+    *(dispatch._Filling, operate.Operands, namespace.Namespace, sharing.Memory, sharing.Path, sharing.Step),
+    *(writes.Changed, writes.Version),
 )
 
 

@@ -1,0 +1,213 @@
+"""Views of wrapped arrays: a write through any of them is seen through all, as in NumPy."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recompute as rc
+from recompute.testing import ManualClock, check_invariants
+from recompute.testing.array_programs import serving
+from recompute.testing.strategies import settings_of_caches
+
+np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+
+from recompute_numpy import adapter  # noqa: E402  # after importorskip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _served() -> Iterator[None]:
+    """The adapter serves arrays and scalars, whether or not the package is installed."""
+    with serving(adapter):
+        yield
+
+
+# The property: programs of views of views, and writes through any of them
+
+SOURCES: Final[dict[str, Callable[[], Any]]] = {
+    "vector": lambda: np.arange(6.0),
+    "matrix": lambda: np.arange(12.0).reshape(3, 4),
+    "square": lambda: np.arange(9).reshape(3, 3),
+    "cube": lambda: np.arange(12, dtype="float32").reshape(2, 2, 3),
+    "Fortran": lambda: np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+    "every other": lambda: np.arange(24.0).reshape(4, 6)[::2, ::2],
+    "reversed": lambda: np.arange(12.0).reshape(3, 4)[::-1, ::-1],
+    "column": lambda: np.arange(12.0).reshape(4, 3)[:, 1],
+    "complex": lambda: np.arange(6.0).reshape(2, 3) * (1 + 2j),
+    "bytes": lambda: np.arange(16, dtype="uint8").reshape(4, 4),
+    "broadcast": lambda: np.broadcast_to(np.arange(3.0), (2, 3)),
+    "records": lambda: np.array([(1, 2.0), (3, 4.0), (5, 6.0)], [("a", "i8"), ("b", "f8")]),
+    "matrix type": lambda: np.asmatrix(np.arange(6.0).reshape(2, 3)),
+    "nothing": lambda: np.empty((0, 3)),
+}
+
+VIEWS: Final[tuple[str, ...]] = (
+    *("a[0]", "a[-1]", "a[1:]", "a[::2]", "a[::-1]", "a[..., 0]", "a[:, 1:]", "a[None]", "a[()]", "a[...]"),
+    *("a[1:, ::-1]", "a['a']", "a[[0, 1]]", "a[a.real > 2]", "a[0][..., 1:]", "a[:len(b)]", "a.T[1:].T", "a.T"),
+    *("a.mT", "a.real", "a.imag", "a.view()", "a.view('uint8')", "a.view('float32')", "a.reshape(-1)"),
+    *("a.reshape(2, -1)", "a.reshape(-1, order='F')", "a.ravel()", "a.ravel('F')", "a.ravel('K')"),
+    *("a.transpose()", "a.swapaxes(0, -1)", "a.squeeze()", "a.diagonal()", "a.copy()"),
+    *("a.astype(a.dtype, copy=False)", "a.conj()", "np.reshape(a, -1)", "np.ravel(a)", "np.transpose(a)"),
+    *("np.swapaxes(a, 0, -1)", "np.moveaxis(a, 0, -1)", "np.squeeze(a)", "np.expand_dims(a, 0)"),
+    *("np.broadcast_to(a, (2, *a.shape))", "np.diagonal(a)", "np.diag(a)", "np.flip(a)", "np.flipud(a)"),
+    *("np.rot90(a)", "np.split(a, 2)[1]", "np.array_split(a, 2)[0]", "np.real(a)", "np.imag(a)"),
+    *("np.atleast_2d(a)", "np.atleast_1d(a, b)[0]", "np.broadcast_arrays(a, a)[1]", "np.rollaxis(a, -1)"),
+    *("np.einsum('ii->i', a) if a.size else a", "np.einsum('ij->ji', a)", "np.unstack(a)[0]"),
+    *("np.matrix_transpose(a)", "np.hsplit(a, 2)[0]", "np.lib.stride_tricks.sliding_window_view(a, 2, 0)"),
+    *("np.nonzero(a)[0]", "a.flat[1:]", "list(a)[0]", "a + 1", "np.nan_to_num(a, copy=False)"),
+    *("np.asarray(a)[:1]", "a.T.reshape(-1)", "np.concatenate([a, a])", "a.sum(0)"),
+)
+
+WRITES: Final[tuple[str, ...]] = (
+    *("a[0] = {n}", "a[...] = {n}", "a[1:] = a[:-1]", "a[::-1] = a", "a[0] = a[-1]", "a[a.real > 3] = {n}"),
+    *("a[[0, -1]] = {n}", "a[[0, 0]] += {n}", "a[...] = b", "a[b.real > 2] = {n}", "a[0, 1:] = {n}"),
+    *("a['b'] = {n}", "a[1:] += a[:-1]", "a[0] += {n}", "a[0][1:] *= {n}", "a.T[0] -= {n}"),
+    *("a[..., ::2] += b[..., :1]", "a[:1][:, 1:] = {n}", "a += {n}", "a *= 2", "a -= b", "a += a"),
+    *("a += a[::-1]", "a **= 2", "a //= 2", "a &= 3", "a.fill({n})", "a.sort()", "a.sort(0)", "a.partition(1)"),
+    *("a.put([0, -1], {n})", "a.flat = {n}", "a.flat[1:3] = {n}", "a.real = {n}", "a.imag = {n}"),
+    *("a.real += {n}", "a.byteswap(True)", "a.shape = (-1,)", "a.shape = (2, -1)", "np.add(a, {n}, out=a)"),
+    *("np.multiply(a, b, out=a)", "np.add(b, {n}, out=a)", "np.sqrt(b, a)", "np.cumsum(a, 0, out=a)"),
+    *("np.negative(a, out=a[...])", "np.add(a[0], {n}, out=a[0])", "np.modf(a, out=(a[:1], a[1:2]))"),
+    *("np.divmod(a[0], 2, out=(a[0], a[1]))", "np.add(a, {n}, out=a, where=a > 2)", "np.clip(a, 1, 5, out=a)"),
+    *("np.copyto(a, {n})", "np.copyto(a, b)", "np.sum(b, 0, out=a)"),
+    *("np.copyto(a[1:], {n}, where=[True, False, True])", "np.put(a, [1], {n})", "np.place(a, a > 2, [{n}])"),
+    *("np.putmask(a, a > 2, {n})", "np.fill_diagonal(a, {n})"),
+    *("np.put_along_axis(a, np.argmax(a, 0)[None], {n}, 0)", "np.add.at(a, [0, 0], {n})"),
+    *("np.subtract.at(a, (0, slice(1, None)), {n})", "np.nan_to_num(a, copy=False)", "for row in a: row += {n}"),
+    *("a[0], a[1] = {n}, 3", "np.random.default_rng({n}).shuffle(a)", "np.random.RandomState({n}).shuffle(a)"),
+    *("a.setflags(write=True)", "a[0].sort()", "np.random.default_rng({n}).shuffle(a.reshape(-1))"),
+    *("np.matmul(a, a, out=a)", "np.stack([b, b], out=a)"),
+)
+
+ODD: Final = frozenset({"a.setflags(write=True)", "np.asarray(a)[:1]"})
+"""What NumPy allows, and a cached array refuses or gives as a plain one."""
+
+
+class Pool:
+    """Arrays by position, plain ones or wrapped ones, and what a line of code does to them."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+
+    def run(self, code: str, one: int, other: int) -> str:
+        """The outcome: a name, of an error if there was one. A line that is an expression adds its result."""
+        scope = {"np": np, "a": self.arrays[one % len(self.arrays)], "b": self.arrays[other % len(self.arrays)]}
+        try:
+            if code in VIEWS:
+                self.arrays.append(eval(code, scope))
+            else:
+                exec(code, scope)
+        except rc.BudgetError:
+            return "short"
+        except Exception as error:
+            return type(error).__name__
+        return "done"
+
+
+def content(x: Any) -> Any:
+    plain = x.get() if isinstance(x, rc.RecomputableArray) else x
+    return type(plain).__name__, plain.dtype, plain.shape, adapter.fingerprint(plain)
+
+
+COMPOUND: Final = re.compile(r"\].* .= |real .= |^for |random|, a\[1\] =")
+"""Lines of several changes."""
+
+Steps = list[tuple[str, int, int, int]]
+
+
+def compare(sources: list[str], steps: Steps, cache: rc.Cache) -> None:
+    """Run a program on plain arrays and within a cache: contents are equal after every step, or an error says why."""
+    plain, wrapped = Pool(), Pool()
+    with cache, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in sources:
+            plain.arrays.append(SOURCES[name]())
+            try:
+                wrapped.arrays.append(rc.array(SOURCES[name]()))
+            except rc.BudgetError:
+                return
+        for code, one, other, number in steps:
+            template, code = code, code.replace("{n}", str(number))
+            if code == "evict":
+                wrapped.arrays[one % len(wrapped.arrays)].evict()
+                continue
+            if code == "forget":
+                if len(plain.arrays) > 1:
+                    del plain.arrays[one % len(plain.arrays)], wrapped.arrays[one % len(wrapped.arrays)]
+                continue
+            if code == "cut":
+                cache.release_memory()
+                continue
+            target = plain.arrays[one % len(plain.arrays)]
+            if template in WRITES and (frozen(target) or ("shuffle" in code and target.size < 2)):
+                continue
+            before = [content(each) for each in plain.arrays]
+            found = wrapped.run(code, one, other)
+            if found == "short":
+                if COMPOUND.search(code):
+                    return  # some of it may be done
+                assert_same(plain, wrapped, before)
+                continue
+            expected = plain.run(code, one, other)
+            if found != expected and "done" in (found, expected):
+                where = f"{code} of {one % len(plain.arrays)}, {other % len(plain.arrays)}"
+                if code in ODD or (found != "done" and refusal(code, found, target)):
+                    return
+                raise AssertionError(f"{where}: {found}, but in NumPy {expected}")
+            if found == "done" and code in VIEWS and not isinstance(wrapped.arrays[-1], rc.RecomputableArray):
+                plain.arrays.pop(), wrapped.arrays.pop()
+            assert_same(plain, wrapped)
+        cache.budget = None
+        assert_same(plain, wrapped)
+        check_invariants(cache, wrapped.arrays)
+
+
+def frozen(plain: Any) -> bool:
+    """Whether NumPy lets nobody write to the memory of an array or scalar; a wrapped one can be written to."""
+    while isinstance(plain, np.ndarray) and plain.base is not None:
+        plain = plain.base
+    return not (isinstance(plain, np.ndarray) and plain.flags.writeable)
+
+
+def refusal(code: str, error: str, target: Any) -> bool:
+    """Whether a wrapped array may refuse, where NumPy does not."""
+    unseen = error == "ValueError" and not target.flags.writeable  # NumPy did not look: nothing was to be written
+    return unseen or ("shuffle" in code and error == "TypeError") or error == "RuntimeError"
+
+
+def assert_same(plain: Pool, wrapped: Pool, expected: list[Any] | None = None) -> None:
+    for position, (one, other) in enumerate(zip(plain.arrays, wrapped.arrays, strict=True)):
+        try:
+            found = content(other)
+        except rc.BudgetError:
+            continue
+        assert (content(one) if expected is None else expected[position]) == found, (
+            f"array {position}: {one}, {other.get()}"
+        )
+
+
+ACTIONS: Final = st.one_of(st.sampled_from(VIEWS), st.sampled_from(WRITES), st.sampled_from(["evict", "forget", "cut"]))
+STEPS: Final = st.lists(
+    st.tuples(ACTIONS, st.integers(0, 9), st.integers(0, 9), st.integers(0, 99)), min_size=2, max_size=12
+)
+NAMES: Final = st.lists(st.sampled_from(list(SOURCES)), min_size=1, max_size=2)
+
+
+@settings(max_examples=settings().max_examples * 4)
+@given(NAMES, STEPS, st.integers(60, 800), settings_of_caches())
+def test_writes_reach_the_array_and_its_other_views(names: list[str], steps: Steps, budget: int, options: Any) -> None:
+    """Whatever is written through whichever view, all arrays hold what they hold in NumPy, or an error says why."""
+    compare(names, steps, rc.Cache(budget, clock=ManualClock(), **options))
+
+
+@settings(max_examples=settings().max_examples * 2)
+@given(NAMES, STEPS, settings_of_caches())
+def test_without_a_budget(names: list[str], steps: Steps, options: Any) -> None:
+    """The same where nothing has to be evicted."""
+    compare(names, steps, rc.Cache(clock=ManualClock(), **options))
