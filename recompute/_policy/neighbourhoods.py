@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from recompute._engine.graph import Storage, Value
+from recompute._engine.graph import Operation, Storage, Value
 
 if TYPE_CHECKING:
     from recompute._engine.memory import Pool
@@ -32,6 +32,7 @@ class Neighbourhood(ABC):
     def __init__(self, on_decrease: OnDecrease) -> None:
         self.on_decrease = on_decrease
         self.active = False  # until it is asked for a cost, nobody needs to tell it of evictions
+        self.waiting: Operation | None = None  # before its first run; its cost counts as that of evicted descendants
         self.pressure = 0.0  # from 0 to 1; never falls. Where a policy uses it, each rise changes all scores
 
     def measure_pressure(self, pool: Pool) -> None:
@@ -92,9 +93,14 @@ class Closure(Neighbourhood):
     def cost(self, storage: Storage) -> float:
         self.active = True
         around = evicted_closure(storage, above)
+        total = 0.0
         if self.descendants:
-            around |= evicted_closure(storage, below)
-        return sum([neighbour.cost for neighbour in around])
+            descendants = evicted_closure(storage, below)
+            around |= descendants
+            first = self.waiting
+            if first is not None and not first.runs and any(each.storage in descendants for each in first.arguments):
+                total = first.cost
+        return sum([neighbour.cost for neighbour in around], total)
 
     def restored(self, storage: Storage) -> None:
         for direction in (below, above) if self.descendants else (below,):

@@ -71,6 +71,24 @@ class Program:
         """The cost of all calls, each run once, in units."""
         return sum(call.cost for call in self.calls)
 
+    def most_in_use(self) -> dict[str, int]:
+        """The bytes of each device at their peak, if each storage goes with the last reference to a value on it."""
+        references = [0] * len(self.sizes)
+        used: dict[str, int] = {}
+        peak: dict[str, int] = {}
+        for kind, number in self.steps:
+            for value in self.calls[number].results if kind == "call" else (number,):
+                storage = self.storages[value]
+                size, device = self.sizes[storage], self.devices[storage]
+                if kind == "drop":
+                    references[storage] -= 1
+                    used[device] -= 0 if references[storage] else size
+                else:
+                    used[device] = used.get(device, 0) + (0 if references[storage] else size)
+                    references[storage] += 1
+                peak[device] = max(peak.get(device, 0), used[device])
+        return peak
+
     def add_storage(self, size: int, device: str = "cpu") -> int:
         """Memory for results to share; its number."""
         self.sizes.append(size)

@@ -164,13 +164,13 @@ class Published:
 
     def _refer(self, value: int) -> None:
         count = self._references.get(value)
-        if count == 0 and self.program.makers[value] >= 0:
+        if count == 0:
             self.program.steps.append(("keep", value))
         self._references[value] = (count or 0) + 1
 
     def _let_go(self, value: int) -> None:
         self._references[value] -= 1
-        if not self._references[value] and self.program.makers[value] >= 0:
+        if not self._references[value]:
             self.program.steps.append(("drop", value))
 
     def _value(self, name: str) -> int:

@@ -39,6 +39,7 @@ class Model:
         self.candidates: list[int] = []  # in the order in which they became candidates
         self.made: list[int] = []  # values that exist, in order
         self.ran: set[int] = set()  # calls that have run
+        self.waiting: int | None = None  # the call that runs for the first time, from before its arguments are there
         self.components: list[float] = []  # costs
         self.member: dict[int, int] = {}  # evicted storage -> its component
         self.evictions: list[tuple[int, str]] = []
@@ -71,7 +72,9 @@ class Model:
         self.present.add(value)
 
     def do_call(self, number: int) -> None:
+        self.waiting = number
         self.perform(number)
+        self.waiting = None
         for value in self.program.calls[number].results:
             self.references[value] = 1
 
@@ -169,7 +172,9 @@ class Model:
         cost = self.own(storage)
         match self.policy:
             case "dtr":
-                return size / (cost + self.total(self.ancestors(storage) | self.descendants(storage))) * stale
+                descendants = self.descendants(storage)
+                around = self.total(self.ancestors(storage) | descendants) + self.to_come(descendants)
+                return size / (cost + around) * stale
             case "dtr-eq":
                 return size / (cost + self.around(storage)) * stale
             case "dtr-local":
@@ -196,6 +201,15 @@ class Model:
 
     def total(self, storages: set[int]) -> float:
         return sum(self.own(each) for each in storages)
+
+    def to_come(self, descendants: set[int]) -> float:
+        """What a call that waits for these will make is evicted, too: a storage's own cost is that of the call."""
+        if self.waiting is None:
+            return 0.0
+        call, storages = self.program.calls[self.waiting], self.program.storages
+        arguments = {storages[value] for value in call.arguments}
+        made = {storages[value] for value in call.results} - arguments
+        return call.cost * len(made) if arguments & descendants else 0.0
 
     def ancestors(self, storage: int) -> set[int]:
         """Evicted storages reached upwards through evicted ones."""

@@ -13,8 +13,8 @@ COSTS = (1, 2, 3, 7, 20)
 
 
 @st.composite
-def programs(draw: Any, most: int = 25, published: bool = True) -> Program:
-    """A program whose values are used only while they are referred to; a third of it reads in reverse order."""
+def programs(draw: Any, most: int = 25, published: bool = True, drop_sources: bool = False) -> Program:
+    """A program whose values are used only while they are referred to, sources to the end unless `drop_sources`."""
     program = Program("random", unit=1e-9, published=published)
     alive = [program.add_source(draw(st.sampled_from(SIZES))) for _ in range(draw(st.integers(1, 2)))]
     for _ in range(draw(st.integers(1, most))):
@@ -32,7 +32,7 @@ def programs(draw: Any, most: int = 25, published: bool = True) -> Program:
                 storages.append(program.add_storage(draw(st.sampled_from(SIZES))))
         alive += program.add_call("f", arguments, storages, draw(st.sampled_from(COSTS)))
         for value in draw(st.lists(st.sampled_from(alive), max_size=2, unique=True)):
-            if program.makers[value] >= 0:
+            if len(alive) > 1 and (drop_sources or program.makers[value] >= 0):
                 program.steps.append(("drop", value))
                 alive.remove(value)
     program.outputs = [value for value in alive if program.makers[value] >= 0]

@@ -61,10 +61,10 @@ def copy(to: str, source: str, instruction: str = "COPY") -> Line:
     return {"INSTRUCTION": instruction, "DST": to, "SRC": source}
 
 
-def test_constants_are_sources_that_stay(load: Write) -> None:
-    """A constant is a source; its release changes nothing, and it is no output."""
+def test_constants_are_sources(load: Write) -> None:
+    """A constant is a source, and no output; its release is a step, as that of any value."""
     program = load(constant("x", 40), release("x"))
-    assert (program.sizes, program.makers, program.steps) == ([40], [-1], [("source", 0)])
+    assert (program.sizes, program.makers, program.steps) == ([40], [-1], [("source", 0), ("drop", 0)])
     assert program.outputs == []
 
 
