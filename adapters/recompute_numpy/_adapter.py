@@ -120,8 +120,9 @@ class NumpyAdapter(rc.ArrayAdapter):
         """Some sixty elements, all of them if there are few, and the last one."""
         if not isinstance(value, np.ndarray) or value.dtype.hasobject or not value.size:
             return None
+        value = value.view(np.ndarray)  # else a masked array is filled
         if value.nbytes <= _LOOKED_AT:
-            return value.tobytes()
+            return bytes(value.tobytes())
         if value.flags.c_contiguous:
             flat = value.reshape(-1)
             return flat[:: flat.size // _SAMPLES].tobytes(), flat[-1:].tobytes()

@@ -16,6 +16,7 @@ from recompute._arrays.coercions import Coercions
 from recompute._arrays.dispatch import array_function, array_ufunc
 from recompute._arrays.operate import SCALARS, call, operate
 from recompute._arrays.parts import At, Flat, Method
+from recompute._arrays.sharing import memory_of
 from recompute._arrays.writes import change, is_fixed, is_item, is_plain
 from recompute._recomputable import Recomputable
 
@@ -172,6 +173,14 @@ class RecomputableArray(Coercions):
     def __round__(self, digits: int | None = None) -> Any:
         args = (self,) if digits is None else (self, digits)
         return call(RecomputableArray, self.cache, round, args, {}, sys._getframe(1))
+
+    def detach(self) -> RecomputableArray:
+        """As that of any Recomputable; a view shares its memory with no other array any more."""
+        super().detach()
+        memory = memory_of(self)
+        if memory is not None and self._origin is not None:
+            memory.leave(self)
+        return self
 
     # Functions and methods of the array's library
 

@@ -177,6 +177,7 @@ class Arrays:
         self.adapter = adapter
         self.cache = cache
         self.pool: list[Any] = []
+        self._unchanged: list[int] = []  # what a line should have changed, but could not
         self._stuck: list[Any] = []  # NumPy's ufuncs keep an operand forever if the function that they call raises
         self._library = adapter.namespace()
         self._scope = {
@@ -203,8 +204,15 @@ class Arrays:
         return observed(lambda: ("value", *self._content(each.get() if isinstance(each, RecomputableArray) else each)))
 
     def keep_up(self, other: Arrays) -> None:
-        """Let the pool be as large as another one: what could not be made is lost."""
+        """Let the pool be as large as another one, of plain arrays: what could not be made, or changed, is lost."""
         self.pool += [LOST] * (len(other.pool) - len(self.pool))
+        if self._unchanged:
+            buffers = [self.adapter.buffer(each) if kinds[type(each)].array else None for each in other.pool]
+            memories = [buffers[position] for position in self._unchanged if buffers[position] is not None]
+            for position, buffer in enumerate(buffers):
+                if any(buffer is memory for memory in memories):
+                    self.pool[position] = LOST
+        self._unchanged.clear()
 
     def _do(self, step: Step) -> Observation:
         match step:
@@ -274,6 +282,7 @@ class Arrays:
     def _lose(self, changed: dict[str, int]) -> None:
         for position in changed.values():
             self.pool[position] = LOST
+            self._unchanged.append(position)
 
     def _describe(self, result: Any, written: list[Any]) -> Any:
         """A result, without the content of arrays; these go to the pool."""
