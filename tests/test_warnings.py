@@ -13,9 +13,8 @@ import pytest
 import recompute
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "pyproject.toml").is_file(), reason="pyproject.toml is not beside the tests"
-)
+SETTINGS = ROOT / "pyproject.toml"
+pytestmark = pytest.mark.skipif(not SETTINGS.is_file(), reason="pyproject.toml is not beside the tests")
 
 OTHERS = """
 import warnings
