@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from math import inf
+from re import fullmatch
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from recompute import _context
+from recompute._adapters.adapter import known_devices
 from recompute._budget import Budget, Limits, format_bytes, parse_bytes
 from recompute._engine import requests
 from recompute._engine.engine import Engine, EngineOptions
@@ -24,6 +27,9 @@ from recompute._watching import View
 
 if TYPE_CHECKING:
     from recompute._traces.write import Recorder
+
+
+_ATTRIBUTES: Final = frozenset({"engine", "_record", "_log"})
 
 
 class Cache:
@@ -70,7 +76,7 @@ class Cache:
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
         self.engine = Engine(
-            Limits(budget), policy_of(policy), search_of(search), release, clock, verify, engine or EngineOptions()
+            _limits(budget), policy_of(policy), search_of(search), release, clock, verify, engine or EngineOptions()
         )
         self.engine.cache = self
         self._record = None if trace is None else self._start_recording(trace)
@@ -79,6 +85,14 @@ class Cache:
         if engine is None:  # else it is one of a simulator
             for tell in _context.on_new_cache:
                 tell(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if type(self) is Cache and name not in _ATTRIBUTES and not hasattr(Cache, name):
+            meant = get_close_matches(name, ["budget"], 1)
+            raise AttributeError(
+                f"a Cache has no {name!r} that could be set" + (f"; did you mean {meant[0]!r}?" if meant else "")
+            )
+        object.__setattr__(self, name, value)
 
     @property
     def policy(self) -> Policy:
@@ -105,7 +119,7 @@ class Cache:
 
     @budget.setter
     def budget(self, budget: Budget | Mapping[str, Budget]) -> None:
-        requests.set_limits(self.engine, Limits(budget))
+        requests.set_limits(self.engine, _limits(budget))
 
     def release_memory(self, nbytes: int | str | None = None, device: str = "cpu") -> int:
         """Evict until `nbytes` are free that were not before, or all that can be (None); the bytes freed.
@@ -223,3 +237,17 @@ class Cache:
 
     def _repr_html_(self) -> str:
         return self._table().html()
+
+
+def _limits(budget: Budget | Mapping[str, Budget]) -> Limits:
+    """What a budget says. Raises ValueError for a device that nobody can know: one without a number."""
+    limits = Limits(budget)
+    if isinstance(budget, Mapping):
+        known = known_devices()
+        for device in budget:
+            if known is not None and device not in known and not fullmatch(r"[a-z]+:\d+", device):
+                raise ValueError(
+                    f"the budget names the device {device!r}, which no adapter knows; devices are {', '.join(known)}, "
+                    "and such as 'cuda:0' for arrays of PyTorch and CuPy, 'gpu:0' for JAX (see `recompute doctor`)"
+                )
+    return limits

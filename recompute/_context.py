@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
+from recompute._engine.changes import without_collector
+
 if TYPE_CHECKING:
     from recompute._cache import Cache
 
@@ -37,12 +39,17 @@ def set_default_cache(cache: Cache | None) -> None:
     _default[:] = [] if cache is None else [cache]
 
 
+def is_default(cache: Cache) -> bool:
+    """Whether that is the default cache, as of now."""
+    return cache in _default
+
+
 def enter(cache: Cache) -> None:
-    _entered.set((*_entered.get(), cache))
+    without_collector(_entered.set, (*_entered.get(), cache))
 
 
 def leave() -> None:
-    _entered.set(_entered.get()[:-1])
+    without_collector(_entered.set, _entered.get()[:-1])
 
 
 def is_entered(cache: Cache) -> bool:

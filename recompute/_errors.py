@@ -29,5 +29,5 @@ class SizeWarning(UserWarning):
 class ThrashWarning(UserWarning):
     """Most of the computing of a while was repeated computing: the budget is too small for what the program does.
 
-    Shown once for each cache, with what is known: the share, the functions that ran again most, and what takes the room.
+    Shown once for each cache, with what is known: the share, the functions that ran again most, what takes the room.
     """

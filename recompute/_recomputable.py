@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from threading import current_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
-from recompute._context import current_cache
+from recompute._context import current_cache, is_default
 from recompute._described import described
 from recompute._engine import requests
 from recompute._engine.arguments import pack
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from recompute._cache import Cache
     from recompute._engine.engine import Engine
 
+_NO_NAMES: Final[Mapping[str, Any]] = {}
 _ONE: Final = 1  # compared by identity, which True is not
 
 K = TypeVar("K")
@@ -281,7 +283,7 @@ def _apply(
         kind = kinds[type(argument)]
         if kind.handle:  # mostly
             if argument.engine is not engine:
-                engine = common_engine(engine, argument)
+                engine = common_engine(engine, argument, args)
             if type(argument) is not Recomputable:
                 like = type(argument)._class_of_results
             argument = argument.node
@@ -299,7 +301,7 @@ def _apply(
         keywords = {name: pack(argument, keep, found) for name, argument in kwargs.items()}
     if keep:
         for handle in keep:
-            engine = common_engine(engine, handle)
+            engine = common_engine(engine, handle, args, kwargs)
         if like is Recomputable:
             like = handle_like(keep)
     arguments = tuple(found)
@@ -326,13 +328,24 @@ def handle_like(arguments: Sequence[Recomputable[Any]]) -> HandleOf:
     return Recomputable
 
 
-def common_engine(engine: Engine | None, argument: Recomputable[Any]) -> Engine:
-    """The engine of `argument`; raises ValueError if that is not `engine`."""
+def common_engine(
+    engine: Engine | None, argument: Recomputable[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NO_NAMES
+) -> Engine:
+    """The engine of `argument`; raises ValueError if that is not `engine`, and says which of all arguments it is."""
     if engine is not None and argument.engine is not engine:
+        which = [f"argument {number}" for number, one in enumerate(args, 1) if one is argument]
+        which += [f"argument {name!r}" for name, one in kwargs.items() if one is argument]
         raise ValueError(
-            "the arguments belong to two caches; make all of them in one, or pass the value: argument.get()"
+            f"the arguments belong to two caches: {which[0] if which else 'a part of an argument'} to "
+            f"{_named(argument.cache)}, the others to {_named(engine.cache)}, in thread {current_thread().name!r} (a "
+            "new thread starts in the default cache); make all of them within one `with cache:`, or pass the value: "
+            "argument.get()"
         )
     return argument.engine
+
+
+def _named(cache: Cache) -> str:
+    return "the default cache" if is_default(cache) else repr(cache)
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

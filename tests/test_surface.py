@@ -171,7 +171,7 @@ LAYERS = {
 FOR_TYPES = {
     "_engine.memory": """_engine.graph _engine.finalizer _engine.frames
         _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
-    "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling
+    "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling _engine.thrashing
         _engine.destroyed""",  # whose part they are
     "_engine.finalizer": "_engine.graph",  # what a storage leaves when somebody outside holds it
     "_policy.neighbourhoods": "_engine.graph",  # the component that a storage is in

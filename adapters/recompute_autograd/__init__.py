@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import autograd.numpy as anp
+try:
+    import autograd.numpy as anp
+except ModuleNotFoundError as error:
+    if error.name not in ("autograd", "autograd.numpy"):
+        raise
+    raise ModuleNotFoundError(
+        "recompute_autograd is for HIPS autograd, which is not installed: pip install 'recompute-cache[autograd]'",
+        name="autograd",
+    ) from None
 import numpy as np
 from autograd.core import def_linear, primitive_vjps
 from autograd.extend import VSpace, defvjp, defvjp_argnums, primitive

@@ -1,5 +1,13 @@
 """NumPy for recompute: how the cache sees arrays and scalars, and a demonstration on real text (`letters`)."""
 
-from recompute_numpy._adapter import NumpyAdapter, adapter
+try:
+    from recompute_numpy._adapter import NumpyAdapter, adapter
+except ModuleNotFoundError as error:
+    if error.name != "numpy":
+        raise
+    raise ModuleNotFoundError(
+        "recompute_numpy serves the arrays of NumPy, which is not installed: pip install 'recompute-cache[numpy]'",
+        name="numpy",
+    ) from None
 
 __all__ = ["NumpyAdapter", "adapter"]

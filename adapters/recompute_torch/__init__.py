@@ -4,7 +4,15 @@ with rt.budget("5GB"):
     train(model, loader, optimizer)
 """
 
-from recompute_torch._adapter import TorchAdapter, adapter
-from recompute_torch._block import budget, checkpoint, decheckpoint
+try:
+    from recompute_torch._adapter import TorchAdapter, adapter
+    from recompute_torch._block import budget, checkpoint, decheckpoint
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "recompute_torch serves the tensors of PyTorch, which is not installed: pip install 'recompute-cache[torch]'",
+        name="torch",
+    ) from None
 
 __all__ = ["TorchAdapter", "adapter", "budget", "checkpoint", "decheckpoint"]

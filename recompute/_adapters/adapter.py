@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import AsyncGeneratorType, BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
@@ -170,7 +170,7 @@ class Kind:
         self.silent = self.evicted is None and self.vacate is None  # an eviction is no news to it
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
         self.handle = hasattr(cls, "_is_recomputable")
-        if self.handle:
+        if self.handle or cls in _READ_ONCE:
             self.part_of_result = _refuse
         self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter
         own_way = own.remember is not Adapter.remember or own.sample is not Adapter.sample
@@ -227,16 +227,16 @@ def sizeof(value: Any) -> int:
     return kinds[type(value)].nbytes(value)
 
 
-class HandleFound(TypeError):
-    """There is a Recomputable in the result of an operation."""
+class Misfit(TypeError):
+    """There is something in the result of an operation that cannot be kept: a Recomputable, or a generator."""
 
-    def __init__(self, handle: Any) -> None:
-        super().__init__(f"a Recomputable in a result: {handle!r}")
-        self.handle = handle
+    def __init__(self, part: Any) -> None:
+        super().__init__(f"a part of a result cannot be kept: {part!r}")
+        self.part = part
 
 
 def sizeof_result(value: Any) -> int:
-    """As `sizeof`, of what a function returned: raises HandleFound if that is, or contains, a Recomputable."""
+    """As `sizeof`, of what a function returned: raises Misfit if there is in it what cannot be kept."""
     kind = kinds[type(value)]
     if kind.part_of_result is not None:
         return kind.part_of_result(value)
@@ -247,8 +247,12 @@ def _foreign_in_result(cls: type) -> Callable[[Any], int] | None:
     return kinds[cls].part_of_result
 
 
-def _refuse(handle: Any) -> int:
-    raise HandleFound(handle)
+def _refuse(part: Any) -> int:
+    raise Misfit(part)
+
+
+_READ_ONCE: Final = frozenset({GeneratorType, AsyncGeneratorType, CoroutineType, map, filter, zip, enumerate, reversed})
+"""What a function may return by mistake, also inside of something else."""
 
 
 def _foreign(cls: type) -> Callable[[Any], int] | None:
@@ -290,6 +294,17 @@ def _foreign_fingerprint(cls: type) -> Callable[[Any], bytes | None] | None:
 def fingerprint(value: Any) -> bytes | None:
     """The digest that `Cache(verify=True)` compares; None where the value cannot be checked."""
     return kinds[type(value)].adapter.fingerprint(value)
+
+
+def known_devices() -> list[str] | None:
+    """The devices that adapters know which are at work already; None if one of them does not say."""
+    found = dict.fromkeys(["cpu"])
+    for adapter in {*_registered.values(), *filter(None, _loaded.values())}:
+        own = type(adapter)
+        if own.device is not Adapter.device and own.devices is Adapter.devices:
+            return None
+        found.update(dict.fromkeys(adapter.devices()))
+    return list(found)
 
 
 def weak(kind: Kind, value: Any) -> ref[Any] | None:

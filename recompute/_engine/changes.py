@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from gc import disable, enable, isenabled
 from threading import RLock
+from typing import Any
 
 
 class _Shared:
@@ -18,8 +19,8 @@ class _Shared:
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.change: Changes | None = None
-        """Whose change is going on, or was cut short before the collector went on."""
+        self.change: object = None
+        """Whose change is going on, or was cut short before the collector went on; None: nobody's."""
         self.collects = True
         """Whether the collector was enabled when that change began."""
 
@@ -88,7 +89,7 @@ class Changes:
         self.unfinished = True
 
     def _refuse_nested(self) -> None:
-        if self.lock._recursion_count() > 1:  # type: ignore[attr-defined]  # as Condition relies on `_is_owned`
+        if _is_nested(self.lock):
             raise RuntimeError(
                 "a cache is used by the handler of a signal that came in the middle of a change of one; let the "
                 "handler only note the signal, and use the cache afterwards"
@@ -107,3 +108,27 @@ def after_fork() -> None:
         _shared.change = None
         if _shared.collects:
             enable()
+
+
+def without_collector(function: Callable[[Any], object], argument: Any) -> None:
+    """Call a function of the interpreter's that a destructor must not interrupt.
+
+    Such as `ContextVar.set`: in Python 3.11 the collector may run in the middle of it, and a destructor that sets the
+    same variable makes the interpreter crash.
+    """
+    with _shared.lock:
+        if _shared.change is not None and _is_nested(_shared.lock):
+            function(argument)
+            return
+        if _shared.change is None:
+            _shared.collects = isenabled()
+        _shared.change = function
+        disable()
+        function(argument)
+        if _shared.collects:
+            enable()
+        _shared.change = None
+
+
+def _is_nested(lock: Any) -> bool:
+    return bool(lock._recursion_count() > 1)  # as Condition relies on `_is_owned`

@@ -168,6 +168,12 @@ class Pool:
         short = (self.fixed + self.held if impossible else self.used) + size - int(self.limit)
         taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
         who = "a source" if what is None else f"{what.name} (created at {what.created})"
+        if what is None and size > self.limit:
+            return BudgetError(
+                f"a source of {format_bytes(size)} is larger than the whole budget of {format_bytes(self.limit)} on "
+                f"{self.device}; raise the budget, or let the cache make it, with rc.ap in the place of rc.pure, in "
+                "parts that fit"
+            )
         need = f"{who} needs {format_bytes(size)} more on {self.device}, but the" if size else "the"
         return BudgetError(
             f"{need} budget of {format_bytes(self.limit)} is "

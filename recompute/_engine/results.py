@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from recompute._adapters.adapter import HandleFound, fingerprint, kinds, sizeof_result
+from recompute._adapters.adapter import Misfit, fingerprint, kinds, sizeof_result
 from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
 from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Storage, Value
@@ -58,10 +58,7 @@ class Results:
         """Ask the adapter about one output."""
         kind = kinds[type(payload)]
         if kind.readonce:
-            raise TypeError(
-                f"{operation.name} returned a {type(payload).__name__}, which can be read only once, but its result "
-                f"is kept and read again; return a list or a tuple instead (created at {operation.created})"
-            )
+            raise TypeError(_no_result(operation, payload, payload))
         if kind.atomic and self._fingerprints is None:
             return payload, kind.nbytes(payload) if declared is None else declared, 0, "cpu", None, None
         arguments = operation.arguments
@@ -73,8 +70,8 @@ class Results:
         else:
             try:
                 size = sizeof_result(payload)
-            except HandleFound as found:
-                raise TypeError(_no_result(operation, payload, found.handle)) from None
+            except Misfit as found:
+                raise TypeError(_no_result(operation, payload, found.part)) from None
             if kind.freeze is not None and not taken:  # else frozen when it was made, or a source: the caller's
                 kind.freeze(payload)
             buffer = buffer_of(payload)  # last: nbytes and freeze may count references
@@ -334,12 +331,18 @@ def _outputs(operation: Operation, nout: int, result: Any) -> tuple[Any, ...]:
     return outputs
 
 
-def _no_result(operation: Operation, payload: Any, handle: Any) -> str:
-    inside = "" if handle is payload else f" with a {type(handle).__name__} in it"
+def _no_result(operation: Operation, payload: Any, part: Any) -> str:
+    inside = "" if part is payload else f" with a {type(part).__name__} in it"
+    returned = f"{operation.name} returned a {type(payload).__name__}{inside}"
+    if not kinds[type(part)].handle:
+        return (
+            f"{returned}, which can be read only once, but its result is kept and read again; return a list or a tuple "
+            f"instead (created at {operation.created})"
+        )
     return (
-        f"{operation.name} returned a {type(payload).__name__}{inside}, {handle!r}, but it is the values that belong "
-        "into a result: return handle.get(), which makes the value a dependency of the operation; or call the function "
-        f"itself in the place of rc.ap, and join what it returns by rc.sequence (created at {operation.created})"
+        f"{returned}, {part!r}, but it is the values that belong into a result: return handle.get(), which makes the "
+        "value a dependency of the operation; or call the function itself in the place of rc.ap, and join what it "
+        f"returns by rc.sequence (created at {operation.created})"
     )
 
 

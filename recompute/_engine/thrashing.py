@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _OFTEN: Final = 10
 """Repeated runs between two looks."""
 
-_MANY, _LONG = 1_000, 5.0
-"""Repeated runs, or seconds of them, that make a stretch long enough to be judged."""
+_MANY, _LONG, _SHORT = 1_000, 5.0, 0.05
+"""Repeated runs, or seconds of them, that make a stretch long enough to be judged; seconds that make none."""
 
 _SHARE: Final = 0.5
 """Of the computing of a stretch: with more than this repeated, the cache thrashes."""
@@ -41,7 +41,7 @@ class Thrashing:
         runs = engine.journal.rematerializations
         repeated, computed = meter.remat_time - self._repeated, meter.now - self._now
         self.next = runs + _OFTEN
-        if runs - self._runs < _MANY and repeated < _LONG:
+        if repeated < (_SHORT if runs - self._runs >= _MANY else _LONG):
             return
         many = runs - self._runs
         self._runs, self._now, self._repeated = runs, meter.now, meter.remat_time

@@ -1,0 +1,105 @@
+"""Errors that name what is wrong, and the cure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from threading import Thread
+from typing import Any
+
+import pytest
+
+import recompute as rc
+from recompute.testing import check_invariants
+
+
+def test_two_caches_are_told_apart() -> None:
+    """The error names the argument, the caches and the thread."""
+    with rc.Cache(100) as first:
+        x = rc.pure(1)
+    found: list[str] = []
+
+    def work() -> None:
+        y = rc.pure(2)  # in the default cache: nothing was entered in this thread
+        for call in (lambda: rc.ap(max, x, y), lambda: rc.ap(dict, a=x, b=y), lambda: rc.ap(max, [x, y])):
+            with pytest.raises(ValueError, match="two caches") as raised:
+                call()
+            found.append(str(raised.value))
+
+    thread = Thread(target=work, name="worker")
+    thread.start()
+    thread.join()
+    assert "argument 2 to the default cache, the others to <Cache" in found[0]
+    assert "argument 'b' to the default cache" in found[1]
+    assert "a part of an argument to the default cache" in found[2]
+    assert all("in thread 'worker'" in message for message in found)
+    check_invariants(first, [x])
+
+
+@pytest.mark.parametrize("device", ["gpu", "GPU:0", "cuda", "", "cpu0"])
+def test_a_budget_for_a_device_that_nobody_knows(device: str) -> None:
+    """The error lists those that are known, and how others are named."""
+    with pytest.raises(ValueError, match=r"the device .* which no adapter knows; devices are cpu.*'cuda:0'"):
+        rc.Cache({device: "1GB"})
+    cache = rc.Cache({"cpu": 100, "cuda:0": "1GB"})
+    with pytest.raises(ValueError, match="which no adapter knows"):
+        cache.budget = {device: "1GB"}
+    assert cache.budget == {"cpu": 100, "cuda:0": 10**9}
+
+
+@pytest.mark.parametrize(("name", "meant"), [("budgt", "budget"), ("budget_", "budget"), ("name", None)])
+def test_an_attribute_that_a_cache_has_not(name: str, meant: str | None) -> None:
+    """What was misspelt changes nothing in silence."""
+    cache = rc.Cache(100)
+    with pytest.raises(AttributeError, match=f"no '{name}'" + (f".*did you mean '{meant}'" if meant else "")):
+        setattr(cache, name, 5)
+    assert cache.budget == 100
+
+
+def test_a_cache_may_be_subclassed() -> None:
+    """A subclass has attributes of its own."""
+
+    class Named(rc.Cache):
+        def __init__(self, name: str) -> None:
+            super().__init__(100)
+            self.name = name
+
+    assert Named("a").name == "a"
+
+
+def test_a_source_that_is_larger_than_the_budget() -> None:
+    """No eviction could help, and the error says what would."""
+    with rc.Cache(100) as cache:
+        with pytest.raises(
+            rc.BudgetError, match=r"a source of 1\.0\d kB is larger than the whole budget of 100 B.*rc\.ap"
+        ):
+            rc.pure(b"x" * 1000)
+        check_invariants(cache, [])
+        assert cache.stats().used == 0
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda: (number for number in range(3)),
+        lambda: [1, (number for number in range(3))],
+        lambda: {"a": (map(str, [1]),)},
+        lambda: [[zip([1], [2], strict=True)]],
+    ],
+)
+def test_a_generator_in_a_result(result: Any) -> None:
+    """What can be read only once is refused, wherever in the result it is."""
+    with rc.Cache() as cache:
+        with pytest.raises(TypeError, match=r"can be read only once.*return a list or a tuple instead"):
+            rc.ap(result)
+        check_invariants(cache, [])
+
+
+@pytest.mark.parametrize("package", ["torch", "jax", "numpy", "autograd", "cupy"])
+def test_an_adapter_without_its_framework(package: str) -> None:
+    """Importing it says what is missing and how to install it."""
+    code = f"import sys; sys.modules[{package!r}] = None; import recompute_{package}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: recompute_" + package)
+    assert f"pip install 'recompute-cache[{package}]'" in done.stderr
