@@ -72,20 +72,24 @@ def fitted(
 
 
 def _hanging(pairs: Sequence[tuple[str, str]], width: int, indent: int, paint: Callable[[str], str]) -> list[str]:
-    """Labels and values; a value goes on below itself, or, where there is no room for its words, below its label."""
+    """Labels and values; a value goes on below itself, or begins below its label if its words need the room."""
     left = max((len(label) for label, _ in pairs), default=0)
-    room = width - indent - left - 2
-    beside = room >= max((len(word) for _, value in pairs for word in value.split()), default=0)
     lines = []
     for label, value in pairs:
-        start = " " * (indent + left + 2) if beside else " " * (indent + 2)
-        words = wrap(value, max(1, width - len(start)), break_long_words=False, break_on_hyphens=False) or [""]
-        if beside:
-            lines.append(f"{' ' * indent}{paint(f'{label:<{left}}')}  {words.pop(0)}".rstrip())
-        else:
+        beside = indent + left + 2
+        if beside + max(map(len, value.split()), default=0) > width:
             lines.append(f"{' ' * indent}{paint(label)}")
-        lines += [start + line for line in words if line]
+            lines += [" " * (indent + 2) + line for line in folded(value, width - indent - 2)]
+        else:
+            first, *others = folded(value, width - beside)
+            lines.append(f"{' ' * indent}{paint(f'{label:<{left}}')}  {first}".rstrip())
+            lines += [" " * beside + line for line in others]
     return lines
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Lines of whole words, at least one line; a word that is longer than `width` is one by itself."""
+    return wrap(text, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _html(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:

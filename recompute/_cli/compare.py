@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from recompute._cli.figures import COMPARED, SHARES, floors, name_apart, plan_all, points, replay_all, target, write
-from recompute._cli.output import print_json, print_list
+from recompute._cli.output import print_json, print_list, print_text
 from recompute._cli.planning import Planned, add_methods, applicable, limits, methods
 from recompute._cli.simulate import add_policies, budgets, load, policies
 from recompute._pictures.overhead import overhead
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(program: Program, runs: Sequence[Run], plans: Sequence[Planned], columns: int) -> None:
-    print(f"{program.name}: {len(program.calls):,} operations; overhead of policies, then of planners")
+    print_text(f"{program.name}: {len(program.calls):,} operations; overhead of policies, then of planners", sys.stdout)
     cells: list[tuple[str, float, float | None, str]]
     cells = [(run.policy, run.budget_ratio, run.overhead, run.status) for run in runs]
     cells += [(plan.method, plan.budget_ratio, plan.overhead, plan.status) for plan in plans]

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from recompute import Adapter, __version__
 from recompute._adapters.adapter import GROUP
 from recompute._budget import format_bytes, free_memory
-from recompute._cli.output import complain, print_json, print_list, print_pairs, warn
+from recompute._cli.output import complain, print_json, print_list, print_pairs, print_text, warn
 from recompute._cli.plugins import (
     DISTRIBUTION,
     EXTRAS,
@@ -151,7 +151,8 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
     pairs += [(package, version or f"missing: {how_to_get(package)}") for package, version in extras.items()]
     print_pairs("recompute doctor", pairs, out)
     if not adapters:
-        print("\nno adapters were found: every value is treated as a plain Python object", file=out)
+        print(file=out)
+        print_text("no adapters were found: every value is treated as a plain Python object", out)
         return
     rows = []
     for adapter in adapters:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from recompute._tables import fitted
+from recompute._tables import fitted, folded
 from recompute._terminal import columns as columns_of
 from recompute._terminal import is_terminal, paint
 
@@ -26,7 +26,7 @@ class CommandError(Exception):
 
 
 def complain(message: str, status: int) -> int:
-    """Print an error as one line on stderr; returns `status`."""
+    """Print an error as one line on stderr (a terminal may need more); returns `status`."""
     _say("error", "31", message)
     return status
 
@@ -42,8 +42,17 @@ def hint(message: str) -> None:
 
 
 def _say(what: str, colour: str, message: str) -> None:
+    start = f"recompute: {what}:"
+    line, *others = _wrapped(f"{start} {' '.join(message.split())}", sys.stderr)
     with suppress(BrokenPipeError):
-        print(paint(f"recompute: {what}:", f"1;{colour}", sys.stderr), " ".join(message.split()), file=sys.stderr)
+        print(line.replace(start, paint(start, f"1;{colour}", sys.stderr), 1), *others, sep="\n", file=sys.stderr)
+
+
+def _wrapped(text: str, stream: TextIO) -> list[str]:
+    """One line, or on a terminal as many as it takes, each of whole words."""
+    if not is_terminal(stream):
+        return [text]
+    return folded(text, columns_of(stream))
 
 
 def print_json(figures: object) -> None:
@@ -53,8 +62,14 @@ def print_json(figures: object) -> None:
 
 def print_pairs(title: str, pairs: Sequence[tuple[str, str]], stream: TextIO) -> None:
     """Print labels and values under a title."""
-    print(paint(title, "1", stream), file=stream)
+    for line in _wrapped(title, stream):
+        print(paint(line, "1", stream), file=stream)
     _print_table([], pairs, "<<", stream)
+
+
+def print_text(text: str, stream: TextIO) -> None:
+    """Print one line."""
+    print(*_wrapped(text, stream), sep="\n", file=stream)
 
 
 def print_list(columns: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO, align: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from recompute._budget import format_bytes
 from recompute._cli.figures import plan_all
-from recompute._cli.output import CommandError, print_json, print_list
+from recompute._cli.output import CommandError, print_json, print_list, print_text
 from recompute._cli.planning import Planned, add_methods, limits, methods
 from recompute._cli.simulate import add_budgets, budgets, load
 from recompute._tables import seconds
@@ -76,11 +76,11 @@ def _write(plans: Sequence[Planned], output: Path, quiet: bool) -> None:
     except OSError as error:
         raise CommandError(f"{output} cannot be written: {error.strerror or error}", 1) from None
     if not quiet:
-        print(f"the plan of {best.method}, {len(best.steps):,} steps, is in {output}")
+        print_text(f"the plan of {best.method}, {len(best.steps):,} steps, is in {output}", sys.stdout)
 
 
 def _show(program: Program, plans: Sequence[Planned]) -> None:
-    print(f"{program.name}: {len(program.calls):,} operations")
+    print_text(f"{program.name}: {len(program.calls):,} operations", sys.stdout)
     rows = [
         (
             planned.method,
@@ -98,5 +98,5 @@ def _show(program: Program, plans: Sequence[Planned]) -> None:
     if told:
         print()
     for planned in told.values():
-        print(f"  {planned.method}, {100 * planned.budget_ratio:.4g}%: {planned.reason}")
+        print_text(f"  {planned.method}, {100 * planned.budget_ratio:.4g}%: {planned.reason}", sys.stdout)
     print()

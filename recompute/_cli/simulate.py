@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final, get_args
 
 from recompute._budget import bytes_or_share, format_bytes
-from recompute._cli.output import CommandError, print_json, print_list
+from recompute._cli.output import CommandError, print_json, print_list, print_text
 from recompute._live import Live, bar
 from recompute._tables import seconds
 from recompute._traces.program import Program, TraceError
@@ -167,9 +167,10 @@ def _count(text: str) -> int:
 def _show(program: Program, runs: list[Run], columns: int) -> None:
     """One budget: what there is to know about each run. Several: the overheads, a row for each policy."""
     peak = format_bytes(runs[0].baseline_peak_bytes)
-    print(
+    print_text(
         f"{program.name}: {len(program.calls):,} operations, peak {peak}, "
-        f"{seconds(runs[0].model_time)} of compute without eviction"
+        f"{seconds(runs[0].model_time)} of compute without eviction",
+        sys.stdout,
     )
     if columns > 1:
         rows = [

@@ -101,7 +101,7 @@ def test_json_is_all_there_is(
         (["trial", "--iterations", "0"], 2, "at least 1, not '0'"),
         (["trial", "--iterations", "few"], 2, "at least 1, not 'few'"),
         (["plain", "--iterations", "3"], 2, "the demo 'plain' has no iterations"),
-        (["short"], 1, "a source needs"),
+        (["short"], 1, "is larger than the whole budget"),
         (["unwritable"], 1, "No such file or directory"),
         (["needy"], 1, "the demo 'needy' needs no_such_package: pip install no_such_package"),
         (["buggy"], 1, "ZeroDivisionError: "),

@@ -514,6 +514,15 @@ def test_narrow_terminals_break_no_word(script: Script, columns: int) -> None:
     assert all(len(line) <= max(columns, 20) for line in lines(report))
 
 
+def test_errors_in_a_narrow_terminal(script: Script) -> None:
+    """An error goes on in the next line, and is whole there."""
+    shown, status = in_terminal("run", "--budget", "12 parsecs", script(CHAIN), until="error", columns=40)
+    assert status == 2
+    assert len(lines(shown)) > 1
+    assert all(len(line) <= 40 for line in lines(shown))
+    assert "recompute: error: budget '12 parsecs' is not a size" in " ".join(shown.split())
+
+
 def test_doctor_in_a_narrow_terminal() -> None:
     """No name of a package is broken, and a command that is too long goes on below itself."""
     shown, _ = in_terminal("doctor", until="recompute_numpy", columns=40)
