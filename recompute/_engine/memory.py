@@ -283,8 +283,10 @@ class Memory:
             return victims
         limit = pool.limit + pool.departing
         chosen: list[Storage] = []
+        buffers: dict[Storage, int] = {}
         while victims:
             for victim in victims:
+                buffers[victim] = victim.buffer
                 self.evicted(victim)
             chosen += victims
             victims = pool.candidates.choose(now) if pool.used + size > limit else []
@@ -297,6 +299,8 @@ class Memory:
         necessary = [victim for victim in chosen if victim not in kept]
         for victim in necessary:
             self.restored(victim)
+        for victim in chosen:
+            victim.buffer = buffers[victim]  # it has never left
         return necessary
 
     def leave(self, storage: Storage) -> None:

@@ -431,3 +431,15 @@ def test_an_interrupted_write_is_seen_by_all_or_none(monkeypatch: pytest.MonkeyP
     assert crossings[0] > 20
     for crossing in range(1, crossings[0] + 1):
         assert run(crossing) in (old, new), interrupts.where
+
+
+def test_views_of_what_was_nearly_evicted() -> None:
+    """An array that was chosen to be evicted, and spared in the end, shares its memory with views as ever."""
+    with rc.Cache(600, clock=ManualClock()):
+        x = rc.array(np.arange(2.0))
+        kept = []
+        for length in (1, 20, 2, 15, 1, 20, 3, 20):
+            kept.append(x.repeat(length))
+            for each in kept:
+                if each.resident:
+                    assert each[1:].number == each.number
