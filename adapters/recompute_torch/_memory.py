@@ -7,9 +7,8 @@ until a repeated run makes them again; whoever refers to it, the graph of autogr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import ref
 
 import torch
@@ -18,6 +17,8 @@ import recompute as rc
 from recompute_torch._timing import timer
 
 Storage = torch.UntypedStorage
+
+T = TypeVar("T")
 
 storage_of: Final = torch._C.TensorBase.untyped_storage
 """The storage of a tensor, past whatever stands before this method while a block is open."""
@@ -165,39 +166,32 @@ def foreign(storage: Any) -> bool:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two storages of one size have the same bytes."""
-    with quietly():
+
+    def equal() -> bool:
         pair = [torch.empty(0, dtype=torch.uint8, device=each.device).set_(each) for each in (one, other)]
         return torch.equal(*pair)
+
+    return quietly(equal)
 
 
 def copy(storage: Any) -> Any:
     """The same bytes once more."""
-    with quietly():
-        return Storage(storage.nbytes(), device=storage.device).copy_(storage)
+    return quietly(lambda: Storage(storage.nbytes(), device=storage.device).copy_(storage))
 
 
-class quietly:
-    """Below autograd, autocast, functorch and every mode: what runs is the operator and nothing else."""
+def quietly(function: Callable[[], T]) -> T:
+    """Call it below autograd, autocast, functorch and every mode: what runs is the operator and nothing else.
 
-    __slots__ = ("_guards",)
-
-    def __enter__(self) -> None:
-        self._guards: list[AbstractContextManager[Any]] = [each() for each in _GUARDS]
-        for each in self._guards:
-            each.__enter__()
-
-    def __exit__(self, *exception: object) -> None:
-        for each in reversed(self._guards):
-            each.__exit__(None, None, None)
-
-
-_GUARDS: Final[tuple[Any, ...]] = (
-    torch._C._DisableTorchDispatch,
-    torch._C.DisableTorchFunction,
-    torch._C._DisableFuncTorch,
-    torch._C._DisableAutocast,
-    torch._C._AutoDispatchBelowADInplaceOrView,
-)
+    Not a context manager of Python's, in whose methods an interrupt could strike: torch would stay below autograd.
+    """
+    with (
+        torch._C._DisableTorchDispatch(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableFuncTorch(),
+        torch._C._DisableAutocast(),
+        torch._C._AutoDispatchBelowADInplaceOrView(),
+    ):
+        return function()
 
 
 rc.register(Memory, MemoryAdapter())

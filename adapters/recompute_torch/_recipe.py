@@ -103,8 +103,10 @@ class Call:
 
     def again(self, memories: tuple[Memory, ...], copies: dict[int, Storage]) -> list[Memory]:
         """The memory of new outputs; `copies` stand in for the memory with these numbers."""
+        return quietly(lambda: self._again(memories, copies))
+
+    def _again(self, memories: tuple[Memory, ...], copies: dict[int, Storage]) -> list[Memory]:
         with (
-            quietly(),
             torch.autograd.grad_mode.set_grad_enabled(self.grad),
             _default(self.dtype),
             replaying(self.states) if self.states else nullcontext(),
@@ -134,15 +136,17 @@ class Call:
     def expect(self, device: str) -> list[tuple[str, int]]:
         """(device, bytes) of the outputs, as torch reckons them without content; empty if it cannot say."""
         try:
-            with quietly():
-                args = [_without_content(each) for each in self.args]
-                kwargs = {name: _without_content(each) for name, each in (self.kwargs or {}).items()}
-                if kwargs.get("device") is not None:
-                    device, kwargs["device"] = device_name(kwargs["device"]), torch.device("meta")
-                given = {storage_of(each) for each in tensors([*args, *kwargs.values()])}
-                made = {storage_of(each): each for each in tensors(self.func(*args, **kwargs))}
+            return quietly(lambda: self._expect(device))
         except Exception:  # not all operators can
             return []
+
+    def _expect(self, device: str) -> list[tuple[str, int]]:
+        args = [_without_content(each) for each in self.args]
+        kwargs = {name: _without_content(each) for name, each in (self.kwargs or {}).items()}
+        if kwargs.get("device") is not None:
+            device, kwargs["device"] = device_name(kwargs["device"]), torch.device("meta")
+        given = {storage_of(each) for each in tensors([*args, *kwargs.values()])}
+        made = {storage_of(each): each for each in tensors(self.func(*args, **kwargs))}
         sizes = [
             0 if tiny(each, storage.nbytes()) else storage.nbytes()
             for storage, each in made.items()
