@@ -21,9 +21,14 @@ def outcomes(report: Path) -> dict[str, str]:
     return found
 
 
+def worse(plain: Mapping[str, str], wrapped: Mapping[str, str]) -> dict[str, str]:
+    """What became of each test that the plain module passes and the wrapped one does not."""
+    found = {test: wrapped.get(test, "not run") for test, outcome in plain.items() if outcome == "passed"}
+    return {test: outcome for test, outcome in found.items() if outcome != "passed"}
+
+
 def differences(plain: Mapping[str, str], wrapped: Mapping[str, str], by_design: Mapping[str, str]) -> list[str]:
     """A line for each test that only the plain module passes, and for each listed one that does not differ."""
-    worse = {test: wrapped.get(test, "not run") for test, outcome in plain.items() if outcome == "passed"}
-    worse = {test: outcome for test, outcome in worse.items() if outcome != "passed"}
-    lines = [f"{test}: {outcome}, but NumPy passes" for test, outcome in sorted(worse.items()) if test not in by_design]
-    return lines + [f"{test}: by design no more ({by_design[test]})" for test in sorted(by_design) if test not in worse]
+    found = worse(plain, wrapped)
+    lines = [f"{test}: {outcome}, but NumPy passes" for test, outcome in sorted(found.items()) if test not in by_design]
+    return lines + [f"{test}: by design no more ({by_design[test]})" for test in sorted(by_design) if test not in found]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from outcomes import BY_DESIGN, differences, outcomes
+from outcomes import BY_DESIGN, differences, outcomes, worse
 
 import recompute
 
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(module: str, report: Path, *, evict: bool = False) -> dict[str, str]:
+def run(
+    module: str, report: Path, *, evict: bool = False, examples: int = 20, files: Sequence[str] = ("array_api_tests",)
+) -> dict[str, str]:
     """The outcomes of the suite on a module: test -> passed, failed or skipped."""
     house = Path(recompute.__file__).parent.parent
     environment = {
@@ -34,9 +37,10 @@ def run(module: str, report: Path, *, evict: bool = False) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, house, house / "adapters"))),
         "EVICT": str(int(evict)),
     }
-    options = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--max-examples=20", "--disable-deadline"]
+    options = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--disable-deadline"]
+    options += [f"--max-examples={examples}", f"--junitxml={report}"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", "array_api_tests"],
+        [sys.executable, "-m", "pytest", *options, *files],
         cwd=SUITE,
         env=environment,
         capture_output=True,
@@ -58,4 +62,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_the_suite_has_no_failure_beyond_those_of_numpy(evict: bool, plain: dict[str, str], tmp_path: Path) -> None:
     """Every test of the suite that NumPy passes in the same run, the wrapped namespace passes, but for `BY_DESIGN`."""
     wrapped = run("wrapped_numpy", tmp_path / "report.xml", evict=evict)
+    suspects = worse(plain, wrapped)
+    if suspects:  # the draws differ from run to run: NumPy may have been lucky
+        files = sorted({f"{test.partition('::')[0].replace('.', '/')}.py" for test in suspects})
+        again = run(np.__name__, tmp_path / "again.xml", examples=2_000, files=files)
+        plain = plain | {test: again[test] for test in suspects if test in again}
     assert differences(plain, wrapped, BY_DESIGN) == []
