@@ -353,7 +353,7 @@ def test_verify_with_handles_inside_payloads() -> None:
     with rc.Cache(verify=True):
         x = rc.pure(3)
         assert rc.pure(partial(pow, x)).get().func is pow
-        assert rc.ap(lambda: [x]).get() == [x]
+        assert rc.pure([x]).get() == [x]
 
 
 def test_verify_with_shared_parts() -> None:

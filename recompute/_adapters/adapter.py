@@ -296,6 +296,13 @@ def fingerprint(value: Any) -> bytes | None:
     return kinds[type(value)].adapter.fingerprint(value)
 
 
+def remember_plain(value: Any) -> Callable[[], Any] | None:
+    """As `Adapter.remember`, of containers and arrays; None: it is something else."""
+    kind = kinds[type(value)]
+    plain = kind.array is not None or isinstance(value, _remembering.PLAIN)
+    return kind.remember(value) if plain and kind.remember is not None else None
+
+
 def known_devices() -> list[str] | None:
     """The devices that adapters know which are at work already; None if one of them does not say."""
     found = dict.fromkeys(["cpu"])

@@ -33,6 +33,8 @@ _OF_A_PROGRAM: Final = 1 << 9
 
 _COPIED: Final = (list, dict, set, deque, random.Random)
 _BYTES: Final = (bytearray, array, memoryview)
+PLAIN: Final = _COPIED + _BYTES
+"""Mutable types of Python itself."""
 
 
 def may_change(cls: type) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from recompute._adapters.adapter import kinds
+from recompute._adapters.adapter import remember_plain
 from recompute._engine.sizes import constant, identity
 
 _SHARED: Final = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type)
@@ -21,7 +21,10 @@ _SHARED: Final = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, typ
 
 
 def bound(function: Any) -> Any:
-    """`function` with what its names are bound to now, and its `self` as it is now; itself, if nothing can change."""
+    """`function` with what its names are bound to now, and a plain `self` as it is now; itself, if nothing can change.
+
+    An object of a class of the program's is shared: its methods, and itself if it is called, may keep counters there.
+    """
     cls = type(function)
     if cls is FunctionType:
         names = _names_of(function.__code__)
@@ -31,17 +34,13 @@ def bound(function: Any) -> Any:
         inner = bound(function.func)
         return function if inner is function.func else partial(inner, *function.args, **function.keywords)
     if cls in (MethodType, BuiltinFunctionType):
-        owner = function.__self__
-        remember = None if owner is None else kinds[type(owner)].remember
-        again = None if remember is None else remember(owner)
+        again = remember_plain(function.__self__)
         return function if again is None else Method(function, again)
-    remember = kinds[cls].remember
-    again = None if remember is None else remember(function)
-    return function if again is None else Method(function, again)
+    return function
 
 
 class Method:
-    """A method of something that may change, or a callable that does: later runs call it as it was at the first."""
+    """A method of a container or an array: later runs call it on what that was at the first."""
 
     __slots__ = ("__weakref__", "again", "func", "ran")
 
@@ -51,13 +50,11 @@ class Method:
         self.ran = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.ran:
-            result = self.func(*args, **kwargs)
-            self.ran = True
-            return result
-        owner = self.again()
-        method = getattr(self.func, "__self__", None) is not None
-        return (getattr(owner, self.func.__name__) if method else owner)(*args, **kwargs)
+        if self.ran:
+            return getattr(self.again(), self.func.__name__)(*args, **kwargs)
+        result = self.func(*args, **kwargs)
+        self.ran = True
+        return result
 
     def size_key(self) -> Hashable:
         """By what the sizes of its results are known, besides its arguments."""
