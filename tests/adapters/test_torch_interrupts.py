@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from threading import Event, Thread
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -41,6 +44,9 @@ ADAPTER = (
     *(_block._Mode, _tracker, _tracker.Tracker, _storages, _recipe, _recipe.Call, _recipe.Write, _recipe.Look),
     *(_memory, _memory.Memory, _memory.MemoryAdapter),
 )
+HERE = Path(_block.__file__).parent
+"""Where the adapter's code is."""
+
 STRIDE = 31  # of the crossings at which a signal arrives
 PARTS = 4  # tests that share them
 
@@ -107,6 +113,59 @@ def test_an_exception_between_operators(arming: Arming, plain: Any) -> None:
     interrupts = arming(strike, False)
     struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 3)]
     assert sum(struck) > 50
+
+
+def test_an_exception_anywhere(arming: Arming, plain: Any) -> None:
+    """The same in the middle of the bookkeeping, where a handler of the program's own is not held back."""
+
+    def strike() -> None:
+        raise KeyboardInterrupt
+
+    interrupts = arming(strike, True)
+    struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 17 * STRIDE)]
+    assert sum(struck) > 20
+
+
+class Lines:
+    """Raises before the line of the adapter that is reached as the `at`-th."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.reached = 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if Path(frame.f_code.co_filename).parent != HERE:
+            return None
+        if event == "line":
+            self.reached += 1
+            if self.reached == self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+def steps_by_lines(at: int, plain: Any) -> int:
+    """Two steps, with an exception before a line of the adapter, and how many lines there were; 0: without one."""
+    training, lines, before = Training(), Lines(at), sys.gettrace()
+    with rt.budget(BUDGET) as block:
+        try:
+            sys.settrace(lines)
+            training.step(1)
+            training.step(2)
+        except KeyboardInterrupt:
+            assert lines.reached == at
+        finally:
+            sys.settrace(before)
+        copied = go_on(block, training, plain[0])
+    check_left(block, training, copied, plain[1])
+    return lines.reached
+
+
+def test_an_exception_before_a_line(plain: Any) -> None:
+    """Wherever in the adapter an exception comes up, torch is as it was in this thread, and the training goes on."""
+    lines = steps_by_lines(0, plain)
+    for at in range(1, lines, lines // 25):
+        steps_by_lines(at, plain)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
