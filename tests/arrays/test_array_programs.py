@@ -115,7 +115,7 @@ def test_every_policy_and_release_mode(policy: str, release: Any, program: Progr
 
 
 @given(array_programs(lines={key: LINES[key] for key in ("in place", "assignment", "changing", "out", "indexing")}))
-def test_changes_are_seen_by_nobody_else(program: Program) -> None:
+def test_changes_are_seen_by_views_alone(program: Program) -> None:
     """Programs of changes alone, among views of what is changed."""
     agree(program, rc.Cache(clock=ManualClock()), after=evict_some(Random(0)))
 
