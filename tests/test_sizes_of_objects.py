@@ -274,6 +274,7 @@ SMALL: dict[str, Any] = {
     "complex": 1j,
     "slice": slice(1),
     "generic alias": list[int],
+    "capsule": vars(datetime)["datetime_CAPI"],
     "context": contextlib.nullcontext(),
     "parts of the interpreter": [iter([]), {}.keys(), OrderedDict().items(), memoryview(b"")],
     "weak dictionary": weakref.WeakValueDictionary(),

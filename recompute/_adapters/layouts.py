@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import datetime
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -23,7 +24,9 @@ _SHARED: Final[tuple[type, ...]] = (
 _MACHINERY: Final = frozenset({"logging", "threading"})  # a logger leads to all other loggers
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 _EXACT: Final = frozenset({*_CONTAINERS, defaultdict, OrderedDict})  # no attributes
-_UNNAMED: Final = (Iterator, KeysView, ValuesView, ItemsView, type(get_referents(memoryview(b""))[0]))  # of builtins
+_CAPSULE: Final = type(datetime.__dict__["datetime_CAPI"])  # a pointer, to what belongs to the object that lends it
+_BUFFER: Final = type(get_referents(memoryview(b""))[0])
+_UNNAMED: Final = (Iterator, KeysView, ValuesView, ItemsView, _CAPSULE, _BUFFER)  # parts of the language
 _NAMED: Final = frozenset(
     each for names in (vars(builtins), vars(types)) for each in names.values() if isinstance(each, type)
 )
