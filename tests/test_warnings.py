@@ -53,7 +53,6 @@ def in_thread():
     lambda: recompute_ours.warn(RuntimeWarning),
     lambda: recompute_ours.warn(UserWarning, level=2),
     lambda: others.warn(RuntimeWarning, level=2),
-    lambda: others.warn(recompute.ThrashWarning),
     lambda: others.warn(recompute.SizeWarning),
     InDestructor,
     in_thread,
@@ -66,6 +65,7 @@ def test_fails(act):
       for kind in (DeprecationWarning, PendingDeprecationWarning, FutureWarning) for level in (1, 2)],
     lambda: others.warn(RuntimeWarning),
     lambda: others.warn(UserWarning),
+    lambda: others.warn(recompute.ThrashWarning),
     recompute_ours.call_what_is_deprecated,
 ])
 def test_passes(act):
@@ -86,16 +86,18 @@ def test_ours_fail_and_those_of_others_do_not(tmp_path: Path) -> None:
         check=False,
     )
     outcomes = re.findall(r"^(PASSED|FAILED) \S*::test_(\w+)\[", run.stdout, flags=re.MULTILINE)
-    assert outcomes.count(("FAILED", "fails")) == 8, run.stdout
-    assert outcomes.count(("PASSED", "passes")) == 9, run.stdout
+    assert outcomes.count(("FAILED", "fails")) == 7, run.stdout
+    assert outcomes.count(("PASSED", "passes")) == 10, run.stdout
     assert len(outcomes) == 17
 
 
-def test_every_category_of_ours_is_an_error() -> None:
-    """A warning that the library exports is named in the settings, and one that is named is exported."""
+def test_every_category_of_ours_is_named() -> None:
+    """A warning that the library exports is an error, but for the one that tiny budgets cause."""
     settings = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     exported = [getattr(recompute, name) for name in recompute.__all__]
     warnings = [each for each in exported if isinstance(each, type) and issubclass(each, Warning)]
-    ours = {f"error::recompute.{each.__name__}" for each in warnings}
-    assert ours
-    assert {each for each in settings["filterwarnings"] if each.startswith("error::recompute.")} == ours
+    ours = {
+        f"{'ignore' if each is recompute.ThrashWarning else 'error'}::recompute.{each.__name__}" for each in warnings
+    }
+    assert len(ours) > 1
+    assert {each for each in settings["filterwarnings"] if "::recompute." in each} == ours
