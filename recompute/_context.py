@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from gc import disable, enable, isenabled
 from typing import TYPE_CHECKING, Final
 
-from recompute._engine.changes import without_collector
+from recompute._engine.changes import is_nested, shared
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
@@ -45,13 +46,33 @@ def is_default(cache: Cache) -> bool:
 
 
 def enter(cache: Cache) -> None:
-    without_collector(_entered.set, (*_entered.get(), cache))
+    _set((*_entered.get(), cache))
 
 
 def leave() -> None:
-    without_collector(_entered.set, _entered.get()[:-1])
+    _set(_entered.get()[:-1])
 
 
 def is_entered(cache: Cache) -> bool:
     """Whether a `with cache:` is around this."""
     return cache in _entered.get()
+
+
+def _set(entered: tuple[Cache, ...]) -> None:
+    """Without the garbage collector.
+
+    In Python 3.11 it may run in the middle of `ContextVar.set`, and a destructor that enters a cache makes the
+    interpreter crash.
+    """
+    with shared.lock:
+        if shared.change is not None and is_nested(shared.lock):  # it is paused
+            _entered.set(entered)
+            return
+        if shared.change is None:
+            shared.collects = isenabled()
+        shared.change = _entered
+        disable()
+        _entered.set(entered)
+        if shared.collects:
+            enable()
+        shared.change = None

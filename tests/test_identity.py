@@ -72,7 +72,7 @@ def test_any_budget(program: Program, options: Settings, budget: int) -> None:
     {"policy": "needed", "search": "exact", "release": "eager", "verify": False},
 )
 @example(
-    Program([Apply("itself", how="nested"), Apply("itself", (0,), how="nested")]),
+    Program([Apply("itself", (), "nested"), Apply("itself", (0,), "nested")]),
     {"policy": "needed", "search": "exact", "release": "eager", "verify": False},
 )
 @given(programs(fickle=False), settings_of_caches())

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from gc import disable, enable, isenabled
 from threading import RLock
-from typing import Any
+from typing import Any, Final
 
 
-class _Shared:
+class Shared:
     """What the caches of a process have in common."""
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class _Shared:
         """Whether the collector was enabled when that change began."""
 
 
-_shared = _Shared()
+shared: Final = Shared()
 
 
 class Changes:
     """`with changes.lock, changes: ...` is a change; on the path of every operation, `begin` and `end` are called."""
 
     def __init__(self, make_good: Callable[[], None], prepare: Callable[[], None]) -> None:
-        self.lock = _shared.lock
+        self.lock = shared.lock
         self.unfinished = False
         """A change has begun and not ended."""
         self._make_good = make_good
@@ -40,11 +40,11 @@ class Changes:
 
     def begin(self) -> None:
         """A change begins: the lock is held, and destructors wait for its end."""
-        if _shared.change is None:
-            _shared.collects = isenabled()
+        if shared.change is None:
+            shared.collects = isenabled()
         else:
             self._refuse_nested()  # before anything is touched
-        _shared.change = self
+        shared.change = self
         disable()
         if self.unfinished:
             self._make_good()
@@ -53,9 +53,9 @@ class Changes:
 
     def end(self) -> None:
         """It has ended, and everything that is counted is right."""
-        if _shared.collects:
+        if shared.collects:
             enable()
-        _shared.change = None
+        shared.change = None
         self.unfinished = False
 
     def __enter__(self) -> None:
@@ -65,9 +65,9 @@ class Changes:
         if kind is None:
             self.end()
             return
-        if _shared.collects:
+        if shared.collects:
             enable()
-        _shared.change = None
+        shared.change = None
 
     def pause(self, wait: Callable[[], object]) -> None:
         """In the middle of a change: what was changed so far is one by itself; then wait, and begin another."""
@@ -89,7 +89,7 @@ class Changes:
         self.unfinished = True
 
     def _refuse_nested(self) -> None:
-        if _is_nested(self.lock):
+        if is_nested(self.lock):
             raise RuntimeError(
                 "a cache is used by the handler of a signal that came in the middle of a change of one; let the "
                 "handler only note the signal, and use the cache afterwards"
@@ -97,38 +97,19 @@ class Changes:
 
     def after_fork(self) -> None:
         """In a child process: whatever another thread was in the middle of is unfinished."""
-        self.lock = _shared.lock
+        self.lock = shared.lock
         self.unfinished = True
 
 
 def after_fork() -> None:
     """In a child process, first: the lock may be held by a thread that is not here, in the middle of a change."""
-    _shared.lock = RLock()
-    if _shared.change is not None:
-        _shared.change = None
-        if _shared.collects:
+    shared.lock = RLock()
+    if shared.change is not None:
+        shared.change = None
+        if shared.collects:
             enable()
 
 
-def without_collector(function: Callable[[Any], object], argument: Any) -> None:
-    """Call a function of the interpreter's that a destructor must not interrupt.
-
-    Such as `ContextVar.set`: in Python 3.11 the collector may run in the middle of it, and a destructor that sets the
-    same variable makes the interpreter crash.
-    """
-    with _shared.lock:
-        if _shared.change is not None and _is_nested(_shared.lock):
-            function(argument)
-            return
-        if _shared.change is None:
-            _shared.collects = isenabled()
-        _shared.change = function
-        disable()
-        function(argument)
-        if _shared.collects:
-            enable()
-        _shared.change = None
-
-
-def _is_nested(lock: Any) -> bool:
+def is_nested(lock: Any) -> bool:
+    """Whether this thread has the lock more than once."""
     return bool(lock._recursion_count() > 1)  # as Condition relies on `_is_owned`
