@@ -336,7 +336,7 @@ def common_engine(
         which = [f"argument {number}" for number, one in enumerate(args, 1) if one is argument]
         which += [f"argument {name!r}" for name, one in kwargs.items() if one is argument]
         raise ValueError(
-            f"the arguments belong to two caches: {which[0] if which else 'a part of an argument'} to "
+            f"the arguments belong to two caches: {(which or ['one of them'])[0]} to "
             f"{_named(argument.cache)}, the others to {_named(engine.cache)}, in thread {current_thread().name!r} (a "
             "new thread starts in the default cache); make all of them within one `with cache:`, or pass the value: "
             "argument.get()"

@@ -121,6 +121,7 @@ def test_examples(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setitem(sys.modules, "__main__", program)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", rc.ThrashWarning)  # budgets that are too small are what many examples show
         for block, expected in examples(page.read_text(encoding="utf-8")):
             code = compile("\n" * block.line + block.text, name(page), "exec")  # tracebacks show the line of the page
             exec(code, program.__dict__)

@@ -141,7 +141,8 @@ def test_a_name_that_is_not_there() -> None:
 
 LAYERS = {
     "base": "_errors _warned _budget _workers _tables _terminal _live",
-    "protocol": "_adapters.layouts _adapters.python _adapters.sizes _adapters.remembering _adapters.adapter _adapters.arrays",
+    "protocol": """_adapters.layouts _adapters.python _adapters.sizes _adapters.remembering _adapters.adapter
+        _adapters.arrays""",
     "graph": """_engine.graph _engine.sizes _engine.bindings _engine.arguments _engine.events _engine.stats
         _engine.verify""",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",

@@ -15,7 +15,7 @@ CLOCK = ManualClock()
 
 
 def step(payload: Any, *more: Any) -> Any:
-    CLOCK.advance(0.01)
+    CLOCK.advance(0.1)
     return vector(payload.numbers[0] + 1)
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, ClassVar
 
 import pytest

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _OFTEN: Final = 10
 """Repeated runs between two looks."""
 
-_MANY, _LONG, _SHORT = 1_000, 5.0, 0.05
+_MANY, _LONG, _SHORT = 1_000, 30.0, 0.05
 """Repeated runs, or seconds of them, that make a stretch long enough to be judged; seconds that make none."""
 
 _SHARE: Final = 0.5
@@ -27,7 +27,7 @@ _NAMED: Final = 3
 
 
 class Thrashing:
-    """Looks at one stretch of a program after the other, each of a thousand repeated runs or five seconds of them."""
+    """Looks at one stretch of a program after the other, each of a thousand repeated runs or half a minute of them."""
 
     def __init__(self) -> None:
         self.next: float = _OFTEN

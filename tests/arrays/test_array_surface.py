@@ -895,7 +895,7 @@ def test_two_caches_do_not_mix(cache: rc.Cache) -> None:
         lambda: np.add(x, 1, out=y),
         lambda: np.where(x > 2, [y, y], 0),
     ):
-        with pytest.raises(ValueError, match=r"two caches; .* pass the value: argument\.get\(\)"):
+        with pytest.raises(ValueError, match=r"two caches: .* pass the value: argument\.get\(\)"):
             mix()
     same(grid(), x)
     same(grid(), y)
