@@ -15,6 +15,7 @@ whole.
     set_room, flush                       sizes that become known later; traces
     be_lenient                            let in what cannot fit: at the end, when values are given back
     identity, constant, Outputs           what a function says of itself: see `perform`
+    bound                                 a function with what its names are bound to now
     handle_like                           the class of handles of results, by that of the arguments
 """
 
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._engine import requests
 from recompute._engine.arguments import Container, Outputs, pack
+from recompute._engine.bindings import bound
 from recompute._engine.engine import EngineOptions
 from recompute._engine.frames import Frame, HandleOf
 from recompute._engine.frames import running as _running
@@ -250,6 +252,7 @@ __all__ = [
     "ReleaseMode",
     "adopt",
     "be_lenient",
+    "bound",
     "bring",
     "bytes_or_share",
     "clock_of",

@@ -316,6 +316,29 @@ def test_what_cannot_change_is_passed_on() -> None:
     assert all(one is other for one, other in zip(*seen, strict=True))
 
 
+def test_arguments_beside_wrapped_arrays_may_change_later() -> None:
+    """What meets a wrapped array is remembered as well: arrays, buffers, lists, functions."""
+    with rc.Cache() as cache:
+        x = rc.array(np.arange(3.0))
+        numbers, buffer, plain, elements = array("d", [1, 2, 3]), bytearray(b"abc"), np.ones(3), [1.0, 2.0, 3.0]
+        view = memoryview(bytearray(range(3)))
+        made = [np.add(x, other) for other in (numbers, plain, elements, np.frombuffer(buffer, "u1"), view)]
+        for power in range(3):
+            made.append(np.apply_along_axis(lambda row: row * power, 0, x))  # noqa: B023  # on purpose
+        expected = [value.get().copy() for value in made]
+        numbers[0] = plain[0] = elements[0] = 70
+        buffer[0] = 70
+        for value in made:
+            value.evict()
+        for number, (value, before) in enumerate(zip(made, expected, strict=True)):
+            assert np.array_equal(value.get(), before), number
+        check_invariants(cache, [x, *made])
+        view[0] = 70
+        made[4].evict()
+        with pytest.raises(rc.ImpureError, match="an argument is a memoryview that was changed"):
+            made[4].get()
+
+
 # Sources
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final
 
+from recompute._errors import ImpureError
 from recompute.extend import Outputs, constant, identity
 
 
@@ -21,7 +22,7 @@ HOLE: Final = _Hole()
 
 
 class Fresh:
-    """Stands for an argument that is made anew for each run, such as the memory of `out=`."""
+    """Stands for an argument that is made anew for each run: the memory of `out=`, or what might change meanwhile."""
 
     __slots__ = ("make",)
 
@@ -85,7 +86,14 @@ def _fill(part: Any, left: Iterator[Any]) -> Any:
         return slice(_fill(part.start, left), _fill(part.stop, left), _fill(part.step, left))
     if isinstance(part, tuple):
         return rebuilt(part, [_fill(each, left) for each in part])
-    return part.make() if cls is Fresh else part
+    return _made(part) if cls is Fresh else part
+
+
+def _made(part: Fresh) -> Any:
+    try:
+        return part.make()
+    except ImpureError as error:
+        raise ImpureError(f"an argument {error}") from None
 
 
 def rebuilt(like: tuple[Any, ...], parts: list[Any]) -> Any:

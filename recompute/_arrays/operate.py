@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any, Final
 
 from recompute import extend
-from recompute._adapters.adapter import Adapter, kinds
+from recompute._adapters.adapter import FUNCTIONS, Adapter, kinds
 from recompute._arrays.call import HOLE, Call, Fresh, rebuilt
 from recompute._arrays.sharing import link
 from recompute._cache import Cache
@@ -70,7 +70,10 @@ class Operands:
                 f"an argument is a {cls.__name__}, which can be read only once, but an operation may run again; "
                 "pass a list or a tuple instead"
             )
-        return argument
+        if cls in FUNCTIONS:
+            return extend.bound(argument)
+        again = None if kind.remember is None else kind.remember(argument)
+        return argument if again is None else Fresh(again)
 
     def _same_library(self, adapter: Adapter | None) -> None:
         if self._adapter is None:

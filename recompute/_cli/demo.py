@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import EntryPoint
@@ -13,6 +14,7 @@ from typing import Any, Final
 from recompute._budget import bytes_or_share
 from recompute._cli.output import CommandError, print_json, print_list
 from recompute._cli.plugins import DISTRIBUTION, NOT_INSTALLED, how_to_get, missing_package, plugins, version_of
+from recompute._errors import ThrashWarning
 from recompute._live import Live
 
 NAME = "demo"
@@ -59,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
     def quiet(*_: object) -> None:
         return
 
-    with Live(lambda: [status[0]] if status[0] else [], wait=0.1, every=0.1):
+    with Live(lambda: [status[0]] if status[0] else [], wait=0.1, every=0.1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ThrashWarning)  # what a small budget costs is what a demo shows
         try:
             figures = demo(
                 budget=budget,

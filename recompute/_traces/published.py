@@ -236,8 +236,8 @@ def _number(line: dict[str, Any], key: str) -> float:
 
 def _bytes(line: dict[str, Any]) -> int:
     size = _number(line, "MEMORY")
-    if size != int(size):
-        raise ValueError(f"MEMORY must be whole bytes, not {line['MEMORY']!r}")
+    if size != int(size) or size >= 2**63:
+        raise ValueError(f"MEMORY must be whole bytes, less than 2**63, not {line['MEMORY']!r}")
     try:
         return int(line["MEMORY"])  # exact, where a float is not
     except ValueError:

@@ -13,6 +13,9 @@ from recompute._traces.program import Program, TraceError
 from recompute._traces.published import Published
 from recompute._traces.recorded import HEADER, Recorded
 
+_LONGEST: Final = 300
+"""Characters of an error's text."""
+
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -50,7 +53,7 @@ def read(path: str | Path) -> Program:
                     builder = Recorded(path.name) if HEADER in line else Published(path.name)
                 builder.add(line)
             except ValueError as error:
-                fault = fault or TraceError(f"{path}:{number}: {error}")
+                fault = fault or TraceError(f"{path}:{number}: {_short(error)}")
         if fault is not None:
             raise fault
         if builder is None:
@@ -61,7 +64,7 @@ def read(path: str | Path) -> Program:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}:{number + 1}: the file is truncated or damaged: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}:{max(1, number)}: {error}") from None
+        raise TraceError(f"{path}:{max(1, number)}: {_short(error)}") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -80,3 +83,9 @@ def _object(text: str) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise ValueError(f"a line must be a JSON object, not {text.strip()[:40]}")
     return line
+
+
+def _short(error: Exception) -> str:
+    """Its text, without the middle of what is long in it: a trace may have anything as a name."""
+    text = str(error)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"

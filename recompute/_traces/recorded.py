@@ -14,7 +14,6 @@ A replay under the same budget, policy, search and release makes the same decisi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -23,6 +22,8 @@ from recompute._traces.program import Program, Step, StepKind
 HEADER: Final = "recompute-trace"
 """The key of the header's object that has the version of the format."""
 VERSION: Final = 1
+_MOST: Final = 2**63
+"""What numbers are below: bytes, seconds, and numbers of values."""
 
 
 class Recorded:
@@ -209,6 +210,8 @@ def _check(number: Any, line: dict[str, Any], key: str) -> int:
         raise ValueError(f"{line.get('event')} needs a whole number as {key}, not {number!r}")
     if number < 0:
         raise ValueError(f"{key} must not be negative, but is {number}")
+    if number >= _MOST:
+        raise ValueError(f"{key} must be below 2**63, but is {number}")
     return number
 
 
@@ -221,7 +224,7 @@ def _text(line: dict[str, Any], key: str) -> str:
 
 def _cost(line: dict[str, Any]) -> float:
     cost: Any = line.get("cost")
-    if type(cost) not in (int, float) or not math.isfinite(cost):
+    if type(cost) not in (int, float) or not -_MOST < cost < _MOST:
         raise ValueError(f"{line.get('event')} needs a number as cost, not {cost!r}")
     if cost < 0:
         raise ValueError(f"cost must not be negative, but is {cost}")

@@ -88,6 +88,7 @@ def fault(path: Path) -> str:
     message = str(caught.value)
     assert message.startswith(f"{path}:")
     assert len(message.splitlines()) == 1
+    assert len(message) < len(str(path)) + 400
     return message.removeprefix(f"{path}:")
 
 
@@ -147,6 +148,15 @@ def test_the_examples_are_right(tmp_path: Path) -> None:
         (changed(RECORDED, 3, inputs=[5]), "3: value 5 is used before it is made"),
         (changed(RECORDED, 3, cost=-1), "3: cost must not be negative, but is -1"),
         (changed(RECORDED, 3, cost="1"), "3: Performed needs a number as cost"),
+        (changed(RECORDED, 3, cost=10**400), "3: Performed needs a number as cost, not 1000"),
+        (changed(RECORDED, 3, cost=-(10**400)), "3: Performed needs a number as cost, not -1000"),
+        (changed(RECORDED, 2, nbytes=10**400), "2: nbytes must be below 2**63, but is 1000"),
+        (changed(RECORDED, 2, storage=2**63), "2: storage must be below 2**63"),
+        (changed(PUBLISHED, 3, TIME=10**400), "3: CALL needs a number as TIME, not 1000"),
+        (changed(PUBLISHED, 2, MEMORY="1" + 300 * "0"), "2: MEMORY must be whole bytes, less than 2**63, not '1000"),
+        (changed(RECORDED, 2, device=["x" * 5000]), "2: Added needs a text as device, not ['xxx"),
+        (changed(PUBLISHED, 3, ARGS=["x" * 5000]), "3: 'xxx"),
+        (changed(PUBLISHED, 9, INSTRUCTION="E" * 5000), "9: unknown INSTRUCTION 'EEE"),
         (changed(RECORDED, 3, nbytes=[-8]), "3: nbytes must not be negative"),
         (changed(RECORDED, 3, homes=[]), "3: results and homes, and storages and nbytes, must go together"),
         (changed(RECORDED, 3, homes=[7]), "3: results and homes, and storages and nbytes, must go together"),
@@ -272,3 +282,4 @@ def test_a_damaged_trace_is_a_program_or_one_line(data: bytes, zipped: bool, cut
             message = f"{path}:"
     assert message.startswith(f"{path}:")
     assert len(message.splitlines()) == 1
+    assert len(message) < len(str(path)) + 400
