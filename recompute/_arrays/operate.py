@@ -72,7 +72,7 @@ class Operands:
             )
         if cls in FUNCTIONS:
             return extend.bound(argument)
-        again = None if kind.remember is None else kind.remember(argument)
+        again = None if kind.remember is None or cls is Fresh else kind.remember(argument)
         return argument if again is None else Fresh(again)
 
     def _same_library(self, adapter: Adapter | None) -> None:

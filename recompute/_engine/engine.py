@@ -272,15 +272,19 @@ class Engine:
         frame.born = self.results.number
         stacks.pop(frame, None)
         now = self.meter.now
+        there = not self.changes.unfinished  # else a change that began before may still take an argument away
         for argument in operation.arguments:
             argument.storage.last_access = now
             if argument.payload is EVICTED:
-                stacks[frame] = None
-                self._lock_now(frame, False)
-                with self.lock, self.changes:
-                    frame.give_back()  # what brings the arguments back may need the room first
-                return False
-        return True
+                there = False
+        if not there:
+            stacks[frame] = None
+            with self.lock, self.changes:  # which has locked the arguments
+                self._stop(frame)
+                frame.running = False
+                frame.unlock()
+                frame.give_back()  # what brings the arguments back may need the room first
+        return there
 
     def _next(self, stack: list[Frame]) -> Frame | None:
         """Lock what the frame on top takes, with a new frame on top for what is evicted; the frame that can run now.
@@ -339,22 +343,15 @@ class Engine:
             return True
         return frame.needs is not None and self.memory.reserve(frame, frame.needs)
 
-    def _lock_now(self, frame: Frame, runs: bool) -> None:
-        """A frame that began at once is one like others from now on."""
-        if runs:
-            frame.lock_arguments(self.meter.now, self.order)
-            frame.counts = True
-            self.scheduler.executing += 1
-            self.scheduler.stacks[frame] = None
-        else:
-            frame.running = False
-        self.unlocked.pop(frame, None)
-
     def _prepare(self) -> None:
-        """A change begins: what runs with unlocked arguments must not lose them."""
+        """A change begins: what runs with unlocked arguments must not lose them, and is a frame like others now."""
         if self.unlocked:
             for frame in list(self.unlocked):
-                self._lock_now(frame, True)
+                frame.lock_arguments(self.meter.now, self.order)
+                frame.counts = True
+                self.scheduler.executing += 1
+                self.scheduler.stacks[frame] = None
+                self.unlocked.pop(frame, None)
 
     def _reserve(self, frame: Frame) -> bool:
         """Make room for the outputs, and start; False if the arguments must be locked again."""
@@ -440,12 +437,12 @@ class Engine:
         if meter.unknown:
             self.learn_costs()
         lost = destroyed.of(frame.arguments) if results.fragile else ()
-        if frame in self.unlocked:
-            if frame.reserved:
-                self.scheduler.stacks[frame] = None  # or an interrupt would find bytes that nobody has reserved
-            del self.unlocked[frame]
         while True:
             with self.lock:
+                if frame in self.unlocked and not self.changes.unfinished:  # nobody has come between
+                    if frame.reserved:
+                        self.scheduler.stacks[frame] = None  # or an interrupt would find bytes that nobody has reserved
+                    del self.unlocked[frame]
                 self.begin()
                 fits = memory.unlimited or not self._shortage(frame, made)
                 if fits:

@@ -279,7 +279,9 @@ Storage: TypeAlias = Node
 NOWHERE: Final = Node.__new__(Node)
 """The storage of a value that has none yet, or has been forgotten."""
 NOWHERE.values = ()
-NOWHERE.locks = 0
+NOWHERE.locks = NOWHERE.number = NOWHERE.size = 0
+NOWHERE.remains = None
+NOWHERE.resident = False
 
 
 class Options:
