@@ -250,6 +250,23 @@ def test_small_arguments_may_change_later(what: str, how: str) -> None:
         assert again(made) == again(made) == before
 
 
+def test_what_refuses_to_be_copied_is_passed_on() -> None:
+    """A class whose instances cannot be copied, or looked into, works as an argument."""
+
+    class Single(list[int]):
+        def __copy__(self) -> Any:
+            raise TypeError("there is only one")
+
+    class Closed:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]  # on purpose
+            raise ValueError("closed")
+
+    with rc.Cache():
+        assert again(rc.ap(lambda value, number: len(value) + number, Single([1]), 1)) == 2
+        assert again(rc.ap(lambda value, number: number, Closed(), 1)) == 1
+
+
 def test_generators_of_random_numbers_draw_the_same() -> None:
     """A generator is an argument like any other: later runs draw what the first one drew."""
     with rc.Cache():

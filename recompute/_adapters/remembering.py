@@ -49,6 +49,13 @@ def may_change(cls: type) -> bool:
 
 def remember(value: Any) -> Again | None:
     """What gives later runs `value` as it is now; None: it cannot change, or nobody could tell."""
+    try:
+        return _remembered(value)
+    except Exception:  # a class of the program's may refuse to be copied, or to be looked into
+        return None
+
+
+def _remembered(value: Any) -> Again | None:
     cls = type(value)
     if isinstance(value, _COPIED):
         return partial(copy, copy(value))
