@@ -245,7 +245,7 @@ def _limits(budget: Budget | Mapping[str, Budget]) -> Limits:
     if isinstance(budget, Mapping):
         known = known_devices()
         for device in budget:
-            if known is not None and device not in known and not fullmatch(r"[a-z]+:\d+", device):
+            if known is not None and device not in known and not fullmatch(r"[a-z]+:[\d,-]+", device):
                 raise ValueError(
                     f"the budget names the device {device!r}, which no adapter knows; devices are {', '.join(known)}, "
                     "and such as 'cuda:0' for arrays of PyTorch and CuPy, 'gpu:0' for JAX (see `recompute doctor`)"

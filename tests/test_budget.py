@@ -74,7 +74,7 @@ def test_a_source_larger_than_the_budget() -> None:
     cache = rc.Cache(50)
     with cache:
         y = rc.ap(unit, nbytes=30)
-        with pytest.raises(rc.BudgetError, match="a source needs 80 B more on cpu"):
+        with pytest.raises(rc.BudgetError, match="a source of 80 B is larger than the whole budget of 50 B on cpu"):
             rc.pure(vector(*range(10)))
         assert y.resident
         assert cache.stats().used == 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -99,7 +100,11 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if find_spec("jax"):
             _register_jax()
         rc.set_default_cache(None)
+        logger = logging.getLogger("recompute")
+        handlers, level = logger.handlers[:], logger.level
         yield
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
         rc.set_default_cache(None)
 
 

@@ -317,7 +317,7 @@ clock = ManualClock()
 
 
 def block(*parts: Block) -> Block:
-    clock.advance(1.0)
+    clock.advance(0.01)
     return Block((sum(part.number for part in parts) + 1) % 256)
 
 
@@ -348,6 +348,7 @@ class Blocks:
 def everywhere(work: Callable[[Blocks], None], count: int, attempt: Callable[[Blocks, Tracing], None]) -> None:
     """`attempt` with an interrupt to come at about so many of the places that `work` passes, one at a time."""
     tracing = Tracing(MODULES)
+    work(Blocks())  # what is found out once, such as the names in a function, is known from here on
     blocks = Blocks()
     with tracing.on():
         work(blocks)

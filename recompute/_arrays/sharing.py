@@ -99,7 +99,7 @@ def link(view: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
 
 def _geometry(array: Any) -> tuple[Any, ...]:
     outline = array._outline()
-    return array._type, outline.shape, outline.dtype, outline.strides
+    return array._type, outline.shape, outline.dtype, getattr(outline, "strides", None)
 
 
 def _link_outputs(view: Any, others: Sequence[Any]) -> None:

@@ -12,6 +12,7 @@ from dis import get_instructions
 from functools import partial
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from recompute._adapters.adapter import remember_plain
 from recompute._engine.sizes import constant, identity
@@ -28,7 +29,7 @@ def bound(function: Any) -> Any:
     cls = type(function)
     if cls is FunctionType:
         names = _names_of(function.__code__)
-        made = function if function.__closure__ is None else _with_cells(function, {})
+        made = function if function.__closure__ is None else _closed(function)
         return _with_globals(made, names.read_globals) if names.read_globals else made
     if cls is partial:
         inner = bound(function.func)
@@ -87,6 +88,34 @@ class Seen:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.func, name)
+
+
+def _closed(function: FunctionType) -> FunctionType:
+    """A copy with cells of its own: the one of before, as long as nothing is bound to something else."""
+    known = _copies.get(id(function))
+    if known is not None and _sees_the_same(known, function):
+        return known
+    made = _copies[id(function)] = _with_cells(function, {})
+    return made
+
+
+_copies: Final[WeakValueDictionary[int, FunctionType]] = WeakValueDictionary()
+"""By the identity of what was copied, which may be another function meanwhile."""
+
+
+def _sees_the_same(copy: FunctionType, function: FunctionType) -> bool:
+    if (
+        copy.__code__ is not function.__code__
+        or copy.__globals__ is not function.__globals__
+        or copy.__defaults__ is not function.__defaults__
+        or copy.__kwdefaults__ is not function.__kwdefaults__
+        or function.__dict__
+    ):
+        return False
+    for cell, other in zip(copy.__closure__ or (), function.__closure__ or (), strict=True):
+        if cell is not other and (_unbound(other) or cell.cell_contents is not other.cell_contents):
+            return False  # also if it is a function that closes over something itself
+    return True
 
 
 def _with_cells(function: FunctionType, done: dict[int, FunctionType]) -> FunctionType:

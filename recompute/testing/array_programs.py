@@ -234,7 +234,8 @@ class Arrays:
             return ("done",)
         where = {name: each % len(self.pool) for name, each in zip(names, operands, strict=True)}
         changed = {name: where[name] for name in changes}
-        if len({id(self.pool[position]) for position in changed.values()}) < len(changed):
+        written_to = [self.pool[position] for position in changed.values() if self.pool[position] is not LOST]
+        if len({id(array) for array in written_to}) < len(written_to):
             return ("done",)  # what it means to write two results to one array, nobody says
         scope = self._scope | {name: self.pool[position] for name, position in where.items()}
         if any(scope[name] is LOST for name in where):
