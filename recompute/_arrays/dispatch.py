@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from inspect import signature
 from sys import maxsize
 from types import FrameType
@@ -205,6 +205,8 @@ def _into(
         rooms.append(room)
         ways.append(way)
     keywords = {**keywords, "out": tuple(rooms)}
+    if getattr(function, "__name__", "") == "choose":
+        function = _choosing(function)
     result = call(cls, array.cache, _Filling(function, several, ways), args, keywords, caller)
     returned = out
     if type(result) is list:
@@ -220,6 +222,26 @@ def _into(
     if several:
         return tuple([new if old is None else old for old, new in zip(targets, result, strict=True)])
     return returned
+
+
+@lru_cache
+def _choosing(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """`choose` with an `out` of any layout.
+
+    NumPy's own writes to it as if its elements lay side by side, beyond its end too, unless an index may be an error.
+    """
+
+    @wraps(choose)
+    def chosen(*args: Any, out: Any, **keywords: Any) -> Any:
+        if keywords.get("mode", "raise") == "raise":
+            return choose(*args, out=out, **keywords)
+        result = choose(*args, **keywords)
+        if result.shape != out.shape:
+            raise TypeError("choose: invalid shape for output array.")
+        out[...] = result
+        return out
+
+    return chosen
 
 
 class _Way:

@@ -20,6 +20,7 @@ from random import Random
 from struct import unpack
 from types import CodeType
 from typing import Any, Final, Literal
+from weakref import ref
 
 from recompute._adapters import adapter as _adapter
 from recompute._adapters.adapter import Adapter, kinds
@@ -179,6 +180,7 @@ class Arrays:
         self.pool: list[Any] = []
         self._unchanged: list[int] = []  # what a line should have changed, but could not
         self._stuck: list[Any] = []  # NumPy's ufuncs keep an operand forever if the function that they call raises
+        self._suspects: list[ref[Any]] = []  # operands of which it may have been so
         self._library = adapter.namespace()
         self._scope = {
             "__builtins__": builtins,
@@ -190,7 +192,8 @@ class Arrays:
     @property
     def handles(self) -> list[RecomputableArray]:
         """The wrapped arrays that there are."""
-        return [each for each in [*self.pool, *self._stuck] if isinstance(each, RecomputableArray)]
+        suspects = [each() for each in self._suspects]
+        return [each for each in [*self.pool, *self._stuck, *suspects] if isinstance(each, RecomputableArray)]
 
     def do(self, step: Step) -> Observation:
         """One step, and what can be observed of it."""
@@ -259,6 +262,8 @@ class Arrays:
         except Exception:
             for each, content in zip(written, before, strict=False):
                 self._restore(each, content)
+            wrapped = [scope[name] for name in where if isinstance(scope[name], RecomputableArray)]
+            self._suspects += map(ref, wrapped)
             raise
         for name, position in changed.items():
             self.pool[position] = scope[name.upper()]
@@ -400,14 +405,18 @@ def evict_some(random: Random) -> Callable[[Arrays], None]:
 @contextmanager
 def registered(adapter: Adapter, *classes: type) -> Iterator[None]:
     """The adapter serves these types for a while."""
-    before = dict(_adapter._registered)
+    known = _adapter._registered
+    before = {cls: known.get(cls) for cls in classes}
     for cls in classes:
         _adapter.register(cls, adapter)
     try:
         yield
     finally:
-        _adapter._registered.clear()
-        _adapter._registered.update(before)
+        for cls, one in before.items():
+            if one is None:
+                known.pop(cls, None)
+            else:
+                known[cls] = one
         _adapter.kinds.clear()
 
 

@@ -114,6 +114,13 @@ def test_every_policy_and_release_mode(policy: str, release: Any, program: Progr
     agree(program, rc.Cache(budget, policy=policy, release=release, clock=ManualClock()))
 
 
+def test_what_a_failing_ufunc_keeps_is_accounted_for() -> None:
+    """An operand that NumPy does not let go of after an error is still in the cache when the program has lost it."""
+    sources = [Make("float64", (3,))] * 3
+    lines = [Line("xp.gcd.accumulate(a)", (0,)), Line("A.fill(b)", (0, 1))]
+    agree(Program((*sources, *lines)), rc.Cache(24, release="ignore", clock=ManualClock()))
+
+
 @given(array_programs(lines={key: LINES[key] for key in ("in place", "assignment", "changing", "out", "indexing")}))
 def test_changes_are_seen_by_views_alone(program: Program) -> None:
     """Programs of changes alone, among views of what is changed."""

@@ -425,6 +425,40 @@ def test_overwrite_input_overwrites_nothing(cache: rc.Cache) -> None:
     same(grid()[::-1], x)
 
 
+LAYOUTS_OF_OUT = {
+    "side by side": lambda memory: memory[4:10].reshape(2, 3),
+    "every other": lambda memory: memory[4:16:2].reshape(2, 3),
+    "reversed": lambda memory: memory[9:3:-1].reshape(2, 3),
+    "transposed": lambda memory: memory[4:10].reshape(3, 2).T,
+}
+
+
+@pytest.mark.parametrize("mode", ["raise", "clip", "wrap"])
+@pytest.mark.parametrize("layout", LAYOUTS_OF_OUT)
+def test_choose_writes_to_out_and_nothing_beside_it(layout: str, mode: str, cache: rc.Cache) -> None:
+    """NumPy itself takes the elements of `out` to lie side by side, and writes beyond its end."""
+    look = LAYOUTS_OF_OUT[layout]
+    indices = np.array([[0, 1, 0], [1, 1, 0]])
+    expected = np.zeros(20)
+    look(expected)[...] = np.choose(indices, [grid(), -grid()], mode=mode)
+    choices = [rc.array(grid()), rc.array(-grid())]
+    for call in (
+        lambda out: np.choose(indices, choices, out=out, mode=mode),
+        lambda out: rc.array(indices).choose(choices, out, mode),
+        lambda out: rc.namespace(np).choose(indices, choices, out=out, mode=mode),
+    ):
+        memory = rc.array(np.zeros(20))
+        out = look(memory)
+        assert call(out) is out
+        same(expected, evicted(memory))
+        same(look(expected), out)
+        alone = np.zeros(20)
+        call(look(alone))
+        assert expected.tobytes() == alone.tobytes()
+    with pytest.raises(TypeError, match="invalid shape"):
+        np.choose(indices, choices, out=rc.array(np.zeros(3)), mode=mode)
+
+
 # Coercion
 
 
