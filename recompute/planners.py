@@ -12,7 +12,7 @@ from typing import Final
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import prune, schedule
 from recompute._plans.plan import METHODS, plan
-from recompute._plans.problem import check_least, problem_of
+from recompute._plans.problem import check_least, problem_of, woven
 from recompute._plans.schedule import Plan, PlanError
 from recompute._plans.verify import verify
 from recompute._traces.program import Program
@@ -40,7 +40,7 @@ def replan(program: Program, budget: int, order: Sequence[int], time_limit: floa
     start = perf_counter()
     problem = problem_of(program, budget)
     check_least(problem)
-    fits = fitted(problem, [*order, problem.final], seed)
+    fits, _ = fitted(problem, woven(problem, order), seed)
     if fits is None:
         return None
     search = Search(problem, fits, seed)

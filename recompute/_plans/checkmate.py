@@ -84,6 +84,7 @@ def _merged(problem: Problem, groups: list[list[int]]) -> Problem:
         merged.makes.append(tuple(sorted(storage for storage in storages if not problem.fixed[storage])))
         merged.costs.append(sum([problem.costs[operation] for operation in group]))
         merged.needs.append(_need(problem, group, set(results)))
+        merged.once.append(False)
         merged.order.append(number)
     return merged
 

@@ -28,8 +28,8 @@ def chen_greedy(problem: Problem, turn: int | None, trials: int = 60) -> list[in
     The numbers go down in equal ratios from all of the forward pass to its largest operation. O(trials x arguments).
     """
     forward = _forward(problem, turn)
-    whole = sum([problem.needs[operation] for operation in problem.order[:forward]])
-    largest = max([1, *[problem.needs[operation] for operation in problem.order[:forward]]])
+    made = [problem.needs[operation] if operation < problem.calls else 0 for operation in problem.order[:forward]]
+    whole, largest = sum(made), max(1, *made)
     ratio = (max(whole, largest) / largest) ** (1 / max(1, trials - 1))
 
     def candidates() -> Iterator[list[int]]:
@@ -37,11 +37,11 @@ def chen_greedy(problem: Problem, turn: int | None, trials: int = 60) -> list[in
         for trial in range(trials):
             most = max(whole, largest) / ratio**trial
             cuts, bytes_made = [], 0
-            for place, operation in enumerate(problem.order[:forward]):
-                if bytes_made and bytes_made + problem.needs[operation] > most:
+            for place, size in enumerate(made):
+                if bytes_made and bytes_made + size > most:
                     cuts.append(place)
                     bytes_made = 0
-                bytes_made += problem.needs[operation]
+                bytes_made += size
             if tuple(cuts) not in seen:
                 seen.add(tuple(cuts))
                 yield segmented(problem, forward, cuts)
@@ -80,7 +80,7 @@ def segmented(problem: Problem, forward: int, cuts: list[int]) -> list[int]:
         value
         for place in range(forward)
         for value in problem.results[order[place]]
-        if value not in kept and segment[order[place]] != last
+        if value not in kept and segment[order[place]] != last and not problem.once[order[place]]
     }
     out = list(order[:forward])
     for place in range(forward, len(order)):

@@ -112,7 +112,9 @@ class _Space:
         is_short = False
         for place in range(done + 1):
             operation = order[place]
-            if takes[operation] & ~present or (place < done and not gives[operation] & ~present):
+            if takes[operation] & ~present:
+                continue
+            if place < done and (not gives[operation] & ~present or problem.once[operation]):
                 continue
             if needs[operation] > left:
                 is_short = True

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Final
 
 from recompute._plans.problem import Problem
@@ -37,6 +38,8 @@ class Replay:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.work = 0.0
+        """What has been done, in steps of about a microsecond."""
         storages, fixed = problem.storages, problem.fixed
         count = len(problem.sizes)
         self.uses: list[list[int]] = [[] for _ in range(count)]  # storage -> places in the program, ascending
@@ -52,7 +55,7 @@ class Replay:
         self.own = [0.0] * count  # storage -> the cost of all operations that make values on it
         self.above: list[list[int]] = [[] for _ in range(count)]
         self.below: list[list[int]] = [[] for _ in range(count)]
-        for operation in range(problem.calls):
+        for operation in range(len(problem.arguments)):
             made = {storages[value] for value in problem.results[operation] if not fixed[storages[value]]}
             held = {storages[value] for value in problem.arguments[operation] if not fixed[storages[value]]}
             for storage in sorted(made):
@@ -60,6 +63,8 @@ class Replay:
                 self.above[storage].extend(sorted(held - {storage}))
             for storage in sorted(held):
                 self.below[storage].extend(sorted(made - {storage}))
+        for storage in problem.lasting:
+            self.own[storage] = inf
         self.above = [list(dict.fromkeys(near)) for near in self.above]
         self.below = [list(dict.fromkeys(near)) for near in self.below]
         self.on: list[list[int]] = [[] for _ in range(count)]
@@ -109,6 +114,7 @@ class Replay:
             found: list[int] = []
             stack = [storage]
             while stack:
+                self.work += 0.5
                 for other in links[stack.pop()]:
                     if not resident[other] and (unmade or was_made[other]) and other not in seen:
                         seen.add(other)
@@ -150,6 +156,9 @@ class Replay:
                         aside.append((key, stamp, storage))
                         continue
                     now = rate(storage)
+                    if now == inf:
+                        aside.append((key, stamp, storage))
+                        continue
                     if heap and now > key * 1.0001 + 1e-30 and now > heap[0][0]:
                         heappush(heap, (now, stamp, storage))
                         continue
@@ -167,7 +176,8 @@ class Replay:
                     if heap:
                         continue
                 if victim < 0:
-                    victim = next((storage for storage in soft or () if resident[storage] and sizes[storage]), -1)
+                    loose = [storage for storage in soft or () if resident[storage] and own[storage] < inf]
+                    victim = next((storage for storage in loose if sizes[storage]), -1)
                     if victim < 0:
                         return False
                 resident[victim] = 0
@@ -182,6 +192,7 @@ class Replay:
             stack = [operation_in_order]
             held: list[list[int]] = [[]]  # frame -> storages it locks
             while stack:
+                problem.rest()
                 operation = stack[-1]
                 mine = held[-1]
                 missing = -1
@@ -200,6 +211,8 @@ class Replay:
                             locks[storage] += 1
                 if missing >= 0:
                     maker = makers[missing]
+                    if problem.once[maker]:
+                        return None
                     if len(stack) > problem.calls or (len(stack) > 1 and maker in stack):
                         return None
                     stack.append(maker)
@@ -221,6 +234,7 @@ class Replay:
                 if budget_left < 0 or not runs_left:
                     return None
                 out.append(operation)
+                self.work += 20.0
                 for storage in makes[operation]:
                     if not resident[storage]:
                         resident[storage] = was_made[storage] = 1

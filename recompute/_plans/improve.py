@@ -19,6 +19,7 @@ from recompute._plans.timeline import Crowded, Timeline
 
 _SIZES: Final = (2, 6, 15)  # mean numbers of runs that are taken out
 _SHIFT: Final = 0.2  # chance that a repeated run goes earlier instead
+_ALSO: Final = 2.0  # times the best score: what is dropped, too, while memory lacks there
 _KICK: Final = 0.2  # chance that some storage is dropped without need
 
 
@@ -31,7 +32,10 @@ class Search:
         self.line = Timeline(problem, sequence)
         self.best = list(self.line.runs)
         self.best_cost = self.line.cost
-        self._large = [storage for storage, size in enumerate(problem.sizes) if size]
+        kept = {
+            problem.storages[value] for value, maker in enumerate(problem.makers) if maker >= 0 and problem.once[maker]
+        }
+        self._large = [storage for storage, size in enumerate(problem.sizes) if size and storage not in kept]
         self._slack = max(0.02, 4 / len(sequence)) * problem.model_cost
         self._over: list[int] = []  # places that lack memory
 
@@ -42,17 +46,44 @@ class Search:
             labels = line.repeated()
         rank = [(-costs[line.runs[bisect_left(line.labels, label)]], label) for label in labels]
         for _, label in sorted(rank):
+            self.problem.rest()
             place = bisect_left(line.labels, label)
-            if place < len(line.labels) and line.labels[place] == label:
+            if place < len(line.labels) and line.labels[place] == label and self._may_go(place, line.memory):
                 mark = len(line.log)
+                line.raised = 0
                 line.drop(label)
-                if max(line.memory) > room:
+                if line.memory and line.raised > room:
                     line.undo(mark)
+
+    def _may_go(self, place: int, memory: list[int]) -> bool:
+        """Whether there may be memory to keep what this repeated run makes from the last time that it was there.
+
+        What it takes may then be let go of; what is made for it alone seldom reaches back so far.
+        """
+        line, problem = self.line, self.problem
+        sizes, storages, labels = problem.sizes, problem.storages, line.labels
+        operation, label = line.runs[place], labels[place]
+        line.work += 2.0
+        most = self.problem.room
+        for value in problem.arguments[operation]:
+            most += sizes[storages[value]]
+        for value in problem.results[operation]:
+            size = sizes[storages[value]]
+            if size and len(line.on[storages[value]]) == 1:
+                events = line.events[value]
+                at = bisect_left(events, 2 * label)
+                if at and at + 1 < len(events) and not events[at + 1] & 1:
+                    low = bisect_right(labels, events[at - 1] >> 1)
+                    line.work += 0.015 * (place - low)
+                    if low < place and max(memory[low:place]) + size > most:
+                        return False
+        return True
 
     def round(self, heat: float) -> bool:
         """One change; whether it was kept. `heat`: how much dearer (a share of the model cost) it may be."""
         line, random = self.line, self.random
         before = line.cost
+        line.work += 40.0 + 0.25 * len(line.runs)
         repeated = line.repeated()
         if not repeated:
             return False
@@ -67,7 +98,7 @@ class Search:
                 self.polish()
         except Crowded:
             line.undo()
-            self.line = Timeline(self.problem, line.runs)
+            self._renew(line.runs)
             return False
         allowed = before + (-heat * math.log(max(1e-12, random.random())) if heat else 0.0)
         if line.cost > allowed:
@@ -81,7 +112,12 @@ class Search:
 
     def restart(self) -> None:
         """Go on from the best."""
-        self.line = Timeline(self.problem, self.best)
+        self._renew(self.best)
+
+    def _renew(self, sequence: Sequence[int]) -> None:
+        done = self.line.work + 10.0 * len(sequence)
+        self.line = Timeline(self.problem, sequence)
+        self.line.work = done
 
     def _is_there(self, label: int) -> bool:
         labels = self.line.labels
@@ -103,7 +139,7 @@ class Search:
         for label in chosen:
             if self._is_there(label):
                 self.line.drop(label)
-        if random.random() < _KICK:
+        if self._large and random.random() < _KICK:
             place = random.randrange(len(self.line.labels))
             self._evict(place, random.choice(self._large))
 
@@ -114,8 +150,11 @@ class Search:
         low = bisect_right(line.labels, line.first[operation])
         high = bisect_left(line.labels, label)
         low = max(low, high - 1 - int(self.random.expovariate(1 / 20)))
-        if low < high:
-            line.put(operation, line.labels[self.random.randrange(low, high)])
+        place = self.random.randrange(low, high) if low < high else high
+        while place < high and line.runs[place] >= self.problem.calls:  # in front of a call: see `verify`
+            place += 1
+        if place < high:
+            line.put(operation, line.labels[place])
             line.drop(label)
 
     def _repair(self, most: float, evictions: int = 200) -> bool:
@@ -133,58 +172,77 @@ class Search:
     def _evict(self, place: int, kicked: int = -1) -> bool:
         """Drop the best storage at this place, or the `kicked` one; False: there is none to drop."""
         line, problem, room = self.line, self.problem, self.problem.room
+        problem.rest()
         label = line.labels[place]
         memory, sizes = line.memory, problem.sizes
+        line.work += 40.0 + 0.06 * len(memory) + 0.2 * len(self._large)
         over = [index for index, used in enumerate(memory) if used > room]
-        lacks = [memory[index] - room for index in over]
-        used_now = {problem.storages[value] for value in problem.arguments[line.runs[place]]}
         self._over = over
+        lacks = [memory[index] - room for index in over]
+        labels, spans_of, events_of, on = line.labels, line.spans, line.events, line.on
+        places = [labels[index] for index in over]  # as labels
+        used_now = {problem.storages[value] for value in problem.arguments[line.runs[place]]}
         makers, costs, noise = problem.makers, problem.costs, self.random.random
-        labels, spans_of = line.labels, line.spans
         candidates = []
-        if kicked >= 0:
-            over, lacks = [], []
-        storages = [kicked] if kicked >= 0 else self._large
         most = max(lacks, default=0)
         sums_of: dict[int, list[int]] = {}  # bytes -> sums of what lacks, each at most so many bytes
-        for storage in storages:
-            for start, end in spans_of[storage]:
-                if start < label <= end:
-                    break
+        for storage in self._large if kicked < 0 else [kicked]:
+            spans = spans_of[storage]
+            if not spans or not spans[0][0] < label <= spans[-1][1] or storage in used_now:
+                continue
+            if len(on[storage]) == 1:
+                (value,) = on[storage]
+                events = events_of[value]
+                at = bisect_left(events, 2 * label)
+                if events[at] & 1:
+                    continue
+                since = events[at - 1] >> 1
+                wanted = [(events[at] >> 1, value)]
+            elif any(start < label <= end for start, end in spans):
+                wanted, since = self._gap(storage, label)
             else:
                 continue
-            if storage in used_now:
+            low = bisect_right(places, since)
+            high = bisect_left(places, wanted[0][0])
+            if kicked >= 0:
+                gain = 1
+            elif low < high:
+                clipped = min(sizes[storage], most)
+                sums = sums_of.get(clipped)
+                if sums is None:
+                    line.work += 0.08 * len(over)
+                    sums = sums_of[clipped] = [0, *accumulate([lack if lack < clipped else clipped for lack in lacks])]
+                gain = sums[high] - sums[low]
+            else:
                 continue
-            wanted, since = self._gap(storage, label)
-            size = sizes[storage]
-            low = bisect_right(over, bisect_right(labels, since) - 1)
-            high = bisect_left(over, bisect_left(labels, wanted[0][0]))
-            if low >= high and kicked < 0:
-                continue
-            clipped = min(size, most)
-            sums = sums_of.get(clipped)
-            if sums is None:
-                sums = sums_of[clipped] = [0, *accumulate([min(clipped, lack) for lack in lacks])]
-            gain = sums[high] - sums[low]
-            if gain > 0 or kicked >= 0:
-                gain = max(gain, 1)
-                weight = (0.5 + noise()) / gain
+            weight = (0.5 + noise()) / gain
+            if len(wanted) == 1:
+                least = costs[makers[wanted[0][1]]] + 1e-9
+            else:
                 least = sum([costs[maker] for maker in {makers[value] for _, value in wanted}]) + 1e-9
-                candidates.append((least * weight, weight, since, size, wanted))
+            candidates.append((least * weight, weight, since, sizes[storage], wanted))
+        line.work += 1.5 * len(candidates)
         candidates.sort()
         best = math.inf
-        found: list[tuple[int, int]] | None = None
+        priced = []
         for least, weight, since, size, wanted in candidates:
-            if least >= best:
+            if least >= _ALSO * best:
                 break
-            score = (self._price(wanted, since, size, best / weight) + 1e-9) * weight
-            if score < best:
-                best, found = score, wanted
-                best_since, best_size = since, size
-        if found is None:
+            score = (self._price(wanted, since, size, _ALSO * best / weight) + 1e-9) * weight
+            if score < _ALSO * best:
+                best = min(best, score)
+                priced.append((score, since, size, wanted))
+        if best == math.inf:
             return False
-        for until, value in found:
-            self._ensure(value, until, best_since, best_size)
+        line.work += 10.0 * len(priced)
+        priced.sort()
+        for number, (score, since, size, wanted) in enumerate(priced):
+            if number and (score > _ALSO * best or line.memory[bisect_left(labels, label)] <= room):
+                break
+            if number and self._gap(problem.storages[wanted[0][1]], label) != (wanted, since):
+                continue
+            for until, value in wanted:
+                self._ensure(value, until, since, size)
         return True
 
     def _gap(self, storage: int, label: int) -> tuple[list[tuple[int, int]], int]:
@@ -217,7 +275,7 @@ class Search:
         for start, end in line.spans[self.problem.storages[value]]:
             if start < until <= end and start <= last:
                 return True  # its storage stays anyway
-        labels, memory, room = line.labels, line.memory, self.problem.room
+        labels = line.labels
         low, high = bisect_right(labels, last), bisect_left(labels, until)
         if more < size and high:
             middle = bisect_right(labels, since)
@@ -228,7 +286,7 @@ class Search:
             return True
         over = self._over
         at = bisect_left(over, low)
-        return (at == len(over) or over[at] >= high) and max(memory[low:high]) + more <= room
+        return (at == len(over) or over[at] >= high) and max(line.memory[low:high]) + more <= self.problem.room
 
     def _price(self, wanted: list[tuple[int, int]], since: int, size: int, most: float) -> float:
         """What it costs to run these values again before their uses; something above `most` if it is more."""
@@ -243,6 +301,8 @@ class Search:
                 operation = stack.pop()
                 if operation in seen:
                     continue
+                if problem.once[operation]:
+                    return math.inf
                 seen.add(operation)
                 total += costs[operation]
                 if total > most:
@@ -292,13 +352,16 @@ class Search:
         return place >= 0 and events[place] >> 1 > since
 
 
-def fitted(problem: Problem, sequence: Sequence[int], seed: int) -> list[int] | None:
-    """The sequence with runs put in until it fits; None: that did not work. O(runs put in x operations)."""
+def fitted(problem: Problem, sequence: Sequence[int], seed: int) -> tuple[list[int] | None, float]:
+    """The sequence with runs put in until it fits, None if that did not work; and the work that took.
+
+    O(runs put in x operations).
+    """
     search = Search(problem, sequence, seed)
     try:
         if not search._repair(10 * problem.model_cost + 1e-9, 10 * len(sequence)):
-            return None
+            return None, search.line.work
         search.polish()
     except Crowded:
-        return None
-    return list(search.line.runs)
+        return None, search.line.work
+    return list(search.line.runs), search.line.work

@@ -31,7 +31,7 @@ def schedule(problem: Problem, sequence: Sequence[int]) -> tuple[tuple[Action, .
 
     A use of a value is served by the last run before it that made the value; in between its storage stays.
     """
-    frees = _frees(problem, sequence)
+    frees = frees_after(problem, sequence)
     sizes, needs, makes = problem.sizes, problem.needs, problem.makes
     resident = bytearray(problem.fixed)
     steps: list[Action] = []
@@ -39,6 +39,7 @@ def schedule(problem: Problem, sequence: Sequence[int]) -> tuple[tuple[Action, .
     for operation, freed in zip(sequence, frees, strict=True):
         if operation < problem.calls:
             steps.append(("compute", operation))
+        if problem.results[operation]:
             peak = max(peak, used + needs[operation])
             for storage in makes[operation]:
                 if not resident[storage]:
@@ -68,7 +69,7 @@ def _first_runs(problem: Problem, sequence: Sequence[int]) -> bytearray:
     return first
 
 
-def _frees(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
+def frees_after(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
     """Position -> the storages that are dead after it. Nothing is after the use of the outputs."""
     needed = bytearray(len(problem.storages))
     alive = [0] * len(problem.sizes)  # storage -> values on it that are needed

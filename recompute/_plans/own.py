@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import inf
 from time import perf_counter
 from typing import Final
 
+from recompute._plans.chains import chained
 from recompute._plans.chen import chen_greedy, chen_sqrt
 from recompute._plans.exact import beam, exact
 from recompute._plans.future import Replay, Score
@@ -25,64 +27,102 @@ Progress = Callable[[float, float], None]
 
 _SCORES: Final = tuple(
     Score(time=time, below=below, through=through)
-    for time, (below, through) in product((0.5, 0.25, 1.0, 0.0, 2.0), ((0.3, True), (0.0, True), (0.0, False)))
+    for time, (below, through) in product((0.25, 0.5, 1.0, 0.0, 2.0), ((0.0, True), (0.3, True), (0.0, False)))
 )
+_ON_CHAINS: Final = 0.5  # of the effort, at most, for dynamic programming on a chain
 _TINY: Final = 20  # operations: the optimum is searched for
 _STATES: Final = 40_000
+_STATE: Final = 30.0  # steps for each
 _MODEST: Final = 60  # operations: a beam of states is searched
 _BEAM: Final = 200
 _SMALL: Final = 1000  # operations: the schedule without a budget is made to fit, too
-_FIRST: Final = 0.25  # of the time, at most, for the schedules that the search begins with
-_PATIENCE: Final = 1.5  # times the time: when nothing has fitted by then, it is given up,
-_PATIENT: Final = 2.0  # seconds, at least
+_FIRST: Final = 0.25  # of the effort, at most, for the schedules that the search begins with
+_PATIENCE: Final = 1.5  # times the effort: when nothing has fitted by then, it is given up
 _AT_LEAST: Final = 3  # scores are tried in any case
-_ROUNDS: Final = 100  # for each operation, unless the caller says how many
 _FINALISTS: Final = 4
 _TRYOUT: Final = 0.08  # of the effort, for each finalist
 _HEAT: Final = 0.3  # of the mean cost of an operation: how much dearer a change may be at the start
+_LARGER: Final = (1.01, 1.03, 1.06, 1.1, 1.2, 1.4, 1.7, 2.0)  # times a budget that is too small
+_WORDS: Final = 2e6  # steps, after which only the last of them is tried
+_STEPS: Final = 1e7  # of about a microsecond, that are one unit of effort
 
 
 @dataclass(frozen=True)
 class Effort:
-    """When to stop, and what the random numbers are."""
+    """When to stop, and what the random numbers are. Whatever comes first ends the search."""
 
+    effort: float = 1.0
+    """Of about ten seconds each, counted in steps: the same on every machine."""
     rounds: int | None = None
-    """None: a hundred for each operation."""
-    time_limit: float = 30.0
-    """Seconds."""
+    """None: as many as the effort allows."""
+    time_limit: float | None = None
+    """Seconds. The plan then depends on the machine, if it gets so far."""
     seed: int = 0
     workers: int = 1
     """Processes; a script that asks for several guards its main part with `if __name__ == "__main__"`."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.effort < inf:
+            raise ValueError(f"effort is a number, 0 or more, not {self.effort!r}; 1 takes about ten seconds")
+
+
+class Meter:
+    """How much of the effort is spent."""
+
+    def __init__(self, effort: Effort) -> None:
+        self.steps = _STEPS * effort.effort
+        """Of about a microsecond, that may be done."""
+        self._start = perf_counter()
+        self._limit = effort.time_limit
+        self.work = 0.0
+        """Steps done."""
+
+    @property
+    def share(self) -> float:
+        """Of the effort; above 1 if more was done."""
+        steps = self.work / self.steps if self.steps else inf
+        if self._limit is None:
+            return steps
+        seconds = (perf_counter() - self._start) / self._limit if self._limit > 0 else inf
+        return max(steps, seconds)
+
+
+Online = Callable[[], Sequence[int] | None]
+"""Gives the order in which the cache itself runs the operations, which knows only the past; None: it could not."""
+
 
 def own(
-    problem: Problem, turn: int | None, effort: Effort, progress: Progress | None = None
+    problem: Problem,
+    turn: int | None,
+    effort: Effort,
+    progress: Progress | None = None,
+    online: Online = lambda: None,
 ) -> tuple[list[int], float | None]:
-    """The order of runs, and the least overhead there is where that is known (uniform chains).
+    """The order of runs, and the least overhead there is where that is known (chains of values of one size).
 
-    A tiny program is solved by search over states (`exact`). Else a portfolio: DTR with the future known under a grid
-    of scores (`Score`), the program made to fit (`fitted`), Chen's segments, Revolve, and on small programs a beam of
-    states (`beam`). The best few are improved by large neighbourhood search (`Search`) for a part of the effort each,
-    the best of these for the rest. O(rounds x operations) about; stops after `rounds` or `time_limit`. The same seed
-    gives the same order if the rounds end it. Raises PlanError, with a budget that works, if nothing has been found to
-    fit after one and a half times the limit, or two seconds.
+    A tiny program is solved by search over states (`exact`). Else a portfolio: what the cache does by itself, without
+    runs that turn out to be superfluous (`online`), DTR with the future known under a grid of scores (`Score`), the
+    program made to fit (`fitted`), Chen's segments, Revolve, dynamic programming on chains (`chained`), and on small
+    programs a beam of states (`beam`). The best few are improved by large neighbourhood search (`Search`) for a part of
+    the effort each, the best of these for the rest. So the result is never dearer than what `online` gives. The same
+    effort and seed give the same order on every machine, unless a time limit ends it. Raises PlanError, with a budget
+    that works, if nothing has been found to fit after one and a half times the effort.
     """
     if effort.workers > 1:
-        efforts = [Effort(effort.rounds, effort.time_limit, effort.seed + number) for number in range(effort.workers)]
+        efforts = [replace(effort, seed=effort.seed + number, workers=1) for number in range(effort.workers)]
+        first = online()
         with workers(effort.workers, _nothing) as pool:
-            found = list(pool.map(_work, [(problem, turn, effort) for effort in efforts]))
+            found = list(pool.map(_work, [(problem, turn, effort, first) for effort in efforts]))
         return min(found, key=lambda each: cost_of(problem, each[0]))
-    start = perf_counter()
+    meter = Meter(effort)
     if problem.calls <= _TINY:
-        optimal = exact(problem, _STATES)
+        optimal = exact(problem, min(_STATES, round(effort.effort * _STEPS / _STATE)))
         if optimal is not None:
             cost = cost_of(problem, optimal)
             return optimal, cost / problem.model_cost if problem.model_cost else 1.0
     model = problem.model_cost or 1.0
     starts: list[tuple[float, list[int]]] = []
-    for sequence, bound in _portfolio(problem, turn, start + max(_PATIENCE * effort.time_limit, _PATIENT)):
-        if starts and perf_counter() - start > _FIRST * effort.time_limit:
-            break
+    for sequence, bound in _portfolio(problem, turn, meter, online):
         if bound is not None or not starts:
             if schedule(problem, sequence)[1] > problem.constant + problem.room:
                 continue
@@ -91,45 +131,62 @@ def own(
         starts.append((cost_of(problem, sequence), sequence))
         if starts[-1][0] <= model * (1 + 1e-12):
             return sequence, 1.0
+        if meter.share > _FIRST:
+            break
     if not starts:
         raise _Infeasible(problem)
-    return _search(problem, starts, effort, start + effort.time_limit, progress), None
+    return _search(problem, starts, effort, meter, progress), None
 
 
 def _nothing() -> None:
     """What a worker needs before it works."""
 
 
-def _work(given: tuple[Problem, int | None, Effort]) -> tuple[list[int], float | None]:
-    return own(*given)
+def _work(given: tuple[Problem, int | None, Effort, Sequence[int] | None]) -> tuple[list[int], float | None]:
+    problem, turn, effort, online = given
+    return own(problem, turn, effort, online=lambda: online)
 
 
-def _portfolio(problem: Problem, turn: int | None, until: float) -> Iterator[tuple[list[int], float | None]]:
-    """Orders of runs that fit, with the least overhead where one is proved to have it; about `until` some time."""
+def _portfolio(
+    problem: Problem, turn: int | None, meter: Meter, online: Online
+) -> Iterator[tuple[list[int], float | None]]:
+    """Orders of runs that fit, with the least overhead where one is proved to have it."""
     plain = list(problem.order)
     if schedule(problem, plain)[1] <= problem.constant + problem.room:
         yield plain, 1.0
         return
     with suppress(PlanError):
         yield revolve(problem)
+    with suppress(PlanError):
+        best, bound, work = chained(problem, _ON_CHAINS * meter.steps)
+        meter.work += work
+        yield best, bound
+    known = online()
+    if known is not None:
+        yield prune(problem, known), None
     replay = Replay(problem)
     limit = 10.0
     for number, score in enumerate(_SCORES):
-        if number >= _AT_LEAST and perf_counter() > until:
+        if meter.share > _FIRST if known is not None else number >= _AT_LEAST and meter.share > _PATIENCE:
             break
+        before = replay.work
         sequence = replay.run(score, limit=limit)
+        meter.work += replay.work - before
         if sequence is not None:
             limit = min(limit, 1.5 * cost_of(problem, sequence) / (problem.model_cost or 1.0))
             yield prune(problem, sequence), None
-    if problem.calls <= _MODEST:
-        sequence = beam(problem, _BEAM, _STATES // 8)
+    states = min(_STATES // 8, round(max(0.0, 1 - meter.share) * meter.steps / _STATE / (problem.calls + 1)))
+    if problem.calls <= _MODEST and states > _BEAM:
+        sequence = beam(problem, _BEAM, states)
+        meter.work += _STATE * states * problem.calls
         if sequence is not None:
             yield prune(problem, sequence), None
     if problem.calls <= _SMALL:
         for trial in range(4 if limit < 10.0 else 30):
-            if trial and perf_counter() > until:
+            if trial and meter.share > _PATIENCE:
                 break
-            sequence = fitted(problem, plain, trial)
+            sequence, work = fitted(problem, plain, trial)
+            meter.work += work
             if sequence is not None:
                 yield prune(problem, sequence), None
     for segments in (chen_sqrt, chen_greedy):
@@ -141,7 +198,7 @@ def _search(
     problem: Problem,
     starts: Sequence[tuple[float, list[int]]],
     effort: Effort,
-    until: float,
+    meter: Meter,
     progress: Progress | None,
 ) -> list[int]:
     """Improve the best few of the starts, then the best of these."""
@@ -151,26 +208,24 @@ def _search(
         if cost not in seen and len(searches) < _FINALISTS:
             seen.add(cost)
             searches.append(Search(problem, sequence, effort.seed))
-    began = perf_counter()
     model = problem.model_cost or 1.0
-    done = 0.0
+    done, begun = 0.0, meter.share
     best = searches[0]
     shares = [_TRYOUT] * len(searches)
     for search, share in [*zip(searches, shares, strict=True), (None, 1.0 - sum(shares))]:
         current = search or best
         current.restart()
-        rounds = max(1, round((effort.rounds or _ROUNDS * problem.calls) * share))
-        stop = began + (until - began) * (done + share)
-        start = perf_counter()
-        for number in range(rounds):
-            now = perf_counter()
-            if now >= stop:
-                break
+        rounds = inf if effort.rounds is None else max(1, round(effort.rounds * share))
+        start, stop = meter.share, begun + (1.0 - begun) * (done + share)
+        number = 0
+        while number < rounds and (now := meter.share) < stop and current.line.repeated():
             part = max(number / rounds, (now - start) / max(1e-9, stop - start))
-            heat = _HEAT * model / len(problem.order) * (1 - part) ** 2
-            current.round(heat)
+            before = current.line.work
+            current.round(_HEAT * model / len(problem.order) * (1 - part) ** 2)
+            meter.work += current.line.work - before
             if progress is not None and number % 20 == 0:
                 progress(min(1.0, done + share * part), min(best.best_cost, current.best_cost) / model)
+            number += 1
         done += share
         if current.best_cost < best.best_cost:
             best = current
@@ -198,19 +253,22 @@ class _Infeasible(PlanError):
 
 
 def _infeasible(problem: Problem) -> str:
-    """Says which larger budget works, within a percent of the least that a few policies need. O(some replays)."""
+    """Says which larger budget works: the first of a few for which a replay finds a way. O(some replays)."""
     budget = problem.constant + problem.room
-    low, high = budget, max(2 * budget, schedule(problem, problem.order)[1])
+    enough = schedule(problem, problem.order)[1]
     room = problem.room
     replay = Replay(problem)
     try:
-        while high - low > max(1, high // 100):
-            middle = (low + high) // 2
-            problem.room = middle - problem.constant
-            if any(replay.run(score, limit=4.0) is not None for score in _SCORES[:_AT_LEAST]):
-                high = middle
-            else:
-                low = middle
+        for share in _LARGER:
+            larger = int(share * budget) + 1
+            problem.room = larger - problem.constant
+            if larger >= enough:
+                break
+            if replay.work > _WORDS and share < _LARGER[-1]:
+                continue
+            if replay.run(_SCORES[0], limit=4.0) is not None:
+                enough = larger
+                break
     finally:
         problem.room = room
-    return f"infeasible: no way was found to run the program in {budget:,} bytes; give {high:,}, which are enough"
+    return f"infeasible: no way was found to run the program in {budget:,} bytes; give {enough:,}, which are enough"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -10,19 +11,22 @@ from recompute._budget import Amount, parse_budget
 from recompute._plans.checkmate import checkmate
 from recompute._plans.chen import chen_greedy, chen_sqrt
 from recompute._plans.liveness import cost_of, schedule
-from recompute._plans.own import Effort, Progress, own
-from recompute._plans.problem import Problem, check_least, problem_of
+from recompute._plans.own import Effort, Online, Progress, own
+from recompute._plans.problem import Problem, check_least, numbered, problem_of, woven
 from recompute._plans.revolve import revolve
-from recompute._plans.schedule import Plan
+from recompute._plans.schedule import Plan, PlanError
 from recompute._traces.program import Program
 
 _OPTIONS: Final[dict[str, frozenset[str]]] = {
-    "own": frozenset({"seed", "rounds", "time_limit", "workers", "progress"}),
+    "own": frozenset({"effort", "seed", "rounds", "time_limit", "workers", "progress"}),
     "chen-sqrt": frozenset(),
     "chen-greedy": frozenset({"trials"}),
     "revolve": frozenset(),
     "checkmate": frozenset({"time_limit", "operations", "most"}),
 }
+
+_ALWAYS_THERE: Final = frozenset({"revolve", "checkmate"})
+"""The methods for which sources take memory from the first operation to the last."""
 
 METHODS: Final[tuple[str, ...]] = tuple(_OPTIONS)
 """The names of the methods."""
@@ -36,8 +40,10 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
     budget
         Bytes ("512MB"), or a share (0.4, "40%") of the peak without a budget. What the program's sources take counts.
     method
-        "own": the library's planner. Options: `seed`, `rounds` and `time_limit` (seconds), whichever ends first,
-        `workers` (processes, each with a seed of its own), `progress(share done, least overhead so far)`.
+        "own": the library's planner, whose plans are never dearer than what the cache does by itself within the same
+        budget. Options: `effort` (1 is about ten seconds, counted in steps, so that a plan does not depend on the
+        machine), `rounds`, `time_limit` (seconds), whichever ends first, `seed`, `workers` (processes, each with a seed
+        of its own), `progress(share done, least overhead so far)`.
         "chen-sqrt", "chen-greedy": segments of the forward pass. Option of the second: `trials`.
         "revolve": the optimum on uniform training chains; others are refused.
         "checkmate": integer programming, for some 60 operations. Options: `time_limit` (seconds), `operations` (merge
@@ -53,9 +59,16 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
             known = ", ".join(sorted(_OPTIONS[method])) or "none"
             raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
     start = perf_counter()
-    problem = problem_of(program, parse_budget(budget, whole=lambda: _peak(program)))
+    size = parse_budget(budget, whole=lambda: _peak(program))
+    problem = problem_of(program, size)
     check_least(problem)
-    sequence, bound, note = _run(problem, _turn(program), method, options)
+    if method in _ALWAYS_THERE:
+        if any(kind == "detach" for kind, _ in program.steps):
+            raise PlanError(f"{method} takes no program that detaches values; use method 'own'")
+        found, bound, note = _run(problem_of(program, size, lifetimes=False), _turn(program), method, options)
+        sequence: Sequence[int] = woven(problem, found)
+    else:
+        sequence, bound, note = _run(problem, _turn(program), method, options, partial(online, program, problem))
     steps, peak = schedule(problem, sequence)
     model = problem.model_cost
     return Plan(
@@ -72,7 +85,7 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
 
 
 def _run(
-    problem: Problem, turn: int | None, method: str, options: dict[str, Any]
+    problem: Problem, turn: int | None, method: str, options: dict[str, Any], known: Online = lambda: None
 ) -> tuple[Sequence[int], float | None, str]:
     """The order of runs, the proved least overhead, and what else is to be said."""
     if method == "chen-sqrt":
@@ -88,7 +101,15 @@ def _run(
         return sequence, None, f"merged to {left} operations, of which no schedule has an overhead below {bound:.4f}"
     progress: Progress | None = options.pop("progress", None)
     effort = Effort(**options)
-    return *own(problem, turn, effort, progress), ""
+    return *own(problem, turn, effort, progress, known), ""
+
+
+def online(program: Program, problem: Problem) -> list[int] | None:
+    """The order of runs of the cache with its default policy, which knows only the past; None: it ran out of memory."""
+    from recompute._simulator.order import order_of_runs
+
+    steps = order_of_runs(program, problem.room + problem.constant)
+    return None if steps is None else woven(problem, numbered(problem, steps))
 
 
 def _peak(program: Program) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 Action = tuple[Literal["compute", "free"], int]
@@ -48,7 +50,7 @@ class Plan:
 
     For Revolve's that is any plan, for Checkmate's those in which stages run each operation at most once, in order.
     """
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     """What planning took."""
     note: str = ""
     """What else the method says."""
@@ -76,6 +78,25 @@ class Plan:
         yield json.dumps({_HEADER: 1, **about})
         for kind, which in self.steps:
             yield json.dumps({kind: which})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, for `load`. Raises OSError."""
+        Path(path).write_text("".join(f"{line}\n" for line in self.to_lines()), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """The plan that `save` wrote. Raises OSError, and PlanError with the line that is wrong.
+
+        Whether it is a plan of some program is for `verify` to say.
+        """
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise PlanError(f"{os.fspath(path)} is no text, and so no plan") from None
+        try:
+            return cls.from_lines(lines)
+        except PlanError as error:
+            raise PlanError(f"{os.fspath(path)}: {error}") from None
 
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> Plan:

@@ -30,11 +30,15 @@ class Timeline:
 
     def __init__(self, problem: Problem, sequence: Sequence[int]) -> None:
         self.problem = problem
+        self.work = 0.0
+        """What has been done, in steps of about a microsecond."""
         self.labels = [_APART * (place + 1) for place in range(len(sequence))]
         self.runs = list(sequence)
         """Place -> operation."""
-        self.memory = [0] * len(sequence)
-        """Place -> bytes in use while it runs, without sources."""
+        self._memory = [0] * len(sequence)
+        self._changes: list[tuple[int, int]] = []  # (after this label, so many bytes more): not in `_memory` yet
+        self.raised = 0
+        """The most bytes at a place where more came to be in use; whoever watches it sets it to zero before."""
         self.cost = sum([problem.costs[operation] for operation in sequence])
         self.events: list[list[int]] = [[] for _ in problem.storages]
         """Value -> ascending 2 x label of its uses, and 2 x label + 1 of the runs that make it."""
@@ -55,7 +59,7 @@ class Timeline:
         for place, operation in enumerate(self.runs):
             label = self.labels[place]
             self.first.setdefault(operation, label)
-            self.memory[place] = problem.needs[operation]
+            self._memory[place] = problem.needs[operation]
             for value in problem.arguments[operation]:
                 self.events[value].append(2 * label)
             for value in problem.results[operation]:
@@ -69,7 +73,29 @@ class Timeline:
         used = 0
         for place in range(len(self.runs)):
             used += changes[place]
-            self.memory[place] += used
+            self._memory[place] += used
+
+    @property
+    def memory(self) -> list[int]:
+        """Place -> bytes in use while it runs, without sources. O(places that changed since it was asked for)."""
+        changes, memory, labels = self._changes, self._memory, self.labels
+        if changes:
+            changes.sort()
+            level = since = low = 0
+            for label, change in changes:
+                if label > since:
+                    high = bisect_right(labels, label, low)
+                    if level and high > low:
+                        part = [used + level for used in memory[low:high]]
+                        memory[low:high] = part
+                        if level > 0:
+                            self.raised = max(self.raised, max(part))
+                        self.work += 0.06 * (high - low)
+                    since, low = label, high
+                level += change
+            self.work += 1.5 * len(changes)
+            changes.clear()
+        return memory
 
     def _spans(self, storage: int) -> list[tuple[int, int]]:
         """When the storage is in memory: the union over its values of (run that makes it, its last use)."""
@@ -106,34 +132,12 @@ class Timeline:
             return
         self.spans[storage] = new
         size = self.problem.sizes[storage]
-        if not size:
-            return
-        if len(old) == len(new) == 1 and old[0][0] == new[0][0]:
-            before, after = old[0][1], new[0][1]
-            if before < after:
-                self._add(before, after, size)
-            else:
-                self._add(after, before, -size)
-            return
-        turns: list[tuple[int, int]] = []
-        for start, end in old:
-            turns += ((start, -size), (end, size))
-        for start, end in new:
-            turns += ((start, size), (end, -size))
-        turns.sort()
-        level = 0
-        since = 0
-        for label, change in turns:
-            if level and label > since:
-                self._add(since, label, level)
-            since = label
-            level += change
-
-    def _add(self, start: int, end: int, size: int) -> None:
-        """`size` more bytes after the label `start`, up to and with `end`."""
-        labels, memory = self.labels, self.memory
-        low, high = bisect_right(labels, start), bisect_right(labels, end)
-        memory[low:high] = [used + size for used in memory[low:high]]
+        if size:
+            changes = self._changes
+            for start, end in old:
+                changes += ((start, -size), (end, size))
+            for start, end in new:
+                changes += ((start, size), (end, -size))
 
     def put(self, operation: int, label: int) -> None:
         """A run of the operation in front of the one with this label. Raises Crowded."""
@@ -147,10 +151,11 @@ class Timeline:
 
     def _put(self, operation: int, label: int, place: int) -> None:
         problem = self.problem
-        held = self.memory[place] - problem.needs[self.runs[place]]
+        self.work += 20.0
+        held = self._memory[place] - problem.needs[self.runs[place]]
         self.labels.insert(place, label)
         self.runs.insert(place, operation)
-        self.memory.insert(place, held + problem.needs[operation])
+        self._memory.insert(place, held + problem.needs[operation])
         self.cost += problem.costs[operation]
         storages, events = problem.storages, self.events
         touched = []
@@ -173,6 +178,7 @@ class Timeline:
 
     def _take(self, operation: int, label: int) -> None:
         problem = self.problem
+        self.work += 20.0
         storages, events = problem.storages, self.events
         touched = []
         for value in problem.arguments[operation]:
@@ -186,7 +192,9 @@ class Timeline:
         for storage in dict.fromkeys(touched):
             self._update(storage)
         place = bisect_left(self.labels, label)
-        del self.labels[place], self.runs[place], self.memory[place]
+        before = self.labels[place - 1] if place else 0
+        self._changes = [(before if at == label else at, change) for at, change in self._changes]
+        del self.labels[place], self.runs[place], self._memory[place]
         self.cost -= problem.costs[operation]
 
     def commit(self) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from recompute._plans.schedule import Plan, PlanError
-from recompute._traces.program import Program
+from recompute._traces.program import Program, Step
 
 
 def verify(program: Program, plan: Plan) -> tuple[int, float]:
     """The peak in bytes, sources included, and the overhead of a plan that does what the program does.
 
-    The machine: sources stay in memory. A run needs every argument's value, and room for all its results that do not
-    share memory with an argument, also for those still in memory (two copies exist while it runs). Freeing a storage
-    drops all values on it. Each operation runs, first runs are in program order, what the program got (`get`) is there
-    at some moment before the next first run, and the outputs are there at the end. O(steps).
+    The machine: a run needs every argument's value, and room for all its results that do not share memory with an
+    argument, also for those still in memory (two copies exist while it runs). Freeing a storage drops all values on it.
+    Each operation runs, first runs are in program order, and the outputs are there at the end.
+
+    Between two first runs the program goes on as far as it can before the next step is done: it makes sources, which
+    then take memory, and lets go of them, after which they can be freed; what it gets or detaches must be there, or
+    else it waits for another step. What is detached stays from then on as a source does. O(steps).
 
     Raises PlanError, which names the step.
     """
@@ -38,32 +43,34 @@ class _Machine:
     def __init__(self, program: Program, budget: int) -> None:
         self.program = program
         self.budget = budget
-        self.present = {value for value, maker in enumerate(program.makers) if maker < 0}
-        self.sources = {program.storages[value] for value in self.present}
-        self.resident = set(self.sources)
-        self.used = self.peak = sum(program.sizes[storage] for storage in self.sources)
         self.values: list[list[int]] = [[] for _ in program.sizes]  # storage -> values
         for value, storage in enumerate(program.storages):
             self.values[storage].append(value)
         self.cost = 0.0
         self.todo = [which for kind, which in program.steps if kind == "call"][::-1]
         self.ran: set[int] = set()
-        self.gets: dict[int, set[int]] = {}  # call -> what is got after it, before the next one
+        self.gaps: dict[int, list[Step]] = {}  # call (-1: none) -> what the program does after it, before the next one
         last = -1
         for kind, which in program.steps:
             if kind == "call":
                 last = which
-            elif kind == "get" and last >= 0:
-                self.gets.setdefault(last, set()).add(which)
-        self.pending: set[int] = set()
-        self._within(0)
+            else:
+                self.gaps.setdefault(last, []).append((kind, which))
+        self.present: set[int] = set()
+        self.resident: set[int] = set()
+        self.kept: dict[int, int] = {}  # storage -> sources on it that the program has not let go of yet
+        self.lasting: set[int] = set()  # these sources
+        self.used = self.peak = 0
+        self.gap = deque(self.gaps.get(-1, ()))  # what the program does now
 
     def compute(self, number: int) -> None:
         program = self.program
         if not 0 <= number < len(program.calls):
             raise PlanError("the program has no such operation")
         call = program.calls[number]
-        if number not in self.ran:
+        first = number not in self.ran
+        self._go_on()
+        if first:
             self._first(number)
         for value in call.arguments:
             if value not in self.present:
@@ -76,11 +83,15 @@ class _Machine:
             self.used += program.sizes[storage]
         self.present.update(call.results)
         self.cost += call.cost
-        self.pending -= self.present
+        if first:
+            self.gap.extend(self.gaps.get(number, ()))
 
     def free(self, storage: int) -> None:
-        if storage in self.sources:
-            raise PlanError("the storage of a source cannot be freed")
+        mentions = [at for at, step in enumerate(self.gap) if self._mentions(step, storage)]
+        if mentions:
+            self._go_on(1 + mentions[-1])
+        if self.kept.get(storage):
+            raise PlanError("the storage of a source cannot be freed before the program lets go of it")
         if storage not in self.resident:
             raise PlanError("the storage is not in memory")
         self.resident.discard(storage)
@@ -88,6 +99,7 @@ class _Machine:
         self.present.difference_update(self.values[storage])
 
     def finish(self) -> None:
+        self._go_on()
         if self.todo:
             raise PlanError(f"at the end operation {self.todo[-1]} has never run")
         self._got("at the end")
@@ -101,11 +113,45 @@ class _Machine:
         self._got("before this step")
         self.todo.pop()
         self.ran.add(number)
-        self.pending = set(self.gets.get(number, ()))
+
+    def _mentions(self, step: Step, storage: int) -> bool:
+        kind, value = step
+        if self.program.storages[value] != storage:
+            return False
+        return (
+            kind in ("source", "get", "detach")
+            or (kind == "drop" and self.program.makers[value] < 0)
+            or value in self.lasting
+        )
+
+    def _go_on(self, steps: int | None = None) -> None:
+        """The program does so many of its steps between two calls, or as many as it can."""
+        storages, gap = self.program.storages, self.gap
+        done = 0
+        while gap and (steps is None or done < steps):
+            kind, value = gap[0]
+            storage = storages[value]
+            if kind in ("get", "detach") and value not in self.present:
+                return
+            if kind == "source":
+                if storage not in self.resident:
+                    self._within(self.program.sizes[storage])
+                    self.used += self.program.sizes[storage]
+                    self.resident.add(storage)
+                self.present.add(value)
+            if kind == "source" or (kind == "detach" and value not in self.lasting):
+                self.lasting.add(value)
+                self.kept[storage] = self.kept.get(storage, 0) + 1
+            elif kind == "drop" and value in self.lasting:
+                self.lasting.discard(value)
+                self.kept[storage] -= 1
+            gap.popleft()
+            done += 1
 
     def _got(self, when: str) -> None:
-        if self.pending:
-            raise PlanError(f"{when} the value {min(self.pending)} should have been there to be got, and was not")
+        waiting = [value for kind, value in self.gap if kind in ("get", "detach")]
+        if waiting:
+            raise PlanError(f"{when} the value {waiting[0]} should have been there to be got, and was not")
 
     def _within(self, extra: int) -> None:
         self.peak = max(self.peak, self.used + extra)

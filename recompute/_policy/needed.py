@@ -62,7 +62,11 @@ class Needs(Neighbourhood):
     # How short memory is
 
     def measure_pressure(self, pool: Pool) -> None:
-        """x = sqrt(E / (E + B)): E bytes are evicted but referred to, B is the limit without sources and pins."""
+        """x = sqrt(E / (E + B)): E bytes are evicted but referred to, B is the limit without sources and pins.
+
+        It rises until nothing is evicted that is referred to, and half of the memory is free: between the rounds of a
+        program that repeats, say.
+        """
         missing = self._missing_bytes.get(pool, 0)
         room = pool.limit - pool.sources - pool.pinned
         if missing and room < inf:
@@ -96,6 +100,10 @@ class Needs(Neighbourhood):
         self._segments.pop(storage, None)
 
     def released(self, storage: Storage) -> None:
+        if self.pressure and not self._missing:
+            pool = storage.pool
+            if 2 * (pool.used - pool.sources) < pool.limit - pool.sources:
+                self.pressure = 0.0
         if storage.resident:
             self._decreased(storage)
             return
@@ -115,6 +123,13 @@ class Needs(Neighbourhood):
     def moved(self, users: list[Storage]) -> None:
         for storage in users:
             self._count(storage)
+
+    def rest(self, storages: Iterable[Storage]) -> None:
+        if self._costs_given:
+            self._costs_given, self._last = False, None
+            self._segments.clear()
+            for storage in storages:
+                storage.nearby = None
 
     def restart(self, evicted: Iterable[Storage]) -> None:
         self._last = None

@@ -33,10 +33,10 @@ class Neighbourhood(ABC):
         self.on_decrease = on_decrease
         self.active = False  # until it is asked for a cost, nobody needs to tell it of evictions
         self.waiting: Operation | None = None  # before its first run; its cost counts as that of evicted descendants
-        self.pressure = 0.0  # from 0 to 1; never falls. Where a policy uses it, each rise changes all scores
+        self.pressure = 0.0  # from 0 to 1. Where a policy uses it, each change of it changes all scores
 
     def measure_pressure(self, pool: Pool) -> None:
-        """See how short memory is in `pool`; raises the pressure if it is shorter than before."""
+        """See how short memory is in `pool`: the pressure rises if it is shorter than before."""
 
     def unneeded(self, storage: Storage) -> bool:
         """Whether evicting a resident storage costs nothing, because nobody will need it."""
@@ -71,6 +71,9 @@ class Neighbourhood(ABC):
 
     def moved(self, users: list[Storage]) -> None:
         """The value has moved."""
+
+    def rest(self, storages: Iterable[Storage]) -> None:
+        """Costs will not be asked for in a while: forget those of all storages."""
 
     def restart(self, evicted: Iterable[Storage]) -> None:
         """All that was known is void: these are the evicted storages."""

@@ -187,6 +187,9 @@ class Candidates(ABC):
     def changed(self, storage: Storage) -> None:
         """The cost or the size of `storage` changed, or the cost of its neighbourhood decreased. O(1)."""
 
+    def rest(self) -> None:
+        """Nobody will be chosen in a while."""
+
     @abstractmethod
     def clear(self) -> None:
         """Forget all of them, whatever state they are in."""
@@ -340,9 +343,13 @@ class Tournaments(Candidates):
         if 2 * self._gaps > len(self._storages) + 64:
             self._compact()
 
-    def clear(self) -> None:
-        self._storages, self._gaps, self._tournament = [], 0, None
+    def rest(self) -> None:
+        self._tournament = None
         self._changed.clear()
+
+    def clear(self) -> None:
+        self._storages, self._gaps = [], 0
+        self.rest()
 
     def changed(self, storage: Storage) -> None:
         if storage.slot >= 0 and self._tournament is not None:

@@ -97,7 +97,11 @@ class Program:
 
     def add_source(self, size: int, device: str = "cpu") -> int:
         """A value that is not computed; its number."""
-        value = self._add_value(self.add_storage(size, device), -1)
+        return self.add_source_on(self.add_storage(size, device))
+
+    def add_source_on(self, storage: int) -> int:
+        """A value that is not computed, on memory that others may share; its number."""
+        value = self._add_value(storage, -1)
         self.steps.append(("source", value))
         return value
 

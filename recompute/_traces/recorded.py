@@ -52,6 +52,7 @@ class Recorded:
             "Unpinned": lambda line: self._step("unpin", self._value(line, "value")),
             "Detached": lambda line: self._step("detach", self._value(line, "value")),
             "TakenBack": self._taken_back,
+            "Foresaw": lambda _: None,
             "Forgotten": lambda _: None,
             "End": lambda _: None,
         }

@@ -24,6 +24,7 @@ from recompute.events import (
     Detached,
     Event,
     Evicted,
+    Foresaw,
     Forgotten,
     LetGo,
     Performed,
@@ -162,6 +163,13 @@ def _performed(event: Performed) -> str:
     )
 
 
+def _foresaw(event: Foresaw) -> str:
+    return (
+        f'{{"event":"Foresaw","time":{event.time},"used":{event.used},"state":{_quoted[event.state]},'
+        f'"why":{json.dumps(event.why)}}}\n'
+    )
+
+
 def _list(numbers: tuple[int, ...]) -> str:
     return f"[{numbers[0]}]" if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
 
@@ -178,6 +186,7 @@ _LINES: Final[dict[type[Event], Callable[[Any], str]]] = dict(
         _plain(Unpinned, "time", "used", "value"),
         _plain(Detached, "time", "used", "value"),
         _plain(TakenBack, "time", "used", "storage", "nbytes"),
+        (Foresaw, _foresaw),
         _plain(Forgotten, "time", "used", "storage"),
     )
 )

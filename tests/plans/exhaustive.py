@@ -8,38 +8,52 @@ from recompute._traces.program import Program
 
 
 def least_cost(program: Program, budget: int) -> float | None:
-    """The least cost of all runs under a budget; None if there is no plan. Exponential: for some ten operations."""
+    """The least cost of all runs under a budget; None if there is no plan. Exponential: for some ten operations.
+
+    Of what a program does between its calls only sources count, that come and go: no `get`, no `detach`.
+    """
     storages, sizes = program.storages, program.sizes
-    sources = frozenset(value for value, maker in enumerate(program.makers) if maker < 0)
-    always = {storages[value] for value in sources}
     order = [which for kind, which in program.steps if kind == "call"]
     outputs = set(program.outputs)
-    if sum(sizes[storage] for storage in always) > budget:
-        return None
-    start = (sources, 0)
-    costs: dict[tuple[frozenset[int], int], float] = {start: 0.0}
-    queue: list[tuple[float, int, tuple[frozenset[int], int]]] = [(0.0, 0, start)]
+    gaps: list[list[tuple[str, int]]] = [[]]  # number of first runs done -> what the program does then
+    for kind, which in program.steps:
+        if kind == "call":
+            gaps.append([])
+        elif program.makers[which] < 0:
+            gaps[-1].append((kind, which))
+    start = (frozenset[int](), frozenset[int](), 0, 0)
+    costs = {start: 0.0}
+    queue = [(0.0, 0, start)]
     number = 0
     while queue:
         cost, _, state = heappop(queue)
         if cost > costs[state]:
             continue
-        present, done = state
-        if done == len(order) and outputs <= present:
+        present, kept, done, passed = state  # kept: sources that are referred to; passed: steps of the gap
+        if done == len(order) and outputs <= present and passed == len(gaps[done]):
             return cost
-        resident = {storages[value] for value in present} | always
+        resident = {storages[value] for value in present}
         used = sum(sizes[storage] for storage in resident)
-        following: list[tuple[float, tuple[frozenset[int], int]]] = []
-        for storage in resident - always:
-            following.append((cost, (frozenset(value for value in present if storages[value] != storage), done)))
-        for place in range(min(done + 1, len(order))):
-            call = program.calls[order[place]]
-            if not present.issuperset(call.arguments):
-                continue
-            made = {storages[value] for value in call.results} - {storages[value] for value in call.arguments}
-            if used + sum(sizes[storage] for storage in made) <= budget:
-                after = (present | set(call.results), max(done, place + 1))
-                following.append((cost + call.cost, after))
+        following: list[tuple[float, tuple[frozenset[int], frozenset[int], int, int]]] = []
+        for storage in resident - {storages[value] for value in kept}:
+            left = frozenset(value for value in present if storages[value] != storage)
+            following.append((cost, (left, kept, done, passed)))
+        if passed < len(gaps[done]):
+            kind, which = gaps[done][passed]
+            if kind == "drop":
+                following.append((cost, (present, kept - {which}, done, passed + 1)))
+            elif kind == "source" and used + sizes[storages[which]] <= budget:
+                following.append((cost, (present | {which}, kept | {which}, done, passed + 1)))
+        else:
+            for place in range(min(done + 1, len(order))):
+                call = program.calls[order[place]]
+                if not present.issuperset(call.arguments):
+                    continue
+                made = {storages[value] for value in call.results} - {storages[value] for value in call.arguments}
+                if used + sum(sizes[storage] for storage in made) <= budget:
+                    first = place == done
+                    after = (present | set(call.results), kept, done + first, 0 if first else passed)
+                    following.append((cost + call.cost, after))
         for each, after in following:
             if each < costs.get(after, float("inf")):
                 costs[after] = each

@@ -1,4 +1,4 @@
-"""Random small programs with views, several results, zero sizes, unused results and values that are got."""
+"""Random small programs with views, several results, zero sizes, sources that come and go, and values that are got."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from recompute._traces.program import Program
 
 @st.composite
 def programs(draw: st.DrawFn, operations: int = 7, uniform: bool = False) -> Program:
-    """A program of at most so many operations. `uniform`: one new value each, no views, no `get`."""
+    """A program of at most so many operations. `uniform`: one new value each, no views, no `get`, sources that stay."""
     program = Program("random")
     values = [program.add_source(draw(st.integers(0, 2))) for _ in range(draw(st.integers(1, 2)))]
     made: list[int] = []
     for _ in range(draw(st.integers(1, operations))):
+        if not uniform and draw(st.integers(0, 3)) == 0:
+            values.append(program.add_source(draw(st.integers(0, 3))))
         arguments = draw(st.lists(st.sampled_from(values[-4:]), min_size=1, max_size=3))
         if made and draw(st.booleans()):
             arguments.append(draw(st.sampled_from(made)))
@@ -27,6 +29,13 @@ def programs(draw: st.DrawFn, operations: int = 7, uniform: bool = False) -> Pro
         made += results
         if not uniform and draw(st.integers(0, 4)) == 0:
             program.steps.append(("get", draw(st.sampled_from(made))))
+        sources = [value for value in values if program.makers[value] < 0]
+        if not uniform and len(values) > 1 and sources and draw(st.integers(0, 3)) == 0:
+            gone = draw(st.sampled_from(sources))
+            program.steps.append(("drop", gone))
+            values.remove(gone)
+        if not uniform and draw(st.integers(0, 8)) == 0:
+            program.steps.append(("detach", draw(st.sampled_from(made))))
     program.outputs = draw(st.lists(st.sampled_from(made), max_size=2, unique=True))
     return program
 

@@ -1,0 +1,269 @@
+"""Optimal checkpoints on a training chain whose operations differ in cost and whose values differ in size.
+
+Dynamic programming over (segment, memory), as in Beaumont, Herrmann, Pallez, Shilova: Optimal checkpointing for
+heterogeneous chains (2019). A checkpoint stays until the backward pass has come down to it: a schedule with that
+property is called persistent. Where all values have one size, no other schedule is cheaper (Griewank and Walther,
+Evaluating Derivatives, chapter 12). Where sizes differ, one may be.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from math import gcd, inf
+from typing import Final
+
+from recompute._plans.problem import Problem
+from recompute._plans.schedule import PlanError
+
+_FINEST: Final = 1000  # units of memory, at most, where sizes have to be rounded
+_COARSEST: Final = 50  # and at least
+_ENTRIES: Final = 4_000_000  # of the table, at most: 8 bytes each
+
+
+@dataclass
+class Chain:
+    """Forward operations, each on the value of the one before, and backward ones that take these values, last first.
+
+    A backward operation takes the gradient before it, and one state at most.
+    """
+
+    forward: list[int]
+    """State i is what forward[i - 1] makes; state 0 is a source."""
+    sizes: list[int] = field(default_factory=lambda: [0])
+    """State -> bytes."""
+    groups: list[list[int]] = field(default_factory=list)
+    """State -> the backward operations that take it, and those after them that take none."""
+    peaks: list[int] = field(default_factory=list)
+    """State -> bytes besides it while its group runs."""
+    held: list[int] = field(default_factory=list)
+    """State -> bytes of gradients while it is waited for."""
+    is_uniform: bool = False
+    """All states have one size, all gradients have one, and no other outputs pile up."""
+
+
+def chained(problem: Problem, most: float = 1e7) -> tuple[list[int], float | None, float]:
+    """The cheapest persistent order of runs; the least overhead there is, if proved; and the work that took.
+
+    Proved: where sizes are uniform. Otherwise sizes may have been rounded up, so that the order fits. Work is counted
+    in steps of about a microsecond: O(states^2 x units of memory) where sizes are uniform, O(states^3 x units) else.
+    Raises PlanError if the program is no such chain, if it takes more than `most` steps, or if nothing fits.
+    """
+    chain = recognised(problem)
+    if isinstance(chain, str):
+        raise PlanError(f"this is for training chains: {chain}; use method 'own'")
+    if problem.room < 0:
+        raise PlanError("infeasible: the sources alone do not fit")
+    states = len(chain.sizes)
+    room = min(problem.room, sum(chain.sizes) + max(chain.peaks))
+    unit = gcd(*chain.sizes, *chain.peaks, *chain.held) or 1
+    trials = 7.0 if chain.is_uniform else 4 + states / 3  # for each entry of the table
+    affordable = int(min(4 * most / trials, _ENTRIES) / (states * states / 2))
+    if room // unit > affordable:
+        units = min(_FINEST, affordable)
+        if chain.is_uniform or units < _COARSEST:
+            raise PlanError("the chain is too long for dynamic programming; use method 'own'")
+        unit = -(-room // units)
+    table = _Table(problem, chain, unit, room // unit)
+    least = table.least
+    if least == inf:
+        raise PlanError("infeasible: no persistent schedule runs this chain within the budget; use method 'own'")
+    bound = None
+    if chain.is_uniform:
+        model = problem.model_cost
+        again = least - sum([problem.costs[operation] for operation in chain.forward])
+        bound = (model + again) / model if model else 1.0
+    return [*table.runs(), problem.final], bound, table.work
+
+
+def recognised(problem: Problem) -> Chain | str:
+    """The chain that the program is, or why it is none. Sources that stay may be arguments anywhere. O(operations)."""
+    calls = problem.order[:-1]
+    if len(calls) != problem.calls:
+        return "values are got, or sources come and go"
+    turn = 0  # the first operation that takes something else than the value before
+    previous: tuple[int, ...] = ()
+    while turn < len(calls) and problem.arguments[calls[turn]] == previous:
+        previous = problem.results[calls[turn]]
+        turn += 1
+        if len(previous) != 1:
+            break
+    if turn < 2 or turn == len(calls):
+        return "no operation takes the value before it and an earlier one"
+    chain = Chain(calls[: turn - 1])
+    kept = set(problem.arguments[problem.final])
+    for operation in chain.forward:
+        (value,) = problem.results[operation]
+        if problem.makes[operation] != (problem.storages[value],) or value in kept:
+            return f"operation {operation} does not make one new value that is dropped"
+        chain.sizes.append(problem.sizes[problem.storages[value]])
+    return _backward(problem, chain, calls[turn - 1 :], kept) or chain
+
+
+def _backward(problem: Problem, chain: Chain, calls: list[int], kept: set[int]) -> str:
+    """Enters these operations into the chain; why it is none."""
+    now = len(chain.forward)  # the state
+    for found in (chain.peaks, chain.held):
+        found.extend([0] * (now + 1))
+    chain.groups = [[] for _ in range(now + 1)]
+    state_of = {problem.results[operation][0]: number for number, operation in enumerate(chain.forward, 1)}
+    gradient: int | None = None
+    sizes: set[tuple[int, ...]] = set()  # of what backward operations make
+    before = outputs = 0  # bytes
+    for place, operation in enumerate(calls):
+        results, arguments = problem.results[operation], problem.arguments[operation]
+        made = {value: problem.sizes[problem.storages[value]] for value in results}
+        states = [state_of.get(value, now + 1) for value in arguments if value != gradient]
+        if len(states) > 1 or (place and gradient not in arguments) or len(problem.makes[operation]) < len(results):
+            return f"operation {operation} is not one of a chain"
+        if states and states[0] > now:
+            return f"operation {operation} takes values in another order than that of a chain"
+        if states and states[0] < now:
+            chain.held[states[0] : now] = [before] * (now - states[0])
+            now = states[0]
+        chain.groups[now].append(operation)
+        alone = 0 if states or not now else chain.sizes[now]  # the state is not needed any more
+        chain.peaks[now] = max(chain.peaks[now], before + problem.needs[operation] - alone)
+        following = problem.arguments[calls[place + 1]] if place + 1 < len(calls) else ()
+        carried = [value for value in results if value in following]
+        if len(carried) != bool(following) or kept.intersection(carried):
+            return f"the next operation does not take what operation {operation} makes, or others do, too"
+        gradient = carried[0] if carried else None
+        outputs += sum([size for value, size in made.items() if value in kept])
+        before = outputs + (made[gradient] if gradient is not None else 0)
+        sizes.add(tuple(made.values()))
+    chain.is_uniform = len(set(chain.sizes[1:])) == 1 == len(sizes) and len(sizes.pop()) == 1
+    return ""
+
+
+class _Table:
+    """The least cost of forward runs for every segment and memory, in units.
+
+    rows[i][j][m]: to run the groups of states j to i, with state i in memory and m units besides.
+    """
+
+    def __init__(self, problem: Problem, chain: Chain, unit: int, room: int) -> None:
+        self.chain = chain
+        self.room = room
+        self.work = 0.0
+        self.sizes = [-(-size // unit) for size in chain.sizes]
+        self.peaks = [-(-peak // unit) for peak in chain.peaks]
+        self.held = [-(-held // unit) for held in chain.held]
+        self.until = [0.0]
+        """State -> the cost of all forward operations up to it."""
+        for operation in chain.forward:
+            self.until.append(self.until[-1] + problem.costs[operation])
+        count = len(chain.sizes)
+        self.is_place = [not (chain.is_uniform and state) or bool(group) for state, group in enumerate(chain.groups)]
+        """State -> whether a checkpoint there may be best: of those of one size, only where a group takes it."""
+        self.rows: list[list[array[float]]] = [[] for _ in range(count)]
+        self._wants: list[list[int]] = [[] for _ in range(count)]
+        """i, k - i - 1 -> units to go on from i to k, besides i, without gradients."""
+        self._frees: list[int] = [0] * count
+        """i -> the first group that is not empty, from i on: up to it, i is not needed once the way is begun."""
+        splits: dict[int, list[int]] = {}
+        for first in range(count - 1, -1, -1):
+            if self.is_place[first]:
+                splits = self._fill(first, splits)
+
+    def _fill(self, first: int, later: dict[int, list[int]]) -> dict[int, list[int]]:
+        """The rows of segments that begin with this state; and where each is split best."""
+        chain, sizes, until, rows, is_place = self.chain, self.sizes, self.until, self.rows, self.is_place
+        count, room, base = len(sizes), self.room, self.until[first]
+        frees = first if chain.groups[first] or first + 1 == count else self._frees[first + 1]
+        self._frees[first] = frees
+        self._wants[first] = wants = []
+        want = 0
+        for state in range(first + 1, count):
+            step = sizes[state] + (sizes[state - 1] - self._bonus(first, state) if state > first + 1 else 0)
+            want = max(want, step)
+            wants.append(want)
+        mine = rows[first]
+        peak = self.peaks[first] if chain.groups[first] else 0
+        mine.append(array("d", [inf] * min(peak, room + 1) + [0.0] * (room + 1 - peak)))
+        splits = {first: [first] * (room + 1)}
+        enough = 0
+        for last in range(first + 1, count):
+            enough += sizes[last]
+            peak = max(peak, self.peaks[last])
+            if not chain.groups[last]:
+                mine.append(mine[-1])
+                splits[last] = splits[last - 1]
+                continue
+            row = array("d", [inf]) * (room + 1)
+            places = [-1] * (room + 1)
+            low, high = first + 1, last
+            is_narrow = chain.is_uniform and last > first + 1
+            before, after = splits[last - 1], later.get(last, [last] * (room + 1))
+            held = self.held[last]
+            tried = 0
+            for free in range(wants[0] + held, room + 1):
+                if free > enough + peak:  # nothing runs twice
+                    row[free:] = array("d", row[free - 1 : free]) * (room + 1 - free)
+                    places[free:] = places[free - 1 : free] * (room + 1 - free)
+                    break
+                if is_narrow:
+                    low, high = before[free], after[free]
+                    if low < 0:
+                        if last + 1 < count:  # less did not fit
+                            continue
+                        low = first
+                    low = max(low, first + 1)
+                    if high < low:
+                        high = last if high < 0 else low
+                best, best_place = inf, -1
+                for state in range(low, high + 1):
+                    if wants[state - first - 1] > free - held:
+                        break
+                    if is_place[state]:
+                        left = free - sizes[state]
+                        if state <= frees:
+                            left = min(room, left + sizes[first])
+                        cost = until[state] + rows[state][last - state][left] + mine[state - 1 - first][free]
+                        if cost < best:
+                            best, best_place = cost, state
+                row[free] = best - base
+                places[free] = best_place
+                tried += high - low + 4
+            self.work += 5.0 + 0.25 * tried
+            mine.append(row)
+            splits[last] = places
+        return splits
+
+    def _bonus(self, first: int, state: int) -> int:
+        return self.sizes[first] if state <= self._frees[first] else 0
+
+    def _split(self, first: int, last: int, free: int) -> int:
+        """The state to go on to, so that the cost is what the table says."""
+        sizes, until, rows = self.sizes, self.until, self.rows
+
+        def cost(state: int) -> float:
+            if not self.is_place[state] or self._wants[first][state - first - 1] > free - self.held[last]:
+                return inf
+            left = min(self.room, free - sizes[state] + self._bonus(first, state))
+            return until[state] + rows[state][last - state][left] + rows[first][state - 1 - first][free]
+
+        return min(range(first + 1, last + 1), key=cost)
+
+    @property
+    def least(self) -> float:
+        """The least cost of all forward runs; inf: nothing fits."""
+        return self.rows[0][-1][-1]
+
+    def runs(self) -> list[int]:
+        """The order of runs with the least cost."""
+        chain = self.chain
+        out: list[int] = []
+        stack = [(0, len(self.sizes) - 1, self.room)]
+        while stack:
+            first, last, free = stack.pop()
+            while last > first and not chain.groups[last]:
+                last -= 1
+            if last == first:
+                out += chain.groups[first]
+                continue
+            state = self._split(first, last, free)
+            out += chain.forward[first:state]
+            stack.append((first, state - 1, free))
+            stack.append((state, last, free - self.sizes[state] + self._bonus(first, state)))
+        return out

@@ -1,0 +1,115 @@
+"""The library's own planner: never worse than the cache by itself, the same everywhere, and it keeps its plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_programs import programs
+
+from recompute._traces.chain import chain
+from recompute._traces.program import Program
+from recompute.planners import Plan, PlanError, least, peak, plan, verify
+from recompute.simulator import baseline, simulate
+
+LITTLE = 0.01
+
+
+@settings(max_examples=60)
+@given(program=programs(operations=40))
+def test_nothing_is_recomputed_in_the_memory_that_the_program_takes_by_itself(program: Program) -> None:
+    """Sources that come and go included."""
+    budget = sum(baseline(program).values())
+    assert plan(program, max(1, budget), effort=LITTLE).overhead == 1.0
+
+
+@settings(max_examples=60)
+@given(program=programs(operations=40), share=st.floats(0.0, 1.0))
+def test_a_plan_is_never_dearer_than_the_cache_by_itself(program: Program, share: float) -> None:
+    """Where the cache runs the program within a budget, there is a plan, and it costs no more."""
+    most = sum(baseline(program).values())
+    budget = max(1, least(program) + int(share * (most - least(program))))
+    online = simulate(program, budget, limit=20.0, machine="library")
+    if online.status == "ok" and online.overhead is not None:
+        found = plan(program, budget, effort=LITTLE)
+        assert found.overhead <= online.overhead * (1 + 1e-9)
+        assert verify(program, found) == (found.peak, pytest.approx(found.overhead))
+
+
+@settings(max_examples=20)
+@given(program=programs(operations=40), share=st.floats(0.3, 0.9), seed=st.integers(0, 3))
+def test_the_same_effort_and_seed_give_the_same_plan(program: Program, share: float, seed: int) -> None:
+    """How fast the machine is does not matter."""
+
+    def once() -> object:
+        try:
+            return plan(program, max(1, int(share * sum(baseline(program).values()))), seed=seed, effort=LITTLE)
+        except PlanError as error:
+            return str(error)
+
+    assert once() == once()
+
+
+def stepping(layers: int, weights: int) -> Program:
+    """Training with a gradient for each weight: a source that comes in the backward pass, and goes in the update."""
+    program = Program("stepping")
+    kept = [program.add_source(weights) for _ in range(layers)]
+    value = program.add_source(1)
+    forward = []
+    for weight in kept:
+        (value,) = program.add_call("f", (value, weight), (program.add_storage(4),), 1.0)
+        forward.append(value)
+    for weight, activation in zip(reversed(kept), reversed(forward), strict=True):
+        gradient = program.add_source(weights)
+        (new,) = program.add_call("update", (weight, gradient, activation), (program.add_storage(weights),), 1.0)
+        program.steps += [("drop", value) for value in (activation, gradient, weight, new)]
+    return program
+
+
+def test_sources_count_while_they_are_alive() -> None:
+    """All sources together are more than the budget; those alive at once are not."""
+    program = stepping(10, 10)
+    together = sum(size for value, size in enumerate(program.sizes) if program.makers[value] < 0)
+    most = peak(program)
+    assert together > most
+    found = plan(program, most, effort=LITTLE)
+    assert found.overhead == 1.0
+    assert verify(program, found)[0] <= most
+    tight = plan(program, most - 12, effort=LITTLE)
+    assert 1.0 < tight.overhead < 1.5
+    assert verify(program, tight)[0] <= most - 12
+
+
+def test_a_plan_does_not_free_a_source_too_early() -> None:
+    """The judge knows until when the program refers to it."""
+    program = stepping(3, 10)
+    found = plan(program, peak(program), effort=LITTLE)
+    place = next(at for at, (kind, which) in enumerate(found.steps) if kind == "free" and which < 3)
+    early = (found.steps[place], *found.steps[:place], *found.steps[place + 1 :])
+    with pytest.raises(PlanError, match=r"step 0, free .* before the program lets go of it"):
+        verify(program, Plan("p", "own", found.budget, early, found.peak, 1.0))
+
+
+def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
+    """As text; what is wrong with a file is said with its name and line."""
+    found = plan(chain(30), 8, effort=LITTLE)
+    path = tmp_path / "chain.plan"
+    found.save(path)
+    assert Plan.load(path) == found
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], "nonsense", *lines[2:]]))
+    with pytest.raises(PlanError, match=r"chain\.plan: line 2 is not a line of a plan"):
+        Plan.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(PlanError, match="is no text"):
+        Plan.load(path)
+    with pytest.raises(FileNotFoundError):
+        Plan.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize("effort", [-1.0, float("nan"), float("inf")])
+def test_an_effort_that_makes_no_sense_is_refused(effort: float) -> None:
+    with pytest.raises(ValueError, match="effort is a number, 0 or more"):
+        plan(chain(30), 8, effort=effort)
