@@ -126,6 +126,39 @@ class FarAdapter(rc.Adapter):
 rc.register(Far, FarAdapter())
 
 
+def scaled(x: Any, numbers: Any, *, step: int = 0) -> Any:
+    return x * 2.0
+
+
+@pytest.mark.parametrize(
+    ("positional", "named"),
+    [(lambda n: 0.1 * n, None), (lambda n: (0.1 * n, [n]), None), (lambda n: 0, lambda n: n)],
+    ids=["number", "nested", "keyword"],
+)
+def test_numbers_that_change_from_call_to_call(
+    positional: Callable[[int], Any], named: Callable[[int], int] | None
+) -> None:
+    """A step's number or its learning rate is nothing new: room for the result is made before the call."""
+    with rc.Cache(budget=2400) as cache:
+        x, y = rc.pure(np.ones(100)), []
+        for number in range(1, 10):
+            y.append(rc.ap(scaled, x, positional(number), **({} if named is None else {"step": named(number)})))
+        assert cache.stats().evictions
+        assert cache.stats().overshoot == 0
+        assert cache.stats().peak <= 2400
+
+
+def test_a_number_that_decides_the_size() -> None:
+    """What calls with other numbers needed is a guess: a call whose result is smaller than that is never refused."""
+    with rc.Cache(budget=2000) as cache:
+        large = rc.ap(np.zeros, 200)
+        del large
+        source = rc.pure(np.zeros(125))
+        assert rc.ap(np.zeros, 100).get().size == 100
+        assert source.get().size == 125
+        check_invariants(cache, [source])
+
+
 @given(PROGRAMS, st.integers(80, 800))
 def test_programs(program: list[tuple[str, int]], budget: int) -> None:
     """Values made, shared, held, pinned, detached and grown: what was counted without room is in the overshoot."""

@@ -6,8 +6,11 @@ until a repeated run makes them again; whoever refers to it, the graph of autogr
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from hashlib import blake2b
+from operator import call
 from typing import Any, Final, TypeVar
 from weakref import ref
 
@@ -37,6 +40,15 @@ def gone(nbytes: int, device: torch.device) -> Storage:
     tensor = torch.Tensor._make_wrapper_subclass(_Gone, (nbytes,), dtype=torch.uint8, device=device)
     torch._C._set_throw_on_mutable_data_ptr(tensor)
     return storage_of(tensor)
+
+
+def at_once(*steps: partial[Any]) -> None:
+    """Do one after the other what has no code in Python: no exception comes up in between, of a signal or a tracer.
+
+    Between two statements one can: a handler of signals runs where a tracer does, before any line. Of two storages
+    that have the same bytes one is to let go of them, and if nobody knows which, both do or none.
+    """
+    deque(map(call, steps), 0)
 
 
 class Lost(RuntimeError):
@@ -79,16 +91,16 @@ class Memory:
         outer: Any = None if self.outer is None else self.outer()
         if self.own is None and outer is not None:
             alias: Any = torch._C._construct_storage_from_data_pointer(outer.data_ptr(), outer.device, outer.nbytes())
-            self.own = alias  # an interrupt cannot come between this and the exchange: see `restored`
-            outer._swap_data_ptr_(alias)
+            at_once(partial(outer._swap_data_ptr_, alias), partial(setattr, self, "own", alias))
         return self.own is not None
 
-    def give_back(self) -> None:
-        """Leave the bytes to the outer storage."""
+    def give_back(self, *further: partial[Any]) -> None:
+        """Leave the bytes to the outer storage; `further` steps, if any, are part of it: see `at_once`."""
         outer: Any = None if self.outer is None else self.outer()
+        steps: list[partial[Any]] = []
         if self.own is not None and outer is not None:
-            own, self.own = self.own, None
-            outer._swap_data_ptr_(own)
+            steps = [partial(outer._swap_data_ptr_, self.own), partial(setattr, self, "own", None)]
+        at_once(*steps, *further)
 
     def __repr__(self) -> str:
         return f"<{self.nbytes} bytes on {self.device}>"
@@ -128,8 +140,11 @@ class MemoryAdapter(rc.Adapter):
         outer: Any = remains()
         own = value.own
         if outer is not None and own is not None:
-            value.outer, value.own = remains, None
-            outer._swap_data_ptr_(own)  # Python looks for interrupts after calls: none comes before this one
+            at_once(
+                partial(outer._swap_data_ptr_, own),
+                partial(setattr, value, "outer", remains),
+                partial(setattr, value, "own", None),
+            )
 
     def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
         """Two events around an operation on a GPU."""

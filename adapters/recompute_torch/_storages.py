@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from threading import RLock, get_ident
 from typing import Any, Final, Literal
 from weakref import ref
@@ -17,7 +18,18 @@ import torch
 import recompute as rc
 from recompute import extend
 from recompute.extend import EVICTED, Node
-from recompute_torch._memory import Lost, Memory, Storage, copy, device_name, foreign, new_memory, same, storage_of
+from recompute_torch._memory import (
+    Lost,
+    Memory,
+    Storage,
+    at_once,
+    copy,
+    device_name,
+    foreign,
+    new_memory,
+    same,
+    storage_of,
+)
 from recompute_torch._recipe import immaterial, ordinary
 
 Tensor = torch.Tensor
@@ -59,8 +71,8 @@ class Storages:
         """A storage holds a value from now on."""
         handle.tracker = self
         handle.special = special
+        self._known[id(storage)] = ref(storage)  # first: what holds a value must be found when the block is left
         storage._recompute = handle  # type: ignore[attr-defined]  # ours
-        self._known[id(storage)] = ref(storage)
         return handle
 
     def _source(self, storage: Storage, special: Special = "") -> Handle:
@@ -209,9 +221,11 @@ class Storages:
         with self._meeting:
             memory = source.payload
             kept = copy(memory.storage)
-            memory.give_back()
-            memory.outer, memory.own = None, kept
-            del storage._recompute  # type: ignore[attr-defined]  # ours
+            memory.give_back(
+                partial(setattr, memory, "outer", None),
+                partial(setattr, memory, "own", kept),
+                partial(delattr, storage, "_recompute"),
+            )
             self._source(storage)
 
     def _tidy(self) -> None:
@@ -239,9 +253,11 @@ class Storages:
             return
         node = handle.node
         extend.forget_outline(node)
-        if node.payload is not EVICTED:
-            node.payload.outer = None
-        del storage._recompute  # type: ignore[attr-defined]  # ours
+        leave = partial(delattr, storage, "_recompute")
+        if node.payload is EVICTED:
+            leave()
+        else:
+            at_once(partial(setattr, node.payload, "outer", None), leave)
 
     def forget(self, given: Iterable[Tensor]) -> None:
         """Let the tensors be strangers, with their content, as they were before the cache met them."""
@@ -258,8 +274,7 @@ class Storages:
             node = handle.node
             self._fix(node)
             if not extend.needed(self.cache, node):
-                node.payload.give_back()
-                del storage._recompute  # type: ignore[attr-defined]  # ours
+                node.payload.give_back(partial(delattr, storage, "_recompute"))
 
     def taken_here(self, handle: Handle) -> bool:
         """Whether the operator that runs here takes the value: it may do with the memory what its schema says."""
@@ -309,8 +324,7 @@ class Storages:
             node = storage._recompute.node  # type: ignore[attr-defined]  # ours
             try:
                 self._fix(node)
-                node.payload.give_back()
-                del storage._recompute  # type: ignore[attr-defined]  # ours
+                node.payload.give_back(partial(delattr, storage, "_recompute"))
             except BaseException as error:  # an interrupt, too: the others still need their content
                 errors.append(error)
         self._known.clear()

@@ -49,6 +49,7 @@ from recompute._engine.scheduler import Scheduler, frames_on_stacks
 from recompute._engine.settling import Settling
 from recompute._engine.thrashing import Thrashing
 from recompute._engine.verify import Fingerprints
+from recompute._errors import BudgetError
 from recompute._policy.formulas import Policy
 from recompute._policy.search import Search, rank
 
@@ -76,6 +77,10 @@ class EngineOptions:
     """The cost of what a function makes: it counts as evicted while the first run waits. None: it does not count."""
     before_bringing: Callable[[], None] | None = None
     """Called before `get`, `pin` or `detach` brings a value; it may raise."""
+    effort: float = 0.3
+    """Of about ten seconds, in which the rounds of a program that repeats are planned."""
+    waits: bool = False
+    """Whether the program waits for that."""
     warns: bool = True
     """Whether the user is told if most of the computing is repeated computing."""
 
@@ -127,6 +132,12 @@ class Engine:
         """Frames that have begun at once, and whose arguments are not locked yet."""
         self.note: Callable[[Any], None] = finalizer.queue.append
         """Told when a Recomputable has gone."""
+        self.before: Callable[[Operation], None] | None = None
+        """Told of each operation before it runs for the first time."""
+        self.wanted: Callable[[Value], None] | None = None
+        """Told of each evicted value that is got, pinned or detached, before it is brought back."""
+        self.pressed: Callable[[], None] | None = None
+        """Told when something is evicted to make room."""
         self._unlimited = memory.unlimited and options.room is None  # nothing is reserved that was not declared
         self._foreign = policy.foreign
         _engines.add(self)
@@ -159,6 +170,8 @@ class Engine:
             self.settling.settle_departures()
             if fits:
                 return True
+            if self.pressed is not None:
+                self.pressed()
             if not found and not self.finalizer.queue:
                 if (pool.held or self.results.fragile) and not collected:
                     destroyed.see_to_all(self)
@@ -360,7 +373,13 @@ class Engine:
         if frame.needs is None:
             self.runs.expect(frame)
         for pool, size in self.memory.by_pool(frame.needs or ()).items():
-            if not self.allocate(pool, size, frame, operation):
+            try:
+                there = self.allocate(pool, size, frame, operation)
+            except BudgetError:
+                if frame.rough is None:
+                    raise
+                break  # it was a guess: the run will tell
+            if not there:
                 with self.lock, self.changes:
                     frame.give_back()
                 return False
@@ -479,7 +498,7 @@ class Engine:
                 break
             self._make_room_for(frame, made)
         if frame.key is not None:
-            memory.sizes.learn(frame.key, own_memory(made))
+            memory.sizes.learn(frame.key, own_memory(made), frame.rough)
         return following
 
     def _restore(self, operation: Operation, made: list[Made], cost: float, reprice: bool) -> None:
@@ -593,6 +612,7 @@ class Engine:
         payload = value.remains.payload() if value.remains is not None and value.remains.payload is not None else None
         held = storage.remains.held if storage.remains is not None else None
         if payload is None or held is None or storage.resident or not memory.let_go(held):
+            self.finalizer.garbage.append(payload)  # should this be the last reference, it goes without the lock
             return False
         assert storage.remains is not None
         storage.remains.held = None

@@ -125,4 +125,12 @@ class Forgotten(Event):
     storage: int
 
 
+@dataclass(frozen=True, slots=True)
+class Foresaw(Event):
+    """What is known of the program that repeats has changed: what is done about it now, and why."""
+
+    state: str
+    why: str = ""
+
+
 Listener = Callable[[Event], None]

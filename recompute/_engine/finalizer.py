@@ -45,6 +45,11 @@ class HeldReference(ref):  # type: ignore[type-arg]  # as Reference
     __slots__ = ("held",)
     held: Held
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the buffer is gone: asked without a reference to it, which might be the last one a moment later."""
+        return self.__callback__ is None
+
 
 class Stay:
     """Keeps a storage in memory as long as it lives: whoever wants that holds it, and an interrupt lets go of it."""

@@ -46,6 +46,7 @@ class Frame:
         "outer",
         "reserved",
         "retries",
+        "rough",
         "running",
         "stack",
         "waiting_below",
@@ -61,6 +62,7 @@ class Frame:
         self.needs: Sequence[tuple[str, int]] | None = None  # (device, bytes) of the outputs, as far as known
         self.reserved: tuple[tuple[Pool, int], ...] = ()  # room made for the outputs
         self.key: Any = None  # under which the sizes of the outputs are learnt
+        self.rough: Any = None  # the same if that is new: what is needed is a guess then
         self.handle: HandleOf = object  # of what refers to the outputs of a first run
         self.handles: list[Any] = []  # what refers to the outputs of a first run
         self.running = False  # the function runs, or its outputs are being stored

@@ -280,7 +280,7 @@ NOWHERE: Final = Node.__new__(Node)
 """The storage of a value that has none yet, or has been forgotten."""
 NOWHERE.values = ()
 NOWHERE.locks = NOWHERE.number = NOWHERE.size = 0
-NOWHERE.remains = None
+NOWHERE.remains = NOWHERE.code = None
 NOWHERE.resident = False
 
 

@@ -21,6 +21,7 @@ from recompute._policy.needed import NEIGHBOURHOODS
 from recompute._policy.search import Candidates, Search, candidates
 
 if TYPE_CHECKING:
+    from recompute._engine.advice import Advice
     from recompute._engine.frames import Frame
 
 
@@ -219,6 +220,7 @@ class Memory:
         """All that somebody can still need, evicted ones too."""
         self.held: set[Held] = set()
         self.sizes = LearntSizes()
+        self.advice: Advice | None = None
         self.neighbourhood = NEIGHBOURHOODS[policy.neighbourhood](_cost_fell)
         self._pool_class = pool_class
 
@@ -234,6 +236,14 @@ class Memory:
         self.unlimited = limits.given is None
         for pool in self.pools.values():
             pool.set_budget(limits.of(pool.device))
+
+    def advise(self, advice: Advice | None) -> None:
+        """Ask this advice from now on, and the policy only where it does not know."""
+        self.advice = advice
+        if advice is not None:
+            self.neighbourhood.rest(self.storages)
+            for pool in self.pools.values():
+                pool.candidates.rest()
 
     # Room for what operations make
 
@@ -272,6 +282,10 @@ class Memory:
         """Which storages to evict, best first, so that `size` more bytes fit; empty if that cannot be reached."""
         if pool.fixed + pool.held + size > pool.limit:
             return []
+        if self.advice is not None:
+            victims = self.advice.victims(pool, size)
+            if victims:
+                return victims
         victims = pool.candidates.choose(now)
         if victims and self.policy.prunes_victims:
             return self._pruned(pool, size, now, victims)

@@ -133,7 +133,7 @@ def _link_users(by_storage: dict[Storage, list[Value]], frames: list[Frame]) -> 
 
 def _count_bytes(engine: Engine, by_storage: dict[Storage, list[Value]], frames: list[Frame]) -> None:
     memory, finalizer = engine.memory, engine.finalizer
-    for held in [held for held in memory.held if held.reference is None or held.reference() is None]:
+    for held in [held for held in memory.held if held.reference is None or held.reference.is_dead]:
         memory.held.discard(held)
     for pool in memory.pools.values():
         pool.held = sum(held.size for held in memory.held if held.pool is pool)

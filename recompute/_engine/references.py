@@ -56,6 +56,7 @@ class References:
         """Sources that only operations need, as their last outside reference goes; None: nobody wants to know."""
         self.waiting: set[Storage] = set()
         """Released, but locked by an operation in flight."""
+        self._on_advice: set[Storage] = set()  # without outside references, but kept
         self._to_banish: set[Storage] = set()  # released, but an evicted value still needs them
 
     # An outside reference goes
@@ -93,10 +94,19 @@ class References:
     def evict_unreferenced(self, storage: Storage) -> None:
         """Eager release: without outside references a storage is evicted, at once or when the last lock goes."""
         if storage.resident and not storage.needed_outside:
+            advice = self._memory.advice
+            if advice is not None and advice.keeps(storage):
+                self._on_advice.add(storage)
+                return
             if not storage.locks:
                 self._evict(storage, "release")
             elif self.in_flight(storage):
                 self.waiting.add(storage)
+
+    def on_advice(self) -> list[Storage]:
+        """What was kept though nobody refers to it, unless it has been forgotten; it is not asked for again."""
+        kept, self._on_advice = self._on_advice, set()
+        return [storage for storage in kept if storage.values]
 
     def unlocked(self, values: Sequence[Value]) -> None:
         """Those of the values that were released while an operation needed them can go now."""
@@ -211,6 +221,7 @@ class References:
             if len(storage.values) == 1:
                 self.waiting.discard(storage)
                 self._to_banish.discard(storage)
+                self._on_advice.discard(storage)
                 if storage.resident:
                     finalizer.depart(storage, watch=operation is not None)  # a source is the caller's
                 self._results.forget_storage(storage)
@@ -274,4 +285,5 @@ class References:
         """Count again, after a change that was cut short."""
         self.waiting.clear()
         self._to_banish.clear()
+        self._on_advice.clear()
         self.history = sum(value.users is not None and not value.referred for value in values)

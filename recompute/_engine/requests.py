@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from recompute._adapters.adapter import fingerprint, kinds
 from recompute._engine import destroyed
-from recompute._engine.events import Accessed, Added, Detached, Pinned, Unpinned
+from recompute._engine.events import Accessed, Added, Detached, Foresaw, Pinned, Unpinned
 from recompute._engine.finalizer import Stay, StayReference, remains_of
 from recompute._engine.frames import Frame, HandleOf, Request, running
 from recompute._engine.graph import EVICTED, Operation, Options, Value
@@ -20,6 +20,7 @@ from recompute._errors import BudgetError
 
 if TYPE_CHECKING:
     from recompute._budget import Limits
+    from recompute._engine.advice import Advice
     from recompute._engine.engine import Engine
 
 
@@ -29,6 +30,8 @@ def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
         if engine.results.fragile:
             destroyed.see_to_needed(engine, operation.arguments)
         _note_found(engine, operation.arguments)
+    if engine.before is not None:
+        engine.before(operation)
     frame = Frame(engine, operation)
     frame.handle = handle
     engine.perform(frame)
@@ -86,6 +89,8 @@ def adopt(engine: Engine, payload: Any, operation: Operation, cost: float, handl
         if argument not in argument.storage.values:
             raise ValueError(f"an argument of {name} is gone")
     _, size, _, device, _, shares = made
+    if engine.before is not None:
+        engine.before(operation)
     engine.make_room(device, 0 if shares is not None else size, enter)
     settle(engine)
     return refers
@@ -105,6 +110,13 @@ def bring(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:
     return request.result
 
 
+def _bring_wanted(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:
+    """`bring`, because the program said so, and not foresight."""
+    if engine.wanted is not None and value.payload is EVICTED:
+        engine.wanted(value)
+    return bring(engine, value, then)
+
+
 def get(engine: Engine, value: Value) -> Any:
     """The payload, by the slow path: evicted, inside an operation, or watched."""
 
@@ -114,7 +126,7 @@ def get(engine: Engine, value: Value) -> Any:
             engine.journal.events.append(Accessed(engine.meter.now, used, value.number))
         return value.payload
 
-    payload = bring(engine, value, read)
+    payload = _bring_wanted(engine, value, read)
     if engine.fingerprints is not None:
         engine.fingerprints.check_untouched(value)
     return payload
@@ -137,7 +149,7 @@ def pin(engine: Engine, value: Value) -> None:
         if engine.journal.listeners:
             engine.journal.events.append(Pinned(engine.meter.now, value.storage.pool.used, value.number))
 
-    bring(engine, value, then)
+    _bring_wanted(engine, value, then)
 
 
 def unpin(engine: Engine, value: Value) -> None:
@@ -155,7 +167,7 @@ def detach(engine: Engine, value: Value) -> None:
             engine.journal.events.append(Detached(engine.meter.now, value.storage.pool.used, value.number))
         engine.references.detach(value)
 
-    bring(engine, value, then)
+    _bring_wanted(engine, value, then)
 
 
 def keep_resident(engine: Engine, value: Value) -> Stay:
@@ -184,6 +196,8 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
     if engine.fingerprints is not None:
         return None
     made = None
+    if engine.before is not None and argument.payload is EVICTED:
+        engine.before(operation)
     with engine.lock, engine.changes:
         if argument.payload is EVICTED:
             storage = operation.storage = argument.storage
@@ -331,6 +345,24 @@ def set_room(value: Value, sizes: Sequence[tuple[str, int]]) -> None:
     if operation is not None:
         options = operation.options = operation.options or Options()
         options.room = sizes
+
+
+def advise(engine: Engine, advice: Advice | None) -> None:
+    """Ask this advice from now on; what was kept on older advice alone goes."""
+    references = engine.references
+    with engine.lock, engine.changes:
+        engine.memory.advise(advice)
+        for storage in references.on_advice():
+            references.evict_unreferenced(storage)
+    settle(engine)
+
+
+def foresee(engine: Engine, state: str, why: str) -> None:
+    """Tell listeners what is known of the rounds of a program."""
+    if engine.journal.listeners:
+        used = sum([pool.used for pool in engine.memory.pools.values()])
+        engine.journal.events.append(Foresaw(engine.meter.now, used, state, why))
+    settle(engine)
 
 
 def settle(engine: Engine) -> None:

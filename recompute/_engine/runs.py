@@ -63,13 +63,14 @@ class Runs:
             frame.needs = ()
         elif all(argument.payload is not EVICTED for argument in operation.arguments):
             sizes = self._memory.sizes
-            payloads = fill(operation.positional)
-            if options is None:
-                frame.key = sizes.key(operation.function, payloads)
-            else:
-                named = keywords_of(operation)
-                frame.key = sizes.key(operation.function, payloads, named, options.nout or 1)
+            call: tuple[Any, ...] = operation.function, fill(operation.positional)
+            if options is not None:
+                call += keywords_of(operation), options.nout or 1
+            frame.key = sizes.key(*call)
             frame.needs = sizes.get(frame.key, operation)
+            if frame.needs is None:
+                frame.rough = sizes.rough_key(*call)
+                frame.needs = sizes.guess(frame.rough)
 
     def run(self, frame: Frame, outer: Frame | None) -> tuple[list[Made], float]:
         """Call the function: its outputs, measured, and its cost without what it spent elsewhere. Without the lock."""

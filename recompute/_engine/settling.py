@@ -137,7 +137,7 @@ class Settling:
         pool.departing -= departure.size
         pool.used -= departure.size
         held = departure.held
-        if held is not None and (held.reference is None or held.reference() is None):
+        if held is not None and (held.reference is None or held.reference.is_dead):
             held = None
         if held is not None:  # first: an interrupt must not lose what is neither departing nor held
             self._memory.hold(held)
@@ -147,13 +147,20 @@ class Settling:
         for operation in departure.guarded:
             scheduler.in_flight.pop(operation, None)
         if departure.why is not None and self._journal.listeners:
-            ghosts = () if held is None else tuple([value.number for value in storage.values if _alive(value)])
+            ghosts = () if held is None else tuple([value.number for value in storage.values if self._alive(value)])
             event = Evicted(
                 self._meter.now, pool.used, departure.number, departure.size, departure.why, held is not None, ghosts
             )
             self._journal.events.append(event)
         if scheduler.blocked:
             scheduler.changed.notify_all()
+
+    def _alive(self, value: Value) -> bool:
+        """Whether somebody outside holds the payload of an evicted value."""
+        remains = value.remains
+        payload = None if remains is None or remains.payload is None else remains.payload()
+        self._finalizer.garbage.append(payload)  # should this be the last reference, it goes without the lock
+        return payload is not None
 
     def guard(self, engine: Engine, departure: Departure) -> None:
         """Nobody brings the values back before their memory is given up."""
@@ -200,11 +207,6 @@ def _can_wait(value: Value) -> bool:
     """Whether a number or the like is all that can go with a reference: its recipe stays, for those who use it."""
     storage = value.storage
     return value.users is not None and not storage.buffer and storage.resident and storage.size < _SMALL
-
-
-def _alive(value: Value) -> bool:
-    remains = value.remains
-    return remains is not None and remains.payload is not None and remains.payload() is not None
 
 
 _AT_IT: Final = (Settling.settle_departures.__code__,)

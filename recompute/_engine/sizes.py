@@ -1,4 +1,9 @@
-"""Output sizes learnt per function and argument shapes, so that room is made before the second run."""
+"""Output sizes learnt per function and argument shapes, so that room is made before the second run.
+
+Numbers among the arguments may decide a size (`zeros(n)`), but mostly they do not (a learning rate, the number of a
+step): a call that differs from others in numbers only is expected to need the least that one of them needed. That is a
+guess, and never a reason to refuse the call.
+"""
 
 from __future__ import annotations
 
@@ -35,23 +40,41 @@ class LearntSizes:
                 parts.append((name, _nested(payload)))
         return tuple(parts)
 
-    def get(self, key: Hashable, operation: Operation) -> Sizes:
-        """What was learnt, or what the function itself says (`expect`); empty if there is neither."""
+    def rough_key(
+        self, function: Any, payloads: list[Any], keywords: dict[str, Any] | None = None, nout: int = 1
+    ) -> Hashable:
+        """The same for all calls that differ in numbers only."""
+        parts = [_nested(payload, exact=False) for payload in payloads]
+        named = [(name, _nested(payload, exact=False)) for name, payload in (keywords or {}).items()]
+        return _ROUGH, identity(function), nout, *parts, *named
+
+    def get(self, key: Hashable, operation: Operation) -> Sizes | None:
+        """What was learnt, or what the function itself says (`expect`); None if there is neither."""
         try:
             known = self._sizes.get(key)
             if known is None:
                 expect = getattr(operation.function, "expect", None)
                 if expect is None:
-                    return ()
+                    return None
                 device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
                 known = self._sizes[key] = expect(device)
             return known
         except TypeError:  # a signature that cannot be hashed
             return ()
 
-    def learn(self, key: Hashable, sizes: Sizes) -> None:
+    def guess(self, key: Hashable) -> Sizes:
+        """The least that a call of this rough key needed, or nothing."""
+        try:
+            return self._sizes.get(key, ())
+        except TypeError:
+            return ()
+
+    def learn(self, key: Hashable, sizes: Sizes, rough: Hashable = None) -> None:
+        """What a call needed. `rough`: its rough key, if its own was new."""
         try:
             self._sizes[key] = sizes
+            if rough is not None:
+                self._sizes[rough] = min(sizes, self._sizes.get(rough, sizes), key=_total)
         except TypeError:
             return
         if len(self._sizes) > _MOST:
@@ -59,16 +82,24 @@ class LearntSizes:
 
 
 _NESTED: Final = frozenset({list, tuple, dict})
+_NUMBERS: Final = frozenset({int, float, complex})
 _FEW: Final = 64  # of a longer container the length has to do
+_ROUGH: Final = "rough"
 
 
-def _nested(payload: Any) -> Hashable:
+def _nested(payload: Any, *, exact: bool = True) -> Hashable:
     """What decides the size of a result made from a payload: for a short container that of its parts."""
-    cls = type(payload)
+    cls: Any = type(payload)
     if cls in _NESTED and len(payload) <= _FEW:
-        return cls, *map(_nested, payload.items() if cls is dict else payload)
+        return cls, *(_nested(part, exact=exact) for part in (payload.items() if cls is dict else payload))
+    if cls in _NUMBERS and not exact:
+        return cls  # type: ignore[no-any-return]  # classes are hashable
     signature = kinds[cls].signature
     return payload if signature is None else signature(payload)
+
+
+def _total(sizes: Sizes) -> int:
+    return sum(size for _, size in sizes)
 
 
 def identity(function: Any) -> Hashable:

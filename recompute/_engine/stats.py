@@ -73,6 +73,8 @@ class Stats:
     recomputed: tuple[Recomputed, ...]
     """Functions that ran again, most compute first."""
     pools: tuple[PoolStats, ...]
+    foresight: str = ""
+    """What is done about a program that repeats: "recording", "planning", "following" or "lost", and why."""
     coercions: int = 0
     """How often a wrapped array was given as a plain one or as a number: `get`, `np.asarray`, `float`, `print`, ..."""
 

@@ -39,7 +39,7 @@ class _PlaceholderAdapter(Adapter):
 register(Placeholder, _PlaceholderAdapter())
 
 
-def engine_options(published: bool, release: ReleaseMode) -> EngineOptions:
+def engine_options(published: bool, release: ReleaseMode, effort: float = 0.0) -> EngineOptions:
     """How the engine is set for a replay.
 
     As the library has it, but told how much room each operation asked for when it was recorded. `published`: as the DTR
@@ -52,7 +52,7 @@ def engine_options(published: bool, release: ReleaseMode) -> EngineOptions:
     * an operation that waits for evicted arguments is there already, so to those above it what it will make is evicted.
     """
     if not published:
-        return EngineOptions(room=_recorded_room, warns=False)
+        return EngineOptions(room=_recorded_room, warns=False, effort=effort, waits=True)
     return EngineOptions(
         room=_recorded_room,
         program_order=True,
