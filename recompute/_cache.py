@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from math import inf
 from re import fullmatch
@@ -26,10 +27,11 @@ from recompute._tables import Table
 from recompute._watching import View
 
 if TYPE_CHECKING:
+    from recompute._foresight.foresight import Foresight
     from recompute._traces.write import Recorder
 
 
-_ATTRIBUTES: Final = frozenset({"engine", "_record", "_log"})
+_ATTRIBUTES: Final = frozenset({"engine", "_record", "_log", "_foresight", "_inside"})
 
 
 class Cache:
@@ -51,6 +53,8 @@ class Cache:
         "banish" also forgets how it was made as soon as nothing evicted needs it (the three modes of Kirisame et al.).
     clock
         Seconds; operations are costed by it.
+    foresight
+        Learn from a program that repeats, with the default policy: see `iteration`. Another policy decides alone.
     verify
         Compare digests of results: `ImpureError` if a second run differs or a value was changed in place. Slow.
     trace
@@ -69,6 +73,7 @@ class Cache:
         search: SearchName | Search | type[Search] = "exact",
         release: ReleaseMode = "eager",
         clock: Callable[[], float] = perf_counter,
+        foresight: bool = True,
         verify: bool = False,
         trace: str | os.PathLike[str] | None = None,
         engine: EngineOptions | None = None,
@@ -79,6 +84,10 @@ class Cache:
             _limits(budget), policy_of(policy), search_of(search), release, clock, verify, engine or EngineOptions()
         )
         self.engine.cache = self
+        self._foresight: Foresight | None = None
+        self._inside = False
+        if foresight and self.policy.name == DEFAULT:
+            self.engine.pressed = self._watch
         self._record = None if trace is None else self._start_recording(trace)
         self._log = Log()
         self._log.look(self.subscribe)
@@ -173,7 +182,55 @@ class Cache:
                 recomputed=tuple(sorted(repeated, key=lambda one: (-one.seconds, -one.times, one.function))),
                 pools=pools,
                 coercions=journal.coercions,
+                foresight="" if self._foresight is None else self._foresight.state,
             )
+
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """A round of a program that repeats: a step of training, of a sampler, of a solver.
+
+        What is known of one round guides the next: what is needed when, and what never again. A plan is made in the
+        background, and followed as soon as it is there. It is advice: results and budget are as ever, and a round that
+        differs is learnt anew. Without marks rounds are found: the same functions on the same shapes in the same order.
+
+        Raises RuntimeError inside of another iteration of this cache.
+        """
+        if self._inside:
+            raise RuntimeError("this cache is in an iteration already; one begins when the one before it has ended")
+        foresight = self._ahead() if self.engine.pressed is not None and self.budget is not None else None
+        self._inside = True
+        failed = True
+        try:
+            if foresight is not None:
+                foresight.begin()
+            yield
+            failed = False
+        finally:
+            self._inside = False
+            if foresight is not None:
+                foresight.end(failed=failed)
+
+    def next_iteration(self, *, last: bool = False) -> None:
+        """One round of a program that repeats ends here and the next begins: `iteration`, where no block can be.
+
+        `last`: no other one begins. Inside of a block it does nothing.
+        """
+        if last and not self._inside and self._foresight is not None:
+            self._foresight.end(failed=True)
+        elif not last and not self._inside and self.engine.pressed is not None and self.budget is not None:
+            self._ahead().next()
+
+    def _ahead(self) -> Foresight:
+        if self._foresight is None:
+            from recompute._foresight.foresight import Foresight
+
+            options = self.engine.options
+            self._foresight = Foresight(self, options.effort, waits=options.waits)
+        return self._foresight
+
+    def _watch(self) -> None:
+        """Memory is short."""
+        self._ahead().watch()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener(event)` for every event from now on; returns a function that stops it."""

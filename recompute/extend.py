@@ -14,6 +14,9 @@ whole.
     running, clock_of, spend_elsewhere    what the function that runs now is billed for
     set_room, flush                       sizes that become known later; traces
     be_lenient                            let in what cannot fit: at the end, when values are given back
+    tell, advise, Advice, Pool            know of operations before they run, and say what is not needed for a while
+    foresee                               tell listeners what is known
+    resident, referred, fullest, used, spent    what there is, and what it took
     identity, constant, Outputs           what a function says of itself: see `perform`
     bound                                 a function with what its names are bound to now
     handle_like                           the class of handles of results, by that of the arguments
@@ -29,12 +32,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._engine import requests
+from recompute._engine.advice import Advice
 from recompute._engine.arguments import Container, Outputs, pack
 from recompute._engine.bindings import bound
 from recompute._engine.engine import EngineOptions
 from recompute._engine.frames import Frame, HandleOf
 from recompute._engine.frames import running as _running
 from recompute._engine.graph import EVICTED, Node, Options, ReleaseMode, name_of
+from recompute._engine.memory import Pool
 from recompute._engine.sizes import constant, identity
 from recompute._recomputable import Recomputable, common_engine, handle_like
 
@@ -236,6 +241,58 @@ def be_lenient(cache: Cache) -> None:
     cache.engine.memory.lenient = True
 
 
+def tell(cache: Cache, before: Callable[[Node], None] | None, wanted: Callable[[Node], None] | None = None) -> None:
+    """Call `before(operation)` before each first run, and `wanted(value)` before an evicted value is got.
+
+    Without the lock. None: nobody wants to know.
+    """
+    cache.engine.before = before
+    cache.engine.wanted = wanted
+
+
+def advise(cache: Cache, advice: Advice | None) -> None:
+    """Ask this advice from now on: what to evict, and what to keep though nobody refers to it; None: nobody is asked.
+
+    What is kept on older advice alone goes.
+    """
+    requests.advise(cache.engine, advice)
+
+
+def resident(cache: Cache) -> list[Node]:
+    """The storages that are in memory, the oldest first. O(n log n)."""
+    engine = cache.engine
+    with engine.lock, engine.changes:
+        found = [storage for storage in engine.memory.storages if storage.resident]
+    return sorted(found, key=lambda storage: storage.number)
+
+
+def referred(cache: Cache) -> list[Node]:
+    """The values in memory that somebody refers to, the oldest first. O(n log n)."""
+    return [value for storage in resident(cache) for value in storage.values if value.referred]
+
+
+def fullest(cache: Cache) -> Pool | None:
+    """Of the devices that have a budget the one with most bytes in use."""
+    pools = [pool for pool in list(cache.engine.memory.pools.values()) if pool.limit < inf]
+    return max(pools, key=lambda pool: pool.used, default=None)
+
+
+def used(cache: Cache) -> int:
+    """Bytes in use, on all devices."""
+    return sum([pool.used for pool in cache.engine.memory.pools.values()])
+
+
+def foresee(cache: Cache, state: str, why: str) -> None:
+    """Tell listeners what is known of the rounds of a program."""
+    requests.foresee(cache.engine, state, why)
+
+
+def spent(cache: Cache) -> tuple[float, float]:
+    """Seconds of all runs, and of the repeated ones among them."""
+    meter = cache.engine.meter
+    return meter.now, meter.remat_time
+
+
 def flush(cache: Cache) -> None:
     """The trace of a cache, if it writes one, is a complete file from here on."""
     cache.flush()
@@ -243,14 +300,17 @@ def flush(cache: Cache) -> None:
 
 __all__ = [
     "EVICTED",
+    "Advice",
     "Container",
     "EngineOptions",
     "Frame",
     "HandleOf",
     "Node",
     "Outputs",
+    "Pool",
     "ReleaseMode",
     "adopt",
+    "advise",
     "be_lenient",
     "bound",
     "bring",
@@ -264,8 +324,10 @@ __all__ = [
     "evict",
     "exchange",
     "flush",
+    "foresee",
     "forget_outline",
     "format_bytes",
+    "fullest",
     "handle_like",
     "history",
     "history_exceeded",
@@ -278,10 +340,15 @@ __all__ = [
     "pack",
     "parse_budget",
     "perform",
+    "referred",
     "released_sources",
+    "resident",
     "running",
     "set_room",
     "source",
     "spend_elsewhere",
+    "spent",
+    "tell",
+    "used",
     "view",
 ]

@@ -33,7 +33,7 @@ from recompute.pictures import (
     save,
 )
 from recompute.planners import METHODS, plan
-from recompute.simulator import simulate
+from recompute.simulator import iterate, simulate
 from recompute.testing import ManualClock
 
 EVENTS: list[Event] = [
@@ -295,6 +295,32 @@ def test_replays_are_points() -> None:
     assert Floor.of(program, 17) == Floor(0.0, 3 / 17)
 
 
+class _Round:
+    """A run of the policy dtr."""
+
+    trace, policy, search, candidates_scored = "a.jsonl", "dtr", "exact", 0
+
+    def __init__(self, budget_ratio: float, iteration: int, overhead: float | None) -> None:
+        self.budget_ratio, self.iteration, self.overhead = budget_ratio, iteration, overhead
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_the_last_round_is_a_line_of_its_own() -> None:
+    """The first round is that of the policy; the last one looks like it, but hollow, and fails where one before did."""
+    rounds = [(0.9, 1, 1.2), (0.9, 2, 1.15), (0.9, 3, 1.1), (0.8, 1, None), (0.8, 2, 1.3), (0.8, 3, 1.25)]
+    figure = overhead([_Round(*each) for each in (*rounds, (0.7, 1, 1.5), (0.7, 2, None), (0.6, 1, None))])
+    (axes,) = figure.axes
+    lines = {line.get_markerfacecolor(): line for line in axes.lines if line.get_marker() != "x"}
+    look = looks(["dtr"])["dtr"]
+    assert list(lines) == ["white", look.colour]
+    assert [line.get_color() for line in lines.values()] == [look.colour] * 2
+    for line, heights in zip(lines.values(), ([1.1, 1.25, None, None], [1.2, None, 1.5, None]), strict=True):
+        assert list(line.get_xdata()) == [0.9, 0.8, 0.7, 0.6]
+        assert list(line.get_ydata()) == [pytest.approx(height or float("nan"), nan_ok=True) for height in heights]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["dtr", "dtr, round 3", "fails below"]
+
+
 @pytest.mark.usefixtures("_matplotlib")
 def test_accesses_are_lines_of_policy_and_search() -> None:
     """Candidates scored on a logarithmic axis; the search is named only where there are several."""
@@ -310,6 +336,7 @@ def test_accesses_are_lines_of_policy_and_search() -> None:
     )
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dtr, exact", "dtr, sample"]
     assert [text.get_text() for text in accesses(runs[:2]).legends[0].get_texts()] == ["dtr"]
+    assert len(accesses(iterate(program, 0.5, 3, policy="dtr")).axes[0].lines[0].get_xdata()) == 1
 
 
 @pytest.mark.usefixtures("_matplotlib")

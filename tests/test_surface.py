@@ -147,14 +147,17 @@ LAYERS = {
         _engine.verify""",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
     "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory
-        _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling
+        _engine.advice _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling
         _engine.destroyed""",
     "engine": "_engine.recount _engine.thrashing _engine.engine _engine.requests",
     "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
-    "simulator": "_simulator.machine _simulator.replay _simulator.many simulator",
+    "simulator": "_simulator.machine _simulator.replay _simulator.order _simulator.many _simulator.varied simulator",
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen _plans.revolve
-        _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.plan _plans.verify planners""",
+        _plans.chains _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.plan _plans.verify
+        planners""",
+    "foresight": """_foresight.calls _foresight.recording _foresight.script _foresight.follower _foresight.planning
+        _foresight.repetition _foresight.foresight""",
     "pictures": """_pictures.style _pictures.points _pictures.bars _pictures.residency _pictures.memory
         _pictures.overhead _pictures.accesses _pictures.chain _pictures.planned pictures""",
     "arrays": """_arrays.call _arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.parts
@@ -170,6 +173,8 @@ LAYERS = {
 """The house from below: a module imports only what stands on a line above its own, or before it on its own."""
 
 FOR_TYPES = {
+    "_engine.advice": "_engine.memory",  # it asks
+    "_foresight.foresight": "_cache",  # it has one
     "_engine.memory": """_engine.graph _engine.finalizer _engine.frames
         _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
     "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling _engine.thrashing
@@ -184,6 +189,7 @@ FOR_TYPES = {
 """What modules below it import, for annotations alone."""
 
 WHEN_CALLED = {
+    "_foresight.foresight": "_cache",  # most programs do not need it
     "_cache": "_context",  # the default cache is made when it is first needed
     "_traces.write": "_cache",  # few caches write a trace
     "_arrays.wrap": "_arrays.coercions",  # a copy of an array is an array

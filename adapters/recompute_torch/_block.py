@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from threading import RLock, get_ident, local
 from types import TracebackType
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -92,8 +92,8 @@ class budget:
         "cuda:0") to one of these; None: no limit, which only watches.
     only_checkpointed
         Only what is made from tensors that were given to `checkpoint` takes part.
-    policy, search, trace, verify
-        As for `recompute.Cache`.
+    policy, search, foresight, trace, verify
+        As for `recompute.Cache`. A round ends with a step of the first optimizer.
     history
         How many calls are remembered at most for the sake of what was made from them; with more, see `commit`.
 
@@ -109,18 +109,22 @@ class budget:
         only_checkpointed: bool = False,
         policy: Any = None,
         search: Any = "exact",
+        foresight: bool = True,
         trace: str | os.PathLike[str] | None = None,
         verify: bool = False,
         history: int = 100_000,
     ) -> None:
         named = {} if policy is None else {"policy": policy}
-        self.cache: Final = rc.Cache(_bytes(budget), search=search, trace=trace, verify=verify, **named)
+        self.cache: Final = rc.Cache(
+            _bytes(budget), search=search, foresight=foresight, trace=trace, verify=verify, **named
+        )
         self._interrupts = Interrupts()
         self._tracker = Tracker(self.cache, history, everything=not only_checkpointed, watching=self._mode)
         self._here = local()
         self._threads: Threads | None = None
         self._entered = 0
         self._hooks: list[Any] = []
+        self._optimizer: ref[torch.optim.Optimizer] | None = None
         self._lock = RLock()
 
     def __enter__(self) -> budget:
@@ -139,7 +143,7 @@ class budget:
                 self._threads = Threads(self._join)
                 self._hooks = [
                     register_optimizer_step_pre_hook(lambda *_: self._tracker.stepping.add(get_ident())),
-                    register_optimizer_step_post_hook(lambda *_: self._tracker.stepping.discard(get_ident())),
+                    register_optimizer_step_post_hook(self._stepped),
                 ]
             self._entered += 1
             self._begin()
@@ -158,6 +162,15 @@ class budget:
             here.mode = self._mode(self._tracker)
             here.mode.__enter__()
             self._interrupts.hold()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer has made a step; with that of the first one a round of training ends."""
+        self._tracker.stepping.discard(get_ident())
+        first = None if self._optimizer is None else self._optimizer()
+        if first is None:
+            self._optimizer = ref(optimizer)
+        if first is None or first is optimizer:
+            self.cache.next_iteration()
 
     def _mode(self, tracker: Tracker) -> _Mode:
         return _Mode(tracker, self._interrupts)
@@ -185,6 +198,7 @@ class budget:
 
     def _leave(self) -> None:
         try:
+            self.cache.next_iteration(last=True)
             self._tracker.leave()
         finally:
             if self._threads is not None:

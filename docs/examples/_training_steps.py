@@ -34,6 +34,8 @@ class Settings:
     rate: float = 1e-3
     seed: int = 0
     library: str = "numpy"
+    foresight: bool = True
+    """Whether the cache learns from one step for the next; its plans take memory of their own."""
 
     @property
     def xp(self) -> Any:
@@ -65,7 +67,7 @@ class Settings:
 
     def cache(self, budget: int | str | None = None) -> rc.Cache:
         """A cache with that clock."""
-        return rc.Cache(budget, clock=self.clock)
+        return rc.Cache(budget, clock=self.clock, foresight=self.foresight)
 
 
 # One step

@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if min(options.epochs, options.batch, options.depth, options.channels) < 1:
         parser.error("epochs, batch, depth and channels are at least 1")
-    settings = Settings(options.depth, options.channels, options.batch, library=options.library)
+    settings = Settings(
+        options.depth, options.channels, options.batch, library=options.library, foresight=not options.confine
+    )
     learn, examine = load(settings.xp)
     settings = replace(settings, steps=max(1, options.epochs * len(learn.images) // options.batch))
 

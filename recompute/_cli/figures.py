@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from recompute._cli.output import CommandError
 from recompute._cli.planning import PlanJob, Planned, make_many
 from recompute._live import Live, bar
-from recompute._pictures.points import Floor, Point
+from recompute._pictures.points import Floor, Point, points_of
 from recompute._pictures.style import FORMATS, new_figure, save
-from recompute._simulator.many import Job, simulate_many
+from recompute._simulator.many import Job, cores, simulate_many
 from recompute._simulator.replay import Run, baseline
 from recompute._traces.program import Program
+from recompute.policies import DEFAULT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,19 +61,29 @@ def replay_all(
     policies: Sequence[str],
     budgets: Sequence[int | float],
     searches: Sequence[str] = ("exact",),
-    **options: Any,
+    *,
+    iterations: int | None = None,
+    effort: float = 1.0,
 ) -> list[Run]:
-    """All programs under all policies, searches and budgets, with progress; in this order."""
-    jobs = [
-        Job(number, budget, {"policy": policy, "search": search, **options})
-        for number in range(len(programs))
-        for policy in policies
-        for search in searches
-        for budget in budgets
-    ]
-    ready = [0]
-    with Live(lambda: [bar(ready[0], len(jobs)), f"{ready[0]} of {len(jobs)} replays"]):
-        return list(simulate_many(programs, jobs, done=lambda count: ready.__setitem__(0, count)))
+    """All programs under all policies, searches and budgets, with progress; in this order.
+
+    `iterations`: rounds of the default policy, the only one that learns from them, with plans of this `effort`.
+    """
+    jobs: list[Job] = []
+    for number in range(len(programs)):
+        for policy in policies:
+            learns = iterations is not None and policy in ("default", DEFAULT)
+            rounds, extra = (iterations, {"effort": effort}) if learns else (None, {})
+            jobs += [
+                Job(number, budget, {"policy": policy, "search": search, **extra}, rounds)
+                for search in searches
+                for budget in budgets
+            ]
+    ready, whole = [0], sum(job.rounds for job in jobs)
+    what, processes = ("replays", 1) if iterations is None else ("rounds", cores())
+    with Live(lambda: [bar(ready[0], whole), f"{ready[0]} of {whole} {what}"]):
+        done = simulate_many(programs, jobs, processes=processes, done=lambda count: ready.__setitem__(0, count))
+        return list(done)
 
 
 def plan_all(
@@ -108,7 +119,7 @@ def plan_all(
 
 def points(runs: Sequence[Run], plans: Sequence[Planned]) -> list[Point]:
     """What the picture of overheads is drawn from."""
-    return [Point(run.trace, run.policy, run.budget_ratio, run.overhead) for run in runs] + [
+    return points_of(runs) + [
         Point(plan.trace, plan.method, plan.budget_ratio, plan.overhead, "planner", plan.bound) for plan in plans
     ]
 

@@ -12,7 +12,7 @@ from recompute._budget import format_bytes, parse_budget
 from recompute._cli.figures import COMPARED, SHARES, floors, name_apart, plan_all, points, replay_all, target, write
 from recompute._cli.output import CommandError, warn
 from recompute._cli.planning import add_methods, limits, methods
-from recompute._cli.simulate import add_policies, budgets, load, policies
+from recompute._cli.simulate import add_policies, add_rounds, budgets, load, policies, rounds
 from recompute._live import Live, bar
 from recompute._pictures.accesses import accesses
 from recompute._pictures.bars import Moment, moments
@@ -51,6 +51,7 @@ examples:
   recompute plot residency unet.jsonl --budget 50%
   recompute plot memory unet.jsonl --budget 0.4 --policy default,lru --output memory.svg
   recompute plot overhead unet.jsonl resnet32.jsonl --policy default,dtr-eq --method own
+  recompute plot overhead unet.jsonl --policy default --iterations 3
   recompute plot accesses unet.jsonl --policy dtr-eq,dtr --search exact,sample
   recompute plot chain --sizes {_SIZES},1024
 """
@@ -78,6 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=_LEAST,
         help="residency: only values of at least this share of the peak; default %(default)s",
     )
+    add_rounds(parser, "the default policy; overhead: the last one is a line of its own")
     add("--sizes", metavar="N[,..]", default=_SIZES, help="chain: its lengths; default %(default)s")
     add("--output", metavar="FILE", help="the picture, .png, .svg or .pdf; default KIND.png")
 
@@ -88,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(f"unknown kind {options.kind!r}; choose from {', '.join(_KINDS)}")
     if (options.kind == "chain") == bool(options.traces):
         raise CommandError("chain needs no trace" if options.traces else f"{options.kind} needs a trace")
+    if options.kind != "overhead" and (options.iterations or options.effort):
+        raise CommandError(f"--iterations and --effort are of the kind overhead, not {options.kind}")
     path: Path = target(options.output or f"{options.kind}.png")
     try:
         figure = draw(options)
@@ -198,8 +202,9 @@ def _overhead(options: argparse.Namespace) -> Figure:
     wanted, limit = budgets(options.budget or [SHARES]), limits(options)
     chosen, planned = policies(options.policy or [COMPARED]), methods(options.method or [])
     (search,) = _searches(options, 1)
+    iterations, effort = rounds(options)
     programs = name_apart(load(options.traces))
-    runs = replay_all(programs, chosen, wanted, [search])
+    runs = replay_all(programs, chosen, wanted, [search], iterations=iterations, effort=effort)
     plans = plan_all(programs, [planned] * len(programs), wanted, **limit)
     return overhead(points(runs, plans), floors=floors(programs))
 

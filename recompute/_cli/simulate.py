@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import TYPE_CHECKING, Final, get_args
 
@@ -26,11 +27,13 @@ examples:
   recompute simulate train.recompute.jsonl.gz --budget 50%
   recompute simulate unet.jsonl --budget 0.9,0.7,0.5,0.3 --policy default,dtr-eq,lru
   recompute simulate unet.jsonl --budget 4GB --policy all --json
+  recompute simulate unet.jsonl --budget 0.5,0.3 --iterations 5
 
 A trace is what `recompute run --record` or Cache(trace=...) wrote, or one in the format of the DTR authors' simulator.
 A budget is a share of the peak of a run without a budget (0.4 or 40%), or bytes (512MB). Overhead is all compute
 divided by the compute without eviction; a run is given up as thrashing above the limit, or as oom when something does
-not fit.
+not fit. With --iterations the program is replayed several times in one cache, as rounds of one that repeats it: the
+default policy plans the next rounds from the first one.
 """
 
 
@@ -52,8 +55,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the habits of the published simulator, or the cache as it is; by default the former for published "
         "policies on published traces",
     )
+    add_rounds(parser)
+    add("--no-foresight", action="store_true", help="let each round be as if there had been none before")
     add("--processes", metavar="N", help="replays at a time; default one a core")
     add("--json", action="store_true", help="one JSON object a run on stdout")
+
+
+def add_rounds(parser: argparse.ArgumentParser, what: str = "") -> None:
+    """The options --iterations and --effort. `what` is repeated; by default the program."""
+    add = parser.add_argument
+    add("--iterations", metavar="N", help=f"rounds of {what or 'a program that repeats the recorded one'}")
+    add("--effort", metavar="X", help="for the plan of a round; 1, the default, is about ten seconds")
 
 
 def add_budgets(parser: argparse.ArgumentParser) -> None:
@@ -91,28 +103,33 @@ def run(options: argparse.Namespace) -> int:
         "machine": options.machine,
     }
     wanted, chosen = budgets(options.budget), policies(options.policy)
-    processes = cores() if options.processes is None else _count(options.processes)
+    processes = cores() if options.processes is None else count("--processes", options.processes)
+    iterations, effort = rounds(options)
+    if options.no_foresight and iterations is None:
+        raise CommandError("--no-foresight is of rounds, and needs --iterations")
+    if iterations is not None:
+        common |= {"foresight": not options.no_foresight, "effort": effort}
     programs = load(options.traces)
     jobs = [
-        Job(number, budget, {"policy": policy, **common})
+        Job(number, budget, {"policy": policy, **common}, iterations)
         for number in range(len(programs))
         for policy in chosen
         for budget in wanted
     ]
-    ready = [0]
-
-    def done(count: int) -> None:
-        ready[0] = count
-
-    runs: list[Run] = []
-    with Live(lambda: [bar(ready[0], len(jobs)), f"{ready[0]} of {len(jobs)} replays"]):
-        for run in simulate_many(programs, jobs, processes=processes, done=done):
+    ready, whole = [0], sum(job.rounds for job in jobs)
+    what = "replays" if iterations is None else "rounds"
+    runs: list[list[Run]] = []  # of each job
+    with Live(lambda: [bar(ready[0], whole), f"{ready[0]} of {whole} {what}"]):
+        for run in simulate_many(programs, jobs, processes=processes, done=lambda count: ready.__setitem__(0, count)):
             if options.json:
                 print_json(run.as_dict())
-            runs.append(run)
+            if run.iteration == 1:
+                runs.append([])
+            runs[-1].append(run)
     if not options.json:
+        each = len(chosen) * len(wanted)
         for number, program in enumerate(programs):
-            _show(program, runs[number * len(chosen) * len(wanted) :][: len(chosen) * len(wanted)], len(wanted))
+            _show(program, runs[number * each :][:each], len(wanted), iterations)
     return 0
 
 
@@ -158,42 +175,89 @@ def _limit(text: str) -> float:
     return limit
 
 
-def _count(text: str) -> int:
+def count(name: str, text: str) -> int:
+    """A whole number, at least 1, from the command line."""
     if not text.isdecimal() or not int(text):
-        raise CommandError(f"--processes must be a whole number, at least 1, not {text!r}")
+        raise CommandError(f"{name} must be a whole number, at least 1, not {text!r}")
     return int(text)
 
 
-def _show(program: Program, runs: list[Run], columns: int) -> None:
-    """One budget: what there is to know about each run. Several: the overheads, a row for each policy."""
+def rounds(options: argparse.Namespace) -> tuple[int | None, float]:
+    """What `add_rounds` asks for: how many rounds, if any, and the effort of a plan."""
+    if options.iterations is not None:
+        return count("--iterations", options.iterations), _effort(options.effort or "1")
+    if options.effort is not None:
+        raise CommandError("--effort is of rounds, and needs --iterations")
+    return None, 1.0
+
+
+def _effort(text: str) -> float:
+    try:
+        effort = float(text)
+    except ValueError:
+        effort = -1.0
+    if not 0 <= effort < math.inf:
+        raise CommandError(f"--effort is a number, at least 0, not {text!r}; 1 is about ten seconds of planning")
+    return effort
+
+
+def _show(program: Program, found: list[list[Run]], columns: int, iterations: int | None) -> None:
+    """The runs of each job, of so many budgets in a row: rounds if there are `iterations`."""
+    runs = [first for first, *_ in found]
     peak = format_bytes(runs[0].baseline_peak_bytes)
     print_text(
         f"{program.name}: {len(program.calls):,} operations, peak {peak}, "
         f"{seconds(runs[0].model_time)} of compute without eviction",
         sys.stdout,
     )
-    if columns > 1:
-        rows = [
-            (runs[start].policy, *[_cell(run) for run in runs[start : start + columns]])
-            for start in range(0, len(runs), columns)
-        ]
-        print_list(["overhead", *[_head(run) for run in runs[:columns]]], rows, sys.stdout, "<" + ">" * columns)
+    if iterations is not None:
+        _show_rounds(found, iterations)
+    elif columns > 1:
+        _show_overheads(runs, columns)
     else:
-        rows = [
-            (
-                run.policy,
-                f"{format_bytes(run.budget_bytes)} ({_head(run)})",
-                _cell(run),
-                format_bytes(run.peak_bytes),
-                f"{run.evictions:,}",
-                f"{run.rematerializations:,}",
-                seconds(run.seconds),
-            )
-            for run in runs
-        ]
-        names = ["policy", "budget", "overhead", "peak", "evictions", "rematerializations", "simulated in"]
-        print_list(names, rows, sys.stdout, "<>>>>>>")
+        _show_runs(runs)
     print()
+
+
+def _show_rounds(found: list[list[Run]], iterations: int) -> None:
+    """The overhead of each round, a row for each policy and budget; after a failure there are no more."""
+    rows: list[list[str]] = []
+    for runs in found:
+        cells = [_cell(run) for run in runs]
+        rows.append([runs[0].policy, _budget(runs[0]), *cells, *[""] * (iterations - len(cells))])
+    names = ["overhead", "budget", "round 1", *[str(number) for number in range(2, iterations + 1)]]
+    print_list(names, rows, sys.stdout, "<>" + ">" * iterations)
+
+
+def _show_overheads(runs: list[Run], columns: int) -> None:
+    """A row for each policy, a column for each budget."""
+    rows = [
+        (runs[start].policy, *[_cell(run) for run in runs[start : start + columns]])
+        for start in range(0, len(runs), columns)
+    ]
+    print_list(["overhead", *[_head(run) for run in runs[:columns]]], rows, sys.stdout, "<" + ">" * columns)
+
+
+def _show_runs(runs: list[Run]) -> None:
+    """What there is to know about each run, a row for each."""
+    rows = [
+        (
+            run.policy,
+            _budget(run),
+            _cell(run),
+            format_bytes(run.peak_bytes),
+            f"{run.evictions:,}",
+            f"{run.rematerializations:,}",
+            seconds(run.seconds),
+        )
+        for run in runs
+    ]
+    names = ["policy", "budget", "overhead", "peak", "evictions", "rematerializations", "simulated in"]
+    print_list(names, rows, sys.stdout, "<>>>>>>")
+
+
+def _budget(run: Run) -> str:
+    return f"{format_bytes(run.budget_bytes)} ({_head(run)})"
 
 
 def _head(run: Run) -> str:

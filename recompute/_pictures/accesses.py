@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 def accesses(runs: Iterable[Figures], *, title: str | None = None) -> Figure:
     """A figure of how many candidates each policy scored under each budget, one panel for each trace.
 
-    `runs` are what `simulate` returned; a line is one policy with one search, and runs that failed are left out.
+    `runs` are what `simulate` returned; a line is one policy with one search. Runs that failed are left out, and so are
+    later rounds of a program that repeats.
 
     Raises ImportError, with what to install, without matplotlib; ValueError if there is nothing to draw.
     """
-    found = list(runs)
+    found = [run for run in runs if run.iteration == 1]
     if not any(run.overhead is not None for run in found):
         raise ValueError("nothing to draw: no replay came to its end")
     traces = list(dict.fromkeys(run.trace for run in found))

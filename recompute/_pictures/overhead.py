@@ -25,7 +25,8 @@ def overhead(
     Parameters
     ----------
     points
-        What `simulate` returned, and `Point`s. A line ends, with a cross, at the last budget before one that failed.
+        What `simulate` and `iterate` returned, and `Point`s. Of rounds the last one is a line of its own. A line ends,
+        with a cross, at the last budget before one that failed.
     floors
         Trace -> what no schedule can do without: drawn as grey areas on the left.
     title

@@ -25,6 +25,8 @@ class Figures(Protocol):
     def overhead(self) -> float | None: ...
     @property
     def candidates_scored(self) -> int: ...
+    @property
+    def iteration(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,25 @@ class Floor:
 
 
 def points_of(figures: Iterable[Figures | Point]) -> list[Point]:
-    """Points, made from replays where they are not points yet."""
-    return [
-        figure
-        if isinstance(figure, Point)
-        else Point(figure.trace, figure.policy, figure.budget_ratio, figure.overhead)
-        for figure in figures
-    ]
+    """Points, made from replays where they are not points yet.
+
+    Of rounds (see `recompute.simulator.iterate`) the first one is a point of the policy, and the last one is of a name
+    of its own, such as "default, round 5". Where an earlier one failed, so has the last.
+    """
+    points: list[Point] = []
+    last: dict[tuple[str, str, float], Figures] = {}
+    rounds: dict[str, int] = {}  # policy -> how many
+    for figure in figures:
+        if isinstance(figure, Point):
+            points.append(figure)
+            continue
+        if figure.iteration == 1:
+            points.append(Point(figure.trace, figure.policy, figure.budget_ratio, figure.overhead))
+        last[figure.trace, figure.policy, figure.budget_ratio] = figure
+        rounds[figure.policy] = max(figure.iteration, rounds.get(figure.policy, 1))
+    for (trace, policy, ratio), run in last.items():
+        number = rounds[policy]
+        if number > 1:
+            overhead = run.overhead if run.iteration == number else None
+            points.append(Point(trace, f"{policy}, round {number}", ratio, overhead))
+    return points

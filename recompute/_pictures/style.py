@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +24,7 @@ _FILLED: Final = "os^DvPXp"
 _DASHES: Final = ((), (6, 1.5), (3, 1.5), (6, 1.5, 1.5, 1.5), (1, 1.2), (8, 1.5, 1.5, 1.5, 1.5, 1.5), (4, 4), (10, 2))
 _POLICIES: Final = ("default", "dtr-eq", "dtr", "dtr-local", "msps", "lru", "size", "random")
 _METHODS: Final = ("chen-sqrt", "chen-greedy", "revolve", "checkmate")
+_ROUND: Final = ", round "
 _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _SIZES: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -55,7 +56,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     """A look for each name: the same in all pictures for the names of the library, a free one for others.
 
     What stands in brackets after a name does not count. Policies have filled markers, the published planners hollow
-    ones; the library's own are wide.
+    ones; the library's own are wide. A later round of a policy ("dtr, round 5") is hollow and dotted in its colour.
     """
     found = {"default": Look(_COLOURS[0], "o", (), wide=True), "own": Look("#000000", "*", (), wide=True)}
     for number, name in enumerate(_POLICIES[1:], 1):
@@ -70,11 +71,15 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     for number, name in enumerate(others):
         at = free[number % len(free)]
         found[name] = Look(_COLOURS[at], _FILLED[at], _DASHES[at], hollow=number >= len(free))
-    return {name: found[_bare(name)] for name in names}
+    return {name: _round(found[_bare(name)]) if _ROUND in name else found[_bare(name)] for name in names}
 
 
 def _bare(name: str) -> str:
-    return name.partition(" (")[0]
+    return name.partition(" (")[0].partition(_ROUND)[0]
+
+
+def _round(look: Look) -> Look:
+    return replace(look, hollow=True, dashes=(1.5, 1.0))
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import inf
 from time import perf_counter
 from typing import Any, Final, Literal
 
@@ -23,6 +25,8 @@ from recompute.policies import DEFAULT, Policy, Search, policy_of
 Status = Literal["ok", "oom", "thrash"]
 MachineName = Literal["published", "library"]
 
+_PATIENT: Final = 20.0
+"""Up to this overhead a round is run to its end, so that the next ones can learn from it."""
 _HERE: Final = (compile("", "<trace>", "exec"), 0)
 
 
@@ -50,6 +54,8 @@ class Run:
     rematerializations: int
     candidates_scored: int
     seconds: float
+    iteration: int = 1
+    """Which round of a program that repeats."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
@@ -58,6 +64,10 @@ class Run:
 
 class _Thrashing(Exception):
     """More recomputation than the limit allows."""
+
+
+class _CutShort(Exception):
+    """A round has not come to its end."""
 
 
 class _Clock:
@@ -122,7 +132,7 @@ class _Rerun:
 
 
 class Replay:
-    """One replay of a program; `run` it once."""
+    """One replay of a program: `run` it once, or `again` and again, as rounds of one that repeats."""
 
     def __init__(
         self,
@@ -134,9 +144,10 @@ class Replay:
         release: ReleaseMode = "eager",
         limit: float = 2.0,
         published: bool = True,
+        effort: float | None = None,
     ) -> None:
-        self.program = program
-        self.clock = _Clock((limit - 1) * program.model_time)
+        self.clock = _Clock(0.0)
+        self._limit = limit
         self.published = published
         self.cache = Cache(
             budget,
@@ -144,14 +155,35 @@ class Replay:
             search=search,  # type: ignore[arg-type]
             release=release,
             clock=self.clock,
-            engine=engine_options(published, release),
+            foresight=effort is not None,
+            engine=engine_options(published, release, effort or 0.0),
         )
-        self._values: list[Node | None] = [None] * len(program.storages)
-        self._handles: list[Recomputable[Any] | None] = [None] * len(program.storages)
+        self._start(program)
+
+    def _start(self, program: Program) -> None:
+        """At the beginning of a program: nothing has been done yet, and nothing is referred to any more."""
+        self.program = program
         self._evicted = {which for kind, which in program.steps if kind == "evict"}
-        counts: Counter[int] = Counter() if published else Counter(program.storages)
+        counts: Counter[int] = Counter() if self.published else Counter(program.storages)
         self._aliased = frozenset(storage for storage, count in counts.items() if count > 1)
+        count = len(program.storages)
+        self._values: list[Node | None] = [None] * count
+        self._handles: list[Recomputable[Any] | None] = [None] * count
         self._held: dict[int, list[Any]] = {}  # value -> payloads that are kept outside, the oldest first
+        self.clock.left = (self._limit - 1) * program.model_time
+
+    def again(self, progress: Callable[[int], None] | None = None, *, program: Program | None = None) -> Status:
+        """Let go of all there is, and run the program, or another one, as the next round of one that repeats.
+
+        From a round that does not come to its end nothing is learnt.
+        """
+        self._start(program or self.program)
+        status: Status = "ok"
+        with suppress(_CutShort), self.cache.iteration():
+            status = self.run(progress)
+            if status != "ok":
+                raise _CutShort
+        return status
 
     def run(self, progress: Callable[[int], None] | None = None) -> Status:
         """Replay all steps; `progress(steps)` is told now and then how many are done."""
@@ -285,47 +317,129 @@ def simulate(
     progress
         Called now and then with the number of steps done, of `len(program.steps)`.
     """
+    options: dict[str, Any] = {"policy": policy, "search": search, "release": release, "limit": limit}
+    options |= {"machine": machine, "peak": peak, "listener": listener, "progress": progress}
+    (run,) = _replay(program, budget, **options)
+    return run
+
+
+def iterate(
+    program: Program,
+    budget: Amount | Mapping[str, Amount],
+    iterations: int,
+    *,
+    foresight: bool = True,
+    effort: float = 1.0,
+    policy: str | Policy = DEFAULT,
+    search: str | Search = "exact",
+    release: ReleaseMode = "eager",
+    limit: float = 2.0,
+    machine: MachineName | None = None,
+    peak: Mapping[str, int] | None = None,
+    listener: Listener | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Run]:
+    """Replay a program several times in one cache, as rounds of a program that repeats it: each run as it is ready.
+
+    In between all references go, constants included. A run that does not fit is the last one; one above the limit is
+    run to its end, for the next one to learn from it. Parameters as of `simulate`, and
+
+    foresight
+        Whether the cache learns from one round for the next; the default policy alone does.
+    effort
+        For the plan of a round, which is waited for: 1 is about ten seconds.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations is a number of rounds, at least 1, not {iterations!r}")
+    if not 0 <= effort < inf:
+        raise ValueError(f"effort is a number, 0 or more, not {effort!r}; 1 is about ten seconds")
+    options: dict[str, Any] = {"policy": policy, "search": search, "release": release, "limit": limit}
+    options |= {"machine": machine, "peak": peak, "listener": listener, "progress": progress}
+    return _replay(program, budget, iterations=iterations, effort=effort if foresight else None, **options)
+
+
+def _replay(
+    program: Program,
+    budget: Amount | Mapping[str, Amount],
+    *,
+    policy: str | Policy,
+    limit: float,
+    machine: MachineName | None,
+    peak: Mapping[str, int] | None,
+    listener: Listener | None,
+    progress: Callable[[int], None] | None,
+    iterations: int | None = None,
+    effort: float | None = None,
+    **options: Any,
+) -> Iterator[Run]:
     if not limit >= 1:
         raise ValueError(f"limit is an overhead, at least 1, not {limit!r}")
     peak = baseline(program) if peak is None else peak
     budgets, ratio = budgets_of(budget, peak)
     policy_object = policy_of(policy)  # type: ignore[arg-type]  # any name, which is checked there
     published = program.published and policy_object.published if machine is None else machine == "published"
-    replay = Replay(
-        program, budgets, policy=policy_object, search=search, release=release, limit=limit, published=published
-    )
-    stop = None if listener is None else replay.cache.subscribe(listener)
-    collecting = gc.isenabled()
-    gc.disable()  # the graph lives to the end of the replay
-    start = perf_counter()
-    try:
-        status = replay.run(progress)
-    finally:
-        seconds = perf_counter() - start
-        if collecting:
-            gc.enable()
-        if stop is not None:  # what goes with the replay afterwards is no step of it
-            stop()
-    stats = replay.cache.stats()
-    total = stats.model_time + stats.remat_time - (1.0 if published else 0.0)
-    return Run(
-        trace=program.name,
-        policy=policy if isinstance(policy, str) else policy_object.name,
-        search=replay.cache.search.name,
-        release=release,
-        budget_bytes=sum(budgets.values()),
-        budget_ratio=ratio,
-        status=status,
-        overhead=_overhead(total, program.model_time) if status == "ok" else None,
-        model_time=program.model_time * program.unit,
-        total_time=total * program.unit,
-        peak_bytes=stats.peak,
-        baseline_peak_bytes=sum(peak.values()),
-        evictions=stats.evictions,
-        rematerializations=stats.rematerializations,
-        candidates_scored=stats.scored,
-        seconds=seconds,
-    )
+    options |= {
+        "policy": policy_object,
+        "limit": limit if iterations is None else max(limit, _PATIENT),
+        "published": published,
+        "effort": effort,
+    }
+    replay = Replay(program, budgets, **options)
+    return _runs(replay, iterations, limit, listener, progress, peak, budgets, ratio, policy)
+
+
+def _runs(
+    replay: Replay,
+    iterations: int | None,
+    limit: float,
+    listener: Listener | None,
+    progress: Callable[[int], None] | None,
+    peak: Mapping[str, int],
+    budgets: Mapping[str, int],
+    ratio: float,
+    policy: str | Policy,
+) -> Iterator[Run]:
+    program, cache = replay.program, replay.cache
+    for iteration in range(1, 1 + (iterations or 1)):
+        before = cache.stats()
+        stop = None if listener is None else cache.subscribe(listener)
+        collecting = gc.isenabled()
+        gc.disable()  # the graph lives to the end of the replay
+        start = perf_counter()
+        try:
+            status = replay.run(progress) if iterations is None else replay.again(progress)
+        finally:
+            seconds = perf_counter() - start
+            if collecting:
+                gc.enable()
+            if stop is not None:  # what goes with the replay afterwards is no step of it
+                stop()
+        after = cache.stats()
+        ended = status == "ok"
+        model, again = after.model_time - before.model_time, after.remat_time - before.remat_time
+        if ended and model + again > limit * program.model_time:
+            status = "thrash"
+        yield Run(
+            trace=program.name,
+            policy=policy if isinstance(policy, str) else cache.policy.name,
+            search=cache.search.name,
+            release=cache.release,
+            budget_bytes=sum(budgets.values()),
+            budget_ratio=ratio,
+            status=status,
+            overhead=_overhead(model + again, program.model_time) if status == "ok" else None,
+            model_time=program.model_time * program.unit,
+            total_time=(model + again) * program.unit,
+            peak_bytes=after.peak,
+            baseline_peak_bytes=sum(peak.values()),
+            evictions=after.evictions - before.evictions,
+            rematerializations=after.rematerializations - before.rematerializations,
+            candidates_scored=after.scored - before.scored,
+            seconds=seconds,
+            iteration=iteration,
+        )
+        if not ended:
+            return
 
 
 def _overhead(total: float, model: float) -> float:

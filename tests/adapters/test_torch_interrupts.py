@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
+from weakref import ref
 
 import pytest
 from interrupts import Interrupts
@@ -44,6 +46,11 @@ ADAPTER = (
     *(_block._Mode, _tracker, _tracker.Tracker, _storages, _recipe, _recipe.Call, _recipe.Write, _recipe.Look),
     *(_memory, _memory.Memory, _memory.MemoryAdapter),
 )
+EXCHANGES = (
+    *(_memory.at_once, _memory.Memory.keep, _memory.Memory.give_back, _memory.MemoryAdapter.vacate),
+    *(_memory.MemoryAdapter.restored, _storages.Storages._enter, _storages.Storages.hand_out),
+)
+"""What moves memory from one storage to another, or says whose it is."""
 HERE = Path(_block.__file__).parent
 """Where the adapter's code is."""
 
@@ -126,27 +133,36 @@ def test_an_exception_anywhere(arming: Arming, plain: Any) -> None:
     assert sum(struck) > 20
 
 
-class Lines:
-    """Raises before the line of the adapter that is reached as the `at`-th."""
+Place = tuple[CodeType, int]
+"""A line of a function."""
 
-    def __init__(self, at: int) -> None:
+
+class Lines:
+    """Raises before the line of the adapter that is reached as the `at`-th; with a `place`, only that one counts."""
+
+    def __init__(self, at: int, place: Place | None = None) -> None:
         self.at = at
+        self.place = place
         self.reached = 0
+        self.times: Counter[Place] = Counter()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         if Path(frame.f_code.co_filename).parent != HERE:
             return None
         if event == "line":
-            self.reached += 1
-            if self.reached == self.at:
-                sys.settrace(None)
-                raise KeyboardInterrupt
+            here = frame.f_code, frame.f_lineno
+            self.times[here] += 1
+            if self.place in (None, here):
+                self.reached += 1
+                if self.reached == self.at:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
         return self
 
 
-def steps_by_lines(at: int, plain: Any) -> int:
-    """Two steps, with an exception before a line of the adapter, and how many lines there were; 0: without one."""
-    training, lines, before = Training(), Lines(at), sys.gettrace()
+def steps_by_lines(at: int, plain: Any, place: Place | None = None) -> Lines:
+    """Two steps, with an exception before a line of the adapter, and what lines there were; 0: without one."""
+    training, lines, before = Training(), Lines(at, place), sys.gettrace()
     with rt.budget(BUDGET) as block:
         try:
             sys.settrace(lines)
@@ -158,14 +174,96 @@ def steps_by_lines(at: int, plain: Any) -> int:
             sys.settrace(before)
         copied = go_on(block, training, plain[0])
     check_left(block, training, copied, plain[1])
-    return lines.reached
+    return lines
 
 
 def test_an_exception_before_a_line(plain: Any) -> None:
     """Wherever in the adapter an exception comes up, torch is as it was in this thread, and the training goes on."""
-    lines = steps_by_lines(0, plain)
+    lines = steps_by_lines(0, plain).reached
     for at in range(1, lines, lines // 25):
         steps_by_lines(at, plain)
+
+
+def test_an_exception_where_memory_changes_hands(plain: Any) -> None:
+    """Of two storages with the same bytes one lets go of them: before, after, and never both or none."""
+    codes = {each.__code__ for each in EXCHANGES}
+    times = {place: count for place, count in steps_by_lines(0, plain).times.items() if place[0] in codes}
+    assert {code for code, _ in times} == codes
+    for place, count in times.items():
+        steps_by_lines((count + 1) // 2, plain, place)
+
+
+def kept(memory: Any, outer: Any) -> partial[Any]:
+    return partial(memory.keep)
+
+
+def given_back(memory: Any, outer: Any) -> partial[Any]:
+    memory.keep()
+    return partial(memory.give_back)
+
+
+def parted(memory: Any, outer: Any) -> partial[Any]:
+    memory.keep()
+    others = torch.UntypedStorage(outer.nbytes())
+    return partial(memory.give_back, partial(setattr, memory, "outer", None), partial(setattr, memory, "own", others))
+
+
+def restored(memory: Any, outer: Any) -> partial[Any]:
+    memory.keep()
+    outer._swap_data_ptr_(_memory.gone(outer.nbytes(), outer.device))
+    return partial(_memory.MemoryAdapter().restored, ref(outer), memory)
+
+
+@pytest.mark.parametrize("prepare", [kept, given_back, parted, restored])
+def test_bytes_have_one_owner(prepare: Callable[[Any, Any], partial[Any]]) -> None:
+    """Before whatever line an exception comes up: the bytes go when their owner goes, and not before."""
+    numpy = pytest.importorskip("numpy", reason="an array of NumPy tells when its bytes have gone")
+    at, struck, before = 0, True, sys.gettrace()
+    while struck:
+        array = numpy.arange(8.0)
+        there, address = ref(array), array.ctypes.data
+        outer = torch.from_numpy(array).untyped_storage()
+        memory = _memory.Memory("cpu", outer.nbytes(), ref(outer), None)
+        act = prepare(memory, outer)
+        del array
+        at, struck = at + 1, False
+        try:
+            sys.settrace(Lines(at))
+            act()
+        except KeyboardInterrupt:
+            struck = True
+        finally:
+            sys.settrace(before)
+        del act
+        if memory.own is not None and memory.own.data_ptr() == address:
+            del outer
+            assert there() is not None
+            del memory
+        else:
+            del memory
+            assert there() is not None
+            del outer
+        assert there() is None
+    assert at > 3
+
+
+def test_a_tensor_is_ordinary_again_after_a_first_meeting() -> None:
+    """Before whatever line of that an exception comes up."""
+    at, struck, before = 0, True, sys.gettrace()
+    while struck:
+        parameter = torch.nn.Parameter(torch.arange(4.0))
+        at, struck = at + 1, False
+        with rt.budget():
+            try:
+                sys.settrace(Lines(at))
+                parameter * 2
+            except KeyboardInterrupt:
+                struck = True
+            finally:
+                sys.settrace(before)
+        assert not hasattr(parameter.untyped_storage(), "_recompute")
+        assert parameter.tolist() == [0, 1, 2, 3]
+    assert at > 20
 
 
 @pytest.mark.parametrize("part", range(PARTS))

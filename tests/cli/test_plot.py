@@ -18,6 +18,7 @@ KINDS = [
     ("memory", ["small.jsonl", "--policy", "default,lru", "--budget", "600"]),
     ("memory", ["small.jsonl", "--policy", "dtr", "--method", "own,chen-greedy", "--budget", "60%"]),
     ("overhead", ["small.jsonl", "small.jsonl", "--budget", "0.9,0.5", "--method", "own", "--policy", "dtr"]),
+    ("overhead", ["small.jsonl", "--budget", "0.9,0.5", "--iterations", "2", "--effort", "0.001"]),
     ("accesses", ["small.jsonl", "--policy", "dtr,lru", "--search", "exact,sample", "--budget", "0.8,0.5"]),
     ("chain", ["--sizes", "4,8,16", "--policy", "dtr-eq,lru"]),
 ]
@@ -40,6 +41,18 @@ def test_text_in_vectors(trace: str) -> None:
     text = Path("a.svg").read_text()
     for each in ("small in 455 B, 50% of its peak", "dtr (overhead 1.", "backward pass", "recomputed", "budget"):
         assert each in text
+
+
+def test_rounds_are_lines(trace: str) -> None:
+    """With --iterations the last round of the default policy is a line of its own, and the others have one each."""
+    arguments = ["--policy", "default,dtr", "--budget", "0.8,0.5", "--iterations", "3", "--effort", "0.001"]
+    assert main(["plot", "overhead", trace, *arguments, "--output", "a.svg"]) == 0
+    text = Path("a.svg").read_text()
+    assert [name for name in ("default", "default, round 3", "dtr", "dtr, round 3") if f">{name}</text>" in text] == [
+        "default",
+        "default, round 3",
+        "dtr",
+    ]
 
 
 def test_small_values_are_left_out(trace: str) -> None:
@@ -78,6 +91,9 @@ def test_planners_without_a_plan_are_left_out(trace: str, capsys: pytest.Capture
         (["residency", "small.jsonl", "--least", "2"], "--least"),
         (["overhead", "small.jsonl", "--search", "blind"], "blind"),
         (["overhead", "small.jsonl", "--search", "exact,sample"], "one search"),
+        (["overhead", "small.jsonl", "--iterations", "0"], "--iterations"),
+        (["overhead", "small.jsonl", "--effort", "1"], "--effort is of rounds, and needs --iterations"),
+        (["memory", "small.jsonl", "--iterations", "2"], "--iterations and --effort are of the kind overhead"),
         (["chain", "--sizes", "1,2"], "--sizes"),
         (["chain", "--sizes", "many"], "--sizes"),
         (["chain", "--output", "a.gif"], "must be one of .png, .svg, .pdf"),

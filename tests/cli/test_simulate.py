@@ -15,7 +15,7 @@ from recompute._policy.formulas import POLICIES
 KEYS = [
     "trace", "policy", "search", "release", "budget_bytes", "budget_ratio", "status", "overhead", "model_time",
     "total_time", "peak_bytes", "baseline_peak_bytes", "evictions", "rematerializations", "candidates_scored",
-    "seconds",
+    "seconds", "iteration",
 ]  # fmt: skip
 PEAK = 910  # ten bytes of input, and nine values
 
@@ -41,6 +41,7 @@ def test_keys_of_a_run(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run["rematerializations"] > 0
     assert run["evictions"] > 0
     assert run["candidates_scored"] > 0
+    assert run["iteration"] == 1
 
 
 def test_failures_have_no_overhead(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +109,71 @@ def test_tables(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[3].split()[-1] == "oom"
 
 
+QUICK = ("--iterations", "3", "--effort", "0.001")
+
+
+def test_rounds(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --iterations there is an object for each round of each replay, in order, and the default policy learns."""
+    other = write(tmp_path / "skip.jsonl", training(skip=True))
+    runs = simulate(capsys, trace, other, "--budget", "0.8,0.5", "--policy", "default,dtr", *QUICK)
+    assert [list(run) for run in runs] == [KEYS] * 24
+    assert [run["iteration"] for run in runs] == [1, 2, 3] * 8
+    assert [run["trace"] for run in runs] == ["small.jsonl"] * 12 + ["skip.jsonl"] * 12
+    assert [run["policy"] for run in runs] == (["default"] * 6 + ["dtr"] * 6) * 2
+    assert [run["budget_ratio"] for run in runs] == ([0.8] * 3 + [0.5] * 3) * 4
+    for first, *later in [runs[at : at + 3] for at in range(0, 24, 3)]:
+        assert all(run["total_time"] == pytest.approx(run["overhead"] * run["model_time"]) for run in (first, *later))
+        if first["policy"] == "default":
+            assert all(run["overhead"] <= first["overhead"] for run in later)
+
+
+def test_the_first_round_is_a_run(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is known of a round before it: it is the same run as without --iterations."""
+    budget = ("--budget", "0.5", "--policy", "default,dtr-eq")
+    (one, other), rounds = simulate(capsys, trace, *budget), simulate(capsys, trace, *budget, *QUICK)
+    for run in (one, other, rounds[0], rounds[3]):
+        run.pop("seconds")
+    assert [rounds[0], rounds[3]] == [one, other]
+
+
+def test_rounds_without_foresight(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --no-foresight no round knows of another: this program's are all the same."""
+    runs = simulate(capsys, trace, "--budget", "0.4", "--iterations", "3", "--no-foresight")
+    assert len({run["overhead"] for run in runs}) == 1
+
+
+def test_rounds_after_a_failure(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What does not fit is the last round; after one above the limit others follow, which may stay below."""
+    (small,) = simulate(capsys, trace, "--budget", "150 B", *QUICK)
+    assert (small["status"], small["iteration"]) == ("oom", 1)
+    slow = simulate(capsys, trace, "--budget", "0.4", "--limit", "1.01", *QUICK)
+    assert [(run["status"], run["overhead"]) for run in slow] == [("thrash", None)] * 3
+
+
+def test_rounds_in_processes(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several processes give the rounds that one gives, in the same order."""
+    arguments = (trace, "--budget", "0.8,0.5,0.1", "--iterations", "2", "--effort", "0.1", "--processes")
+    alone, together = (simulate(capsys, *arguments, processes) for processes in ("1", "2"))
+    for run in (*alone, *together):
+        run.pop("seconds")
+    assert together == alone
+    assert [run["iteration"] for run in alone] == [1, 2, 1, 2, 1]
+
+
+def test_table_of_rounds(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column for each round, a row for each policy and budget, and nothing after a failure."""
+    assert main(["simulate", trace, "--budget", "0.5,0.1", "--policy", "default,dtr", *QUICK]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["overhead", "budget", "round", "1", "2", "3"]
+    rows = [line.split() for line in lines[3:7]]
+    assert [row[:4] for row in rows] == [
+        [policy, *budget] for policy in ("default", "dtr") for budget in (["455", "B", "(50%)"], ["91", "B", "(10%)"])
+    ]
+    assert [len(row[4:]) for row in rows] == [3, 1, 3, 1]
+    assert [row[4] for row in rows[1::2]] == ["oom", "oom"]
+    assert lines[7:] == [""]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -122,6 +188,13 @@ def test_tables(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["--budget", "0.5", "--limit", "0.5"], "--limit"),
         (["--budget", "0.5", "--release", "never"], "never"),
         (["--budget", "0.5", "--processes", "0"], "--processes"),
+        (["--budget", "0.5", "--iterations", "0"], "--iterations must be a whole number, at least 1, not '0'"),
+        (["--budget", "0.5", "--iterations", "some"], "--iterations"),
+        (["--budget", "0.5", "--iterations", "2", "--effort", "-1"], "--effort"),
+        (["--budget", "0.5", "--iterations", "2", "--effort", "inf"], "--effort"),
+        (["--budget", "0.5", "--iterations", "2", "--effort", "much"], "--effort is a number, at least 0, not 'much'"),
+        (["--budget", "0.5", "--effort", "1"], "--effort is of rounds, and needs --iterations"),
+        (["--budget", "0.5", "--no-foresight"], "--no-foresight is of rounds, and needs --iterations"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:

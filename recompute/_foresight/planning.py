@@ -1,0 +1,89 @@
+"""Making scripts of a recorded round, in a thread of its own: first a quick one, then better ones.
+
+The thread reads what was recorded and nothing else, so it holds no lock of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from threading import Thread
+from time import perf_counter, sleep
+from typing import Final
+
+from recompute._foresight.recording import Round
+from recompute._foresight.script import Script, script_of
+from recompute._plans.own import Effort, own
+from recompute._plans.problem import numbered, problem_of, woven
+from recompute._plans.schedule import PlanError
+
+QUICK: Final = 0.02
+"""Of the effort of a plan, for the first script."""
+
+
+_BUSY: Final = 3e-4
+_PAUSE: Final = 5e-5
+"""Seconds of planning in the background, and of the pause after it."""
+
+
+class Planning:
+    """Plans one round. `script` is the best so far; None: there is none yet, or none at all.
+
+    `known`: an order of runs to start from; by default that of the cache in the recorded round.
+    """
+
+    def __init__(self, recorded: Round, budget: int, effort: float, known: Sequence[int] | None = None) -> None:
+        self.script: Script | None = None
+        self.failed = ""
+        """Why there is no script, and will be none."""
+        self.recorded = recorded
+        self.budget = budget
+        self._known = known
+        self._efforts = [min(QUICK, effort), effort] if effort > QUICK else [effort]
+        self._thread: Thread | None = None
+        self._rests = False
+        self._rested = perf_counter()
+
+    def start(self) -> None:
+        """In the background."""
+        self._rests = True
+        self._thread = Thread(target=self._run_quietly, name="recompute foresight", daemon=True)
+        self._thread.start()
+
+    def run(self) -> None:
+        """Here and now."""
+        try:
+            for script in self._scripts():
+                if self.script is None or script.cost < self.script.cost:
+                    self.script = script
+        except PlanError as error:
+            self.failed = self.failed or str(error)
+
+    def _run_quietly(self) -> None:
+        """A plan is advice: should making it fail, whatever for, the program goes on without."""
+        try:
+            self.run()
+        except Exception as error:
+            self.failed = f"planning failed with {error!r}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing better will come. After a fork the thread is not there."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def _rest(self) -> None:
+        """Let go of the interpreter's lock: whoever waits for it would else get it after five milliseconds only."""
+        if perf_counter() - self._rested > _BUSY:
+            sleep(_PAUSE)
+            self._rested = perf_counter()
+
+    def _scripts(self) -> Iterator[Script]:
+        recorded = self.recorded
+        problem = problem_of(recorded.program, self.budget)
+        if self._rests:
+            problem.rest = self._rest
+        if self.budget < problem.least:
+            raise PlanError(f"a plan needs {problem.least:,} bytes")
+        known = self._known or woven(problem, numbered(problem, recorded.order))
+        for effort in self._efforts:
+            sequence, _ = own(problem, None, Effort(effort), online=lambda: known)
+            yield script_of(recorded, problem, sequence)

@@ -1,0 +1,156 @@
+"""What one round of a program did, as a program for the planner, with the order in which the cache ran it.
+
+What was in memory when the round began counts as a source: nothing is known of how it came there. A source stays as
+long as the cache keeps it: until nothing that is alive could be made again from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from recompute._foresight.calls import Call, call_of
+from recompute._traces.program import Program, Step
+from recompute.events import Accessed, Added, Detached, Event, Forgotten, Performed, Pinned, Released
+from recompute.extend import Node
+
+
+class Round:
+    """One round, recorded."""
+
+    def with_costs(self, costs: Sequence[float]) -> Round:
+        """The same round, with other costs of its calls when they run again."""
+        program = copy(self.program)
+        program.calls = [replace(call, cost=cost) for call, cost in zip(program.calls, costs, strict=True)]
+        return Round(program, self.order, self.calls, self.model_cost)
+
+    def __init__(
+        self, program: Program, order: list[Step], calls: list[Call | None], model_cost: float | None = None
+    ) -> None:
+        self.program = program
+        self.model_cost = program.model_time if model_cost is None else model_cost
+        """Seconds of the first runs."""
+        self.order = order
+        """The runs of the cache, and what was got and detached; see `order_of_runs`."""
+        self.calls = calls
+        """Call of the program -> how it is known."""
+
+
+class Recording:
+    """Listens to the events of a cache from the beginning of a round to its end."""
+
+    def __init__(self, resident: Iterable[Node]) -> None:
+        self._program = Program("round")
+        self._values: dict[int, int] = {}  # number in the events -> value
+        self._storages: dict[int, int] = {}  # number in the events -> storage
+        self._homes: dict[int, int] = {}  # value in the events -> its storage there
+        self._sources: dict[int, list[int]] = {}  # storage in the events -> sources on it, and what was detached
+        self._lasting: set[int] = set()  # these
+        self._order: list[Step] = []
+        self._begun: dict[Node, Call] = {}  # operations that have not ended
+        self._places: dict[Node | None, int] = {}  # those that have -> their calls
+        self._calls: list[Call | None] = []
+        self._hear: dict[type[Event], Callable[[Any], None]] = {
+            Added: lambda event: self._source(event.storage, event.storage, event.nbytes, event.device),
+            Performed: self._performed,
+            Released: self._released,
+            Forgotten: self._forgotten,
+            Accessed: lambda event: self._run("get", event.value),
+            Detached: self._detached,
+            Pinned: lambda event: self._run("detach", event.value),  # it stays, as what is detached does
+        }
+        for storage in resident:
+            for value in storage.values:
+                self._source(value.number, storage.number, storage.size, storage.pool.device)
+
+    def begins(self, operation: Node) -> None:
+        """An operation is about to run for the first time."""
+        self._begun[operation] = call_of(operation, self._places)
+
+    def __call__(self, event: Event) -> None:
+        hear = self._hear.get(type(event))
+        if hear is not None:
+            hear(event)
+
+    def finish(self, device: str, outputs: Iterable[Node]) -> Round:
+        """The round, with the bytes of one device.
+
+        `outputs`: the values that are in memory, and referred to, when it ends.
+        """
+        program = self._program
+        for storage, where in enumerate(program.devices):
+            if where != device:
+                program.sizes[storage], program.devices[storage] = 0, device
+        found = [self._values[value.number] for value in outputs if value.number in self._values]
+        program.outputs = [value for value in found if program.makers[value] >= 0]
+        return Round(program, self._order, self._calls)
+
+    def _source(self, number: int, storage: int, size: int, device: str) -> None:
+        self._storage(storage, size, device)
+        if number not in self._values:
+            self._values[number] = self._program.add_source_on(self._storages[storage])
+            self._last(storage, number)
+
+    def _storage(self, storage: int, size: int, device: str) -> None:
+        if storage not in self._storages:
+            self._storages[storage] = self._program.add_storage(size, device)
+
+    def _performed(self, event: Performed) -> None:
+        values, program = self._values, self._program
+        for storage, size in zip(event.storages, event.nbytes, strict=True):
+            self._storage(storage, size, event.device)
+        if event.again:
+            for number, home in zip(event.results, event.homes, strict=True):
+                if number not in values:  # it was evicted when the round began
+                    self._source(number, home, 0, event.device)
+            makers = {program.makers[values[number]] for number in event.results}
+            self._order += [("call", maker) for maker in makers if maker >= 0]
+            return
+        for number, storage in zip(event.inputs, event.arguments, strict=False):
+            if number not in values:
+                self._source(number, storage, 0, event.device)
+        arguments = [values[number] for number in event.inputs]
+        call = len(program.calls)
+        homes = [self._storages[home] for home in event.homes]
+        self._homes.update(zip(event.results, event.homes, strict=True))
+        values.update(zip(event.results, program.add_call(event.function, arguments, homes, event.cost), strict=True))
+        self._order.append(("call", call))
+        self._calls.append(self._ended(call, event.results))
+
+    def _ended(self, call: int, results: tuple[int, ...]) -> Call | None:
+        """How the operation is known that made these values; None: nobody has said that it began."""
+        for operation in self._begun:
+            if operation.number == results[0] or any(
+                output is not None and output.number in results for output in operation.outputs
+            ):
+                self._places[operation] = call
+                self._program.calls[call].cost = operation.c0
+                return self._begun.pop(operation)
+        return None
+
+    def _released(self, event: Released) -> None:
+        if event.value not in self._lasting:
+            self._step("drop", event.value)
+
+    def _detached(self, event: Detached) -> None:
+        self._run("detach", event.value)
+        self._last(self._homes.get(event.value, event.value), event.value)
+
+    def _last(self, storage: int, number: int) -> None:
+        self._sources.setdefault(storage, []).append(number)
+        self._lasting.add(number)
+
+    def _forgotten(self, event: Forgotten) -> None:
+        for number in self._sources.pop(event.storage, ()):
+            self._step("drop", number)
+
+    def _step(self, kind: Any, number: int) -> None:
+        if number in self._values:
+            self._program.steps.append((kind, self._values[number]))
+
+    def _run(self, kind: Any, number: int) -> None:
+        self._step(kind, number)
+        if number in self._values:
+            self._order.append((kind, self._values[number]))

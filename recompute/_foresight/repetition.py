@@ -1,0 +1,68 @@
+"""Finding out that a program repeats: the same operations, with results of the same sizes, in the same order.
+
+The operations of the last period are compared with those of the one before; when a whole period has been the same, the
+program repeats. A round then begins where the least memory was in use.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from recompute._foresight.calls import call_of
+from recompute.extend import Node
+
+_CONTEXT: Final = 16
+"""Operations in a row that are looked up to find a period."""
+_MODULUS: Final = (1 << 61) - 1
+_BASE: Final = 1_000_003
+_GONE: Final = pow(_BASE, _CONTEXT, _MODULUS)
+_LEAST: Final = 64
+"""Operations that must have been the same, however short the period is."""
+_MOST: Final = 200_000
+"""Operations that are remembered."""
+
+
+class Repetition:
+    """Sees operations one at a time."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._used: list[int] = []
+        self._seen: dict[int, int] = {}  # hash of operations in a row -> where they ended
+        self._context = 0
+        self._period = 0
+        self._same = 0  # operations that were as those one period before
+        self._phase = -1  # of the operation with which rounds begin
+
+    def see(self, operation: Node, used: int) -> bool:
+        """One more operation, and the bytes in use before it; whether the program repeats."""
+        tokens = self._tokens
+        token = hash((call_of(operation, _NOWHERE), *[argument.size for argument in operation.arguments]))
+        at = len(tokens)
+        tokens.append(token)
+        self._used.append(used)
+        if self._period and tokens[at - self._period] == token:
+            self._same += 1
+        else:
+            self._period = self._same = 0
+            self._phase = -1
+        context = self._context = (self._context * _BASE + token) % _MODULUS
+        if at >= _CONTEXT:
+            context = self._context = (context - tokens[at - _CONTEXT] * _GONE) % _MODULUS
+            before = self._seen.get(context)
+            self._seen[context] = at
+            if not self._period and before is not None:
+                self._period = at - before
+        if self._period and self._phase < 0 and self._same >= max(self._period, _LEAST):
+            last = self._used[-self._period :]
+            self._phase = (at + 1 - self._period + last.index(min(last))) % self._period
+        if at >= _MOST:
+            self.__init__()  # type: ignore[misc]  # all over again
+        return self._phase >= 0
+
+    def begins_here(self) -> bool:
+        """Whether a round begins with the last operation that was seen."""
+        return (len(self._tokens) - 1) % self._period == self._phase
+
+
+_NOWHERE: Final[dict[Any, int]] = {}

@@ -1,0 +1,98 @@
+"""A plan of one round, in the form in which it is followed: what to do before each operation, and what may go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from recompute._foresight.calls import Call
+from recompute._foresight.recording import Round
+from recompute._plans.liveness import frees_after
+from recompute._plans.problem import Problem
+
+Act = tuple[Literal["again", "free", "get"], int, tuple[int, ...]]
+"""Run a call again, for the outputs with these numbers; a storage is not needed for the time being; an output of a call
+is got here."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A round as it is to be run. Operations are numbered in the order of their first runs."""
+
+    calls: Sequence[Call | None]
+    """How each is known."""
+    sizes: Sequence[int]
+    """Bytes on memory of its own that each makes."""
+    acts: Sequence[Sequence[Act]]
+    """What is done before each operation, in order; the last ones at the end of the round."""
+    makes: Sequence[Sequence[int]]
+    """The storages of the outputs of each."""
+    values: Sequence[Sequence[tuple[int, int]]]
+    """Storage -> (operation, number of the output) of the values on it."""
+    sequence: Sequence[int]
+    """All runs, as the planner numbers them."""
+    cost: float
+    """Seconds of all runs."""
+    spent: Sequence[float]
+    """Seconds of the repeated runs before each operation, and to the end."""
+    model_cost: float
+    """Seconds of the first runs."""
+
+    @property
+    def overhead(self) -> float:
+        """All compute divided by that of the first runs."""
+        return self.cost / self.model_cost if self.model_cost else 1.0
+
+
+def script_of(recorded: Round, problem: Problem, sequence: Sequence[int]) -> Script:
+    """The script of an order of runs. O(arguments)."""
+    program = recorded.program
+    acts: list[list[Act]] = [[]]
+    wanted = _wanted(problem, sequence)
+    gets = {number: value for (_, value), numbers in problem.named.items() for number in numbers}
+    seen: set[int] = set()
+    spent = [0.0]
+    for place, (operation, frees) in enumerate(zip(sequence, frees_after(problem, sequence), strict=True)):
+        if operation < problem.calls:
+            if operation in seen:
+                acts[-1].append(("again", operation, wanted[place]))
+                spent[-1] += problem.costs[operation]
+            else:
+                seen.add(operation)
+                acts.append([])
+                spent.append(spent[-1])
+        elif operation in gets:
+            maker = program.makers[gets[operation]]
+            acts[-1].append(("get", maker, (program.calls[maker].results.index(gets[operation]),)))
+        acts[-1] += [("free", storage, ()) for storage in frees]
+    values: list[list[tuple[int, int]]] = [[] for _ in program.sizes]
+    for number, call in enumerate(program.calls):
+        for output, value in enumerate(call.results):
+            values[program.storages[value]].append((number, output))
+    return Script(
+        calls=recorded.calls,
+        sizes=[problem.needs[number] for number in range(problem.calls)],
+        acts=acts,
+        makes=[[program.storages[value] for value in call.results] for call in program.calls],
+        values=values,
+        sequence=sequence,
+        cost=recorded.model_cost + sum([problem.costs[operation] for operation in sequence]) - problem.model_cost,
+        spent=spent,
+        model_cost=recorded.model_cost,
+    )
+
+
+def _wanted(problem: Problem, sequence: Sequence[int]) -> list[tuple[int, ...]]:
+    """Position -> the numbers of the outputs that are used before they are made again."""
+    needed = bytearray(len(problem.storages))
+    found: list[tuple[int, ...]] = []
+    for operation in reversed(sequence):
+        results = problem.results[operation]
+        found.append(tuple([number for number, value in enumerate(results) if needed[value]]))
+        for value in results:
+            needed[value] = 0
+        for value in problem.arguments[operation]:
+            needed[value] = 1
+    found.reverse()
+    return found
