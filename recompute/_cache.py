@@ -16,9 +16,10 @@ from recompute import _context
 from recompute._adapters.adapter import known_devices
 from recompute._budget import Budget, Limits, format_bytes, parse_bytes
 from recompute._engine import requests
-from recompute._engine.engine import Engine, EngineOptions
+from recompute._engine.engine import Engine
 from recompute._engine.events import Listener
 from recompute._engine.graph import ReleaseMode, qualified
+from recompute._engine.options import EngineOptions
 from recompute._engine.stats import PoolStats, Recomputed, Stats, table
 from recompute._logged import Log
 from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, policy_of

@@ -35,11 +35,11 @@ from recompute._engine import requests
 from recompute._engine.advice import Advice
 from recompute._engine.arguments import Container, Outputs, pack
 from recompute._engine.bindings import bound
-from recompute._engine.engine import EngineOptions
 from recompute._engine.frames import Frame, HandleOf
 from recompute._engine.frames import running as _running
 from recompute._engine.graph import EVICTED, Node, Options, ReleaseMode, name_of
 from recompute._engine.memory import Pool
+from recompute._engine.options import EngineOptions
 from recompute._engine.sizes import constant, identity
 from recompute._recomputable import Recomputable, common_engine, handle_like
 

@@ -147,9 +147,9 @@ LAYERS = {
         _engine.verify""",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
     "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory
-        _engine.advice _engine.scheduler _engine.results _engine.runs _engine.references _engine.settling
-        _engine.destroyed""",
-    "engine": "_engine.recount _engine.thrashing _engine.engine _engine.requests",
+        _engine.advice _engine.scheduler _engine.results _engine.runs _engine.reservations _engine.recovery
+        _engine.references _engine.settling _engine.destroyed""",
+    "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
     "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
     "simulator": "_simulator.machine _simulator.replay _simulator.order _simulator.many _simulator.varied simulator",

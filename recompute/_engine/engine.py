@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from gc import collect
 from typing import Any, Final
 from weakref import WeakSet
 
 from recompute._budget import Limits
-from recompute._engine import destroyed
+from recompute._engine import destroyed, late
 from recompute._engine.changes import Changes, after_fork
-from recompute._engine.events import Evicted, Listener, Reason, TakenBack
+from recompute._engine.events import Evicted, Listener, Reason
 from recompute._engine.finalizer import Finalizer
 from recompute._engine.frames import (
     Frame,
@@ -41,8 +39,11 @@ from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Storage, Va
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory, Pool, ProgramOrderPool
 from recompute._engine.meter import Meter, checked_clock
+from recompute._engine.options import EngineOptions
 from recompute._engine.recount import recount
+from recompute._engine.recovery import Recovery
 from recompute._engine.references import References
+from recompute._engine.reservations import Reservations
 from recompute._engine.results import Made, Results, own_memory, refer
 from recompute._engine.runs import Runs, tell_restored
 from recompute._engine.scheduler import Scheduler, frames_on_stacks
@@ -52,40 +53,6 @@ from recompute._engine.verify import Fingerprints
 from recompute._errors import BudgetError
 from recompute._policy.formulas import Policy
 from recompute._policy.search import Search, rank
-
-_SMALL: Final = 4096
-"""Bytes: a number or the like, if it is smaller, goes at the next use of the cache, not at once."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What the simulator and staging set otherwise, the former to do as the published simulator does."""
-
-    room: Callable[[Any], Sequence[tuple[str, int]]] | None = None
-    """(device, bytes) that the first run of a function asks for; None: what was learnt."""
-    program_order: bool = False
-    """Evicted arguments come back, and are unlocked, in the order of the program; else so that the peak is low."""
-    patient: bool = True
-    """Whether locks that only wait are let go when memory is short."""
-    remember_all: bool = False
-    """Whether what nobody can need any more is kept, in its component."""
-    active: bool = False
-    """Whether components are kept from the start, not from the first question."""
-    start: float = 0.0
-    """Where the compute clock starts."""
-    expected_cost: Callable[[Any], float] | None = None
-    """The cost of what a function makes: it counts as evicted while the first run waits. None: it does not count."""
-    before_bringing: Callable[[], None] | None = None
-    """Called before `get`, `pin` or `detach` brings a value; it may raise."""
-    effort: float = 0.3
-    """Of about ten seconds, in which the rounds of a program that repeats are planned."""
-    waits: bool = False
-    """Whether the program waits for that."""
-    warns: bool = True
-    """Whether the user is told if most of the computing is repeated computing."""
-
-
-_FITS: Final[dict[Pool, int]] = {}
 
 
 class Engine:
@@ -121,6 +88,8 @@ class Engine:
             *(release, self.evict, memory, meter, journal, finalizer, scheduler, results, self.fingerprints),
             remember_all=options.remember_all,
         )
+        self.reservations = Reservations(memory, always=options.room is not None)
+        self.recovery = Recovery(memory, finalizer, meter, journal)
         self.settling = Settling(self.changes, finalizer, references, memory, scheduler, meter, journal)
         self.thrashing = Thrashing()
         self.order: Order = in_program_order if options.program_order else by_peak
@@ -138,7 +107,6 @@ class Engine:
         """Told of each evicted value that is got, pinned or detached, before it is brought back."""
         self.pressed: Callable[[], None] | None = None
         """Told when something is evicted to make room."""
-        self._unlimited = memory.unlimited and options.room is None  # nothing is reserved that was not declared
         self._foreign = policy.foreign
         _engines.add(self)
 
@@ -265,7 +233,7 @@ class Engine:
                 self.memory.neighbourhood.waiting = operation
             stacks[frame] = None
             return False
-        if not self._unlimited or operation.options is not None:
+        if not self.reservations.only_declared or operation.options is not None:
             self.runs.expect(frame)
             needs = frame.needs
             if needs is None:
@@ -313,17 +281,17 @@ class Engine:
             missing = frame.lock_arguments(self.meter.now, self.order)
             if missing is not None:
                 operation = missing.operation
-                if missing.remains is not None and self._take_back(missing):
+                if missing.remains is not None and self.recovery.take_back(missing):
                     continue
                 if operation is None:
                     self.end()
-                    raise _LateError(partial(_gone, frame.operation))
+                    raise late.gone(frame.operation)
                 busy = scheduler.in_flight.get(operation)
                 if busy is None:
                     scheduler.in_flight[operation] = Frame(self, operation, stack)
                 elif scheduler.waits_for_itself(busy, stack):
                     self.end()
-                    raise _LateError(partial(_own_result, operation))
+                    raise late.needs_itself(operation)
                 else:
                     scheduler.wait(stack[0])
             elif frame.operation is None:
@@ -331,30 +299,10 @@ class Engine:
                 frame.result = frame.then(frame.arguments[0])
                 self.leave(frame)
             else:
-                if self._has_room(frame, frame.operation):
+                if self.reservations.reserve(frame, frame.operation):
                     self._start(frame)
                 return frame
         return None
-
-    def _has_room(self, frame: Frame, operation: Operation) -> bool:
-        """Reserve room for what an operation makes, if that is known and fits. Under the lock."""
-        if frame.reserved:
-            return True
-        if operation.runs:
-            if operation.options is None:  # nearly always: one output, on memory of its own
-                storage = operation.storage
-                pool, size = storage.pool, storage.size
-                if storage.resident:
-                    frame.needs = ()
-                    return True
-                if pool.used + size <= pool.limit and pool.adaptive is None:
-                    pool.reserve(size)
-                    frame.reserved = ((pool, size),)
-                    return True
-            frame.needs = self.memory.room_again(operation)
-        elif self._unlimited and operation.options is None:
-            return True
-        return frame.needs is not None and self.memory.reserve(frame, frame.needs)
 
     def _prepare(self) -> None:
         """A change begins: what runs with unlocked arguments must not lose them, and is a frame like others now."""
@@ -404,7 +352,7 @@ class Engine:
         self.scheduler.stacks[frame.stack[0]] = None  # as in `_store`: what it reserves must be found
         with self.lock, self.changes:
             self._stop(frame)
-            short = self._shortage(frame, made)
+            short = self.reservations.shortage(frame, made)
             for pool, extra in short.items():
                 pool.note(pool.used + extra)
             for _, _, _, _, _, shares in made:
@@ -412,30 +360,6 @@ class Engine:
                     frame.lock(shares)
         for pool, extra in short.items():
             self.allocate(pool, extra, frame, frame.operation)
-
-    def _shortage(self, frame: Frame, made: list[Made]) -> dict[Pool, int]:
-        """The bytes of outputs that do not fit, beyond what was reserved for them."""
-        operation, memory = frame.operation, self.memory
-        assert operation is not None
-        if len(made) == 1:  # nearly always
-            _, size, _, device, _, shares = made[0]
-            pool = memory.pools.get(device) or memory.pool(device)
-            extra = size
-            for reserved, room in frame.reserved:
-                if reserved is pool:
-                    extra -= room
-            own = shares is None or not shares.resident
-            return {pool: extra} if extra > 0 and own and pool.used + extra > pool.limit else _FITS
-        if operation.runs:
-            wanted = [output is not None and output.payload is EVICTED for output in operation.outputs]
-            made = [output for output, needed in zip(made, wanted, strict=True) if needed]
-        made = [one if one[5] is None or one[5].resident else (*one[:5], None) for one in made]
-        short: dict[Pool, int] = {}
-        for pool, size in memory.by_pool(own_memory(made)).items():
-            extra = size - sum([room for reserved, room in frame.reserved if reserved is pool])
-            if extra > 0 and pool.used + extra > pool.limit:
-                short[pool] = extra
-        return short
 
     def _store(self, frame: Frame, made: list[Made], cost: float) -> Frame | None:
         """Keep the outputs, record the cost, let the arguments go; the next frame of the stack. Without the lock."""
@@ -463,7 +387,7 @@ class Engine:
                         self.scheduler.stacks[frame] = None  # or an interrupt would find bytes that nobody has reserved
                     del self.unlocked[frame]
                 self.begin()
-                fits = memory.unlimited or not self._shortage(frame, made)
+                fits = memory.unlimited or not self.reservations.shortage(frame, made)
                 if fits:
                     if frame.reserved:
                         frame.give_back()
@@ -532,8 +456,7 @@ class Engine:
 
     def set_limits(self, limits: Limits) -> None:
         """Another budget from now on. Under the lock; nothing is evicted yet."""
-        self.memory.set_limits(limits)
-        self._unlimited = self.memory.unlimited and self.options.room is None
+        self.reservations.set_limits(limits)
 
     def next_victims(self, pool: Pool) -> list[Storage]:
         """Whom to evict next, whatever is free."""
@@ -606,30 +529,6 @@ class Engine:
         recount(self)
         return True
 
-    def _take_back(self, value: Value) -> bool:
-        """Make an evicted value resident again without recomputing it, if somebody still holds it."""
-        storage, memory = value.storage, self.memory
-        payload = value.remains.payload() if value.remains is not None and value.remains.payload is not None else None
-        held = storage.remains.held if storage.remains is not None else None
-        if payload is None or held is None or storage.resident or not memory.let_go(held):
-            self.finalizer.garbage.append(payload)  # should this be the last reference, it goes without the lock
-            return False
-        assert storage.remains is not None
-        storage.remains.held = None
-        storage.buffer = held.buffer
-        for other in storage.values:
-            remains = other.remains
-            if remains is not None and remains.payload is not None:
-                kept = remains.payload()
-                other.payload = EVICTED if kept is None else kept
-                remains.payload = None
-        memory.restored(storage)
-        self.journal.recoveries += 1
-        if self.journal.listeners:
-            event = TakenBack(self.meter.now, storage.pool.used, storage.number, storage.size)
-            self.journal.events.append(event)
-        return True
-
     def after_fork(self) -> None:
         """In a child process: the threads that were at something are not here."""
         self.changes.after_fork()
@@ -670,29 +569,6 @@ class Engine:
             self.observed = bool(self.journal.listeners) or self.fingerprints is not None
 
         return unsubscribe
-
-
-class _LateError(RuntimeError):
-    """Its words name a function of the user's, and are found when it is read: it is raised under the lock."""
-
-    def __init__(self, words: Callable[[], str]) -> None:
-        super().__init__()
-        self._words = words
-
-    def __str__(self) -> str:
-        return self._words()
-
-
-def _own_result(operation: Operation) -> str:
-    return f"{operation} needs its own result: it gets a value that is made from it"
-
-
-def _gone(operation: Operation | None) -> str:
-    what = "a value" if operation is None else f"an argument of {operation.name}"
-    return (
-        f"{what} is gone: another thread has changed the array in place; let threads that change one array take turns, "
-        "with a lock"
-    )
 
 
 _engines: Final[WeakSet[Engine]] = WeakSet()
