@@ -152,7 +152,8 @@ LAYERS = {
     "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
     "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
-    "simulator": "_simulator.machine _simulator.replay _simulator.order _simulator.many _simulator.varied simulator",
+    "simulator": """_simulator.machine _simulator.run _simulator.replay _simulator.simulate _simulator.order
+        _simulator.many _simulator.varied simulator""",
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen _plans.revolve
         _plans.chains _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.plan _plans.verify
         planners""",

@@ -93,7 +93,8 @@ class Caches:
         The others have theirs beside that, with a number. Without any it is the default one.
         """
         figures = [(found, found.cache.stats()) for found in self.all]
-        used = sorted([each for each in figures if each[1].peak], key=lambda each: -each[1].peak) or figures[:1]
+        in_use = [(found, stats) for found, stats in figures if stats.peak]
+        used = sorted(in_use, key=lambda pair: -pair[1].peak) or figures[:1]
         for found in self.all:
             found.close()
             if found.trace is not None:

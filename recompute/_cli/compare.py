@@ -12,7 +12,7 @@ from recompute._cli.output import print_json, print_list, print_text
 from recompute._cli.planning import Planned, add_methods, applicable, limits, methods
 from recompute._cli.simulate import add_policies, budgets, load, policies
 from recompute._pictures.overhead import overhead
-from recompute._simulator.replay import Run
+from recompute._simulator.run import Run
 from recompute._traces.program import Program
 
 NAME = "compare"

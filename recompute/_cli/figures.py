@@ -13,7 +13,8 @@ from recompute._live import Live, bar
 from recompute._pictures.points import Floor, Point, points_of
 from recompute._pictures.style import FORMATS, new_figure, save
 from recompute._simulator.many import Job, cores, simulate_many
-from recompute._simulator.replay import Run, baseline
+from recompute._simulator.replay import baseline
+from recompute._simulator.run import Run
 from recompute._traces.program import Program
 from recompute.policies import DEFAULT
 

@@ -23,7 +23,8 @@ from recompute._pictures.planned import plan_events
 from recompute._pictures.residency import residency
 from recompute._pictures.style import short
 from recompute._simulator.many import Job, simulate_many
-from recompute._simulator.replay import baseline, simulate
+from recompute._simulator.replay import baseline
+from recompute._simulator.simulate import simulate
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
 from recompute.events import Event

@@ -17,7 +17,7 @@ from recompute.extend import ReleaseMode
 from recompute.policies import DEFAULT, POLICIES, SEARCHES, search_of
 
 if TYPE_CHECKING:
-    from recompute._simulator.replay import Run
+    from recompute._simulator.run import Run
 
 NAME = "simulate"
 HELP = "replay a recorded program under other budgets and policies"
@@ -127,9 +127,9 @@ def run(options: argparse.Namespace) -> int:
                 runs.append([])
             runs[-1].append(run)
     if not options.json:
-        each = len(chosen) * len(wanted)
+        per_program = len(chosen) * len(wanted)
         for number, program in enumerate(programs):
-            _show(program, runs[number * each :][:each], len(wanted), iterations)
+            _show(program, runs[number * per_program :][:per_program], len(wanted), iterations)
     return 0
 
 

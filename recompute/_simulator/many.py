@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._budget import Amount
-from recompute._simulator.replay import Run, baseline, budgets_of, iterate, simulate
+from recompute._simulator.replay import baseline
+from recompute._simulator.run import Run
+from recompute._simulator.simulate import budgets_of, iterate, simulate
 from recompute._traces.program import Program
 from recompute._workers import workers
 

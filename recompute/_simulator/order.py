@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recompute._simulator.replay import simulate
+from recompute._simulator.simulate import simulate
 from recompute._traces.program import Program, Step
 from recompute.events import Accessed, Added, Detached, Event, Performed
 

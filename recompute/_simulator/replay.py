@@ -1,65 +1,23 @@
-"""Replaying a recorded program through the cache, under another budget or policy."""
+"""One replay: the steps of a recorded program, done with placeholders in a cache with a virtual clock."""
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from math import inf
-from time import perf_counter
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from recompute import extend
-from recompute._budget import Amount, bytes_or_share, parse_budget
 from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute._recomputable import Recomputable
 from recompute._simulator.machine import Placeholder, engine_options
+from recompute._simulator.run import Status
 from recompute._traces.program import Call, Program, StepKind
-from recompute.events import Listener
 from recompute.extend import EVICTED, Node, ReleaseMode
-from recompute.policies import DEFAULT, Policy, Search, policy_of
+from recompute.policies import Policy, Search
 
-Status = Literal["ok", "oom", "thrash"]
-MachineName = Literal["published", "library"]
-
-_PATIENT: Final = 20.0
-"""Up to this overhead a round is run to its end, so that the next ones can learn from it."""
 _HERE: Final = (compile("", "<trace>", "exec"), 0)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One replay. Bytes, and seconds of compute; `seconds` is what the simulation itself took."""
-
-    trace: str
-    policy: str
-    search: str
-    release: str
-    budget_bytes: int
-    budget_ratio: float
-    """Of `baseline_peak_bytes`."""
-    status: Status
-    """`oom`: something did not fit; `thrash`: more recomputation than the limit allows."""
-    overhead: float | None
-    """All compute divided by `model_time`; None unless the status is ok."""
-    model_time: float
-    total_time: float
-    peak_bytes: int
-    baseline_peak_bytes: int
-    """Of a run without a budget."""
-    evictions: int
-    rematerializations: int
-    candidates_scored: int
-    seconds: float
-    iteration: int = 1
-    """Which round of a program that repeats."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return asdict(self)
 
 
 class _Thrashing(Exception):
@@ -280,178 +238,3 @@ def baseline(program: Program) -> dict[str, int]:
     replay = Replay(program, None, policy="none", published=program.published)
     replay.run()
     return {pool.device: pool.peak for pool in replay.cache.stats().pools}
-
-
-def simulate(
-    program: Program,
-    budget: Amount | Mapping[str, Amount],
-    *,
-    policy: str | Policy = DEFAULT,
-    search: str | Search = "exact",
-    release: ReleaseMode = "eager",
-    limit: float = 2.0,
-    machine: MachineName | None = None,
-    peak: Mapping[str, int] | None = None,
-    listener: Listener | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Run:
-    """Replay a program under a budget: what would that have cost?
-
-    Parameters
-    ----------
-    budget
-        Bytes for each device ("512MB"), a share (0.4, "40%") of the peak of each without a budget, or a mapping from
-        device to one of these.
-    policy, search, release
-        As of `Cache`.
-    limit
-        The overhead above which the run is given up as thrashing: more than `limit` - 1 times the model time has been
-        spent on recomputation.
-    machine
-        "published": as the DTR authors' simulator, see `PublishedMachine`; "library": the cache as it is. By default
-        the published one for the published policies on published traces, else the library's.
-    peak
-        What `baseline` gave, if it is known.
-    listener
-        Hears the events of the cache.
-    progress
-        Called now and then with the number of steps done, of `len(program.steps)`.
-    """
-    options: dict[str, Any] = {"policy": policy, "search": search, "release": release, "limit": limit}
-    options |= {"machine": machine, "peak": peak, "listener": listener, "progress": progress}
-    (run,) = _replay(program, budget, **options)
-    return run
-
-
-def iterate(
-    program: Program,
-    budget: Amount | Mapping[str, Amount],
-    iterations: int,
-    *,
-    foresight: bool = True,
-    effort: float = 1.0,
-    policy: str | Policy = DEFAULT,
-    search: str | Search = "exact",
-    release: ReleaseMode = "eager",
-    limit: float = 2.0,
-    machine: MachineName | None = None,
-    peak: Mapping[str, int] | None = None,
-    listener: Listener | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Iterator[Run]:
-    """Replay a program several times in one cache, as rounds of a program that repeats it: each run as it is ready.
-
-    In between all references go, constants included. A run that does not fit is the last one; one above the limit is
-    run to its end, for the next one to learn from it. Parameters as of `simulate`, and
-
-    foresight
-        Whether the cache learns from one round for the next; the default policy alone does.
-    effort
-        For the plan of a round, which is waited for: 1 is about ten seconds.
-    """
-    if iterations < 1:
-        raise ValueError(f"iterations is a number of rounds, at least 1, not {iterations!r}")
-    if not 0 <= effort < inf:
-        raise ValueError(f"effort is a number, 0 or more, not {effort!r}; 1 is about ten seconds")
-    options: dict[str, Any] = {"policy": policy, "search": search, "release": release, "limit": limit}
-    options |= {"machine": machine, "peak": peak, "listener": listener, "progress": progress}
-    return _replay(program, budget, iterations=iterations, effort=effort if foresight else None, **options)
-
-
-def _replay(
-    program: Program,
-    budget: Amount | Mapping[str, Amount],
-    *,
-    policy: str | Policy,
-    limit: float,
-    machine: MachineName | None,
-    peak: Mapping[str, int] | None,
-    listener: Listener | None,
-    progress: Callable[[int], None] | None,
-    iterations: int | None = None,
-    effort: float | None = None,
-    **options: Any,
-) -> Iterator[Run]:
-    if not limit >= 1:
-        raise ValueError(f"limit is an overhead, at least 1, not {limit!r}")
-    peak = baseline(program) if peak is None else peak
-    budgets, ratio = budgets_of(budget, peak)
-    policy_object = policy_of(policy)  # type: ignore[arg-type]  # any name, which is checked there
-    published = program.published and policy_object.published if machine is None else machine == "published"
-    options |= {
-        "policy": policy_object,
-        "limit": limit if iterations is None else max(limit, _PATIENT),
-        "published": published,
-        "effort": effort,
-    }
-    replay = Replay(program, budgets, **options)
-    return _runs(replay, iterations, limit, listener, progress, peak, budgets, ratio, policy)
-
-
-def _runs(
-    replay: Replay,
-    iterations: int | None,
-    limit: float,
-    listener: Listener | None,
-    progress: Callable[[int], None] | None,
-    peak: Mapping[str, int],
-    budgets: Mapping[str, int],
-    ratio: float,
-    policy: str | Policy,
-) -> Iterator[Run]:
-    program, cache = replay.program, replay.cache
-    for iteration in range(1, 1 + (iterations or 1)):
-        before = cache.stats()
-        stop = None if listener is None else cache.subscribe(listener)
-        collecting = gc.isenabled()
-        gc.disable()  # the graph lives to the end of the replay
-        start = perf_counter()
-        try:
-            status = replay.run(progress) if iterations is None else replay.again(progress)
-        finally:
-            seconds = perf_counter() - start
-            if collecting:
-                gc.enable()
-            if stop is not None:  # what goes with the replay afterwards is no step of it
-                stop()
-        after = cache.stats()
-        ended = status == "ok"
-        model, again = after.model_time - before.model_time, after.remat_time - before.remat_time
-        if ended and model + again > limit * program.model_time:
-            status = "thrash"
-        yield Run(
-            trace=program.name,
-            policy=policy if isinstance(policy, str) else cache.policy.name,
-            search=cache.search.name,
-            release=cache.release,
-            budget_bytes=sum(budgets.values()),
-            budget_ratio=ratio,
-            status=status,
-            overhead=_overhead(model + again, program.model_time) if status == "ok" else None,
-            model_time=program.model_time * program.unit,
-            total_time=(model + again) * program.unit,
-            peak_bytes=after.peak,
-            baseline_peak_bytes=sum(peak.values()),
-            evictions=after.evictions - before.evictions,
-            rematerializations=after.rematerializations - before.rematerializations,
-            candidates_scored=after.scored - before.scored,
-            seconds=seconds,
-            iteration=iteration,
-        )
-        if not ended:
-            return
-
-
-def _overhead(total: float, model: float) -> float:
-    return total / model if model else 1.0
-
-
-def budgets_of(budget: Amount | Mapping[str, Amount], peak: Mapping[str, int]) -> tuple[dict[str, int], float]:
-    """Bytes by device, and which share of the whole peak they are."""
-    number = budget if isinstance(budget, Mapping) else bytes_or_share(budget)
-    wanted = number if isinstance(number, Mapping) else dict.fromkeys(peak, number)
-    budgets = {
-        device: parse_budget(amount, whole=peak.get(device), of=f"the peak of {device}")
-        for device, amount in wanted.items()
-    }
-    return budgets, number if isinstance(number, float) else sum(budgets.values()) / max(1, sum(peak.values()))

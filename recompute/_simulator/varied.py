@@ -111,7 +111,7 @@ class _Copy:
             if at_the_end or when <= number:
                 self.copy.steps.append(("drop", value))
                 del self._referred[value]
-        self._inserted = [] if at_the_end else [each for each in self._inserted if each[0] > number]
+        self._inserted = [] if at_the_end else [(when, value) for when, value in self._inserted if when > number]
 
     def _storage(self, value: int) -> int:
         storage = self._program.storages[value]

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recompute._plans.revolve import forward_runs, optimum
-from recompute._simulator.replay import baseline, simulate
+from recompute._simulator.replay import baseline
+from recompute._simulator.simulate import simulate
 from recompute._traces.chain import chain
 from recompute.planners import PlanError, plan, verify
 

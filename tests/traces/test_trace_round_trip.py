@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import recompute as rc
 import recompute.events
 from recompute._engine.events import Added, Event, Evicted, Performed
-from recompute._simulator.replay import baseline, simulate
+from recompute._simulator.replay import baseline
+from recompute._simulator.simulate import simulate
 from recompute.testing import EventLog, ManualClock
 from recompute.testing.programs import Apply, Budget, Gather, Interpreter, Program
 from recompute.testing.strategies import POLICIES, RELEASES, programs, settings_of_caches

@@ -1,0 +1,40 @@
+"""What a replay has shown: one run, for people, JSON and pictures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Status = Literal["ok", "oom", "thrash"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One replay. Bytes, and seconds of compute; `seconds` is what the simulation itself took."""
+
+    trace: str
+    policy: str
+    search: str
+    release: str
+    budget_bytes: int
+    budget_ratio: float
+    """Of `baseline_peak_bytes`."""
+    status: Status
+    """`oom`: something did not fit; `thrash`: more recomputation than the limit allows."""
+    overhead: float | None
+    """All compute divided by `model_time`; None unless the status is ok."""
+    model_time: float
+    total_time: float
+    peak_bytes: int
+    baseline_peak_bytes: int
+    """Of a run without a budget."""
+    evictions: int
+    rematerializations: int
+    candidates_scored: int
+    seconds: float
+    iteration: int = 1
+    """Which round of a program that repeats."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
