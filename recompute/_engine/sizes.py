@@ -89,11 +89,11 @@ _ROUGH: Final = "rough"
 
 def _nested(payload: Any, *, exact: bool = True) -> Hashable:
     """What decides the size of a result made from a payload: for a short container that of its parts."""
-    cls: Any = type(payload)
+    cls: type = type(payload)
     if cls in _NESTED and len(payload) <= _FEW:
         return cls, *(_nested(part, exact=exact) for part in (payload.items() if cls is dict else payload))
     if cls in _NUMBERS and not exact:
-        return cls  # type: ignore[no-any-return]  # classes are hashable
+        return cls
     signature = kinds[cls].signature
     return payload if signature is None else signature(payload)
 
@@ -110,7 +110,8 @@ def identity(function: Any) -> Hashable:
         how = next((name for name in ("size_key", "func", "__code__") if hasattr(cls, name)), "")
         how = _how[cls] = how or ("__wrapped__" if hasattr(function, "__wrapped__") else "")
     if how == "size_key":
-        return function.size_key()  # type: ignore[no-any-return]  # it is the library's own
+        key: Hashable = function.size_key()  # of a function of the library's own
+        return key
     if how == "func":  # functools.partial
         return identity(function.func), *map(constant, function.args), *map(constant, function.keywords.values())
     if how == "__wrapped__":  # a function that is compiled by a library
