@@ -217,7 +217,7 @@ class Cache:
         `last`: no other one begins. Inside of a block it does nothing.
         """
         if last and not self._inside and self._foresight is not None:
-            self._foresight.end(failed=True)
+            self._foresight.stop()
         elif not last and not self._inside and self.engine.pressed is not None and self.budget is not None:
             self._ahead().next()
 

@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from threading import Event, RLock, Thread
+from threading import Event, RLock
 from time import perf_counter
 from typing import Any
 
+from recompute._background import BackgroundThread
 from recompute._terminal import columns, hooked, is_terminal, paint
 
 
@@ -32,7 +33,7 @@ class Live:
         self._line_is_free = True
         self._done = Event()
         self._process = os.getpid()
-        self._thread = Thread(target=self._draw_until_done, name="recompute-progress", daemon=True)
+        self._thread = BackgroundThread("progress", self._draw_until_done)
         self._hooks = ExitStack()
 
     def __enter__(self) -> Live:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from threading import Event as Signal
-from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
+from recompute._background import BackgroundThread
 from recompute._budget import format_bytes
 from recompute._engine.events import Event, Performed
 from recompute._engine.stats import MOST, Stats
@@ -165,7 +165,7 @@ class _Drawing:
         self._show = show
         self._every = every
         self._done = Signal()
-        self._thread = Thread(target=self._draw_until_done, name="recompute-view", daemon=True)
+        self._thread = BackgroundThread("view", self._draw_until_done)
 
     def __enter__(self) -> None:
         self._draw()

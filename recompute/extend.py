@@ -30,6 +30,7 @@ from math import inf
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from recompute._background import BackgroundThread
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._engine import requests
 from recompute._engine.advice import Advice
@@ -301,6 +302,7 @@ def flush(cache: Cache) -> None:
 __all__ = [
     "EVICTED",
     "Advice",
+    "BackgroundThread",
     "Container",
     "EngineOptions",
     "Frame",

@@ -140,7 +140,7 @@ def test_a_name_that_is_not_there() -> None:
 
 
 LAYERS = {
-    "base": "_errors _warned _budget _workers _tables _terminal _live",
+    "base": "_errors _warned _budget _workers _tables _terminal _background _live",
     "protocol": """_adapters.layouts _adapters.python _adapters.sizes _adapters.remembering _adapters.adapter
         _adapters.arrays""",
     "graph": """_engine.graph _engine.sizes _engine.bindings _engine.arguments _engine.events _engine.stats
@@ -157,7 +157,8 @@ LAYERS = {
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen _plans.revolve
         _plans.chains _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.plan _plans.verify
         planners""",
-    "foresight": """_foresight.calls _foresight.recording _foresight.script _foresight.follower _foresight.planning
+    "foresight": """_foresight.calls _foresight.recording _foresight.script _foresight.alignment _foresight.spare
+        _foresight.follower _foresight.planning _foresight.knowledge _foresight.worth _foresight.rounds
         _foresight.repetition _foresight.foresight""",
     "pictures": """_pictures.style _pictures.points _pictures.bars _pictures.residency _pictures.memory
         _pictures.overhead _pictures.accesses _pictures.chain _pictures.planned pictures""",

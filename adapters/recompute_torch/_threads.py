@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from recompute.extend import BackgroundThread
+
 
 class Threads:
     """Calls a function at the beginning of each new thread, until it is closed."""
@@ -25,7 +27,7 @@ class Threads:
         sys.setprofile(self._before)
         if self._before is not None:
             self._before(frame, event, argument)
-        if self._open:
+        if self._open and not isinstance(threading.current_thread(), BackgroundThread):
             self._begin()
 
     def close(self) -> None:

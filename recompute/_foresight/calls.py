@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from recompute.extend import Node
 
-Call = tuple[Hashable, ...]
-"""(function, for each argument the place of the operation of this round that made it; -1: it comes from elsewhere)."""
+Call = tuple[Hashable, *tuple[int, ...]]
+"""The function, and for each argument the place of the operation of this round that made it, or as below."""
+
+UNKNOWN: Final = -1
+"""The place of an operation of this round that the round before did not have."""
+
+ELSEWHERE: Final = -2
+"""Less its size: what was there before the round."""
 
 
 def call_of(operation: Node, places: Mapping[Node | None, int]) -> Call:
     """How an operation is known. `places`: of the operations of this round."""
     arguments = operation.arguments
     if len(arguments) == 1:  # nearly always, and quicker
-        return _name(operation.function), places.get(arguments[0].operation, -1)
-    return (_name(operation.function), *[places.get(argument.operation, -1) for argument in arguments])
+        (argument,) = arguments
+        place = places.get(argument.operation)
+        return _name(operation.function), ELSEWHERE - argument.size if place is None else place
+    return (
+        _name(operation.function),
+        *[places.get(argument.operation, ELSEWHERE - argument.size) for argument in arguments],
+    )
 
 
 def _name(function: Any) -> Hashable:

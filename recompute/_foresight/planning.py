@@ -6,10 +6,10 @@ The thread reads what was recorded and nothing else, so it holds no lock of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from threading import Thread
 from time import perf_counter, sleep
 from typing import Final
 
+from recompute._background import BackgroundThread
 from recompute._foresight.recording import Round
 from recompute._foresight.script import Script, script_of
 from recompute._plans.own import Effort, own
@@ -19,10 +19,11 @@ from recompute._plans.schedule import PlanError
 QUICK: Final = 0.02
 """Of the effort of a plan, for the first script."""
 
-
 _BUSY: Final = 3e-4
+"""Seconds of planning in the background after which it pauses."""
+
 _PAUSE: Final = 5e-5
-"""Seconds of planning in the background, and of the pause after it."""
+"""Seconds of such a pause."""
 
 
 class Planning:
@@ -39,15 +40,18 @@ class Planning:
         self.budget = budget
         self._known = known
         self._efforts = [min(QUICK, effort), effort] if effort > QUICK else [effort]
-        self._thread: Thread | None = None
-        self._rests = False
+        self._thread: BackgroundThread | None = None
+        self._stopped = False
         self._rested = perf_counter()
 
     def start(self) -> None:
         """In the background."""
-        self._rests = True
-        self._thread = Thread(target=self._run_quietly, name="recompute foresight", daemon=True)
+        self._thread = BackgroundThread("foresight", self._run_quietly)
         self._thread.start()
+
+    def stop(self) -> None:
+        """Nobody waits for a better script any more."""
+        self._stopped = True
 
     def run(self) -> None:
         """Here and now."""
@@ -62,6 +66,8 @@ class Planning:
         """A plan is advice: should making it fail, whatever for, the program goes on without."""
         try:
             self.run()
+        except _Stopped:
+            pass
         except Exception as error:
             self.failed = f"planning failed with {error!r}"
 
@@ -72,6 +78,8 @@ class Planning:
 
     def _rest(self) -> None:
         """Let go of the interpreter's lock: whoever waits for it would else get it after five milliseconds only."""
+        if self._stopped:
+            raise _Stopped
         if perf_counter() - self._rested > _BUSY:
             sleep(_PAUSE)
             self._rested = perf_counter()
@@ -79,7 +87,7 @@ class Planning:
     def _scripts(self) -> Iterator[Script]:
         recorded = self.recorded
         problem = problem_of(recorded.program, self.budget)
-        if self._rests:
+        if self._thread is not None:
             problem.rest = self._rest
         if self.budget < problem.least:
             raise PlanError(f"a plan needs {problem.least:,} bytes")
@@ -87,3 +95,7 @@ class Planning:
         for effort in self._efforts:
             sequence, _ = own(problem, None, Effort(effort), online=lambda: known)
             yield script_of(recorded, problem, sequence)
+
+
+class _Stopped(Exception):
+    """The script is not wanted any more."""

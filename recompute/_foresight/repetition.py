@@ -26,9 +26,10 @@ class Repetition:
     """Sees operations one at a time."""
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._used: list[int] = []
-        self._seen: dict[int, int] = {}  # hash of operations in a row -> where they ended
+        self._tokens: list[int] = []  # of the operations that are remembered
+        self._used: list[int] = []  # bytes in use before each
+        self._forgotten = 0  # operations before these
+        self._seen: dict[int, int] = {}  # hash of operations in a row -> number of the last one
         self._context = 0
         self._period = 0
         self._same = 0  # operations that were as those one period before
@@ -39,9 +40,10 @@ class Repetition:
         tokens = self._tokens
         token = hash((call_of(operation, _NOWHERE), *[argument.size for argument in operation.arguments]))
         at = len(tokens)
+        number = self._forgotten + at
         tokens.append(token)
         self._used.append(used)
-        if self._period and tokens[at - self._period] == token:
+        if self._period and at >= self._period and tokens[at - self._period] == token:
             self._same += 1
         else:
             self._period = self._same = 0
@@ -50,19 +52,26 @@ class Repetition:
         if at >= _CONTEXT:
             context = self._context = (context - tokens[at - _CONTEXT] * _GONE) % _MODULUS
             before = self._seen.get(context)
-            self._seen[context] = at
+            self._seen[context] = number
             if not self._period and before is not None:
-                self._period = at - before
+                self._period = number - before
         if self._period and self._phase < 0 and self._same >= max(self._period, _LEAST):
             last = self._used[-self._period :]
-            self._phase = (at + 1 - self._period + last.index(min(last))) % self._period
+            self._phase = (number + 1 - self._period + last.index(min(last))) % self._period
         if at >= _MOST:
-            self.__init__()  # type: ignore[misc]  # all over again
+            self._forget(_MOST // 2)
         return self._phase >= 0
 
     def begins_here(self) -> bool:
         """Whether a round begins with the last operation that was seen."""
-        return (len(self._tokens) - 1) % self._period == self._phase
+        return (self._forgotten + len(self._tokens) - 1) % self._period == self._phase
+
+    def _forget(self, count: int) -> None:
+        """The first so many operations that are remembered."""
+        del self._tokens[:count]
+        del self._used[:count]
+        self._forgotten += count
+        self._seen = {context: number for context, number in self._seen.items() if number >= self._forgotten}
 
 
 _NOWHERE: Final[dict[Any, int]] = {}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from recompute._foresight.calls import Call
 from recompute._foresight.recording import Round
-from recompute._plans.liveness import frees_after
+from recompute._plans.liveness import frees_after, outputs_used
 from recompute._plans.problem import Problem
+
+_TIGHT: Final = 1.3
+"""Times the least memory."""
 
 Act = tuple[Literal["again", "free", "get"], int, tuple[int, ...]]
 """Run a call again, for the outputs with these numbers; a storage is not needed for the time being; an output of a call
@@ -22,6 +26,8 @@ class Script:
 
     calls: Sequence[Call | None]
     """How each is known."""
+    where: Mapping[Call, Sequence[int]]
+    """The operations that are known in the same way."""
     sizes: Sequence[int]
     """Bytes on memory of its own that each makes."""
     acts: Sequence[Sequence[Act]]
@@ -30,6 +36,8 @@ class Script:
     """The storages of the outputs of each."""
     values: Sequence[Sequence[tuple[int, int]]]
     """Storage -> (operation, number of the output) of the values on it."""
+    uses: Sequence[Sequence[int]]
+    """Storage -> the operations before which something takes it, or that take it themselves."""
     sequence: Sequence[int]
     """All runs, as the planner numbers them."""
     cost: float
@@ -38,6 +46,8 @@ class Script:
     """Seconds of the repeated runs before each operation, and to the end."""
     model_cost: float
     """Seconds of the first runs."""
+    tight: bool
+    """Whether there is hardly more memory than any order of runs needs."""
 
     @property
     def overhead(self) -> float:
@@ -49,9 +59,10 @@ def script_of(recorded: Round, problem: Problem, sequence: Sequence[int]) -> Scr
     """The script of an order of runs. O(arguments)."""
     program = recorded.program
     acts: list[list[Act]] = [[]]
-    wanted = _wanted(problem, sequence)
+    wanted = outputs_used(problem, sequence)
     gets = {number: value for (_, value), numbers in problem.named.items() for number in numbers}
     seen: set[int] = set()
+    uses: list[list[int]] = [[] for _ in program.sizes]
     spent = [0.0]
     for place, (operation, frees) in enumerate(zip(sequence, frees_after(problem, sequence), strict=True)):
         if operation < problem.calls:
@@ -65,34 +76,30 @@ def script_of(recorded: Round, problem: Problem, sequence: Sequence[int]) -> Scr
         elif operation in gets:
             maker = program.makers[gets[operation]]
             acts[-1].append(("get", maker, (program.calls[maker].results.index(gets[operation]),)))
+        for value in problem.arguments[operation]:
+            taken = uses[problem.storages[value]]
+            if not taken or taken[-1] < len(seen) - 1:
+                taken.append(len(seen) - 1)
         acts[-1] += [("free", storage, ()) for storage in frees]
     values: list[list[tuple[int, int]]] = [[] for _ in program.sizes]
     for number, call in enumerate(program.calls):
         for output, value in enumerate(call.results):
             values[program.storages[value]].append((number, output))
+    where: defaultdict[Call, list[int]] = defaultdict(list)
+    for number, known in enumerate(recorded.calls):
+        if known is not None:
+            where[known].append(number)
     return Script(
         calls=recorded.calls,
+        where=dict(where),
         sizes=[problem.needs[number] for number in range(problem.calls)],
         acts=acts,
         makes=[[program.storages[value] for value in call.results] for call in program.calls],
         values=values,
+        uses=uses,
         sequence=sequence,
         cost=recorded.model_cost + sum([problem.costs[operation] for operation in sequence]) - problem.model_cost,
         spent=spent,
         model_cost=recorded.model_cost,
+        tight=problem.constant + problem.room < _TIGHT * problem.least,
     )
-
-
-def _wanted(problem: Problem, sequence: Sequence[int]) -> list[tuple[int, ...]]:
-    """Position -> the numbers of the outputs that are used before they are made again."""
-    needed = bytearray(len(problem.storages))
-    found: list[tuple[int, ...]] = []
-    for operation in reversed(sequence):
-        results = problem.results[operation]
-        found.append(tuple([number for number, value in enumerate(results) if needed[value]]))
-        for value in results:
-            needed[value] = 0
-        for value in problem.arguments[operation]:
-            needed[value] = 1
-    found.reverse()
-    return found

@@ -59,16 +59,6 @@ def cost_of(problem: Problem, sequence: Sequence[int]) -> float:
     return sum([costs[operation] for operation in sequence])
 
 
-def _first_runs(problem: Problem, sequence: Sequence[int]) -> bytearray:
-    """Position -> whether the operation runs there for the first time."""
-    seen = bytearray(len(problem.costs))
-    first = bytearray(len(sequence))
-    for position, operation in enumerate(sequence):
-        if not seen[operation]:
-            seen[operation] = first[position] = 1
-    return first
-
-
 def frees_after(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
     """Position -> the storages that are dead after it. Nothing is after the use of the outputs."""
     needed = bytearray(len(problem.storages))
@@ -93,3 +83,28 @@ def frees_after(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
     if sequence and sequence[-1] == problem.final:
         frees[-1] = []
     return frees
+
+
+def outputs_used(problem: Problem, sequence: Sequence[int]) -> list[tuple[int, ...]]:
+    """Position -> the numbers of the outputs that are used before they are made again."""
+    needed = bytearray(len(problem.storages))
+    found: list[tuple[int, ...]] = []
+    for operation in reversed(sequence):
+        results = problem.results[operation]
+        found.append(tuple([number for number, value in enumerate(results) if needed[value]]))
+        for value in results:
+            needed[value] = 0
+        for value in problem.arguments[operation]:
+            needed[value] = 1
+    found.reverse()
+    return found
+
+
+def _first_runs(problem: Problem, sequence: Sequence[int]) -> bytearray:
+    """Position -> whether the operation runs there for the first time."""
+    seen = bytearray(len(problem.costs))
+    first = bytearray(len(sequence))
+    for position, operation in enumerate(sequence):
+        if not seen[operation]:
+            seen[operation] = first[position] = 1
+    return first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -141,6 +142,20 @@ def of_thread(module: Any) -> list[Any]:
         optimizer.step()
         losses.append(loss.detach())
     return losses + left_in(module)
+
+
+def test_threads_of_the_library_take_no_part() -> None:
+    """A thread that plans beside the program has no mode, and does not keep a block alive that is over."""
+    modes: list[int] = []
+    with rt.budget() as block:
+        thread = extend.BackgroundThread("test", lambda: modes.append(torch._C._len_torch_dispatch_stack()))
+        thread.start()
+        thread.join()
+    assert modes == [0]
+    gone = weakref.ref(block)
+    del block
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("entered", ["by the thread that starts them", "by each"])

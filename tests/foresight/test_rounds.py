@@ -259,3 +259,22 @@ def test_the_background_thread_plans(monkeypatch: pytest.MonkeyPatch) -> None:
             if cache.stats().foresight.startswith("following"):
                 break
         assert cache.stats().foresight.startswith("following")
+
+
+def test_a_round_with_fewer_outputs() -> None:
+    """An operation that has another number of outputs than in the round before is still got right."""
+    clock = ManualClock()
+    cache = rc.Cache(700, clock=clock, engine=QUICK)
+
+    def split(x: int, parts: int) -> tuple[int, ...]:
+        clock.advance(1.0)
+        return tuple(range(x, x + parts))
+
+    with cache:
+        for parts in (3, 3, 3, 1, 2, 3):
+            with cache.iteration():
+                first = rc.ap(split, 5, parts=parts, nout=parts, nbytes=(100,) * parts)
+                made = list(first) if parts > 1 else [first]
+                chain(cache, 20, clock)
+                assert [value.get() for value in reversed(made)] == ([5, 6, 7][:parts][::-1] if parts > 1 else [(5,)])
+    check_invariants(cache)

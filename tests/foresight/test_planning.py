@@ -1,0 +1,64 @@
+"""Planning in the background, and finding out that a program repeats."""
+
+from __future__ import annotations
+
+import pytest
+
+import recompute as rc
+from recompute import extend
+from recompute._foresight import repetition
+from recompute._foresight.planning import Planning
+from recompute._foresight.recording import Recording, Round
+from recompute._foresight.repetition import Repetition
+from recompute.extend import Node
+
+
+def recorded_chain(length: int) -> Round:
+    """Forward through a chain and back."""
+    cache = rc.Cache(10**9)
+    recording = Recording([])
+    cache.subscribe(recording)
+    extend.tell(cache, recording.begins)
+    with cache:
+        values = [rc.pure(1)]
+        for _ in range(length):
+            values.append(rc.ap(lambda x: x + 1, values[-1], nbytes=100))
+        gradient = rc.ap(lambda x: x, values[-1], nbytes=100)
+        while len(values) > 1:
+            gradient = rc.ap(lambda x, y: x + y, gradient, values.pop(), nbytes=100)
+        return recording.finish("cpu", [])
+
+
+def test_planning_stops_when_nobody_waits() -> None:
+    """A plan that would take an hour ends when it is not wanted any more, which is no failure."""
+    planning = Planning(recorded_chain(200), 3000, 400.0)
+    planning.start()
+    assert not planning.is_over
+    planning.stop()
+    thread = planning._thread
+    assert thread is not None
+    thread.join()
+    assert planning.is_over
+    assert planning.failed == ""
+
+
+def test_a_program_that_repeats_for_long_still_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered has an end, and a round goes on to begin where the last ones began."""
+    monkeypatch.setattr(repetition, "_MOST", 400)
+    cache = rc.Cache()
+    seen: list[Node] = []
+    extend.tell(cache, seen.append)
+    functions = [eval(f"lambda x: {number}") for number in range(30)]
+    with cache:
+        kept = [rc.ap(function, 1) for function in functions]
+    found = Repetition()
+    repeats = [found.see(seen[number % 30], abs(number % 30 - 7)) for number in range(5000)]
+    start = repeats.index(True)
+    assert start < 200
+    assert all(repeats[start:])
+    for number in range(5000, 5060):
+        assert found.see(seen[number % 30], abs(number % 30 - 7))
+        assert found.begins_here() == (number % 30 == 7)
+    assert len(kept) == len(seen)
+    assert len(found._tokens) <= 401
+    assert len(found._seen) <= 401
