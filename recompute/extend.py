@@ -14,9 +14,10 @@ whole.
     running, clock_of, spend_elsewhere    what the function that runs now is billed for
     set_room, flush                       sizes that become known later; traces
     be_lenient                            let in what cannot fit: at the end, when values are given back
+    outlive                               keep memory that goes with what refers to it
     tell, advise, Advice, Pool            know of operations before they run, and say what is not needed for a while
     foresee                               tell listeners what is known
-    resident, referred, fullest, used, spent    what there is, and what it took
+    resident, referred, fullest, load, spent      what there is, and what it took
     identity, constant, Outputs           what a function says of itself: see `perform`
     bound                                 a function with what its names are bound to now
     handle_like                           the class of handles of results, by that of the arguments
@@ -30,6 +31,7 @@ from math import inf
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from recompute._adapters.adapter import kinds
 from recompute._background import BackgroundThread
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._engine import requests
@@ -278,9 +280,19 @@ def fullest(cache: Cache) -> Pool | None:
     return max(pools, key=lambda pool: pool.used, default=None)
 
 
-def used(cache: Cache) -> int:
-    """Bytes in use, on all devices."""
-    return sum([pool.used for pool in cache.engine.memory.pools.values()])
+def outlive(value: Node) -> bool:
+    """Have the memory of a value stay when nobody refers to it any more; False if it is not there, or cannot stay."""
+    payload = value.payload
+    if payload is EVICTED:
+        return False
+    kind = kinds[type(payload)]
+    return kind.outlive is None or kind.outlive(payload)
+
+
+def load(cache: Cache) -> tuple[int, int]:
+    """(bytes that are evicted but referred to, bytes in use), on all devices. The former: with the default policy."""
+    memory = cache.engine.memory
+    return memory.neighbourhood.missing, sum([pool.used for pool in memory.pools.values()])
 
 
 def foresee(cache: Cache, state: str, why: str) -> None:
@@ -335,9 +347,11 @@ __all__ = [
     "history_exceeded",
     "identity",
     "keep_resident",
+    "load",
     "name_of",
     "needed",
     "outline_of",
+    "outlive",
     "overwrite",
     "pack",
     "parse_budget",
@@ -351,6 +365,5 @@ __all__ = [
     "spend_elsewhere",
     "spent",
     "tell",
-    "used",
     "view",
 ]

@@ -269,6 +269,25 @@ def test_what_is_held_takes_room() -> None:
         check_invariants(cache, [y])
 
 
+def test_a_result_that_becomes_a_source_counts_once() -> None:
+    """Memory that is held outside after its eviction, and is entered as a source, is no more than it was."""
+    cache = rc.Cache(40)
+    with cache:
+        x = rc.ap(vector, 1, 2, 3)
+        payload = x.get()
+        x.evict()
+        y = rc.pure(payload)
+        assert (cache.stats().used, cache.stats().held) == (24, 0)
+        check_invariants(cache, [x, y])
+        del payload
+        assert y.get() == vector(1, 2, 3)
+        assert rc.ap(tail, y).get() == vector(2, 3)
+        check_invariants(cache, [x, y])
+        del y
+        assert x.get() == vector(1, 2, 3)
+        check_invariants(cache, [x])
+
+
 @pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
 def test_a_steady_state_does_not_grow(release: Any) -> None:
     """Twenty thousand operations in a sliding window leave as many objects as two thousand."""

@@ -135,6 +135,10 @@ class MemoryAdapter(rc.Adapter):
         if outer is not None:
             outer._swap_data_ptr_(gone(value.nbytes, outer.device))
 
+    def outlive(self, value: Memory) -> bool:
+        """The bytes stay when the outer storage goes."""
+        return value.keep()
+
     def restored(self, remains: ref[Storage], value: Memory) -> None:
         """Puts the bytes into the outer storage, if there still is one."""
         outer: Any = remains()

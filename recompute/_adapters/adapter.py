@@ -74,6 +74,10 @@ class Adapter:
     def vacate(self, value: Any) -> None:
         """Give up the memory of a value that is dropped while somebody refers to it, if that lies elsewhere."""
 
+    def outlive(self, value: Any) -> bool:
+        """Have the memory stay when what refers to it goes, if it lies elsewhere; False if it cannot, or is gone."""
+        return False
+
     def restored(self, remains: Any, value: Any) -> None:
         """A value was made again of which `evicted` had left `remains`."""
 
@@ -138,6 +142,7 @@ class Kind:
         "freeze",
         "handle",
         "nbytes",
+        "outlive",
         "part_of_result",
         "plain",
         "readonce",
@@ -166,6 +171,7 @@ class Kind:
         self.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
         self.destroyed = adapter.destroyed if own.destroyed is not Adapter.destroyed else None
         self.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
+        self.outlive = None if self.vacate is None else adapter.outlive  # None: a reference is enough
         self.restored = adapter.restored if own.restored is not Adapter.restored else None
         self.silent = self.evicted is None and self.vacate is None  # an eviction is no news to it
         self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))

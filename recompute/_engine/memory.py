@@ -356,6 +356,10 @@ class Memory:
             held.pool.take(held.size)
             held.pool.held += held.size
 
+    def held_as(self, buffer: int, size: int) -> Held | None:
+        """What is held outside and is this buffer. O(held). Also without the lock."""
+        return next((held for held in list(self.held) if held.buffer == buffer and held.size == size), None)
+
     def let_go(self, held: Held) -> bool:
         """Nobody outside holds it any more; False if that was known."""
         if held not in self.held:

@@ -60,6 +60,8 @@ def add_source(engine: Engine, payload: Any, handle: type[Any]) -> Any:
     made = object.__new__(handle)
 
     def enter() -> None:
+        if held is not None:
+            memory.let_go(held)  # it is counted as the source from now on
         source = engine.results.add_source(payload, size, buffer, device, digest)
         engine.results.samples.note(source, sample)
         attach(made, engine, source, engine.note)
@@ -67,7 +69,9 @@ def add_source(engine: Engine, payload: Any, handle: type[Any]) -> Any:
             pool = source.pool
             engine.journal.events.append(Added(engine.meter.now, pool.used, source.number, size, device))
 
-    engine.make_room(device, size, enter)
+    memory = engine.memory
+    held = memory.held_as(buffer, size) if buffer and memory.held else None  # a result that was got is a source now
+    engine.make_room(device, size if held is None else 0, enter)
     settle(engine)
     return made
 
@@ -196,8 +200,6 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
     if engine.fingerprints is not None:
         return None
     made = None
-    if engine.before is not None and argument.payload is EVICTED:
-        engine.before(operation)
     with engine.lock, engine.changes:
         if argument.payload is EVICTED:
             storage = operation.storage = argument.storage
@@ -213,6 +215,8 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
             if engine.journal.listeners:
                 event = engine.results.performed(operation, "view", 0.0, False, ())
                 engine.journal.events.append(event)
+    if made is not None and engine.before is not None:  # not before it is clear that nothing runs
+        engine.before(operation)
     settle(engine)
     return made
 

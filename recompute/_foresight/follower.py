@@ -6,7 +6,7 @@ needed for the time being is put in a queue. Memory that runs short takes from t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from recompute._foresight.alignment import Alignment
@@ -21,13 +21,13 @@ _LOST: Final = 12.0
 class Follower:
     """One round of a program, beside the script that was made of an earlier one. It is the engine's `Advice`."""
 
-    def __init__(self, script: Script, bring: Callable[[Node], float]) -> None:
+    def __init__(self, script: Script, bring: Callable[[Node], float], resident: Iterable[Node]) -> None:
         self.script = script
         self.lost = ""
         """Why it is followed no more."""
         self._bring = bring
         self._alignment = alignment = Alignment(script)
-        self._spare = Spare(script, alignment)
+        self._spare = Spare(script, alignment, resident)
         self._place = 0  # the operation of the script before which everything was done
         self._acted = 0  # acts in front of that one that were done already
         self._again: dict[int, float] = {}  # operation -> seconds that it took when it ran again
@@ -49,6 +49,9 @@ class Follower:
         if self.lost:
             return
         script, last = self.script, self._last
+        if last is not None:
+            for storage in script.outlives[self._place - 1]:
+                self._spare.outlive(storage)
         if last is not None and last.size != script.sizes[self._place - 1] and last.storage is last:
             self._miss(f"{last.name} made {last.size} bytes, not {script.sizes[self._place - 1]} as before")
         place = self._alignment.find(operation)
@@ -128,14 +131,21 @@ class Follower:
             outputs = operation.outputs
             for output in wanted:
                 value = outputs[output] if output < len(outputs) else None
-                if value is not None and value.payload is EVICTED:
-                    try:
-                        self._again[place] = self._bring(value)
-                    except Exception as error:  # whoever needs it will hear of it; BudgetError is one
-                        self.lost = f"{operation.name} could not run again: {type(error).__name__}"
-                        return
+                if value is not None and value.payload is EVICTED and not self._brought(place, value):
+                    return
         for output in wanted:
             self._spare.need(made[output])  # not before: a copy that is there still may make room
+
+    def _brought(self, place: int, value: Node) -> bool:
+        """Whether a value could be made again; if not, whoever needs it will hear why: BudgetError is one reason."""
+        for last in (False, False, True):  # somebody may have let go of what it is made from, and another try succeeds
+            try:
+                self._again[place] = self._bring(value)
+                return True
+            except Exception as error:
+                if last:
+                    self.lost = f"{value.name} could not run again: {type(error).__name__}"
+        return False
 
     # What the engine asks, under its lock
 

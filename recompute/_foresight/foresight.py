@@ -69,7 +69,7 @@ class Foresight:
 
     def _look_for_rounds(self, repetition: Repetition, operation: Node) -> None:
         rounds = self._rounds
-        if repetition.see(operation, extend.used(self._cache)):
+        if repetition.see(operation, extend.load(self._cache)):
             if repetition.begins_here():
                 if rounds.inside:
                     rounds.end(failed=False)

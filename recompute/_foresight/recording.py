@@ -1,7 +1,8 @@
 """What one round of a program did, as a program for the planner, with the order in which the cache ran it.
 
 What was in memory when the round began counts as a source: nothing is known of how it came there. A source stays as
-long as the cache keeps it: until nothing that is alive could be made again from it.
+long as the cache keeps it: until nothing that is alive could be made again from it. But what could be evicted, or was
+and came back, stays only up to its last use.
 """
 
 from __future__ import annotations
@@ -20,12 +21,6 @@ from recompute.extend import Node
 class Round:
     """One round, recorded."""
 
-    def with_costs(self, costs: Sequence[float]) -> Round:
-        """The same round, with other costs of its calls when they run again."""
-        program = copy(self.program)
-        program.calls = [replace(call, cost=cost) for call, cost in zip(program.calls, costs, strict=True)]
-        return Round(program, self.order, self.calls, self.model_cost)
-
     def __init__(
         self, program: Program, order: list[Step], calls: list[Call | None], model_cost: float | None = None
     ) -> None:
@@ -36,6 +31,12 @@ class Round:
         """The runs of the cache, and what was got and detached; see `order_of_runs`."""
         self.calls = calls
         """Call of the program -> how it is known."""
+
+    def with_costs(self, costs: Sequence[float]) -> Round:
+        """The same round, with other costs of its calls when they run again."""
+        program = copy(self.program)
+        program.calls = [replace(call, cost=cost) for call, cost in zip(program.calls, costs, strict=True)]
+        return Round(program, self.order, self.calls, self.model_cost)
 
 
 class Recording:
@@ -48,6 +49,7 @@ class Recording:
         self._homes: dict[int, int] = {}  # value in the events -> its storage there
         self._sources: dict[int, list[int]] = {}  # storage in the events -> sources on it, and what was detached
         self._lasting: set[int] = set()  # these
+        self._passing: dict[int, int] = {}  # value from before the round that could be evicted -> steps at its last use
         self._order: list[Step] = []
         self._begun: dict[Node, Call] = {}  # operations that have not ended
         self._places: dict[Node | None, int] = {}  # those that have -> their calls
@@ -62,8 +64,9 @@ class Recording:
             Pinned: lambda event: self._run("detach", event.value),  # it stays, as what is detached does
         }
         for storage in resident:
+            lasts = any(value.operation is None for value in storage.values)
             for value in storage.values:
-                self._source(value.number, storage.number, storage.size, storage.pool.device)
+                self._source(value.number, storage.number, storage.size, storage.pool.device, lasts=lasts)
 
     def begins(self, operation: Node) -> None:
         """An operation is about to run for the first time."""
@@ -83,15 +86,30 @@ class Recording:
         for storage, where in enumerate(program.devices):
             if where != device:
                 program.sizes[storage], program.devices[storage] = 0, device
+        program.steps = self._with_last_uses(program.steps)
         found = [self._values[value.number] for value in outputs if value.number in self._values]
         program.outputs = [value for value in found if program.makers[value] >= 0]
         return Round(program, self._order, self._calls)
 
-    def _source(self, number: int, storage: int, size: int, device: str) -> None:
+    def _with_last_uses(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps, with each passing source dropped after its last use."""
+        drops: dict[int, list[Step]] = {}
+        for value, place in self._passing.items():
+            drops.setdefault(place, []).append(("drop", value))
+        found: list[Step] = []
+        for place, step in enumerate(steps):
+            found += drops.get(place, ())
+            found.append(step)
+        return found + drops.get(len(steps), [])
+
+    def _source(self, number: int, storage: int, size: int, device: str, *, lasts: bool = True) -> None:
         self._storage(storage, size, device)
         if number not in self._values:
-            self._values[number] = self._program.add_source_on(self._storages[storage])
-            self._last(storage, number)
+            value = self._values[number] = self._program.add_source_on(self._storages[storage])
+            if lasts:
+                self._last(storage, number)
+            else:
+                self._passing[value] = len(self._program.steps)
 
     def _storage(self, storage: int, size: int, device: str) -> None:
         if storage not in self._storages:
@@ -104,7 +122,7 @@ class Recording:
         if event.again:
             for number, home in zip(event.results, event.homes, strict=True):
                 if number not in values:  # it was evicted when the round began
-                    self._source(number, home, 0, event.device)
+                    self._source(number, home, 0, event.device, lasts=False)
             makers = {program.makers[values[number]] for number in event.results}
             self._order += [("call", maker) for maker in makers if maker >= 0]
             return
@@ -116,6 +134,7 @@ class Recording:
         homes = [self._storages[home] for home in event.homes]
         self._homes.update(zip(event.results, event.homes, strict=True))
         values.update(zip(event.results, program.add_call(event.function, arguments, homes, event.cost), strict=True))
+        self._use(arguments)
         self._order.append(("call", call))
         self._calls.append(self._ended(call, event.results))
 
@@ -131,7 +150,7 @@ class Recording:
         return None
 
     def _released(self, event: Released) -> None:
-        if event.value not in self._lasting:
+        if event.value not in self._lasting and self._values.get(event.value) not in self._passing:
             self._step("drop", event.value)
 
     def _detached(self, event: Detached) -> None:
@@ -154,3 +173,10 @@ class Recording:
         self._step(kind, number)
         if number in self._values:
             self._order.append((kind, self._values[number]))
+            self._use([self._values[number]])
+
+    def _use(self, values: Iterable[int]) -> None:
+        """These are used by the last step."""
+        for value in values:
+            if value in self._passing:
+                self._passing[value] = len(self._program.steps)

@@ -1,7 +1,7 @@
 """Finding out that a program repeats: the same operations, with results of the same sizes, in the same order.
 
 The operations of the last period are compared with those of the one before; when a whole period has been the same, the
-program repeats. A round then begins where the least memory was in use.
+program repeats. A round then begins where least was missing of what it needs, and the least memory in use.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ _LEAST: Final = 64
 _MOST: Final = 200_000
 """Operations that are remembered."""
 
+Load = tuple[int, int]
+"""(bytes that are evicted but referred to, bytes in use)."""
+
 
 class Repetition:
     """Sees operations one at a time."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []  # of the operations that are remembered
-        self._used: list[int] = []  # bytes in use before each
+        self._loads: list[Load] = []  # before each
         self._forgotten = 0  # operations before these
         self._seen: dict[int, int] = {}  # hash of operations in a row -> number of the last one
         self._context = 0
@@ -35,14 +38,14 @@ class Repetition:
         self._same = 0  # operations that were as those one period before
         self._phase = -1  # of the operation with which rounds begin
 
-    def see(self, operation: Node, used: int) -> bool:
-        """One more operation, and the bytes in use before it; whether the program repeats."""
+    def see(self, operation: Node, load: Load) -> bool:
+        """One more operation, and the load before it; whether the program repeats."""
         tokens = self._tokens
         token = hash((call_of(operation, _NOWHERE), *[argument.size for argument in operation.arguments]))
         at = len(tokens)
         number = self._forgotten + at
         tokens.append(token)
-        self._used.append(used)
+        self._loads.append(load)
         if self._period and at >= self._period and tokens[at - self._period] == token:
             self._same += 1
         else:
@@ -56,7 +59,7 @@ class Repetition:
             if not self._period and before is not None:
                 self._period = number - before
         if self._period and self._phase < 0 and self._same >= max(self._period, _LEAST):
-            last = self._used[-self._period :]
+            last = self._loads[-self._period :]
             self._phase = (number + 1 - self._period + last.index(min(last))) % self._period
         if at >= _MOST:
             self._forget(_MOST // 2)
@@ -69,7 +72,7 @@ class Repetition:
     def _forget(self, count: int) -> None:
         """The first so many operations that are remembered."""
         del self._tokens[:count]
-        del self._used[:count]
+        del self._loads[:count]
         self._forgotten += count
         self._seen = {context: number for context, number in self._seen.items() if number >= self._forgotten}
 

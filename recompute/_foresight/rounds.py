@@ -51,7 +51,7 @@ class Rounds:
         script = known.script
         self._followed = script is not None
         if script is not None:
-            self._follower = Follower(script, self._bring)
+            self._follower = Follower(script, self._bring, extend.resident(cache))
             extend.advise(cache, self._follower)
             self._say("following", f"a plan with an overhead of {script.overhead:.3f}")
         if self._short and known.wanted and (worth.try_again or script is not None) and cache.budget is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -11,6 +11,7 @@ from recompute._foresight.calls import Call
 from recompute._foresight.recording import Round
 from recompute._plans.liveness import frees_after, outputs_used
 from recompute._plans.problem import Problem
+from recompute._traces.program import Program
 
 _TIGHT: Final = 1.3
 """Times the least memory."""
@@ -38,6 +39,8 @@ class Script:
     """Storage -> (operation, number of the output) of the values on it."""
     uses: Sequence[Sequence[int]]
     """Storage -> the operations before which something takes it, or that take it themselves."""
+    outlives: Sequence[Sequence[int]]
+    """The storages that each makes and that are used when the program has let go of what is on them."""
     sequence: Sequence[int]
     """All runs, as the planner numbers them."""
     cost: float
@@ -97,9 +100,33 @@ def script_of(recorded: Round, problem: Problem, sequence: Sequence[int]) -> Scr
         makes=[[program.storages[value] for value in call.results] for call in program.calls],
         values=values,
         uses=uses,
+        outlives=_outlives(program, uses),
         sequence=sequence,
         cost=recorded.model_cost + sum([problem.costs[operation] for operation in sequence]) - problem.model_cost,
         spent=spent,
         model_cost=recorded.model_cost,
         tight=problem.constant + problem.room < _TIGHT * problem.least,
     )
+
+
+def _outlives(program: Program, uses: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Call -> the storages that it makes first and that are used when all values on them have been dropped."""
+    left = Counter(program.storages)
+    dropped: dict[int, int] = {}  # storage -> calls before that
+    calls = 0
+    for kind, which in program.steps:
+        if kind == "call":
+            calls += 1
+        elif kind == "drop":
+            storage = program.storages[which]
+            left[storage] -= 1
+            if not left[storage]:
+                dropped[storage] = calls
+    makers: dict[int, int] = {}
+    for storage, maker in zip(program.storages, program.makers, strict=True):
+        makers.setdefault(storage, maker)
+    found: list[list[int]] = [[] for _ in program.calls]
+    for storage, when in dropped.items():
+        if uses[storage] and uses[storage][-1] >= when and makers[storage] >= 0:
+            found[makers[storage]].append(storage)
+    return found

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Final
 
+from recompute import extend
 from recompute._foresight.alignment import Alignment
 from recompute._foresight.script import Script
 from recompute.extend import EVICTED, Node, Pool
@@ -25,13 +26,15 @@ _MOST: Final = 32
 class Spare:
     """The storages of a script, as one round has them."""
 
-    def __init__(self, script: Script, alignment: Alignment) -> None:
+    def __init__(self, script: Script, alignment: Alignment, left_over: Iterable[Node]) -> None:
         self._script = script
         self._alignment = alignment
         self._free = bytearray(len(script.values))  # storage -> not needed for the time being
         self._queue: deque[int] = deque()  # such storages, the first one first
         self._small: deque[int] = deque()  # of these, what would make hardly any room
+        self._left_over = [(storage, storage.last_access) for storage in left_over]
         self._gone: dict[int, None] = {}  # those of them that were evicted
+        self._outliving: set[int] = set()  # storages whose memory stays when nobody refers to them
         self._needed: dict[int, None] = {}  # storages that were made and are not free
 
     def need(self, storage: int) -> None:
@@ -46,6 +49,12 @@ class Spare:
         self._needed.pop(storage, None)
         self._queue.append(storage)
 
+    def outlive(self, storage: int) -> None:
+        """It was made, and will be needed when nobody refers to it any more."""
+        value = self._value(storage)
+        if value is not None and storage not in self._outliving and extend.outlive(value):
+            self._outliving.add(storage)
+
     def keeps(self, storage: Node) -> bool:
         """Whether a storage of the cache will be needed to make something again."""
         places, nodes = self._alignment.places, self._alignment.nodes
@@ -56,7 +65,7 @@ class Spare:
                 outputs = operation.outputs
                 made = self._script.makes[place]
                 number = outputs.index(value) if value in outputs else -1
-                if 0 <= number < len(made) and not self._free[made[number]]:
+                if 0 <= number < len(made) and made[number] in self._outliving and not self._free[made[number]]:
                     return True
         return False
 
@@ -66,6 +75,7 @@ class Spare:
         found: dict[Node, None] = {}
         for source in (
             self._not_needed(pool, self._queue),
+            self._from_before(pool),
             self._needed_last(pool, place),
             self._not_needed(pool, self._small),
         ):
@@ -96,6 +106,16 @@ class Spare:
         finally:
             queue.extendleft(reversed(locked))
 
+    def _from_before(self, pool: Pool) -> Generator[Node]:
+        """What was there when the round began, and was not used since: first what nobody refers to."""
+        there = [
+            (storage.needed_outside, then, storage.number, storage)
+            for storage, then in self._left_over
+            if storage.resident and storage.pool is pool and storage.last_access == then and not storage.locks
+        ]
+        for _, _, _, storage in sorted(there):
+            yield storage
+
     def _needed_last(self, pool: Pool, place: int) -> Generator[Node]:
         """What came back though the script does not need it; the rest by cost over size and time until its next use."""
         least = _SMALL * pool.limit
@@ -117,14 +137,19 @@ class Spare:
 
     def _storage(self, number: int, pool: Pool) -> Node | None:
         """The storage of the cache that one of the script is now; None: it is not there, or not in this memory."""
+        value = self._value(number)
+        storage = None if value is None else value.storage
+        return storage if storage is not None and storage.resident and storage.pool is pool else None
+
+    def _value(self, number: int) -> Node | None:
+        """A value in memory on a storage of the script; None: there is none."""
         nodes = self._alignment.nodes
         for place, output in self._script.values[number]:
             operation = nodes[place]
             if operation is not None and output < len(operation.outputs):
                 value = operation.outputs[output]
                 if value is not None and value.payload is not EVICTED:
-                    storage = value.storage
-                    return storage if storage.resident and storage.pool is pool else None
+                    return value
         return None
 
 

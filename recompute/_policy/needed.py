@@ -74,6 +74,10 @@ class Needs(Neighbourhood):
             if step > self.pressure:
                 self.pressure = step
 
+    @property
+    def missing(self) -> int:
+        return sum(self._missing_bytes.values())
+
     # What is needed
 
     def unneeded(self, storage: Storage) -> bool:

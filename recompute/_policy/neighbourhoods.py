@@ -38,6 +38,11 @@ class Neighbourhood(ABC):
     def measure_pressure(self, pool: Pool) -> None:
         """See how short memory is in `pool`: the pressure rises if it is shorter than before."""
 
+    @property
+    def missing(self) -> int:
+        """Bytes that are evicted but referred to from outside, on all devices; 0 where nobody counts them."""
+        return 0
+
     def unneeded(self, storage: Storage) -> bool:
         """Whether evicting a resident storage costs nothing, because nobody will need it."""
         return False

@@ -144,6 +144,25 @@ def of_thread(module: Any) -> list[Any]:
     return losses + left_in(module)
 
 
+def test_training_follows_a_plan() -> None:
+    """Steps of the optimizer mark rounds; once a plan is followed, parameters are still as without a block."""
+    left = []
+    for budget in (None, 40_000):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(*[layer for _ in range(8) for layer in (torch.nn.Linear(16, 16), torch.nn.Tanh())])
+        optimizer = torch.optim.SGD(module.parameters(), 1e-3)
+        x = torch.randn(64, 16)
+        with rt.budget(budget) as block:
+            for _ in range(300):
+                optimizer.zero_grad()
+                module(x).square().sum().backward()
+                optimizer.step()
+            state = block.stats().foresight
+        left.append([parameter.detach().clone() for parameter in module.parameters()])
+    assert state.startswith("following")
+    assert all(torch.equal(one, other) for one, other in zip(*left, strict=True))
+
+
 def test_threads_of_the_library_take_no_part() -> None:
     """A thread that plans beside the program has no mode, and does not keep a block alive that is over."""
     modes: list[int] = []

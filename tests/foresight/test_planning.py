@@ -52,12 +52,12 @@ def test_a_program_that_repeats_for_long_still_repeats(monkeypatch: pytest.Monke
     with cache:
         kept = [rc.ap(function, 1) for function in functions]
     found = Repetition()
-    repeats = [found.see(seen[number % 30], abs(number % 30 - 7)) for number in range(5000)]
+    repeats = [found.see(seen[number % 30], (0, abs(number % 30 - 7))) for number in range(5000)]
     start = repeats.index(True)
     assert start < 200
     assert all(repeats[start:])
     for number in range(5000, 5060):
-        assert found.see(seen[number % 30], abs(number % 30 - 7))
+        assert found.see(seen[number % 30], (0, abs(number % 30 - 7)))
         assert found.begins_here() == (number % 30 == 7)
     assert len(kept) == len(seen)
     assert len(found._tokens) <= 401
