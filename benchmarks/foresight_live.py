@@ -80,11 +80,11 @@ def numpy_rounds(budget: int | None, foresight: bool, rounds: int) -> list[rc.St
 
 def letters_rounds(budget: int | None, foresight: bool, rounds: int) -> list[rc.Stats]:
     letters = np.random.default_rng(0).integers(0, 27, 400)
-    chain = Chain(random_model(2, 0))
+    chain = Chain(random_model())
     cache = rc.Cache(budget, clock=chain.clock, foresight=foresight)
     found: list[rc.Stats] = []
     with cache:
-        for _ in range(rounds):
+        for _ in range(10 * rounds):  # they are short, and planning takes as long as ever
             with cache.iteration():
                 for _ in posteriors(chain, cut(letters, 1)):
                     pass

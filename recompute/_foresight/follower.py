@@ -14,8 +14,8 @@ from recompute._foresight.script import Script
 from recompute._foresight.spare import Spare
 from recompute.extend import EVICTED, Node, Pool
 
-_LOST: Final = 12.0
-"""Operations that did not come next, of which each one that did makes a tenth forgotten, after which it is lost."""
+_LOST: Final = 6.0
+"""Operations that did not come next, of which each one that did makes a twentieth forgotten, after which it is lost."""
 
 
 class Follower:
@@ -61,7 +61,7 @@ class Follower:
                 self._miss(f"{operation.name} is not what came next before")
             return
         if self._misses:
-            self._misses *= 0.9
+            self._misses *= 0.95
         for storage in script.makes[place]:
             self._spare.need(storage)
         if place < self._place:  # it comes late
