@@ -7,7 +7,7 @@ and came back, stays only up to its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -15,14 +15,19 @@ from typing import Any
 from recompute._foresight.calls import Call, call_of
 from recompute._traces.program import Program, Step
 from recompute.events import Accessed, Added, Detached, Event, Forgotten, Performed, Pinned, Released
-from recompute.extend import Node
+from recompute.extend import EVICTED, Node
 
 
 class Round:
     """One round, recorded."""
 
     def __init__(
-        self, program: Program, order: list[Step], calls: list[Call | None], model_cost: float | None = None
+        self,
+        program: Program,
+        order: list[Step],
+        calls: list[Call | None],
+        lazy: Set[int],
+        model_cost: float | None = None,
     ) -> None:
         self.program = program
         self.model_cost = program.model_time if model_cost is None else model_cost
@@ -31,12 +36,14 @@ class Round:
         """The runs of the cache, and what was got and detached; see `order_of_runs`."""
         self.calls = calls
         """Call of the program -> how it is known."""
+        self.lazy = lazy
+        """The calls that did not run where the program has them: views of what was evicted."""
 
     def with_costs(self, costs: Sequence[float]) -> Round:
         """The same round, with other costs of its calls when they run again."""
         program = copy(self.program)
         program.calls = [replace(call, cost=cost) for call, cost in zip(program.calls, costs, strict=True)]
-        return Round(program, self.order, self.calls, self.model_cost)
+        return Round(program, self.order, self.calls, self.lazy, self.model_cost)
 
 
 class Recording:
@@ -54,6 +61,7 @@ class Recording:
         self._begun: dict[Node, Call] = {}  # operations that have not ended
         self._places: dict[Node | None, int] = {}  # those that have -> their calls
         self._calls: list[Call | None] = []
+        self._lazy: set[int] = set()
         self._hear: dict[type[Event], Callable[[Any], None]] = {
             Added: lambda event: self._source(event.storage, event.storage, event.nbytes, event.device),
             Performed: self._performed,
@@ -87,9 +95,10 @@ class Recording:
             if where != device:
                 program.sizes[storage], program.devices[storage] = 0, device
         program.steps = self._with_last_uses(program.steps)
+        program.steps = self._with_early_views(program.steps)
         found = [self._values[value.number] for value in outputs if value.number in self._values]
         program.outputs = [value for value in found if program.makers[value] >= 0]
-        return Round(program, self._order, self._calls)
+        return Round(program, self._order, self._calls, self._lazy)
 
     def _with_last_uses(self, steps: Sequence[Step]) -> list[Step]:
         """The steps, with each passing source dropped after its last use."""
@@ -101,6 +110,26 @@ class Recording:
             found += drops.get(place, ())
             found.append(step)
         return found + drops.get(len(steps), [])
+
+    def _with_early_views(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps, with views of what was evicted right behind what they are views of: there they cost nothing."""
+        program = self._program
+        behind: dict[int, list[int]] = {}
+        for call in sorted(self._lazy):
+            maker = program.makers[program.calls[call].arguments[0]]
+            if maker < 0:
+                self._lazy.discard(call)  # nobody knows when its memory is there
+            else:
+                behind.setdefault(maker, []).append(call)
+        found: list[Step] = []
+        for step in steps:
+            if step[0] != "call" or step[1] not in self._lazy:
+                found.append(step)
+                views = list(behind.get(step[1], ())) if step[0] == "call" else []
+                for view in views:  # grows by views of views
+                    found.append(("call", view))
+                    views += behind.get(view, ())
+        return found
 
     def _source(self, number: int, storage: int, size: int, device: str, *, lasts: bool = True) -> None:
         self._storage(storage, size, device)
@@ -135,19 +164,23 @@ class Recording:
         self._homes.update(zip(event.results, event.homes, strict=True))
         values.update(zip(event.results, program.add_call(event.function, arguments, homes, event.cost), strict=True))
         self._use(arguments)
-        self._order.append(("call", call))
-        self._calls.append(self._ended(call, event.results))
+        operation, known = self._ended(call, event.results)
+        self._calls.append(known)
+        if operation is not None and operation.payload is EVICTED and event.function == "view" and not event.cost:
+            self._lazy.add(call)  # nothing ran
+        else:
+            self._order.append(("call", call))
 
-    def _ended(self, call: int, results: tuple[int, ...]) -> Call | None:
-        """How the operation is known that made these values; None: nobody has said that it began."""
+    def _ended(self, call: int, results: tuple[int, ...]) -> tuple[Node | None, Call | None]:
+        """The operation that made these values, and how it is known; None: nobody has said that it began."""
         for operation in self._begun:
             if operation.number == results[0] or any(
                 output is not None and output.number in results for output in operation.outputs
             ):
                 self._places[operation] = call
                 self._program.calls[call].cost = operation.c0
-                return self._begun.pop(operation)
-        return None
+                return operation, self._begun.pop(operation)
+        return None, None
 
     def _released(self, event: Released) -> None:
         if event.value not in self._lasting and self._values.get(event.value) not in self._passing:

@@ -1,11 +1,12 @@
 """Finding out that a program repeats: the same operations, with results of the same sizes, in the same order.
 
 The operations of the last period are compared with those of the one before; when a whole period has been the same, the
-program repeats. A round then begins where least was missing of what it needs, and the least memory in use.
+program repeats. A round then begins where least was missing of what it needs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from recompute._foresight.calls import call_of
@@ -59,8 +60,7 @@ class Repetition:
             if not self._period and before is not None:
                 self._period = number - before
         if self._period and self._phase < 0 and self._same >= max(self._period, _LEAST):
-            last = self._loads[-self._period :]
-            self._phase = (number + 1 - self._period + last.index(min(last))) % self._period
+            self._phase = (number + 1 + _beginning(self._loads[-self._period :])) % self._period
         if at >= _MOST:
             self._forget(_MOST // 2)
         return self._phase >= 0
@@ -75,6 +75,15 @@ class Repetition:
         del self._loads[:count]
         self._forgotten += count
         self._seen = {context: number for context, number in self._seen.items() if number >= self._forgotten}
+
+
+def _beginning(loads: Sequence[Load]) -> int:
+    """Where a round begins: where least is missing, as long as that has been so; if always, at the least load."""
+    place = loads.index(min(loads))
+    for back in range(len(loads)):
+        if loads[place - back - 1][0] != loads[place][0]:
+            return (place - back) % len(loads)
+    return place
 
 
 _NOWHERE: Final[dict[Any, int]] = {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Literal
 
 from recompute._foresight.calls import Call
@@ -61,29 +62,31 @@ class Script:
 def script_of(recorded: Round, problem: Problem, sequence: Sequence[int]) -> Script:
     """The script of an order of runs. O(arguments)."""
     program = recorded.program
-    acts: list[list[Act]] = [[]]
     wanted = outputs_used(problem, sequence)
     gets = {number: value for (_, value), numbers in problem.named.items() for number in numbers}
-    seen: set[int] = set()
+    acts: list[list[Act]] = [[] for _ in range(problem.calls + 1)]
+    repeated = [0.0] * (problem.calls + 1)
     uses: list[list[int]] = [[] for _ in program.sizes]
-    spent = [0.0]
+    seen: set[int] = set()
+    following = _following(problem.calls, recorded.lazy)
+    here, at = 0, following[0]  # the newest operation of the program, and the next one
     for place, (operation, frees) in enumerate(zip(sequence, frees_after(problem, sequence), strict=True)):
         if operation < problem.calls:
             if operation in seen:
-                acts[-1].append(("again", operation, wanted[place]))
-                spent[-1] += problem.costs[operation]
+                acts[at].append(("again", operation, wanted[place]))
+                repeated[at] += problem.costs[operation]
             else:
                 seen.add(operation)
-                acts.append([])
-                spent.append(spent[-1])
+                if operation not in recorded.lazy:
+                    here, at = operation, following[operation + 1]
         elif operation in gets:
             maker = program.makers[gets[operation]]
-            acts[-1].append(("get", maker, (program.calls[maker].results.index(gets[operation]),)))
+            acts[at].append(("get", maker, (program.calls[maker].results.index(gets[operation]),)))
         for value in problem.arguments[operation]:
             taken = uses[problem.storages[value]]
-            if not taken or taken[-1] < len(seen) - 1:
-                taken.append(len(seen) - 1)
-        acts[-1] += [("free", storage, ()) for storage in frees]
+            if not taken or taken[-1] < here:
+                taken.append(here)
+        acts[at] += [("free", storage, ()) for storage in frees]
     values: list[list[tuple[int, int]]] = [[] for _ in program.sizes]
     for number, call in enumerate(program.calls):
         for output, value in enumerate(call.results):
@@ -103,10 +106,18 @@ def script_of(recorded: Round, problem: Problem, sequence: Sequence[int]) -> Scr
         outlives=_outlives(program, uses),
         sequence=sequence,
         cost=recorded.model_cost + sum([problem.costs[operation] for operation in sequence]) - problem.model_cost,
-        spent=spent,
+        spent=list(accumulate(repeated)),
         model_cost=recorded.model_cost,
         tight=problem.constant + problem.room < _TIGHT * problem.least,
     )
+
+
+def _following(calls: int, lazy: Set[int]) -> list[int]:
+    """Number -> the next call from there on that runs where the program has it; `calls`: there is none."""
+    found = [calls] * (calls + 1)
+    for number in range(calls - 1, -1, -1):
+        found[number] = found[number + 1] if number in lazy else number
+    return found
 
 
 def _outlives(program: Program, uses: Sequence[Sequence[int]]) -> list[list[int]]:
