@@ -1,7 +1,8 @@
 """Finding out that a program repeats: the same operations, with results of the same sizes, in the same order.
 
 The operations of the last period are compared with those of the one before; when a whole period has been the same, the
-program repeats. A round then begins where least was missing of what it needs.
+program repeats. A round then begins where least was missing of what it needs. A loop in which memory builds up, or is
+used up, is a part of a round.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _BASE: Final = 1_000_003
 _GONE: Final = pow(_BASE, _CONTEXT, _MODULUS)
 _LEAST: Final = 64
 """Operations that must have been the same, however short the period is."""
+_STEADY: Final = 0.1
+"""Of the memory that is wanted: what it may differ by from one round to the next."""
 _MOST: Final = 200_000
 """Operations that are remembered."""
 
@@ -59,11 +62,19 @@ class Repetition:
             self._seen[context] = number
             if not self._period and before is not None:
                 self._period = number - before
-        if self._period and self._phase < 0 and self._same >= max(self._period, _LEAST):
+        if self._period and self._phase < 0 and self._same >= max(self._period, _LEAST) and self._is_steady():
             self._phase = (number + 1 + _beginning(self._loads[-self._period :])) % self._period
         if at >= _MOST:
             self._forget(_MOST // 2)
         return self._phase >= 0
+
+    def _is_steady(self) -> bool:
+        """Whether as much memory is wanted as whole periods ago: a loop inside of a round builds up, or uses up."""
+        periods, within = divmod(self._same, self._period)
+        if within:
+            return False  # once in a period is often enough to look
+        now, before = sum(self._loads[-1]), sum(self._loads[-1 - periods * self._period])
+        return abs(now - before) <= _STEADY * max(now, before)
 
     def begins_here(self) -> bool:
         """Whether a round begins with the last operation that was seen."""

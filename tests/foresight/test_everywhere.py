@@ -58,3 +58,25 @@ def test_a_loop_over_arrays_is_found_and_followed(share: float) -> None:
     assert cache.stats().peak <= budget + cache.stats().overshoot
     assert all(state.startswith("following") for state in states[-4:])
     assert 0 < again[-1] - again[-2] < (again[2] - again[1]) / 2
+
+
+def test_a_loop_that_builds_up_is_no_round() -> None:
+    """One operation over and over, whose results are all needed later, and all in turn: the policy decides as ever."""
+
+    def recomputed(foresight: bool) -> tuple[int, str]:
+        clock = itertools.count()
+        cache = rc.Cache(
+            240,
+            foresight=foresight,
+            clock=lambda: float(next(clock)),
+            engine=EngineOptions(effort=0.02, waits=True),
+        )
+        with cache:
+            messages = [rc.ap(lambda: 0, nbytes=10)]
+            for _ in range(300):
+                messages.append(rc.ap(lambda message: message + 1, messages[-1], nbytes=10))
+            for number in range(300, -1, -1):
+                assert messages.pop().get() == number
+        return cache.stats().rematerializations, cache.stats().foresight
+
+    assert recomputed(True) == (recomputed(False)[0], "")
