@@ -93,7 +93,7 @@ def letters_rounds(budget: int | None, foresight: bool, rounds: int) -> list[rc.
 
 
 PROGRAMS: Final[dict[str, tuple[Rounds, tuple[float, ...]]]] = {
-    "transformer 6 x 384": (torch_rounds(lambda: transformer(2, 6, 384, 6, 64)), (0.5,)),
+    "transformer 6 x 384": (torch_rounds(lambda: transformer(8, 6, 384, 6, 64)), (0.3,)),
     "ResNet": (torch_rounds(lambda: resnet(8, 8, 12, 16)), (0.3,)),
     "NumPy training": (numpy_rounds, (0.3,)),
     "hidden Markov model": (letters_rounds, (0.05, 0.03)),
