@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from time import perf_counter
 from typing import Any, Final, get_args
 
 from recompute import Cache, Stats, default_cache, set_default_cache
+from recompute._background import threads_of_the_program
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._cli import recording as recordings
 from recompute._cli.caches import DEFAULT_PLACE, Caches, Followed
@@ -156,7 +156,7 @@ def _execute(program: Program, caches: Caches, watch_stdout: bool) -> tuple[Endi
         return write(text)
 
     before = default_cache()
-    others = set(threading.enumerate())
+    others = threads_of_the_program()
     set_default_cache(caches.all[0].cache)
     start = perf_counter()
     try:
@@ -164,7 +164,7 @@ def _execute(program: Program, caches: Caches, watch_stdout: bool) -> tuple[Endi
         with watched, caches.following(), Live(lambda: parts(caches.busy())):
             ending = execute(program)
     finally:
-        if set(threading.enumerate()) <= others:
+        if threads_of_the_program() <= others:
             set_default_cache(before)
         else:
             warn("threads of the script still run: the figures are those of now")

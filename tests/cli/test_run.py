@@ -386,6 +386,27 @@ def test_idle_pool_does_not_hang(script: Script) -> None:
     assert "threads of the script still run" in result.stderr
 
 
+def test_planning_is_no_thread_of_the_script(script: Script) -> None:
+    """A round that is being planned when the script ends does not make its figures doubtful."""
+    text = (
+        "import recompute as rc\n"
+        "cache = rc.default_cache()\n"
+        "for _ in range(3):\n"
+        "    with cache.iteration():\n"
+        "        values = [rc.ap(lambda: 0, nbytes=10)]\n"
+        "        for _ in range(400):\n"
+        "            values.append(rc.ap(lambda x: x + 1, values[-1], nbytes=10))\n"
+        "        while values:\n"
+        "            last = values.pop().get()\n"
+        "print(last, cache.stats().foresight.partition(':')[0])\n"
+    )
+    result = python("-m", "recompute", "run", "--budget", "500", script(text))
+    assert result.returncode == 0
+    assert result.stdout.split()[0] == "0"
+    assert result.stdout.split()[1] in ("planning", "following")
+    assert "threads of the script" not in result.stderr
+
+
 def in_own_cache(budget: str) -> str:
     """The chain in a cache that the script makes."""
     return f"import recompute as rc\nwith rc.Cache('{budget}'):\n{indent(CHAIN, '    ')}"
