@@ -48,15 +48,19 @@ def tabulate(
 ) -> dict[str, Any]:
     """Memory, in the books of the cache and by tracemalloc, and time, for each budget; parameters compared.
 
-    tracemalloc makes everything slower, so what it sees is a run of its own, of two steps.
+    tracemalloc makes everything slower, so what it sees is a run of its own, of two steps, without foresight: a plan
+    takes memory while it is made, and two steps are too few to follow one.
     """
-    short = replace(settings, steps=2)
+    short = replace(settings, steps=2, foresight=False)
     rows: list[dict[str, Any]] = []
     runs: list[Run] = []
 
     def add(name: str, cached: bool, budget: int | None = None, derive: Callable[..., Any] = gradients) -> None:
         def make() -> rc.Cache | None:
             return settings.cache(budget) if cached else None
+
+        def make_short() -> rc.Cache | None:
+            return short.cache(budget) if cached else None
 
         told(f"{name}: time")
         row: dict[str, Any] = {"name": name}
@@ -68,7 +72,7 @@ def tabulate(
             return
         runs.append(run)
         told(f"{name}: memory")
-        row["traced"] = traced(lambda: train(digits, short, make(), derive=derive))
+        row["traced"] = traced(lambda: train(digits, short, make_short(), derive=derive))
         row |= {"milliseconds": 1000 * run.step_seconds, "loss": run.losses[-1], "digest": run.digest}
         if run.stats is not None:
             row |= {"budget": budget, "flat": len(set(run.used)) == 1}
@@ -117,7 +121,7 @@ def enlarge(
         row |= {"fits": True, "peak": run.stats.peak, "overhead": run.stats.overhead}
         row |= {"milliseconds": 1000 * run.step_seconds, "time": run.step_seconds / free.step_seconds}
         row |= {"equal": run.digest == free.digest, "allowance": larger.allowance}
-        row["traced"] = traced(partial(careful, digits, replace(larger, steps=2), budget))
+        row["traced"] = traced(partial(careful, digits, replace(larger, steps=2, foresight=False), budget))
     return {"setting": name, "base": getattr(settings, name), "budget": budget, "rows": rows}
 
 
