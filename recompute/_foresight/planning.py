@@ -5,11 +5,13 @@ The thread reads what was recorded and nothing else, so it holds no lock of the 
 
 from __future__ import annotations
 
+import os
+from _thread import start_new_thread
 from collections.abc import Iterator, Sequence
+from threading import Event
 from time import perf_counter, sleep
 from typing import Final
 
-from recompute._background import BackgroundThread
 from recompute._foresight.recording import Round
 from recompute._foresight.script import Script, script_of
 from recompute._plans.own import Effort, own
@@ -40,14 +42,18 @@ class Planning:
         self.budget = budget
         self._known = known
         self._efforts = [min(QUICK, effort), effort] if effort > QUICK else [effort]
-        self._thread: BackgroundThread | None = None
+        self.over = Event()
+        """Set when the thread ends."""
+        self._thread: int | None = None  # its identity
+        self._process = os.getpid()
         self._stopped = False
+        self._rests = False
         self._rested = perf_counter()
 
     def start(self) -> None:
-        """In the background."""
-        self._thread = BackgroundThread("foresight", self._run_quietly)
-        self._thread.start()
+        """In the background. Not by `Thread.start`, which waits: Ctrl-C there can come out as a RuntimeError."""
+        self._rests = True
+        self._thread = start_new_thread(self._run_quietly, ())
 
     def stop(self) -> None:
         """Nobody waits for a better script any more."""
@@ -70,11 +76,13 @@ class Planning:
             pass
         except Exception as error:
             self.failed = f"planning failed with {error!r}"
+        finally:
+            self.over.set()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing better will come. After a fork the thread is not there."""
-        return self._thread is None or not self._thread.is_alive()
+        return self._thread is None or self.over.is_set() or self._process != os.getpid()
 
     def _rest(self) -> None:
         """Let go of the interpreter's lock: whoever waits for it would else get it after five milliseconds only."""
@@ -87,7 +95,7 @@ class Planning:
     def _scripts(self) -> Iterator[Script]:
         recorded = self.recorded
         problem = problem_of(recorded.program, self.budget)
-        if self._thread is not None:
+        if self._rests:
             problem.rest = self._rest
         if self.budget < problem.least:
             raise PlanError(f"a plan needs {problem.least:,} bytes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute.extend import BackgroundThread
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 pytest.importorskip("autograd", reason="the extra 'autograd' is not installed")
@@ -44,14 +42,6 @@ def plain(digits: Any) -> Any:
 def free(digits: Any) -> Any:
     """Without a budget."""
     return steps.train(digits[0], SETTINGS, rc.Cache())
-
-
-@pytest.fixture
-def alone() -> None:
-    """What other caches plan is over: tracemalloc sees what all threads allocate."""
-    for thread in threading.enumerate():
-        if isinstance(thread, BackgroundThread):
-            thread.join()
 
 
 def test_it_learns(digits: Any) -> None:
@@ -120,7 +110,6 @@ def test_a_budget_is_kept_in_the_first_step_too(free: Any, digits: Any, plain: A
     assert run.digest == plain.digest
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("share", [1.0, *SHARES])
 def test_memory_is_real(share: float, free: Any, digits: Any) -> None:
     """What tracemalloc sees, Python's objects included, stays within budget, overshoot and the stated allowance."""
@@ -129,7 +118,6 @@ def test_memory_is_real(share: float, free: Any, digits: Any) -> None:
     assert most <= cache.budget + cache.stats().overshoot + SETTINGS.allowance
 
 
-@pytest.mark.usefixtures("alone")
 def test_the_tape_is_forgotten(digits: Any) -> None:
     """Plain arrays go as soon as they were used: that takes less memory than autograd's own way back."""
     short = replace(SETTINGS, steps=1)
@@ -221,7 +209,7 @@ def few(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL = ["--depth", "8", "--batch", "16", "--epochs", "1", "--budget", "1MB"]
 
 
-@pytest.mark.usefixtures("alone", "few")
+@pytest.mark.usefixtures("few")
 def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Figures as tables and as JSON, and a picture; what does not fit is said to be so."""
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")

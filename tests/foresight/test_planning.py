@@ -35,9 +35,7 @@ def test_planning_stops_when_nobody_waits() -> None:
     planning.start()
     assert not planning.is_over
     planning.stop()
-    thread = planning._thread
-    assert thread is not None
-    thread.join()
+    planning.over.wait()
     assert planning.is_over
     assert planning.failed == ""
 
