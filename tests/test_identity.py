@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute._engine.graph import Node
 from recompute.testing import Identity, ManualClock, check_invariants
-from recompute.testing.programs import Apply, Budget, Interpreter, Observation, Program, difference, run
+from recompute.testing.programs import Apply, Budget, Interpreter, Observation, Program, Source, difference, run
 from recompute.testing.strategies import POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
 
 Settings = dict[str, Any]
@@ -74,6 +74,10 @@ def test_any_budget(program: Program, options: Settings, budget: int) -> None:
 @example(
     Program([Apply("itself", (), "nested"), Apply("itself", (0,), "nested")]),
     {"policy": "needed", "search": "exact", "release": "eager", "verify": False},
+)
+@example(
+    Program([Source((0,)), Apply("add", (), "applied", peeks=(0,)), Apply("add", (), "applied")]),
+    {"policy": "needed", "search": "exact", "release": "banish", "verify": False},
 )
 @given(programs(fickle=False), settings_of_caches())
 def test_down_to_the_feasible_minimum(program: Program, options: Settings) -> None:

@@ -324,7 +324,7 @@ class Engine:
             try:
                 there = self.allocate(pool, size, frame, operation)
             except BudgetError:
-                if frame.rough is None:
+                if self.runs.is_sure(frame):
                     raise
                 break  # it was a guess: the run will tell
             if not there:

@@ -18,6 +18,7 @@ from recompute._engine.graph import EVICTED, Operation
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
 from recompute._engine.results import Made, Results
+from recompute._engine.sizes import known_by_code
 from recompute._engine.verify import Fingerprints
 
 _NONE: Final[dict[str, Any]] = {}
@@ -71,6 +72,14 @@ class Runs:
             if frame.needs is None:
                 frame.rough = sizes.rough_key(*call)
                 frame.needs = sizes.guess(frame.rough)
+
+    def is_sure(self, frame: Frame) -> bool:
+        """Whether what was expected is not a guess. Its arguments are in memory."""
+        operation = frame.operation
+        assert operation is not None
+        return frame.rough is None and (
+            frame.key is None or known_by_code((operation.function, *fill(operation.positional)))
+        )
 
     def run(self, frame: Frame, outer: Frame | None) -> tuple[list[Made], float]:
         """Call the function: its outputs, measured, and its cost without what it spent elsewhere. Without the lock."""

@@ -7,7 +7,8 @@ guess, and never a reason to refuse the call.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from types import FunctionType
 from typing import Any, Final
 
 from recompute._adapters.adapter import kinds
@@ -33,7 +34,7 @@ class LearntSizes:
         for payload in payloads:
             signature = kinds[type(payload)].signature
             parts.append(
-                payload if signature is None else _nested(payload) if type(payload) in _NESTED else signature(payload)
+                payload if signature is None else _nested(payload) if type(payload) in _NESTED else _signed(payload)
             )
         if keywords:
             for name, payload in keywords.items():
@@ -94,8 +95,26 @@ def _nested(payload: Any, *, exact: bool = True) -> Hashable:
         return cls, *(_nested(part, exact=exact) for part in (payload.items() if cls is dict else payload))
     if cls in _NUMBERS and not exact:
         return cls
+    return payload if kinds[cls].signature is None else _signed(payload)
+
+
+def _signed(payload: Any) -> Hashable:
+    """What its adapter says of it; of a function or a class, if that is nothing but its type, which one it is."""
+    cls: type = type(payload)
     signature = kinds[cls].signature
-    return payload if signature is None else signature(payload)
+    assert signature is not None
+    found = signature(payload)
+    return identity(payload) if found is cls and callable(payload) else found
+
+
+def known_by_code(functions: Iterable[Any]) -> bool:
+    """Whether all of these that can be called are known for what they do: of an object with `__call__` the class is."""
+    for each in functions:
+        if isinstance(getattr(type(each), "__call__", None), FunctionType):  # noqa: B004  # written in Python
+            identity(each)
+            if not _how[type(each)]:
+                return False
+    return True
 
 
 def _total(sizes: Sizes) -> int:
