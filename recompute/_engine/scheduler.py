@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from gc import disable, enable, isenabled
+from operator import call
 from threading import Condition, get_ident
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, running_here
@@ -153,10 +156,19 @@ def frames_on_stacks(codes: tuple[CodeType, ...], thread: int | None = None) -> 
     """The calls of some functions that are going on now, in all threads or in one."""
     found = []
     frame: FrameType | None
-    for frame in [frame for ident, frame in sys._current_frames().items() if thread in (None, ident)]:
+    steps = _QUIETLY if isenabled() else _AS_IT_IS
+    for frame in [frame for ident, frame in tuple(map(call, steps))[1].items() if thread in (None, ident)]:
         while frame is not None:
             if frame.f_code in codes:
                 found.append(frame)
             frame = frame.f_back
     frame = None  # one of them was this very call: it would keep all that its callers hold
     return found
+
+
+_AS_IT_IS: Final[tuple[Callable[[], Any], ...]] = (isenabled, sys._current_frames, isenabled)
+_QUIETLY: Final[tuple[Callable[[], Any], ...]] = (disable, sys._current_frames, enable)
+"""The calls of all threads, without the garbage collector: a destructor that asks for the same meanwhile would wait
+forever for a lock of the interpreter (CPython issue 106883). In one call of C, so that no interrupt comes between, and
+none of ours, whose frame would be among them.
+"""
