@@ -6,11 +6,11 @@ as 512. Nothing is read-only: CuPy has no such flag.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from sys import getrefcount
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import cupy  # type: ignore[import-untyped, import-not-found, unused-ignore]  # no types, or not here
@@ -18,6 +18,7 @@ import numpy as np
 
 import recompute as rc
 from recompute_cupy import _devices
+from recompute_cupy import _transfers as transfers
 from recompute_cupy._streams import streams
 from recompute_numpy import adapter as on_host
 
@@ -40,6 +41,18 @@ class Outline(rc.Outline):
     def __init__(self, value: Any) -> None:
         super().__init__(type(value), value.shape, value.dtype, value.strides)
         self.device: int = value.data.device_id
+
+
+class _Layout(NamedTuple):
+    """How an array lies in the memory from its first byte to its last."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    start: int
+    """Where in it the first element is."""
+    nbytes: int
+    device: int
 
 
 class CupyAdapter(rc.ArrayAdapter):
@@ -162,6 +175,38 @@ class CupyAdapter(rc.ArrayAdapter):
             streams.join(value.data.device_id)
         return cupy.asnumpy(value)  # type: ignore[no-any-return]  # CuPy has no types
 
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        """The memory of an array from its first byte to its last, on the host, for which the host waits.
+
+        Raises TypeError for a subclass, and BufferError for an array with gaps in memory that others hold, too.
+        """
+        if type(value) is not cupy.ndarray:
+            raise TypeError(f"a {type(value).__qualname__} is more than the bytes of its memory")
+        start, nbytes = _extent(value)
+        if nbytes > self.nbytes(value):
+            raise BufferError(
+                f"an array of {value.nbytes} bytes lies in {nbytes}, which others hold, too; use a copy of it"
+            )
+        device = value.data.device_id
+        layout = _Layout(value.shape, value.strides, value.dtype, start, nbytes, device)
+        return layout, [self.take(device, value.data.ptr - start, nbytes)] if nbytes else []
+
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        """On the same device, with the same strides."""
+        with _devices.on(head.device):
+            memory = cupy.cuda.alloc(head.nbytes)
+            if head.nbytes:
+                self.give(head.device, memory.ptr, head.nbytes, load)
+            return cupy.ndarray(head.shape, head.dtype, memory + head.start, head.strides)
+
+    def take(self, device: int, address: int, nbytes: int) -> Any:
+        """Bytes of a device, in pinned memory of the host."""
+        return transfers.take(device, address, nbytes)
+
+    def give(self, device: int, address: int, nbytes: int, load: Callable[[Any], None]) -> None:
+        """Fill memory of a device with what `load` gives, by pinned memory of the host."""
+        transfers.give(device, address, nbytes, load)
+
     def devices(self) -> list[str]:
         """All that CUDA shows; none without a driver."""
         try:
@@ -175,6 +220,15 @@ class CupyAdapter(rc.ArrayAdapter):
             return _devices.memory(_devices.number(device))[0]
         except (CUDAError, ValueError):
             return None
+
+
+def _extent(value: Any) -> tuple[int, int]:
+    """Where in the memory from the first to the last byte of an array its first element is, and how many these are."""
+    if not value.size:
+        return 0, 0
+    ends = [(length - 1) * step for length, step in zip(value.shape, value.strides, strict=True)]
+    below = -sum(end for end in ends if end < 0)
+    return below, below + sum(end for end in ends if end > 0) + value.itemsize
 
 
 def _last(value: Any) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
+from math import prod
 from sys import getrefcount
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -19,6 +20,18 @@ _LOOKED_AT: Final = 1024  # bytes; of smaller arrays all of them are
 _FEW: Final = 100  # elements; smaller arrays are just copied
 _WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _X87: Final = np.finfo(np.longdouble).nmant == 63  # a long double has ten bytes of number, the rest is padding
+
+
+class _Layout(NamedTuple):
+    """How an array lies in the memory from its first byte to its last."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    start: int
+    """Where in it the first element is."""
+    nbytes: int
+    """Of that memory: fewer than the elements have where these overlap, more where there are gaps."""
 
 
 class NumpyAdapter(rc.ArrayAdapter):
@@ -191,6 +204,32 @@ class NumpyAdapter(rc.ArrayAdapter):
             digest.update(_bytes(np.ma.getmaskarray(value)))
         return digest.digest()
 
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        """The memory of an array from its first byte to its last; scalars, objects and subclasses as pickle does it.
+
+        Raises BufferError for an array with gaps in memory that others hold, too: it would come back larger than it is
+        counted. And for one of objects or of a subclass that pickle would give back with another layout.
+        """
+        if type(value) is not np.ndarray or value.dtype.hasobject or not value.itemsize:
+            if isinstance(value, np.ndarray) and not _is_kept_by_pickle(value):
+                raise BufferError(f"a {type(value).__qualname__} of such a layout cannot be pickled as it is; copy it")
+            return super().pack(value)
+        counted = self.nbytes(value)  # first: the memory is one more that holds it
+        memory, start = _memory(value)
+        if memory.nbytes > counted:
+            raise BufferError(
+                f"an array of {value.nbytes} bytes lies in {memory.nbytes}, which others hold, too; use a copy of it"
+            )
+        return _Layout(value.shape, value.strides, value.dtype, start, memory.nbytes), [memory]
+
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        """Memory of its own, with the same strides, and with the same gaps if there were any."""
+        if type(head) is not _Layout:
+            return super().unpack(head, load)
+        array = _empty(head)
+        load(_memory(array)[0])
+        return array
+
 
 def _trace(value: Any) -> tuple[Any, int]:
     """The owner: the last array on the chain of bases; and the most references that anything on the chain has.
@@ -230,13 +269,43 @@ def _with_gaps(value: Any) -> Any:
     """A copy of the memory from the first to the last byte of an array, and the array in it."""
     if not value.size:
         return np.lib.stride_tricks.as_strided(np.empty(value.shape, value.dtype), value.shape, value.strides)
+    memory, start = _memory(value)
+    array: Any = np.ndarray(value.shape, value.dtype, memory.copy(), start, value.strides)
+    return array if type(value) is np.ndarray else array.view(type(value))
+
+
+def _memory(value: Any) -> tuple[Any, int]:
+    """The memory from the first to the last byte of an array, and where in it the first element is. Not a copy."""
+    if not value.size:
+        return np.empty(0, np.uint8), 0
     ends = [(length - 1) * step for length, step in zip(value.shape, value.strides, strict=True)]
-    first = value[tuple([slice(-1, None) if end < 0 else slice(1) for end in ends])].view(np.ndarray).reshape(1)
+    lowest = tuple([slice(-1, None) if end < 0 else slice(1) for end in ends])
+    first = value[(..., *lowest)].view(np.ndarray).reshape(1)
     below = -sum(end for end in ends if end < 0)
     above = sum(end for end in ends if end > 0) + value.itemsize
-    memory = np.lib.stride_tricks.as_strided(first.view(np.uint8), (below + above,), (1,)).copy()
-    array: Any = np.ndarray(value.shape, value.dtype, memory, below, value.strides)
-    return array if type(value) is np.ndarray else array.view(type(value))
+    return np.lib.stride_tricks.as_strided(first.view(np.uint8), (below + above,), (1,)), below
+
+
+def _empty(layout: _Layout) -> Any:
+    """An array of that layout, which owns its memory if such an array can."""
+    shape, strides, dtype = layout.shape, layout.strides, layout.dtype
+    if prod(shape) * dtype.itemsize == layout.nbytes:
+        # Of two axes with one stride the one of length 1 is the inner one.
+        order = [2 * step - (length == 1) for step, length in zip(strides, shape, strict=True)]
+        array = np.empty_like(np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, order))
+        if array.strides == strides:
+            return array
+    return np.ndarray(shape, dtype, np.empty(layout.nbytes, np.uint8), layout.start, strides)
+
+
+def _is_kept_by_pickle(array: Any) -> bool:
+    """Whether an array of objects, or of a subclass, comes back from pickle as it is."""
+    order = array.flags.c_contiguous, array.flags.f_contiguous
+    if not isinstance(array, np.ma.MaskedArray):
+        return any(order)
+    mask = np.ma.getmask(array)  # pickle makes one where there is none, and a soft one
+    there = mask is not np.ma.nomask and not array.hardmask
+    return there and any(order) and order == (mask.flags.c_contiguous, mask.flags.f_contiguous)
 
 
 def _own_bytes(value: Any) -> int:

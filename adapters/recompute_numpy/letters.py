@@ -2,7 +2,7 @@
 
 Cave and Neuwirth (Hidden Markov models for English, 1980) fitted two states to the letters of a text and found that
 they had become vowels and consonants. The fit (Baum and Welch) reads the text forwards and then backwards, and the way
-back needs every message of the way forth. Here these messages are recomputable values, one for each block of letters:
+back needs every message of the way forward. Here these messages are recomputable values, one for each block of letters:
 within a budget the cache drops some and recomputes them when the way back arrives. That is the island algorithm
 (Binder, Murphy and Russell, Space-efficient inference in dynamic probabilistic networks, 1997), but nobody wrote it:
 `expect` is the same few lines with a budget and without.
@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 import recompute as rc
 from recompute.events import Event
-from recompute.pictures import residency, save
+from recompute_numpy._demos import check, draw, megabytes
 
 Array = NDArray[np.float64]
 Letters = NDArray[np.uint8]
-Progress = Callable[[str], None]
+Progress = Callable[[str, float], None]
+"""Takes what is being done, and the share of the whole that is done."""
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz "
 _FLOOR: Final = 1e-12  # the least probability that a fit gives; keeps products of a few letters far from underflow
@@ -78,11 +79,11 @@ def random_model(seed: int = _SEED) -> Model:
 
 
 def fit(
-    letters: Letters, model: Model, *, iterations: int, blocks: int, progress: Progress = lambda text: None
+    letters: Letters, model: Model, *, iterations: int, blocks: int, progress: Progress = lambda text, share: None
 ) -> Model:
     """The model after some iterations of Baum and Welch, with the messages in the current cache."""
     for iteration in range(iterations):
-        progress(f"iteration {iteration + 1} of {iterations}")
+        progress(f"iteration {iteration + 1} of {iterations}", iteration / (iterations + 1))
         model = maximize(letters, expect(letters, model, blocks=blocks))
     return model
 
@@ -195,7 +196,7 @@ def demo(
     blocks: int = 384,
     picture: str | Path | None = "recompute-demo.png",
     echo: Callable[[str], None] = print,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fit Python's help texts without a budget, then within `budget` of that memory, and compare to the last bit.
 
@@ -210,24 +211,29 @@ def demo(
     echo
         Takes the report, line by line.
     progress
-        Takes a few words on what is being done, at each iteration.
+        Takes a few words on what is being done and the share of it that is done, at each iteration.
 
     Returns the figures as a dict that JSON can hold: bytes, seconds, counts.
     """
     letters = encode(read())
-    if not 0 < budget <= 1:
-        raise ValueError(f"budget is a fraction of the unlimited peak, more than 0 and at most 1, not {budget!r}")
+    check(budget, picture)
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, not {iterations!r}")
     if not 2 <= blocks <= len(letters):
         raise ValueError(f"blocks must be at least 2 and at most {len(letters)}, the number of letters, not {blocks!r}")
-    if picture is not None and not Path(picture).absolute().parent.is_dir():
-        raise FileNotFoundError(f"there is no directory {Path(picture).absolute().parent} for the picture")
-    tell = progress or (lambda text: None)
+    tell = progress or (lambda text, share: None)
 
-    free = _run(rc.Cache(), letters, iterations, blocks, lambda text: tell(f"without a budget: {text}"))
+    free = _run(
+        rc.Cache(), letters, iterations, blocks, lambda text, share: tell(f"without a budget: {text}", share / 2)
+    )
     limit = int(budget * free.stats.peak)
-    tight = _run(rc.Cache(limit), letters, iterations, blocks, lambda text: tell(f"within {budget:.0%}: {text}"))
+    tight = _run(
+        rc.Cache(limit),
+        letters,
+        iterations,
+        blocks,
+        lambda text, share: tell(f"within {budget:.0%}: {text}", (1 + share) / 2),
+    )
 
     emission = tight.model.emission
     figures: dict[str, Any] = {
@@ -253,21 +259,11 @@ def demo(
         "time_ratio": tight.seconds / free.seconds,
         "evictions": tight.stats.evictions,
         "rematerializations": tight.stats.rematerializations,
-        "picture": None,
     }
     for line in _report(figures):
         echo(line)
-    if picture is not None:
-        try:
-            figure = residency(
-                tight.events,
-                title=f"Forwards and backwards through {blocks} blocks of text, in {100 * budget:.3g} % of the memory",
-                budget=limit,
-            )
-            figures["picture"] = str(save(figure, picture))
-            echo(f"picture             {figures['picture']}")
-        except (ImportError, ValueError) as error:  # no matplotlib, or no such format
-            echo(f"no picture: {error}")
+    title = f"Forwards and backwards through {blocks} blocks of text, in {100 * budget:.3g} % of the memory"
+    figures["picture"] = draw(tight.events, title, limit, picture, echo)
     return figures
 
 
@@ -286,7 +282,7 @@ def _run(cache: rc.Cache, letters: Letters, iterations: int, blocks: int, progre
     start = perf_counter()
     with cache:
         model = fit(letters, random_model(), iterations=iterations, blocks=blocks, progress=progress)
-        progress("a last pass")
+        progress("a last pass", iterations / (iterations + 1))
         cache.subscribe(events.append)
         expectation = expect(letters, model, blocks=blocks)
     return _Run(model, expectation, cache.stats(), perf_counter() - start, events)
@@ -313,14 +309,10 @@ def _report(figures: dict[str, Any]) -> list[str]:
         f"                    {shown[1]}",
         f"fit                 {figures['iterations']} iterations, log likelihood {figures['log_likelihood']:,.0f}",
         f"model, posteriors   {equal}, without a budget and within it",
-        f"peak memory         {_megabytes(figures['peak_bytes'])} without a budget, "
-        f"{_megabytes(figures['budget_peak_bytes'])} within {_megabytes(figures['budget_bytes'])}: {share:.1%}",
+        f"peak memory         {megabytes(figures['peak_bytes'])} without a budget, "
+        f"{megabytes(figures['budget_peak_bytes'])} within {megabytes(figures['budget_bytes'])}: {share:.1%}",
         f"time                {figures['seconds']:.1f} s without a budget, "
         f"{figures['budget_seconds']:.1f} s within it: x {figures['time_ratio']:.2f}",
         f"overhead            x {figures['overhead']:.2f} for the messages alone: "
         f"{figures['evictions']:,} evictions, {figures['rematerializations']:,} rematerializations",
     ]
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.2f} MB"

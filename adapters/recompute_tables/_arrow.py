@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -52,6 +52,19 @@ class ArrowAdapter(rc.Adapter):
             digest.column(value)
         return digest.digest()
 
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        """Arrow's own buffers; of an array that is a part of larger ones its part, which is copied."""
+        import pyarrow
+
+        if isinstance(value, pyarrow.Array) and value.get_total_buffer_size() > _MOST * value.nbytes + _SLACK:
+            value = pyarrow.concat_arrays([value])
+        return super().pack(value)
+
+
+_MOST: Final = 1.1
+_SLACK: Final = 1024
+"""Bytes of the buffers of an array: more than so many times what it shows, and these, belong to a larger one."""
+
 
 class _Digest:
     """A file that only remembers the digest of what was written."""
@@ -77,7 +90,7 @@ class _Digest:
             column = column.combine_chunks()  # several arrays still, where the cells exceed what one can address
         for array in column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]:
             self._array(compute.is_valid(array))
-            self._array(array.drop_null() if array.null_count else array)
+            self._array(array.drop_null() if array.null_count else pyarrow.concat_arrays([array]))  # without the rest
 
     def _array(self, array: Any) -> None:
         """Write an array in Arrow's own format, which leaves out what a slice does not show."""

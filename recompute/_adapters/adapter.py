@@ -7,12 +7,13 @@ top-level packages: the first value whose type comes from package `numpy` loads 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from functools import partial
 from types import AsyncGeneratorType, BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
+from recompute._adapters import packing as _packing
 from recompute._adapters import python as _python
 from recompute._adapters import remembering as _remembering
 from recompute._adapters import sizes as _sizes
@@ -106,6 +107,18 @@ class Adapter:
         The function that is returned raises ImpureError if that is not possible any more.
         """
         return _remembering.remember(value)
+
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        """What to remember of a value, and its bytes as buffers, without a copy if possible: it goes to a tier.
+
+        Raises whatever says that it cannot be packed so that it comes back the same: then it stays, or is recomputed.
+        By default pickle, protocol 5, with out-of-band buffers; parts whose adapters override this are left to them.
+        """
+        return _packing.pack(value, _packer_of)
+
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        """A value, equal to the last bit, of what `pack` gave: `load(memory)` fills memory with the next buffer."""
+        return _packing.unpack(head, load)
 
     def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
         """Begin to time an operation on the device, without waiting for it.
@@ -295,6 +308,13 @@ def _foreign_fingerprint(cls: type) -> Callable[[Any], bytes | None] | None:
     """How to digest a type that is not a plain Python one."""
     adapter = kinds[cls].adapter
     return None if type(adapter).fingerprint is Adapter.fingerprint else adapter.fingerprint
+
+
+def _packer_of(part: Any) -> Adapter | None:
+    """Who has a way of its own to pack a part of a value that has memory of its own."""
+    adapter = kinds[type(part)].adapter
+    own = type(adapter).pack is not Adapter.pack and adapter.buffer(part) is not None
+    return adapter if own else None
 
 
 def fingerprint(value: Any) -> bytes | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import cupy
 import numpy as np
 
 from recompute_cupy import CupyAdapter
+
+P = TypeVar("P", "HostPool", "ExactPool")
 
 UNIT: Final = 512  # bytes: what CuPy's pool rounds up to
 
@@ -48,6 +50,12 @@ class HostAdapter(CupyAdapter):
         copy = self.empty(self.outline(value))
         seen(copy)[...] = seen(value)
         return copy
+
+    def take(self, device: int, address: int, nbytes: int) -> Any:
+        return ctypes.string_at(address, nbytes)
+
+    def give(self, device: int, address: int, nbytes: int, load: Callable[[Any], None]) -> None:
+        load((ctypes.c_char * nbytes).from_address(address))
 
 
 class _Block:
@@ -144,8 +152,16 @@ class HostPool:
         raise cupy.cuda.memory.OutOfMemoryError(size, total, self._limit)
 
 
+class ExactPool:
+    """Gives as many bytes of host memory as it is asked for."""
+
+    def malloc(self, size: int) -> Any:
+        whole = np.empty(size, np.uint8)
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(whole.ctypes.data, size, whole, 0), 0)
+
+
 @contextmanager
-def allocating(pool: HostPool) -> Iterator[HostPool]:
+def allocating(pool: P) -> Iterator[P]:
     """CuPy allocates from this pool."""
     before = cupy.cuda.get_allocator()
     cupy.cuda.set_allocator(pool.malloc)

@@ -167,7 +167,14 @@ def test_the_demonstration_reports_what_it_found(tmp_path: Path) -> None:
     said: list[str] = []
     done: list[str] = []
     picture = tmp_path / "picture.png"
-    figures = demo(budget=0.2, iterations=2, blocks=50, picture=picture, echo=said.append, progress=done.append)
+    figures = demo(
+        budget=0.2,
+        iterations=2,
+        blocks=50,
+        picture=picture,
+        echo=said.append,
+        progress=lambda text, share: done.append(text),
+    )
     assert json.loads(json.dumps(figures)) == figures
     assert figures["posteriors_equal"] is True
     assert sorted("".join(figures["states"])) == sorted(ALPHABET)
@@ -202,7 +209,11 @@ def test_a_picture_that_cannot_be_written_costs_no_figures(tmp_path: Path) -> No
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     done: list[str] = []
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        demo(picture=tmp_path / "nowhere" / "picture.png", echo=done.append, progress=done.append)
+        demo(
+            picture=tmp_path / "nowhere" / "picture.png",
+            echo=done.append,
+            progress=lambda text, share: done.append(text),
+        )
     assert done == []
     figures = demo(budget=0.5, iterations=1, blocks=20, picture=tmp_path / "picture.xyz", echo=done.append)
     assert figures["picture"] is None

@@ -44,6 +44,7 @@ def test_the_adapter_does_not_import_the_library() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_it_keeps_the_promises_of_an_adapter() -> None:
     """Images of every mode, without pixels, and from a file."""
     makers: list[Callable[[], Any]] = [lambda mode=mode: image.new(mode, (7, 5)) for mode in MODES]

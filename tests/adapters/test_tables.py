@@ -173,8 +173,9 @@ def test_arrow_digests_do_not_depend_on_layout(cells: list[Any], data: st.DataOb
     plain = pa.array(cells)
     cut = data.draw(st.integers(0, len(cells)))
     chunked = pa.chunked_array([plain.slice(0, cut), plain.slice(cut)], plain.type)
-    longer = pa.concat_arrays([plain, plain]).slice(len(cells))
-    assert arrow.fingerprint(longer) == arrow.fingerprint(plain)
+    longer = pa.concat_arrays([plain, plain])
+    assert arrow.fingerprint(longer.slice(len(cells))) == arrow.fingerprint(plain)
+    assert arrow.fingerprint(longer.slice(0, len(cells))) == arrow.fingerprint(plain)
     assert arrow.fingerprint(chunked) == arrow.fingerprint(pa.chunked_array([plain]))
 
 

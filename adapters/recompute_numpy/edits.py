@@ -1,0 +1,233 @@
+"""The fewest edits that turn one text into another: a table of half a billion cells in a tenth of its memory.
+
+The edit distance of Levenshtein (1966) is the last cell of a table with a row for each letter of one text and a column
+for each letter of the other (Wagner and Fischer, The string-to-string correction problem, 1974). Who wants the edits
+too, not only their number, walks from the last cell back to the first, and so needs the whole table. Here it is cut
+into blocks of rows, and each block is a recomputable value: within a budget the cache drops some blocks and recomputes
+them when the walk arrives. Hirschberg (1975) found an algorithm that does so by hand; `edits` is the same few lines
+with a budget and without.
+"""
+
+from __future__ import annotations
+
+import inspect
+import ntpath
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import recompute as rc
+from recompute.events import Event
+from recompute_numpy._demos import check, draw, megabytes
+
+Letters = NDArray[np.uint8]
+Steps = NDArray[np.int8]
+Progress = Callable[[str, float], None]
+"""Takes what is being done, and the share of the whole that is done."""
+
+KEEP, REPLACE, REMOVE, ADD = "=", "~", "-", "+"
+_SHOWN: Final = 60  # letters of a passage
+
+
+def source(module: ModuleType) -> str:
+    """The text of a module; every character that is not ASCII is a question mark."""
+    return inspect.getsource(module).encode("ascii", "replace").decode()
+
+
+def encode(text: str) -> Letters:
+    return np.frombuffer(text.encode("ascii"), np.uint8)
+
+
+def rows(above: Steps, start: int, part: Letters, other: Letters) -> Steps:
+    """A block of the table: the last row of the block above, then a row for each letter of `part`.
+
+    A cell holds how much more the distance is than in the cell to its left: -1, 0 or 1, so that a byte is enough.
+    `start` is the number of letters before `part`, which is also the distance in the first column.
+    """
+    steps = np.empty((1 + len(part), len(other)), np.int8)
+    steps[0] = above[-1]
+    columns = np.arange(1 + len(other), dtype=np.int32)
+    last = np.empty(1 + len(other), np.int32)
+    last[0] = start
+    np.cumsum(steps[0], dtype=np.int32, out=last[1:])
+    last[1:] += start
+    row = np.empty_like(last)
+    for number, letter in enumerate(part, start=1):
+        row[0] = last[0] + 1
+        np.add(last[:-1], other != letter, out=row[1:])  # keep or replace
+        np.minimum(row[1:], last[1:] + 1, out=row[1:])  # or remove
+        row -= columns
+        np.minimum.accumulate(row, out=row)  # or add: one more for each column
+        row += columns
+        np.subtract(row[1:], row[:-1], out=steps[number], casting="unsafe")
+        row, last = last, row
+    return steps
+
+
+def edits(text: Letters, other: Letters, *, blocks: int, progress: Progress = lambda text, share: None) -> str:
+    """The fewest edits that turn `text` into `other`, one character each. The current cache decides what it keeps."""
+    parts = np.array_split(text, blocks)
+    starts = np.cumsum([0, *map(len, parts)]).tolist()
+    block: Any = np.ones((1, len(other)), np.int8)  # from no letter to each next one: one more to add
+    table = []
+    for number, part in enumerate(parts):
+        progress(f"forwards, block {number + 1} of {blocks}", number / blocks / 2)
+        block = rc.ap(rows, block, starts[number], part, other, nbytes=(1 + len(part)) * len(other))
+        table.append(block)
+    del block
+
+    found: list[str] = []
+    column = len(other)
+    while table:
+        progress(f"backwards, block {len(table)} of {blocks}", 1 - len(table) / blocks / 2)
+        column = walk(table.pop().get(), parts.pop(), other, column, found)
+    found += ADD * column
+    return "".join(reversed(found))
+
+
+def walk(steps: Steps, part: Letters, other: Letters, column: int, found: list[str]) -> int:
+    """Walk back through a block from `column`, adding to `found`; the column in which the block above is reached."""
+    row = len(part)
+    while row:
+        if column and part[row - 1] == other[column - 1]:
+            found.append(KEEP)
+            row, column = row - 1, column - 1
+        elif column and steps[row, column - 1] == 1:
+            found.append(ADD)
+            column -= 1
+        elif column and steps[row - 1, column - 1] >= 0:
+            found.append(REPLACE)
+            row, column = row - 1, column - 1
+        else:
+            found.append(REMOVE)
+            row -= 1
+    return column
+
+
+def longest_kept(text: str, script: str) -> str:
+    """The longest passage that both texts have and no edit touches."""
+    start, stop = max((found.span() for found in re.finditer(f"{KEEP}+", script)), key=_length, default=(0, 0))
+    before = start - script.count(ADD, 0, start)  # additions are no letters of `text`
+    return text[before : before + stop - start]
+
+
+def _length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
+
+
+def demo(
+    *,
+    budget: float = 0.1,
+    blocks: int = 384,
+    texts: tuple[ModuleType, ModuleType] = (posixpath, ntpath),
+    picture: str | Path | None = "recompute-demo.png",
+    echo: Callable[[str], None] = print,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Find the edits between two modules of Python without a budget, then within `budget` of that memory, and compare.
+
+    Parameters
+    ----------
+    budget
+        A fraction of the peak of the run without a budget; `rc.BudgetError` says so if it is too little.
+    blocks
+        Into how many values the table is cut.
+    texts
+        The modules; of more than 10,000 letters each, or there is little to save.
+    picture
+        Where to draw which block was in memory when; None: nowhere.
+    echo
+        Takes the report, line by line.
+    progress
+        Takes a few words on what is being done and the share of it that is done, at each block.
+
+    Returns the figures as a dict that JSON can hold: bytes, seconds, counts.
+    """
+    check(budget, picture)
+    text, other = map(source, texts)
+    if not 2 <= blocks <= len(text):
+        raise ValueError(f"blocks must be at least 2 and at most {len(text)}, the number of letters, not {blocks!r}")
+    tell = progress or (lambda text, share: None)
+
+    free = _run(rc.Cache(), text, other, blocks, lambda words, share: tell(f"without a budget: {words}", share / 2))
+    limit = int(budget * free.stats.peak)
+    tight = _run(
+        rc.Cache(limit),
+        text,
+        other,
+        blocks,
+        lambda words, share: tell(f"within {budget:.0%} of it: {words}", (1 + share) / 2),
+    )
+
+    figures: dict[str, Any] = {
+        "texts": {f"{module.__name__}.py": len(each) for module, each in zip(texts, (text, other), strict=True)},
+        "cells": len(text) * len(other),
+        "blocks": blocks,
+        "edits": sum(tight.script.count(each) for each in (REPLACE, REMOVE, ADD)),
+        "kept": tight.script.count(KEEP),
+        "replaced": tight.script.count(REPLACE),
+        "removed": tight.script.count(REMOVE),
+        "added": tight.script.count(ADD),
+        "longest_kept": longest_kept(text, tight.script),
+        "edits_equal": free.script == tight.script,
+        "peak_bytes": free.stats.peak,
+        "budget_bytes": limit,
+        "budget_peak_bytes": tight.stats.peak,
+        "overhead": tight.stats.overhead,
+        "seconds": free.seconds,
+        "budget_seconds": tight.seconds,
+        "time_ratio": tight.seconds / free.seconds,
+        "evictions": tight.stats.evictions,
+        "rematerializations": tight.stats.rematerializations,
+    }
+    for line in _report(figures):
+        echo(line)
+    title = f"{blocks} blocks, {megabytes(free.stats.peak)} in all; never more than {megabytes(limit)} in memory"
+    figures["picture"] = draw(tight.events, title, limit, picture, echo)
+    return figures
+
+
+class _Run(NamedTuple):
+    script: str
+    stats: rc.Stats
+    seconds: float
+    events: list[Event]
+
+
+def _run(cache: rc.Cache, text: str, other: str, blocks: int, progress: Progress) -> _Run:
+    events: list[Event] = []
+    cache.subscribe(events.append)
+    start = perf_counter()
+    with cache:
+        script = edits(encode(text), encode(other), blocks=blocks, progress=progress)
+    return _Run(script, cache.stats(), perf_counter() - start, events)
+
+
+def _report(figures: dict[str, Any]) -> list[str]:
+    """The figures as lines to read."""
+    texts = " into ".join(f"{name} ({letters:,} letters)" for name, letters in figures["texts"].items())
+    equal = "the same, edit for edit" if figures["edits_equal"] else "NOT THE SAME"
+    passage = figures["longest_kept"].strip()
+    shown = passage if len(passage) <= _SHOWN else f"{passage[:_SHOWN]}..."
+    share = figures["budget_peak_bytes"] / figures["peak_bytes"]
+    return [
+        f"task                turn {texts} by the fewest edits",
+        f"table               {figures['cells']:,} cells, in {figures['blocks']} blocks; read back from its end",
+        f"edits               {figures['edits']:,}: {figures['replaced']:,} letters replaced, "
+        f"{figures['removed']:,} removed, {figures['added']:,} added; {figures['kept']:,} kept",
+        f"longest passage     {' '.join(shown.split())!r}, {len(figures['longest_kept'])} letters",
+        f"result              {equal}, without a budget and within it",
+        f"peak memory         {megabytes(figures['peak_bytes'])} without a budget, "
+        f"{megabytes(figures['budget_peak_bytes'])} within {megabytes(figures['budget_bytes'])}: {share:.1%}",
+        f"time                {figures['seconds']:.1f} s without a budget, "
+        f"{figures['budget_seconds']:.1f} s within it: x {figures['time_ratio']:.2f}",
+        f"why longer          {figures['rematerializations']:,} times a block was computed again: "
+        f"x {figures['overhead']:.2f} the computing, which is the overhead",
+    ]
