@@ -12,11 +12,12 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
                  (Recomputable, pure, ap, lift); _cache (Cache); _context (which cache is the current one)
     engine       _engine: requests (what is asked of the engine), engine (the four callbacks), recount (after an
                  interrupt)
-    parts        _engine: settling, references, runs, results, scheduler, memory, frames, finalizer, meter, journal,
-                 changes
+    parts        _engine: settling, references, runs, results, moving, scheduler, memory, frames, finalizer, copies,
+                 meter, journal, changes
     policy       _policy: search and tournament (of the smallest score), needed and neighbourhoods (evicted components),
                  formulas
     graph        _engine: graph (operation, storage, value); arguments, sizes, verify, events, stats
+    tiers        _tiers: where evicted bytes may go; disk, host memory
     protocol     _adapters: what the cache asks of a type of values, the registry, and plain Python objects
     base         _budget, _errors, _workers (processes)
 
@@ -25,6 +26,10 @@ The public modules (`recompute.simulator`, ...) re-export what is private by nam
 """
 
 from typing import TYPE_CHECKING
+
+from recompute import _mixed_up as _mixed_up  # first of all: it refuses an installation that is two in one
+
+# isort: split
 
 from recompute._adapters.adapter import Adapter, register, register_size, sizeof
 from recompute._adapters.arrays import ArrayAdapter, Outline
@@ -38,6 +43,8 @@ from recompute._engine.stats import Stats
 from recompute._errors import BudgetError, ImpureError, SizeWarning, StagingError, ThrashWarning
 from recompute._recomputable import Recomputable, ap, lift, pure, sequence, traverse
 from recompute._staging import stage
+from recompute._tiers.disk import Disk
+from recompute._tiers.host import Host
 
 __version__ = "0.1.0"
 
@@ -72,6 +79,8 @@ __all__ = [
     "ArrayAdapter",
     "BudgetError",
     "Cache",
+    "Disk",
+    "Host",
     "ImpureError",
     "Outline",
     "Recomputable",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from math import inf
 from re import fullmatch
 from time import perf_counter
@@ -20,11 +19,13 @@ from recompute._engine.engine import Engine
 from recompute._engine.events import Listener
 from recompute._engine.graph import ReleaseMode, qualified
 from recompute._engine.options import EngineOptions
-from recompute._engine.stats import PoolStats, Recomputed, Stats, table
+from recompute._engine.stats import PoolStats, Recomputed, Stats, TierStats, table
 from recompute._logged import Log
 from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, policy_of
 from recompute._policy.search import Search, SearchName, search_of
 from recompute._tables import Table
+from recompute._tiers.tier import Tier
+from recompute._tiers.tiers import Tiers
 from recompute._watching import View
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Cache:
         Seconds; operations are costed by it.
     foresight
         Learn from a program that repeats, with the default policy: see `iteration`. Another policy decides alone.
+    tiers
+        Where evicted bytes may go, the fastest first: `[Disk("50GB")]`; or a mapping from device to that. What is
+        quicker to fetch than to compute again is moved there, and so are sources, which can only move.
     verify
         Compare digests of results: `ImpureError` if a second run differs or a value was changed in place. Slow.
     trace
@@ -75,14 +79,17 @@ class Cache:
         release: ReleaseMode = "eager",
         clock: Callable[[], float] = perf_counter,
         foresight: bool = True,
+        tiers: Tier | Sequence[Tier] | Mapping[str, Tier | Sequence[Tier]] = (),
         verify: bool = False,
         trace: str | os.PathLike[str] | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
+        opened = Tiers(tiers)
         self.engine = Engine(
-            _limits(budget), policy_of(policy), search_of(search), release, clock, verify, engine or EngineOptions()
+            *(_limits(budget), policy_of(policy), search_of(search), release, clock, verify, engine or EngineOptions()),
+            tiers=opened if opened.all() else None,
         )
         self.engine.cache = self
         self._foresight: Foresight | None = None
@@ -98,6 +105,8 @@ class Cache:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if type(self) is Cache and name not in _ATTRIBUTES and not hasattr(Cache, name):
+            from difflib import get_close_matches  # only here: `import recompute` is to be quick
+
             meant = get_close_matches(name, ["budget"], 1)
             raise AttributeError(
                 f"a Cache has no {name!r} that could be set" + (f"; did you mean {meant[0]!r}?" if meant else "")
@@ -152,10 +161,10 @@ class Cache:
                     pool.device,
                     None if pool.limit == inf else int(pool.limit),
                     pool.used,
-                    pool.peak,
+                    max(pool.past, pool.peak),
                     pool.overshoot,
                     pool.pinned,
-                    pool.sources,
+                    pool.sources + pool.movable,
                     pool.held,
                     sum(not storage.locks for storage in pool.candidates),
                 )
@@ -183,6 +192,8 @@ class Cache:
                 recomputed=tuple(sorted(repeated, key=lambda one: (-one.seconds, -one.times, one.function))),
                 pools=pools,
                 coercions=journal.coercions,
+                tiers=_tier_stats(engine.memory.tiers),
+                moving_time=meter.moving_time,
                 foresight="" if self._foresight is None else self._foresight.state,
             )
 
@@ -295,6 +306,29 @@ class Cache:
 
     def _repr_html_(self) -> str:
         return self._table().html()
+
+
+def _tier_stats(tiers: Tiers | None) -> tuple[TierStats, ...]:
+    found = () if tiers is None else tiers.all()
+    return tuple(
+        [
+            TierStats(
+                store.name,
+                device,
+                None if store.limit == inf else int(store.limit),
+                store.used,
+                store.writing.transfers,
+                store.reading.transfers,
+                store.writing.nbytes,
+                store.reading.nbytes,
+                store.writing.time,
+                store.reading.time,
+                store.writing.bandwidth,
+                store.reading.bandwidth,
+            )
+            for device, store in found
+        ]
+    )
 
 
 def _limits(budget: Budget | Mapping[str, Budget]) -> Limits:

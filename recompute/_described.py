@@ -16,7 +16,7 @@ def described(title: str, value: Value) -> Table:
     if storage.pool is not None and storage.pool.device != "cpu":
         pairs.append(("device", storage.pool.device))
     if operation is None:
-        pairs.append(("made by", "nothing: a source, which is never evicted"))
+        pairs.append(("made by", "nothing: a source"))
     else:
         pairs.append(("made by", f"{operation.name}, {operation.created}"))
         taken = [_name(argument) for argument in operation.arguments[:_MOST]]

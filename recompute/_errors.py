@@ -10,6 +10,13 @@ class BudgetError(MemoryError):
     The cache is as it was: every value can still be had under a larger budget.
     """
 
+    device: str | None = None
+    """Where the memory is short, if it is an operation or a source that found no room."""
+    operation: str | None = None
+    """What found no room."""
+    needed: int = 0
+    """Bytes that would have been in memory together there, none of which could go."""
+
 
 class ImpureError(RuntimeError):
     """`Cache(verify=True)` saw a function whose second run differed, or a cached value that was changed in place."""

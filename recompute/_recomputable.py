@@ -40,8 +40,8 @@ T_co = TypeVar("T_co", covariant=True)
 class Recomputable(Forgotten, Generic[T_co]):
     """A value and how it was made. Behaves as an identity wrapper: only time and memory change, never a result.
 
-    Made by `pure` (a source, which is never evicted) and `ap` (the result of an operation). The value may be evicted
-    and recomputed at any time between two calls of `get`.
+    Made by `pure` (a source, which stays in memory or moves to a tier) and `ap` (the result of an operation). The
+    value may be evicted, and recomputed or fetched, at any time between two calls of `get`.
     """
 
     __slots__ = ("__weakref__", "engine", "node")
@@ -175,7 +175,7 @@ class Recomputable(Forgotten, Generic[T_co]):
 
 
 def pure(value: T) -> Recomputable[T]:
-    """A source: a value without a recipe, which is never evicted. Not copied: leave it as it is from now on.
+    """A source: a value without a recipe; it stays in memory, or moves to a tier. Not copied: leave it as it is.
 
     Raises BudgetError if it does not fit into the budget, TypeError if it can be read only once.
     """

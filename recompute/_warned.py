@@ -17,9 +17,12 @@ def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
     warnings.warn(message, category, stacklevel=stacklevel + 1)
 
 
-def outside() -> int:
-    """The `stacklevel` of the program's own call, for a `warn` in the function that asks."""
+def outside(package: str = "recompute") -> int:
+    """The `stacklevel` of the program's own call, for a `warn` in the function that asks.
+
+    That is outside of `package`, too.
+    """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("recompute"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("recompute", package)):
         level, frame = level + 1, frame.f_back
     return level

@@ -7,13 +7,16 @@ whole.
 
     perform, source, adopt, view          make values: run an operation, enter what is there, view what is evicted
     bring, keep_resident, detach          have them in memory: now, for a block, for good
-    overwrite, exchange                   let handles refer to something else
+    overwrite, exchange, written          let handles refer to something else; sources change
     needed, dependents, history           what the graph knows
     released_sources, forget_outline      what an adapter may do about what it made
     outline_of                            what an adapter wanted to know of an evicted value
     running, clock_of, spend_elsewhere    what the function that runs now is billed for
     set_room, flush                       sizes that become known later; traces
     be_lenient                            let in what cannot fit: at the end, when values are given back
+    leave_small                           never evict what is smaller
+    cure_thrashing                        what the warning of thrashing says
+    lap, counts, pools                    the peak of a part of a run; what it did; what is in memory now
     outlive                               keep memory that goes with what refers to it
     tell, advise, Advice, Pool            know of operations before they run, and say what is not needed for a while
     foresee                               tell listeners what is known
@@ -21,6 +24,8 @@ whole.
     identity, constant, Outputs           what a function says of itself: see `perform`
     bound                                 a function with what its names are bound to now
     handle_like                           the class of handles of results, by that of the arguments
+    Table, List, seconds, warn, outside   for people: tables, warnings and what they point to
+    Tier, Store, Link, lie_above          a place of your own for what is evicted
 """
 
 from __future__ import annotations
@@ -44,7 +49,13 @@ from recompute._engine.graph import EVICTED, Node, Options, ReleaseMode, name_of
 from recompute._engine.memory import Pool
 from recompute._engine.options import EngineOptions
 from recompute._engine.sizes import constant, identity
+from recompute._engine.stats import TIER_COLUMNS, Stats
 from recompute._recomputable import Recomputable, common_engine, handle_like
+from recompute._tables import List, Table, seconds
+from recompute._tiers.link import Link
+from recompute._tiers.tier import Store, Tier
+from recompute._tiers.tiers import Tiers
+from recompute._warned import outside, warn
 
 if TYPE_CHECKING:
     from collections import deque
@@ -100,9 +111,12 @@ def perform(
     return requests.apply(cache.engine, operation, handle)
 
 
-def source(cache: Cache, payload: Any, handle: type[H]) -> H:
-    """A value without a recipe, as `pure` makes it, with a handle of some class."""
-    return requests.add_source(cache.engine, payload, handle)  # type: ignore[no-any-return]  # of that class
+def source(cache: Cache, payload: Any, handle: type[H], *, moves: bool = True) -> H:
+    """A value without a recipe, as `pure` makes it, with a handle of some class.
+
+    `moves`: a tier may have it. Not if it changes and nobody says so (`written`): a copy in a tier would not.
+    """
+    return requests.add_source(cache.engine, payload, handle, moves)  # type: ignore[no-any-return]  # of that class
 
 
 def adopt(
@@ -154,9 +168,20 @@ def evict(cache: Cache, node: Node) -> bool:
     return requests.evict(cache.engine, node)
 
 
-def detach(cache: Cache, node: Node) -> None:
-    """`Recomputable.detach` of a value that may have no handle."""
-    requests.detach(cache.engine, node)
+def detach(cache: Cache, node: Node, *, moves: bool | None = None) -> None:
+    """`Recomputable.detach` of a value that may have no handle. `moves`: as for a `source`; None: as it was.
+
+    What an operation made may move from then on.
+    """
+    requests.detach(cache.engine, node, moves)
+
+
+def written(cache: Cache, node: Node) -> None:
+    """What writes to the memory of a source, which an operation that runs now takes, says so first.
+
+    What a tier has of it is out of date from then on. Values that an operation made are never written.
+    """
+    requests.written(cache.engine, node)
 
 
 def overwrite(handle: Recomputable[Any], by: Recomputable[Any]) -> None:
@@ -244,6 +269,34 @@ def be_lenient(cache: Cache) -> None:
     cache.engine.memory.lenient = True
 
 
+def leave_small(cache: Cache, nbytes: int) -> None:
+    """Never evict what has fewer bytes to make room. For a cache in which nothing was made yet."""
+    cache.engine.memory.smallest = nbytes
+
+
+def cure_thrashing(cache: Cache, cure: str, package: str) -> None:
+    """What to tell who thrashes, in the words of an adapter, and the package whose calls are not the program's own."""
+    cache.engine.thrashing.cure, cache.engine.thrashing.inside = cure, package
+
+
+def lap(cache: Cache) -> dict[str, int]:
+    """The most bytes in use on each device since this was last asked."""
+    engine = cache.engine
+    with engine.lock, engine.changes:
+        return {device: pool.lap() for device, pool in engine.memory.pools.items()}
+
+
+def pools(cache: Cache) -> dict[str, Pool]:
+    """The memory of each device that has been used."""
+    return dict(cache.engine.memory.pools)
+
+
+def counts(cache: Cache) -> tuple[int, int, int]:
+    """(operations, evictions, operations that ran again) so far: as of `stats`, but at once."""
+    journal = cache.engine.journal
+    return journal.operations, journal.evictions, journal.rematerializations
+
+
 def tell(cache: Cache, before: Callable[[Node], None] | None, wanted: Callable[[Node], None] | None = None) -> None:
     """Call `before(operation)` before each first run, and `wanted(value)` before an evicted value is got.
 
@@ -301,9 +354,14 @@ def foresee(cache: Cache, state: str, why: str) -> None:
 
 
 def spent(cache: Cache) -> tuple[float, float]:
-    """Seconds of all runs, and of the repeated ones among them."""
+    """Seconds of all runs, and of the repeated ones among them; both with those of moving bytes."""
     meter = cache.engine.meter
-    return meter.now, meter.remat_time
+    return meter.now + meter.moving_time, meter.remat_time + meter.moving_time
+
+
+def lie_above(cache: Cache, tiers: Sequence[Tier]) -> None:
+    """Let a cache in which nothing was made yet move what it evicts to these tiers. Raises OSError."""
+    cache.engine.memory.lie_above(Tiers(tiers))
 
 
 def flush(cache: Cache) -> None:
@@ -313,16 +371,23 @@ def flush(cache: Cache) -> None:
 
 __all__ = [
     "EVICTED",
+    "TIER_COLUMNS",
     "Advice",
     "BackgroundThread",
     "Container",
     "EngineOptions",
     "Frame",
     "HandleOf",
+    "Link",
+    "List",
     "Node",
     "Outputs",
     "Pool",
     "ReleaseMode",
+    "Stats",
+    "Store",
+    "Table",
+    "Tier",
     "adopt",
     "advise",
     "be_lenient",
@@ -333,6 +398,8 @@ __all__ = [
     "common_engine",
     "constant",
     "count_coercion",
+    "counts",
+    "cure_thrashing",
     "dependents",
     "detach",
     "evict",
@@ -347,23 +414,31 @@ __all__ = [
     "history_exceeded",
     "identity",
     "keep_resident",
+    "lap",
+    "leave_small",
+    "lie_above",
     "load",
     "name_of",
     "needed",
     "outline_of",
     "outlive",
+    "outside",
     "overwrite",
     "pack",
     "parse_budget",
     "perform",
+    "pools",
     "referred",
     "released_sources",
     "resident",
     "running",
+    "seconds",
     "set_room",
     "source",
     "spend_elsewhere",
     "spent",
     "tell",
     "view",
+    "warn",
+    "written",
 ]

@@ -153,6 +153,7 @@ class Program:
         self.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
 @pytest.mark.parametrize("policy", ["needed", "dtr-eq", "dtr", "lru"])
 def test_forks_while_threads_use_the_cache(policy: Any, release: Any) -> None:

@@ -244,6 +244,7 @@ def strike_everywhere(
         attempt(place)
 
 
+SLOW = pytest.mark.slow
 CHOICES = [
     ("needed", "eager"),
     ("needed", "ignore"),
@@ -254,9 +255,9 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("choice", range(len(CHOICES)))
+@pytest.mark.parametrize("choice", [0, 1, *(pytest.param(each, marks=SLOW) for each in range(2, len(CHOICES)))])
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("program", [PROGRAM, OTHER], ids=["one", "other"])
+@pytest.mark.parametrize("program", [pytest.param(PROGRAM, id="one"), pytest.param(OTHER, id="other", marks=SLOW)])
 def test_where_python_looks_for_signals(program: Program, error: type[BaseException], choice: int) -> None:
     """Wherever in the engine an exception of any class strikes, nothing is lost or locked, and results are right."""
     policy, release = CHOICES[choice]
@@ -629,3 +630,17 @@ def test_a_storm_of_signals_while_threads_work() -> None:
     delivered(blocks.cache)
     blocks.cache.budget = 500
     blocks.check()
+
+
+@pytest.mark.parametrize(
+    ("limits", "always"), [([None], True), ([60], False), ([40, None], False), ([40, None], True)], ids=str
+)
+@pytest.mark.parametrize("program", [PROGRAM, OTHER], ids=["one", "other"])
+@pytest.mark.filterwarnings("ignore:a value could not be:RuntimeWarning")  # not all can be pickled
+def test_while_values_move(program: Program, always: bool, limits: list[int | None]) -> None:
+    """With tiers below, too: what was on its way there, or back, or further down is neither lost nor twice there."""
+    tracing = Tracing([*MODULES, *modules_in("recompute._tiers")])
+    tiers = [rc.Host(limit, always=always) for limit in limits]
+    for choice, (policy, release) in enumerate(CHOICES):
+        settings = {"policy": policy, "release": release, "tiers": tiers}
+        strike_everywhere(tracing, KeyboardInterrupt, 20, settings, program=program, first=1 + 7 * choice)

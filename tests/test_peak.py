@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from recompute import extend
 from recompute.testing import check_invariants
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
@@ -236,3 +237,53 @@ def test_several_devices() -> None:
             ("far:1", 230, 30),
         ]
         assert (stats.peak, stats.overshoot) == (370, 70)
+
+
+@given(st.lists(st.lists(st.integers(1, 40), max_size=8), max_size=5))
+def test_laps_of_the_peak(laps: list[list[int]]) -> None:
+    """The peak of each part of a run is the most in use during it, and that of the run is the greatest of them."""
+    with rc.Cache() as cache:
+        expected, found, used, kept = [], [], 0, []
+        for lap in laps:
+            most = used
+            for length in lap:
+                kept.append(rc.ap(np.zeros, length))
+                used += 8 * length
+                most = max(most, used)
+                if length % 2:
+                    used -= 8 * kept.pop(0).get().size
+            expected.append(most)
+            cache.stats()  # what has gone is seen to
+            found.append(extend.lap(cache).get("cpu", 0))
+        assert found == expected
+        assert cache.stats().peak == max([used, *expected])
+
+
+def test_small_values_are_left_alone() -> None:
+    """What is smaller than that stays, and the budget is kept by what is not; if only it is there, there is no room."""
+    cache = rc.Cache(2_000)
+    extend.leave_small(cache, 100)
+    with cache:
+        small = [rc.ap(np.full, 10, number) for number in range(10)]
+        large = [rc.ap(np.full, 50, number) for number in range(10)]
+        assert all(each.resident for each in small)
+        assert sum(each.resident for each in large) == 3
+        with pytest.raises(rc.BudgetError):
+            rc.ap(np.zeros, 200)
+        assert [each.get()[0] for each in small + large] == [*range(10), *range(10)]
+        check_invariants(cache, small + large)
+
+
+def test_an_error_says_what_would_do() -> None:
+    """With as many bytes as the error names the same operation finds room."""
+    cache = rc.Cache(3_000)
+    with cache:
+        x = rc.pure(np.zeros(200))
+        rc.ap(np.negative, rc.ap(np.ones, 10))
+        with pytest.raises(rc.BudgetError) as error:
+            rc.ap(np.zeros, 300)
+        assert (error.value.device, error.value.operation) == ("cpu", "zeros")
+        assert error.value.needed == 1600 + 2400
+        cache.budget = error.value.needed
+        assert rc.ap(np.zeros, 300).resident
+        assert x.resident

@@ -55,7 +55,7 @@ def staged(steps: Steps, inputs: list[Vector], share: float) -> Staged[Any]:
         return rc.stage(run, steps, *inputs, budget=1.0, time_limit=0.1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 4)
 @given(programs, st.integers(1, 3), st.floats(0.4, 1.0))
 def test_a_staged_function_returns_what_the_function_returns(steps: Steps, count: int, share: float) -> None:
     """For other inputs of the same shapes, too; and its plan passes the verifier."""
@@ -67,7 +67,7 @@ def test_a_staged_function_returns_what_the_function_returns(steps: Steps, count
     assert expected == function(steps, *others)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 4)
 @given(programs, st.floats(0.4, 1.0))
 def test_what_is_alive_stays_within_the_budget(steps: Steps, share: float) -> None:
     """Counted by the buffers that exist whenever one is made, inputs included."""

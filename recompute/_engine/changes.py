@@ -112,4 +112,6 @@ def after_fork() -> None:
 
 def is_nested(lock: Any) -> bool:
     """Whether this thread has the lock more than once."""
-    return bool(lock._recursion_count() > 1)  # as Condition relies on `_is_owned`
+    if hasattr(lock, "_recursion_count"):  # as Condition relies on `_is_owned`
+        return bool(lock._recursion_count() > 1)
+    return " count=1 " not in repr(lock)  # before Python 3.11.5 nothing else tells

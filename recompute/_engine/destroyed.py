@@ -75,15 +75,18 @@ def lose(engine: Engine, storage: Storage, what: str) -> None:
     """A storage is not in memory any more, unless an operation in flight has it, which will fail. Under the lock."""
     sources = [value for value in storage.values if value.operation is None]
     pinned = [value for value in storage.values if value.pinned]
-    if not storage.resident or storage.locks > len(sources) + len(pinned):
+    staying = sum(value.stays for value in sources)
+    if not storage.resident or storage.locks > staying + len(pinned):
         return
     for value in pinned:
         engine.references.unpin(value)
-    if sources:
+    if staying:
         storage.pool.sources -= storage.size
     for value in sources:
-        value.function, value.operation, value.outputs, value.runs = Lost(value.number, what), value, (value,), 1
-        storage.pool.unlock(storage)
+        if value.stays:
+            storage.pool.unlock(storage)
+        if value.copy is None:
+            value.function, value.operation, value.outputs, value.runs = Lost(value.number, what), value, (value,), 1
     engine.evict(storage, "request", watch=False)
 
 

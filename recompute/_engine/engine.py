@@ -23,7 +23,9 @@ from weakref import WeakSet
 
 from recompute._budget import Limits
 from recompute._engine import destroyed, late
+from recompute._engine.ahead import Ahead
 from recompute._engine.changes import Changes, after_fork
+from recompute._engine.copies import copy_of, tier_of
 from recompute._engine.events import Evicted, Listener, Reason
 from recompute._engine.finalizer import Finalizer
 from recompute._engine.frames import (
@@ -39,6 +41,7 @@ from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Storage, Va
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory, Pool, ProgramOrderPool
 from recompute._engine.meter import Meter, checked_clock
+from recompute._engine.moving import Moving
 from recompute._engine.options import EngineOptions
 from recompute._engine.recount import recount
 from recompute._engine.recovery import Recovery
@@ -53,6 +56,7 @@ from recompute._engine.verify import Fingerprints
 from recompute._errors import BudgetError
 from recompute._policy.formulas import Policy
 from recompute._policy.search import Search, rank
+from recompute._tiers.tiers import Tiers
 
 
 class Engine:
@@ -70,6 +74,7 @@ class Engine:
         clock: Callable[[], float],
         verify: bool,
         options: EngineOptions,
+        tiers: Tiers | None = None,
     ) -> None:
         self.options = options
         self.fingerprints = Fingerprints() if verify else None
@@ -78,10 +83,12 @@ class Engine:
         self.journal = journal = Journal()
         self.meter = meter = Meter(checked_clock(clock))
         self.meter.now = options.start
-        self.memory = memory = Memory(limits, policy, search, ProgramOrderPool if options.program_order else Pool)
+        self.finalizer = finalizer = Finalizer()
+        self.memory = memory = Memory(
+            limits, policy, search, finalizer, tiers, ProgramOrderPool if options.program_order else Pool
+        )
         self.memory.neighbourhood.active = memory.neighbourhood.active or options.active
         self.scheduler = scheduler = Scheduler(self.changes, options.patient)
-        self.finalizer = finalizer = Finalizer()
         self.results = results = Results(memory, meter, journal, self.fingerprints)
         self.runs = Runs(self.changes, memory, meter, results, self.fingerprints, options.room)
         self.references = references = References(
@@ -90,7 +97,10 @@ class Engine:
         )
         self.reservations = Reservations(memory, always=options.room is not None)
         self.recovery = Recovery(memory, finalizer, meter, journal)
-        self.settling = Settling(self.changes, finalizer, references, memory, scheduler, meter, journal)
+        self.moving = Moving(self.changes, meter, journal)
+        if tiers is not None and any(store.ahead for _, store in tiers.all()):
+            self.moving.ahead = Ahead(self)
+        self.settling = Settling(self.changes, finalizer, references, memory, scheduler, meter, journal, self.moving)
         self.thrashing = Thrashing()
         self.order: Order = in_program_order if options.program_order else by_peak
         self.observed = verify
@@ -140,7 +150,7 @@ class Engine:
                 return True
             if self.pressed is not None:
                 self.pressed()
-            if not found and not self.finalizer.queue:
+            if not found and not self.finalizer.queue and not self._retry_moving(pool):
                 if (pool.held or self.results.fragile) and not collected:
                     destroyed.see_to_all(self)
                     collect()  # what was in a cycle may be held by nobody
@@ -171,11 +181,21 @@ class Engine:
             while stack:
                 frame = frame or self.rematerialize(stack)
                 if frame is not None and (frame.running or self._reserve(frame)):
-                    made, cost = self.runs.run(frame, outer)
+                    try:
+                        made, cost = self.runs.run(frame, outer)
+                    except Exception as error:
+                        copy = frame.copy
+                        if copy is None or not self.moving.failed(copy, error):
+                            raise
+                        self._start_over(frame)
+                        frame = None
+                        continue
                     frame = self._store(frame, made, cost)
                     del made  # or what it holds could not be evicted for the operations that follow
                 else:
                     frame = None
+                    if self.finalizer.departures:  # maybe what is needed is on its way out, by this very thread
+                        self.settling.settle_departures()
         except BaseException:  # not bound: what looks at this call from elsewhere would keep it
             running.frame = outer
             self._abandon(bottom)
@@ -191,10 +211,19 @@ class Engine:
         elif ran_again and self.options.warns:
             self.thrashing.look(self)
 
-    def evict(self, storage: Storage, why: Reason, watch: bool = True) -> None:
-        """Drop the values on a resident, unlocked storage. Under the lock: they are destroyed after it."""
-        departure = self.finalizer.depart(storage, watch)
-        if departure is not None and departure.vacates:
+    def evict(self, storage: Storage, why: Reason, watch: bool = True) -> bool:
+        """Drop the values on a resident, unlocked storage, or move them. Under the lock: they are destroyed after it.
+
+        False: they can neither be made again nor moved, and stay.
+        """
+        tiers, copy = storage.pool.tiers, None
+        if tiers is not None and copy_of(storage) is None and why != "release" and watch and tiers.moves(storage):
+            copy = tiers.begin(storage, self.meter.now)
+            if copy is None and not tiers.can_drop(storage):
+                self.references.keep_sources(storage)
+                return False
+        departure = self.finalizer.depart(storage, watch, copy)
+        if departure is not None and (departure.vacates or copy is not None):
             self.settling.guard(self, departure)
         self.memory.evicted(storage)
         journal = self.journal
@@ -205,8 +234,10 @@ class Engine:
         if departure is not None:
             departure.why = why
         elif journal.listeners:
-            journal.events.append(Evicted(self.meter.now, storage.pool.used, storage.number, storage.size, why))
+            pool, number, size = storage.pool, storage.number, storage.size
+            self.settling.tell(Evicted(self.meter.now, pool.used, number, size, why, tier=tier_of(storage)))
         self.references.forget_if_unused(storage)
+        return True
 
     def rematerialize(self, stack: list[Frame]) -> Frame | None:
         """Push a frame for each evicted operation that must run first; the one on top, which can run now.
@@ -220,6 +251,11 @@ class Engine:
         return frame
 
     # One operation
+
+    def _start_over(self, frame: Frame) -> None:
+        """A copy could not be fetched: what needs its value looks for another way back. Without the lock."""
+        with self.lock, self.changes:
+            self.leave(frame)
 
     def _begins_at_once(self, frame: Frame) -> bool:
         """Whether all that a first run takes is in memory, and what it makes fits: nearly always. Without the lock.
@@ -281,14 +317,20 @@ class Engine:
             missing = frame.lock_arguments(self.meter.now, self.order)
             if missing is not None:
                 operation = missing.operation
-                if missing.remains is not None and self.recovery.take_back(missing):
-                    continue
+                if missing.remains is not None:
+                    if self.recovery.take_back(missing):
+                        continue
+                    operation = self.moving.way_back(missing)
                 if operation is None:
                     self.end()
                     raise late.gone(frame.operation)
                 busy = scheduler.in_flight.get(operation)
                 if busy is None:
-                    scheduler.in_flight[operation] = Frame(self, operation, stack)
+                    scheduler.in_flight[operation] = fetching = Frame(self, operation, stack)
+                    if operation is not missing.operation:
+                        operation.outputs, fetching.copy = (missing,), missing.copy
+                elif self.settling.leaves_here(busy):
+                    return None
                 elif scheduler.waits_for_itself(busy, stack):
                     self.end()
                     raise late.needs_itself(operation)
@@ -369,8 +411,9 @@ class Engine:
         name = operation.name if self.journal.listeners else ""
         room = frame.reserved  # before the run, when a size that is new was not known
         following: Frame | None = None
+        copy = frame.copy
         if again:
-            if operation.remains is not None or len(made) > 1:
+            if copy is not None or operation.remains is not None or len(made) > 1:
                 tell_restored(operation, made)
             function = getattr(operation.function, "__code__", None) or operation.name
         else:
@@ -391,10 +434,18 @@ class Engine:
                 if fits:
                     if frame.reserved:
                         frame.give_back()
-                    meter.now += cost
-                    if again:
+                    if copy is None:
+                        meter.now += cost
+                    if copy is not None:
+                        self._restore(operation, made)
+                        self.moving.fetched(copy, cost)
+                    elif again:
                         meter.remat_time += cost
-                        self._restore(operation, made, cost, frame.ask is None)
+                        self.journal.rematerializations += 1
+                        operation.runs += 1
+                        self._restore(operation, made)
+                        if cost < operation.c0 and frame.ask is None:  # a compiled function's first run is not its cost
+                            results.reprice(operation, cost)
                         meter.count_repeated(function, cost)
                     else:
                         self.journal.operations += 1
@@ -406,7 +457,7 @@ class Engine:
                         operation.options.room = own_memory(made)
                     if frame.ask is not None:
                         meter.unknown.append((operation, cost, again, frame.ask))
-                    if self.journal.listeners:
+                    if self.journal.listeners and copy is None:
                         self.journal.events.append(results.performed(operation, name, cost, again, room))
                     self.leave(frame)
                     for storage, what in lost:
@@ -425,15 +476,11 @@ class Engine:
             memory.sizes.learn(frame.key, own_memory(made), frame.rough)
         return following
 
-    def _restore(self, operation: Operation, made: list[Made], cost: float, reprice: bool) -> None:
-        """The outputs of a repeated run that are evicted."""
-        self.journal.rematerializations += 1
-        operation.runs += 1
+    def _restore(self, operation: Operation, made: list[Made]) -> None:
+        """The outputs of a repeated run, or of a fetch, that are evicted."""
         for value, output in zip(operation.outputs, made, strict=True):
-            if value is not None and value.payload is EVICTED:
-                self.results.restore(value, operation, output)
-        if cost < operation.c0 and reprice:  # the first run of a compiled function is not its cost
-            self.results.reprice(operation, cost)
+            if value is not None and value.payload is EVICTED and value in value.storage.values:
+                self.results.restore(value, value.operation or operation, output)
 
     # Without an operation
 
@@ -467,6 +514,13 @@ class Engine:
 
     # When memory is short, or somebody else is at it
 
+    def _retry_moving(self, pool: Pool) -> bool:
+        """Whether there are sources that no tier could take, and one may have room for now."""
+        if pool.tiers is None or not pool.tiers.fixed:
+            return False
+        with self.lock, self.changes:
+            return self.references.let_sources_move(pool.tiers)
+
     def _rank(self, pool: Pool) -> list[Storage]:
         """The victim of a policy that is the user's own code, which runs without the lock."""
         with self.lock, self.changes:
@@ -496,6 +550,8 @@ class Engine:
                 self.references.unlocked(frame.arguments)
         if operation is not None and scheduler.in_flight and scheduler.in_flight.get(operation) is frame:
             del scheduler.in_flight[operation]
+            if frame.copy is not None:
+                operation.outputs = ()
         stack = frame.stack
         stack.pop()
         if stack and stack[0].waiting_below >= len(stack):
@@ -534,6 +590,10 @@ class Engine:
         self.changes.after_fork()
         self.lock = self.changes.lock
         self.scheduler.after_fork()
+        if self.memory.tiers is not None:
+            self.memory.tiers.after_fork(child=True)
+        if self.moving.ahead is not None:
+            self.moving.ahead.after_fork()
 
     def tidy(self) -> None:
         """Nothing is left to be done, nor behind by an interrupt. Without the lock."""
@@ -583,5 +643,18 @@ def _after_fork() -> None:
         engine.after_fork()
 
 
+def _before_fork() -> None:
+    """What lies in tiers will be needed by two processes."""
+    for engine in list(_engines):
+        if engine.memory.tiers is not None:
+            engine.memory.tiers.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for engine in list(_engines):
+        if engine.memory.tiers is not None:
+            engine.memory.tiers.after_fork(child=False)
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

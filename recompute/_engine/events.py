@@ -66,6 +66,8 @@ class Evicted(Event):
     why: Reason
     held: bool = False
     ghosts: tuple[int, ...] = ()
+    tier: str = ""
+    """Where a copy of it lies; empty: it has to be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,26 @@ class TakenBack(Event):
 
     storage: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved(Event):
+    """A copy of what is being evicted was written to a tier, in so many seconds: `Evicted` follows."""
+
+    storage: int
+    nbytes: int
+    tier: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Event):
+    """An evicted storage was brought back from a tier, in so many seconds, and needed no recomputation."""
+
+    storage: int
+    nbytes: int
+    tier: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

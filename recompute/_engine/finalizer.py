@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from recompute._adapters.adapter import kinds, weak, weak_to
-from recompute._engine.events import Reason
-from recompute._engine.graph import EVICTED, Operation, Reference, Remains, Storage, Value
+from recompute._engine.events import Evicted, Reason
+from recompute._engine.graph import EVICTED, Operation, Reference, Storage, Value, remains_of
 
 if TYPE_CHECKING:
+    from recompute._engine.copies import Copy
     from recompute._engine.memory import Pool
 
 
@@ -72,6 +73,9 @@ class Departure:
 
     __slots__ = (
         "buffer",
+        "copy",
+        "following",
+        "full",
         "guarded",
         "held",
         "number",
@@ -88,8 +92,10 @@ class Departure:
         "why",
     )
 
-    def __init__(self, storage: Storage, watch: bool) -> None:
+    def __init__(self, storage: Storage, watch: bool, copy: Copy | None) -> None:
         self.storage = storage
+        self.copy = copy  # to be written before the payloads go
+        self.full = False  # the tier has no room for that after all
         self.pool = storage.pool
         self.size = storage.size
         self.buffer = storage.buffer
@@ -98,6 +104,7 @@ class Departure:
         self.vacates = False  # memory lies elsewhere, and nobody may bring the values back before it is given up
         self.guarded: list[Operation] = []  # what makes them meanwhile counts as in flight
         self.why: Reason | None = None  # of its eviction; None: it was forgotten
+        self.following: list[Evicted] = []  # later evictions of this thread, of which listeners hear after this one
         self.watch = watch
         self.payloads: list[tuple[Value, Any, bool]] = []
         """Value, payload, and whether somebody referred to the value: only then its adapter is told."""
@@ -111,6 +118,12 @@ class Departure:
                 self.payloads.append((value, value.payload, referred))
                 kind = kinds.get(type(value.payload))
                 self.vacates = self.vacates or (referred and kind is not None and kind.vacate is not None)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it must not leave memory after all: it cannot be made again, and there is no copy."""
+        unwritten = self.copy is not None and self.copy.key is None
+        return unwritten and any(value.operation is None for value in self.storage.values)
 
     def take(self) -> None:
         """The values have no payloads any more; again, if an interrupt has cut that short."""
@@ -151,12 +164,6 @@ class Departure:
             self.held = held
 
 
-def remains_of(value: Value) -> Remains:
-    if value.remains is None:
-        value.remains = Remains()
-    return value.remains
-
-
 class Finalizer:
     """What destructors leave behind, and what is left to them."""
 
@@ -171,13 +178,14 @@ class Finalizer:
         self.interrupts: deque[BaseException] = deque()
         """What came while a destructor ran, where nothing can be raised: the next use of the cache raises it."""
 
-    def depart(self, storage: Storage, watch: bool) -> Departure | None:
+    def depart(self, storage: Storage, watch: bool, copy: Copy | None = None) -> Departure | None:
         """Take the payloads off a resident storage. Under the lock, before its bytes are no longer counted.
 
         `watch`: what somebody outside still holds stays counted. Mostly nobody does, and that is seen at once.
+        `copy`: to be written first.
         """
         values = storage.values
-        if len(values) == 1:
+        if len(values) == 1 and copy is None:
             value = values[0]
             payload = value.payload
             kind = kinds.get(type(payload))  # without an adapter that is asked for the first time
@@ -194,7 +202,7 @@ class Finalizer:
                         self.garbage.append(payload)
                     return None
             del payload
-        departure = Departure(storage, watch)
+        departure = Departure(storage, watch, copy)
         self.departures[departure] = None  # first: an interrupt must not lose what is in no storage any more
         departure.take()
         departure.pool.used += departure.size

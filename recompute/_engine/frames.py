@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
 
 if TYPE_CHECKING:
+    from recompute._engine.copies import Copy
     from recompute._engine.engine import Engine
     from recompute._engine.memory import Pool
     from recompute._engine.meter import Ask
@@ -32,6 +33,7 @@ class Frame:
         "arguments",
         "ask",
         "born",
+        "copy",
         "counts",
         "elsewhere",
         "engine",
@@ -66,6 +68,7 @@ class Frame:
         self.handle: HandleOf = object  # of what refers to the outputs of a first run
         self.handles: list[Any] = []  # what refers to the outputs of a first run
         self.running = False  # the function runs, or its outputs are being stored
+        self.copy: Copy | None = None  # what it fetches, if it does not run the operation of a value
         self.counts = False  # among the functions that are executing
         self.born = 0  # values with a higher number were made by the function itself
         self.elsewhere = 0.0  # seconds spent by the function that are not its cost
@@ -177,6 +180,8 @@ _MOST: Final = 64
 
 def _excess(value: Value) -> int:
     """An estimate of the bytes that are needed while `value` is brought back, beyond those it then keeps."""
+    if value.copy is not None:
+        return 0  # it is fetched
     order: list[Operation] = []
     seen: set[Operation] = set()
     stack = [value.operation]
@@ -186,7 +191,7 @@ def _excess(value: Value) -> int:
             continue
         seen.add(operation)
         order.append(operation)
-        stack.extend(argument.operation for argument in operation.arguments if argument.payload is EVICTED)
+        stack += [each.operation for each in operation.arguments if each.payload is EVICTED and each.copy is None]
     peak: dict[Operation | None, int] = {}
     for operation in reversed(order):
         missing = [argument for argument in dict.fromkeys(operation.arguments) if argument.payload is EVICTED]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from weakref import ReferenceType, ref
 
 if TYPE_CHECKING:
+    from recompute._engine.copies import Copy
     from recompute._engine.finalizer import Held
     from recompute._engine.memory import Pool
     from recompute._policy.neighbourhoods import Component
@@ -58,6 +59,7 @@ class Node:
         "c0",
         "code",
         "cost",
+        "dropped",
         "function",
         "instruction",
         "last_access",
@@ -125,6 +127,8 @@ class Node:
     slot: int
     """Where the candidate search keeps it; -1: nowhere; less: passed over while it was locked."""
     resident: bool
+    dropped: bool
+    """Evicted, and only its recipe brings it back. One with a copy in a tier is neither resident nor dropped."""
     values: tuple[Value, ...]
     nearby: Component | tuple[float, float] | None
     """What the evicted neighbourhood remembers of it."""
@@ -150,7 +154,7 @@ class Node:
         self.payload = EVICTED
         self.pool = None  # type: ignore[assignment]  # before it is entered
         self.operation = self.references = self.users = self.remains = self.nearby = None
-        self.pinned = self.resident = False
+        self.pinned = self.resident = self.dropped = False
         self.slot = -1
         self.storage = NOWHERE
 
@@ -238,6 +242,16 @@ class Node:
             if not users:
                 self.users = None
 
+    @property
+    def stays(self) -> bool:
+        """Whether it keeps its storage in memory: a source does, unless it may move to a tier."""
+        return self.operation is None and (self.remains is None or not self.remains.movable)
+
+    @property
+    def copy(self) -> Copy | None:
+        """What a tier has of it."""
+        return None if self.remains is None else self.remains.copy
+
     # As a storage
 
     @property
@@ -281,7 +295,7 @@ NOWHERE: Final = Node.__new__(Node)
 NOWHERE.values = ()
 NOWHERE.locks = NOWHERE.number = NOWHERE.size = 0
 NOWHERE.remains = NOWHERE.code = None
-NOWHERE.resident = False
+NOWHERE.resident = NOWHERE.dropped = False
 
 
 class Options:
@@ -300,14 +314,22 @@ class Options:
 
 
 class Remains:
-    """What is left of an evicted value."""
+    """What is left of an evicted value, or kept beside one that may leave memory."""
 
-    __slots__ = ("held", "outline", "payload")
+    __slots__ = ("copy", "held", "movable", "outline", "payload")
 
     def __init__(self) -> None:
+        self.copy: Copy | None = None  # what a tier has of it; still there when it is in memory again
+        self.movable = False  # of a source: it may leave memory, because a tier takes it
         self.outline: Any = None  # what its adapter wants to know of it while it is evicted
         self.payload: ReferenceType[Any] | None = None  # while somebody outside holds it
         self.held: Held | None = None  # of a storage: while somebody outside holds its buffer
+
+
+def remains_of(value: Value) -> Remains:
+    if value.remains is None:
+        value.remains = Remains()
+    return value.remains
 
 
 def name_of(function: Any) -> str:

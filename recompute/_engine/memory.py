@@ -12,13 +12,15 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from recompute._budget import Limit, Limits, format_bytes
-from recompute._engine.finalizer import Held
+from recompute._engine.copies import DeviceTiers, copy_of, moves_source
+from recompute._engine.finalizer import Finalizer, Held
 from recompute._engine.graph import Operation, Storage
 from recompute._engine.sizes import LearntSizes
 from recompute._errors import BudgetError
 from recompute._policy.formulas import Policy
 from recompute._policy.needed import NEIGHBOURHOODS
 from recompute._policy.search import Candidates, Search, candidates
+from recompute._tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from recompute._engine.advice import Advice
@@ -40,10 +42,14 @@ class Pool:
         "fixed",
         "held",
         "limit",
+        "movable",
         "overshoot",
+        "past",
         "peak",
         "pinned",
+        "smallest",
         "sources",
+        "tiers",
         "used",
     )
 
@@ -52,11 +58,15 @@ class Pool:
         self.candidates = candidates
         candidates.pool = self
         self.used = 0
-        self.peak = 0
+        self.peak = 0  # since the last lap
+        self.past = 0  # the peak of all laps before
+        self.smallest = 1  # bytes: what has less is no candidate
         self.fixed = 0  # of used: what no eviction frees now: locked storages and reserved room
         self.held = 0  # of used: evicted, but somebody outside still holds it
         self.departing = 0  # of used: evicted, and destroyed as soon as nobody holds the lock
-        self.sources = 0  # of fixed, for reports
+        self.sources = 0  # of fixed, for reports: those that cannot move
+        self.movable = 0  # of used: sources that can move
+        self.tiers: DeviceTiers | None = None  # where evicted bytes may go; None: nowhere
         self.pinned = 0  # of fixed, for reports
         self.overshoot = 0  # the most by which what was there already has exceeded the limit
         self.limit: float = inf
@@ -103,6 +113,12 @@ class Pool:
             self.overshoot = max(self.overshoot, used - int(self.limit))
         self.peak = max(self.peak, used)
 
+    def lap(self) -> int:
+        """The peak since this was last asked."""
+        self.past = max(self.past, self.peak)
+        found, self.peak = self.peak, self.used
+        return found
+
     def reserve(self, size: int) -> None:
         """Set `size` bytes aside for an operation."""
         self.take(size)
@@ -116,6 +132,8 @@ class Pool:
     def enter(self, storage: Storage) -> None:
         """Count a storage that has just become resident."""
         self.take(storage.size)
+        if self.tiers is not None and moves_source(storage):
+            self.movable += storage.size
         if storage.locks:
             self.fixed += storage.size
         else:
@@ -137,7 +155,7 @@ class Pool:
 
     def admit(self, storage: Storage) -> None:
         """A resident, unlocked storage is a candidate from now on, if anything is gained by its eviction."""
-        if storage.slot < 0 and storage.size:
+        if storage.slot < 0 and storage.size >= self.smallest:
             self.candidates.add(storage)
 
     def resize(self, storage: Storage, size: int) -> None:
@@ -157,8 +175,14 @@ class Pool:
 
         Without the lock: it names a function of the user's.
         """
-        locked = max(0, self.fixed - self.sources - self.pinned)
         impossible = self.fixed + self.held + size > self.limit
+        error = BudgetError(self._said(size, what, impossible))
+        error.device, error.operation = self.device, None if what is None else what.name
+        error.needed = (self.fixed + self.held if impossible else self.used) + size
+        return error
+
+    def _said(self, size: int, what: Operation | None, impossible: bool) -> str:
+        locked = max(0, self.fixed - self.sources - self.pinned)
         parts = [
             (self.sources, "in sources"),
             (self.pinned, "pinned"),
@@ -170,13 +194,13 @@ class Pool:
         taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
         who = "a source" if what is None else f"{what.name} (created at {what.created})"
         if what is None and size > self.limit:
-            return BudgetError(
+            return (
                 f"a source of {format_bytes(size)} is larger than the whole budget of {format_bytes(self.limit)} on "
                 f"{self.device}; raise the budget, or let the cache make it, with rc.ap in the place of rc.pure, in "
                 "parts that fit"
             )
         need = f"{who} needs {format_bytes(size)} more on {self.device}, but the" if size else "the"
-        return BudgetError(
+        return (
             f"{need} budget of {format_bytes(self.limit)} is "
             f"{format_bytes(short)} ({short} bytes) short"
             + (f", with {taken}" if taken else "")
@@ -208,13 +232,23 @@ class ProgramOrderPool(Pool):
 class Memory:
     """The pools of all devices, and what is evicted from them."""
 
-    def __init__(self, limits: Limits, policy: Policy, search: Search, pool_class: type[Pool] = Pool) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        policy: Policy,
+        search: Search,
+        finalizer: Finalizer,
+        tiers: Tiers | None = None,
+        pool_class: type[Pool] = Pool,
+    ) -> None:
         self.policy = policy
         self.search = search
         self.limits = limits
         self.unlimited = limits.given is None
         self.lenient = False
         """Whether what cannot fit is let in all the same, as an overshoot."""
+        self.smallest = 1
+        """Bytes: smaller storages are left alone."""
         self.pools: dict[str, Pool] = {}
         self.storages: set[Storage] = set()
         """All that somebody can still need, evicted ones too."""
@@ -222,13 +256,27 @@ class Memory:
         self.sizes = LearntSizes()
         self.advice: Advice | None = None
         self.neighbourhood = NEIGHBOURHOODS[policy.neighbourhood](_cost_fell)
+        self.neighbourhood.tiers = tiers is not None
+        self.tiers = tiers
+        """What is below the memory of the devices."""
+        self._finalizer = finalizer
         self._pool_class = pool_class
+
+    def lie_above(self, tiers: Tiers) -> None:
+        """What is evicted may move there from now on. Before anything is made."""
+        assert not self.pools, "values were made without tiers"
+        self.tiers = tiers
+        self.neighbourhood.tiers = True
 
     def pool(self, device: str) -> Pool:
         pool = self.pools.get(device)
         if pool is None:
             found = candidates(self.search, self.policy, self.neighbourhood)
             pool = self.pools[device] = self._pool_class(device, found, self.limits.of(device))
+            pool.smallest = self.smallest
+            stores = () if self.tiers is None else self.tiers.of(device)
+            if stores:
+                pool.tiers = DeviceTiers(stores, self, self._finalizer)
         return pool
 
     def set_limits(self, limits: Limits) -> None:
@@ -284,6 +332,8 @@ class Memory:
             return []
         if self.advice is not None:
             victims = self.advice.victims(pool, size)
+            if self.smallest > 1:
+                victims = [victim for victim in victims if victim.size >= self.smallest]
             if victims:
                 return victims
         victims = pool.candidates.choose(now)
@@ -326,11 +376,19 @@ class Memory:
             pool.candidates.remove(storage)
         if storage.locks:
             pool.fixed -= storage.size
+        if pool.tiers is not None and moves_source(storage):
+            pool.movable -= storage.size
         pool.used -= storage.size
 
     def evicted(self, storage: Storage) -> None:
-        """A storage that can be made again leaves: it joins the components of its evicted neighbours."""
+        """A storage leaves that can be made again, or of which a tier has, or is about to have, a copy."""
         self.leave(storage)
+        if storage.pool.tiers is None or copy_of(storage) is None:
+            self.drop(storage)
+
+    def drop(self, storage: Storage) -> None:
+        """Only its recipe brings a storage back: it joins the components of its evicted neighbours."""
+        storage.dropped = True
         if self.neighbourhood.active:
             self.neighbourhood.evicted(storage)
 
@@ -338,6 +396,7 @@ class Memory:
         """It is resident again."""
         if self.neighbourhood.active:
             self.neighbourhood.restored(storage)
+        storage.dropped = False
         storage.resident = True
         storage.pool.enter(storage)
 

@@ -31,6 +31,8 @@ class Meter:
         """The compute clock: the costs of all runs so far."""
         self.remat_time = 0.0
         """Of these, the costs of repeated runs."""
+        self.moving_time = 0.0
+        """Seconds in which bytes were moved to tiers and back: not on the compute clock."""
         self.repeated: dict[CodeType | str, list[float]] = {}
         """Function -> [times it ran again, seconds that took]."""
         self.timers: dict[str, Timer] = {}

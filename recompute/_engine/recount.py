@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from recompute._engine.copies import Copy, copy_of
 from recompute._engine.frames import Frame
 from recompute._engine.graph import EVICTED, NOWHERE, Reference, Storage, Value
+from recompute._tiers.tier import Store
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
@@ -25,6 +27,7 @@ def recount(engine: Engine) -> None:
     frames = _living_frames(engine)
     storages = engine.memory.storages
     storages |= {frame_storage for frame in frames for frame_storage in _made_by(frame) if frame_storage.values}
+    _count_copies(engine)
     by_storage = _values_by_storage(storages)
     _link_users(by_storage, frames)
     _count_bytes(engine, by_storage, frames)
@@ -84,7 +87,7 @@ def _values_by_storage(storages: set[Storage]) -> dict[Storage, list[Value]]:
         operation = value.operation
         if operation is not None and value not in operation.outputs:
             operation = value.operation = None  # made, but not yet entered, or half forgotten
-        lost = operation is None and value.payload is EVICTED
+        lost = operation is None and value.payload is EVICTED and value.copy is None
         if value.storage in kept and value.storage.pool is not None and not lost:
             kept[value.storage].append(value)
     for storage, values in kept.items():
@@ -139,7 +142,7 @@ def _count_bytes(engine: Engine, by_storage: dict[Storage, list[Value]], frames:
         pool.held = sum(held.size for held in memory.held if held.pool is pool)
         pool.departing = sum(departure.size for departure in finalizer.departures if departure.pool is pool)
         pool.used = pool.held + pool.departing
-        pool.fixed = pool.sources = pool.pinned = 0
+        pool.fixed = pool.sources = pool.movable = pool.pinned = 0
         pool.candidates.clear()
     locks: dict[Storage, int] = {}
     for frame in frames:
@@ -157,6 +160,7 @@ def _count_bytes(engine: Engine, by_storage: dict[Storage, list[Value]], frames:
         storage.slot = -1
         storage.nearby = None
         storage.resident = any(value.payload is not EVICTED for value in kept)
+        storage.dropped = not storage.resident and copy_of(storage) is None
         storage.locks = 0
         if not storage.resident:
             storage.buffer = 0
@@ -165,10 +169,44 @@ def _count_bytes(engine: Engine, by_storage: dict[Storage, list[Value]], frames:
             memory.let_go(storage.remains.held)
             storage.remains.held = None
         pool, size = storage.pool, storage.size
-        storage.locks = sum((value.operation is None) + value.pinned for value in kept) + locks.get(storage, 0)
-        pool.sources += size if any(value.operation is None for value in kept) else 0
+        storage.locks = sum(value.stays + value.pinned for value in kept) + locks.get(storage, 0)
+        pool.sources += size if any(value.stays for value in kept) else 0
         pool.pinned += size * sum(value.pinned for value in kept)
         peak = pool.peak
         pool.enter(storage)
         pool.peak = max(peak, min(pool.peak, pool.used))
-    memory.neighbourhood.restart(storage for storage, kept in by_storage.items() if not storage.resident and kept)
+    memory.neighbourhood.restart(storage for storage, kept in by_storage.items() if storage.dropped and kept)
+
+
+def _count_copies(engine: Engine) -> None:
+    """Of values that live, written ones and those that are just being written."""
+    if engine.memory.tiers is None:
+        return
+    writing = {departure.copy: departure for departure in engine.finalizer.departures if departure.copy is not None}
+    displaced = {each for copy in writing for each in copy.displaced}
+    copies: dict[Store, list[Copy]] = {store: [] for _, store in engine.memory.tiers.all()}
+    reserved = dict.fromkeys(copies, 0)
+    for storage in engine.memory.storages:
+        for value in storage.values:
+            copy = value.copy
+            if copy is None or value.remains is None:
+                continue
+            if copy.fetching not in engine.scheduler.in_flight:
+                copy.fetching.outputs = ()
+            if copy.key is not None:
+                if copy in displaced and copy.moves_down:
+                    reserved[copy.store] += copy.nbytes
+                    continue
+                copy.store = copy.key.store
+                copies[copy.store].append(copy)
+            elif copy not in writing:
+                value.remains.copy = None
+    for copy, departure in writing.items():
+        if copy.key is None:
+            reserved[copy.store] += copy.nbytes
+            engine.settling.guard(engine, departure)
+    for store, found in copies.items():
+        store.recount(reserved[store], found)
+    for pool in engine.memory.pools.values():
+        if pool.tiers is not None:
+            pool.tiers.fixed = {storage for storage in pool.tiers.fixed if any(value.stays for value in storage.values)}

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from recompute._engine.copies import DeviceTiers, root_of
 from recompute._engine.events import Forgotten, Reason, Released
 from recompute._engine.finalizer import Finalizer
-from recompute._engine.graph import EVICTED, Operation, Reference, ReleaseMode, Storage, Value
+from recompute._engine.graph import EVICTED, Operation, Reference, ReleaseMode, Storage, Value, remains_of
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
@@ -19,7 +20,7 @@ from recompute._engine.results import Results, no_function
 from recompute._engine.scheduler import Scheduler
 from recompute._engine.verify import Fingerprints
 
-Evict = Callable[[Storage, Reason], None]
+Evict = Callable[[Storage, Reason], bool]
 
 
 class References:
@@ -98,9 +99,10 @@ class References:
             if advice is not None and advice.keeps(storage):
                 self._on_advice.add(storage)
                 return
-            if not storage.locks:
+            tiers = storage.pool.tiers
+            if not storage.locks and (tiers is None or tiers.can_drop(storage)):
                 self._evict(storage, "release")
-            elif self.in_flight(storage):
+            elif storage.locks and self.in_flight(storage):
                 self.waiting.add(storage)
 
     def on_advice(self) -> list[Storage]:
@@ -129,7 +131,7 @@ class References:
 
     def in_flight(self, storage: Storage) -> bool:
         """Whether an operation that runs now has locked it: another thread may let go of an array that it takes."""
-        return storage.locks > sum((value.operation is None) + value.pinned for value in storage.values)
+        return storage.locks > sum(value.stays + value.pinned for value in storage.values)
 
     def _stays(self, value: Value) -> bool:
         """Whether a value without a use stays until its room is needed."""
@@ -159,9 +161,12 @@ class References:
 
     def pin(self, value: Value) -> None:
         if not value.pinned:
+            storage = value.storage
             value.pinned = True
-            value.storage.pool.lock(value.storage)
-            value.storage.pool.pinned += value.storage.size
+            storage.pool.lock(storage)
+            storage.pool.pinned += storage.size
+            if self.release == "ignore" and len(storage.values) > 1:
+                self._forget_unused(storage, value)  # it waited for an eviction, which will not come now
 
     def unpin(self, value: Value) -> None:
         value.pinned = False
@@ -175,15 +180,59 @@ class References:
         operation, storage = value.operation, value.storage
         if operation is None:
             return
-        if all(other.operation is not None for other in storage.values):
-            storage.pool.sources += storage.size
-        storage.pool.lock(storage)
         value.operation = None
+        tiers = storage.pool.tiers
+        if tiers is not None and root_of(storage) is value:
+            remains_of(value).movable = True
+            storage.pool.movable += storage.size
+        else:
+            self.keep(value)
         if all(other.operation is not operation for other in storage.values):
             self._memory.add_cost(storage, -operation.c0)
         self.forget(self._unlink(value, operation))
         if self.release == "ignore":  # those without a use waited for an eviction, which will not come now
             self._forget_unused(storage, value)
+
+    def keep(self, value: Value) -> None:
+        """A resident source stays in memory from now on."""
+        storage = value.storage
+        if value.remains is not None and value.remains.movable:
+            value.remains.movable = False
+            storage.pool.movable -= storage.size
+        if sum(other.stays for other in storage.values) == 1:
+            storage.pool.sources += storage.size
+        storage.pool.lock(storage)
+
+    def keep_sources(self, storage: Storage) -> None:
+        """No tier has room for a storage with sources on it: they stay in memory, until one may have."""
+        for value in storage.values:
+            if value.operation is None and not value.stays:
+                self.keep(value)
+        if self.release == "ignore":
+            self._forget_unused(storage)
+        if storage.pool.tiers is not None and root_of(storage) is not None:
+            storage.pool.tiers.fixed.add(storage)
+
+    def let_sources_move(self, tiers: DeviceTiers) -> bool:
+        """Let sources that no tier had room for move, if one has now; whether there are any."""
+        fits = [storage for storage in tiers.fixed if tiers.has_room(storage)]
+        for storage in fits:
+            tiers.fixed.discard(storage)
+            for value in storage.values:
+                if value.stays:
+                    self.let_move(value)
+        return bool(fits)
+
+    def let_move(self, value: Value) -> None:
+        """A resident source that stays in memory may leave it from now on, if a tier can have it."""
+        storage = value.storage
+        pool = storage.pool
+        if pool.tiers is not None and root_of(storage) is value:
+            if sum(other.stays for other in storage.values) == 1:
+                pool.sources -= storage.size
+            remains_of(value).movable = True
+            pool.movable += storage.size
+            pool.unlock(storage)
 
     def _forget_unused(self, storage: Storage, but: Value | None = None) -> None:
         unused = [value for value in storage.values if value is not but and value.users is None and not value.referred]
@@ -214,14 +263,18 @@ class References:
             operation, storage = value.operation, value.storage
             if value.pinned:
                 self.unpin(value)
-            if operation is None:
-                storage.pool.unlock(storage)
-                if sum(other.operation is None for other in storage.values) == 1:
+            if value.stays:
+                if sum(other.stays for other in storage.values) == 1:
                     storage.pool.sources -= storage.size
+                storage.pool.unlock(storage)
+            elif operation is None and storage.resident and len(storage.values) > 1:
+                storage.pool.movable -= storage.size
             if len(storage.values) == 1:
                 self.waiting.discard(storage)
                 self._to_banish.discard(storage)
                 self._on_advice.discard(storage)
+                if storage.pool.tiers is not None:
+                    storage.pool.tiers.fixed.discard(storage)
                 if storage.resident:
                     finalizer.depart(storage, watch=operation is not None)  # a source is the caller's
                 self._results.forget_storage(storage)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from recompute._adapters.adapter import fingerprint, kinds
 from recompute._engine import destroyed
+from recompute._engine.copies import copy_of
 from recompute._engine.events import Accessed, Added, Detached, Foresaw, Pinned, Unpinned
-from recompute._engine.finalizer import Stay, StayReference, remains_of
+from recompute._engine.finalizer import Stay, StayReference
 from recompute._engine.frames import Frame, HandleOf, Request, running
-from recompute._engine.graph import EVICTED, Operation, Options, Value
+from recompute._engine.graph import EVICTED, Operation, Options, Value, remains_of
 from recompute._engine.results import attach, buffer_of
 from recompute._errors import BudgetError
 
@@ -39,8 +40,8 @@ def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
     return frame.handles
 
 
-def add_source(engine: Engine, payload: Any, handle: type[Any]) -> Any:
-    """A value without a recipe, and what refers to it."""
+def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = True) -> Any:
+    """A value without a recipe, and what refers to it. `moves`: it may lie in a tier."""
     kind = kinds[type(payload)]
     if kind.readonce:
         raise TypeError(
@@ -62,7 +63,7 @@ def add_source(engine: Engine, payload: Any, handle: type[Any]) -> Any:
     def enter() -> None:
         if held is not None:
             memory.let_go(held)  # it is counted as the source from now on
-        source = engine.results.add_source(payload, size, buffer, device, digest)
+        source = engine.results.add_source(payload, size, buffer, device, digest, moves)
         engine.results.samples.note(source, sample)
         attach(made, engine, source, engine.note)
         if engine.journal.listeners:
@@ -142,9 +143,9 @@ def evict(engine: Engine, value: Value) -> bool:
         storage = value.storage
         evictable = value.payload is not EVICTED and not storage.locks
         if evictable:
-            engine.evict(storage, "request")
+            evictable = engine.evict(storage, "request")
     settle(engine)
-    return evictable
+    return evictable and (storage.pool.tiers is None or not storage.resident)
 
 
 def pin(engine: Engine, value: Value) -> None:
@@ -165,13 +166,30 @@ def unpin(engine: Engine, value: Value) -> None:
     settle(engine)
 
 
-def detach(engine: Engine, value: Value) -> None:
+def detach(engine: Engine, value: Value, moves: bool | None = None) -> None:
+    """Forget how a value was made. `moves`: whether a tier may have it from now on; None: unless it is a source."""
+
     def then(value: Value) -> None:
         if engine.journal.listeners:
             engine.journal.events.append(Detached(engine.meter.now, value.storage.pool.used, value.number))
         engine.references.detach(value)
+        if moves is False and not value.stays:
+            engine.references.keep(value)
+        elif moves and value.stays:
+            engine.references.let_move(value)
 
     _bring_wanted(engine, value, then)
+
+
+def written(engine: Engine, value: Value) -> None:
+    """The memory of a source is about to be written, so that a copy in a tier holds no longer. It is in memory."""
+    tiers = value.storage.pool.tiers
+    if tiers is not None:
+        with engine.lock, engine.changes:
+            copy = copy_of(value.storage)
+            if copy is not None and value.storage.resident:
+                tiers.lose(copy)
+    settle(engine)
 
 
 def keep_resident(engine: Engine, value: Value) -> Stay:
@@ -239,8 +257,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
         value.remains = None
         own = engine.results.new_storage(value.storage)
         engine.results.move(value, operation, own)
-        if engine.memory.neighbourhood.active:
-            engine.memory.neighbourhood.evicted(own)
+        engine.memory.drop(own)
         if value.references is None:
             engine.references.released(value)
     settle(engine)

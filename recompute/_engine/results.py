@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 from recompute._adapters.adapter import Misfit, fingerprint, kinds, sizeof_result
 from recompute._engine.arguments import Outputs
+from recompute._engine.copies import copy_of
 from recompute._engine.events import Performed
-from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Storage, Value
+from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Storage, Value, remains_of
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory, Pool, shared_storage
 from recompute._engine.meter import Meter
@@ -91,17 +92,23 @@ class Results:
 
     # Under the lock
 
-    def add_source(self, payload: Any, size: int, buffer: int, device: str, digest: bytes | None) -> Value:
-        """A resident value without an operation; room was made for it."""
+    def add_source(
+        self, payload: Any, size: int, buffer: int, device: str, digest: bytes | None, moves: bool = True
+    ) -> Value:
+        """A resident value without an operation; room was made for it. `moves`: it may lie in a tier."""
         memory = self._memory
         value = Value(_no_function, (), ())
         self.number = value.number = self.number + 1
         value.payload = payload
         value.storage = value
-        value.locks = 1
         value.values = (value,)
+        pool = memory.pools.get(device) or memory.pool(device)
+        if moves and pool.tiers is not None:
+            remains_of(value).movable = True
+        else:
+            value.locks = 1
+            pool.sources += size
         self._make_resident(value, size, buffer, device)
-        value.pool.sources += size
         if self._fingerprints is not None:
             self._fingerprints.note(value, digest)
         memory.storages.add(value)
@@ -172,6 +179,7 @@ class Results:
         pool = storage.pool = memory.pools.get(device) or memory.pool(device)
         storage.size = size
         storage.buffer = buffer
+        storage.dropped = False
         storage.resident = True
         storage.last_access = self._meter.now
         pool.enter(storage)
@@ -229,8 +237,11 @@ class Results:
         self._join(value, operation, storage)
         if not before.values:
             self.forget_storage(before)
-        elif all(other.operation is not operation for other in before.values):
-            memory.add_cost(before, -operation.c0)
+        else:
+            if all(other.operation is not operation for other in before.values):
+                memory.add_cost(before, -operation.c0)
+            if not before.resident and not before.dropped and copy_of(before) is None:
+                memory.drop(before)  # the copy has gone with the value
         memory.neighbourhood.moved(users)
 
     def forget_storage(self, storage: Storage) -> None:

@@ -132,7 +132,7 @@ class Scheduler:
 
     def waits_for_itself(self, busy: Frame, stack: list[Frame]) -> bool:
         if busy.operation is None:  # its value is on the way out of memory
-            return bool(busy.key == get_ident())
+            return bool(busy.key.owner == get_ident())
         return busy.stack is stack or any(busy.stack is outer.stack for outer in running_here())
 
     def over(self, bottom: Frame) -> None:

@@ -10,13 +10,15 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._engine.changes import Changes
+from recompute._engine.copies import tier_of
 from recompute._engine.events import Evicted, LetGo
-from recompute._engine.finalizer import Departure, Finalizer, HeldReference, StayReference, remains_of
+from recompute._engine.finalizer import Departure, Finalizer, HeldReference, StayReference
 from recompute._engine.frames import Frame
-from recompute._engine.graph import Reference, Value
+from recompute._engine.graph import Reference, Value, remains_of
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory, Pool
 from recompute._engine.meter import Meter
+from recompute._engine.moving import Moving
 from recompute._engine.references import References
 from recompute._engine.scheduler import Scheduler, frames_on_stacks
 
@@ -39,8 +41,10 @@ class Settling:
         scheduler: Scheduler,
         meter: Meter,
         journal: Journal,
+        moving: Moving,
     ) -> None:
         self._changes = changes
+        self._moving = moving
         self._finalizer = finalizer
         self._references = references
         self._memory = memory
@@ -104,25 +108,40 @@ class Settling:
                     with self._changes.lock, self._changes:
                         pass
                 try:
-                    departure.tell_adapters(finalizer.queue.append, self.let_go)
+                    self._give_up(departure)
                 except BaseException:
                     try:
-                        departure.tell_adapters(
-                            finalizer.queue.append, self.let_go
-                        )  # again: it may have been an interrupt
+                        self._give_up(departure)  # again: it may have been an interrupt
                     finally:
                         self._depart(departure)
+                        finalizer.destroy_garbage()
                     raise
                 self._depart(departure)
         finalizer.destroy_garbage()
 
+    def _give_up(self, departure: Departure) -> None:
+        """Write a copy if there is to be one, and let the payloads go, unless they have to stay. Without the lock."""
+        if departure.copy is not None:
+            self._moving.write(departure)
+            if departure.stays:
+                return
+        departure.tell_adapters(self._finalizer.queue.append, self.let_go)
+
     def takes_over(self, departure: Departure) -> bool:
         """Whether this thread sees to a departure: its own, or one whose thread was kept from it."""
         if departure.owner != get_ident():
-            if any(frame.f_locals.get("departure") is departure for frame in frames_on_stacks(_AT_IT, departure.owner)):
+            if _is_at_it(departure):
                 return False
             departure.owner = get_ident()
         return True
+
+    def leaves_here(self, guard: Frame) -> bool:
+        """Whether values are on their way out by this thread, which has to finish that before it brings them back.
+
+        Not if it is just at that: then an adapter asks for them.
+        """
+        departure = guard.key
+        return guard.operation is None and departure.owner == get_ident() and not _is_at_it(departure)
 
     def _depart(self, departure: Departure) -> None:
         with self._changes.lock, self._changes:
@@ -133,7 +152,11 @@ class Settling:
         finalizer, pool, storage, scheduler = self._finalizer, departure.pool, departure.storage, self._scheduler
         if departure not in finalizer.departures:
             return  # it was seen to already
-        departure.payloads = []
+        copy, stays = departure.copy, departure.stays
+        if stays:
+            self._put_back(departure)  # first: an interrupt must not lose what nothing can make again
+        payloads, departure.payloads = departure.payloads, []
+        finalizer.garbage.append(payloads)
         pool.departing -= departure.size
         pool.used -= departure.size
         held = departure.held
@@ -144,16 +167,55 @@ class Settling:
             if not storage.resident:
                 remains_of(storage).held = held
         del finalizer.departures[departure]
+        if copy is not None and pool.tiers is not None:
+            pool.tiers.stay_up(copy)
+        if copy is not None and copy.key is None:
+            assert pool.tiers is not None, "a copy is for a tier"
+            if stays:
+                self._stay(departure)
+            pool.tiers.failed(copy)
         for operation in departure.guarded:
-            scheduler.in_flight.pop(operation, None)
-        if departure.why is not None and self._journal.listeners:
+            guard = scheduler.in_flight.get(operation)
+            if guard is not None and guard.operation is None:  # else it is being brought back already
+                del scheduler.in_flight[operation]
+        if departure.why is not None and self._journal.listeners and not stays:
             ghosts = () if held is None else tuple([value.number for value in storage.values if self._alive(value)])
             event = Evicted(
-                self._meter.now, pool.used, departure.number, departure.size, departure.why, held is not None, ghosts
+                self._meter.now,
+                pool.used,
+                departure.number,
+                departure.size,
+                departure.why,
+                held is not None,
+                ghosts,
+                tier_of(storage),
             )
             self._journal.events.append(event)
+        self._journal.events += departure.following
         if scheduler.blocked:
             scheduler.changed.notify_all()
+
+    def tell(self, event: Evicted) -> None:
+        """Listeners hear of the evictions of a thread in their order: of this one after those that take their time."""
+        mine = get_ident()
+        before = next((each for each in reversed(self._finalizer.departures) if each.owner == mine), None)
+        (self._journal.events if before is None else before.following).append(event)
+
+    @staticmethod
+    def _put_back(departure: Departure) -> None:
+        for value, payload, _ in departure.payloads:
+            if value in departure.storage.values:
+                value.payload = payload
+        departure.storage.buffer = departure.buffer
+
+    def _stay(self, departure: Departure) -> None:
+        """What could not be moved, and cannot be made again, is in memory again, and stays there. Under the lock."""
+        storage, tiers = departure.storage, departure.pool.tiers
+        if not storage.resident:
+            self._memory.restored(storage)
+        self._references.keep_sources(storage)
+        if tiers is not None and not departure.full:
+            tiers.fixed.discard(storage)  # it will never fit
 
     def _alive(self, value: Value) -> bool:
         """Whether somebody outside holds the payload of an evicted value."""
@@ -165,11 +227,16 @@ class Settling:
     def guard(self, engine: Engine, departure: Departure) -> None:
         """Nobody brings the values back before their memory is given up."""
         guard = Frame(engine, None)
-        guard.key = departure.owner
-        for value, _, _ in departure.payloads:
-            if value.operation is not None:
-                departure.guarded.append(value.operation)
-                self._scheduler.in_flight[value.operation] = guard
+        guard.stack.clear()  # no cycle: what departs goes at once
+        guard.key = departure
+        departure.guarded.clear()
+        operations = [value.operation for value, _, _ in departure.payloads]
+        if departure.copy is not None:
+            operations.append(departure.copy.fetching)
+        for operation in operations:
+            if operation is not None:
+                departure.guarded.append(operation)
+                self._scheduler.in_flight[operation] = guard
 
     def going(self, handle: Any, value: Value) -> None:
         """A Recomputable is going: called from its destructor, at any time, and in any thread.
@@ -207,6 +274,11 @@ def _can_wait(value: Value) -> bool:
     """Whether a number or the like is all that can go with a reference: its recipe stays, for those who use it."""
     storage = value.storage
     return value.users is not None and not storage.buffer and storage.resident and storage.size < _SMALL
+
+
+def _is_at_it(departure: Departure) -> bool:
+    """Whether the thread that owns a departure is seeing to it now."""
+    return any(frame.f_locals.get("departure") is departure for frame in frames_on_stacks(_AT_IT, departure.owner))
 
 
 _AT_IT: Final = (Settling.settle_departures.__code__,)

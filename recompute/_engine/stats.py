@@ -10,6 +10,8 @@ from recompute._tables import List, Table, seconds
 MOST = 5
 """Functions in a table."""
 
+TIER_COLUMNS = ("tier", "used", "moved", "fetched", "bandwidth")
+
 
 @dataclass(frozen=True)
 class Recomputed:
@@ -33,6 +35,40 @@ class PoolStats:
     sources: int
     held: int
     candidates: int
+
+
+@dataclass(frozen=True)
+class TierStats:
+    """One tier. Bytes, but for `limit`: None if unlimited."""
+
+    tier: str
+    device: str | None
+    """Below the memory of which device; None: of all."""
+    limit: int | None
+    used: int
+    moves: int
+    """Values written."""
+    fetches: int
+    """Values read back."""
+    written: int
+    read: int
+    writing_time: float
+    """Seconds."""
+    reading_time: float
+    write_bandwidth: float
+    """Bytes a second, as found."""
+    read_bandwidth: float
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The figures for people, by `TIER_COLUMNS`."""
+        return (
+            self.tier if self.device is None else f"{self.tier} below {self.device}",
+            format_bytes(self.used) + ("" if self.limit is None else f" of {format_bytes(self.limit)}"),
+            f"{self.moves:,}, {format_bytes(self.written)}",
+            f"{self.fetches:,}, {format_bytes(self.read)}",
+            f"{format_bytes(self.write_bandwidth)}/s, {format_bytes(self.read_bandwidth)}/s",
+        )
 
 
 @dataclass(frozen=True)
@@ -73,6 +109,10 @@ class Stats:
     recomputed: tuple[Recomputed, ...]
     """Functions that ran again, most compute first."""
     pools: tuple[PoolStats, ...]
+    tiers: tuple[TierStats, ...] = ()
+    """What lies below memory, and what moved there and back."""
+    moving_time: float = 0.0
+    """Seconds in which bytes were moved to tiers and back."""
     foresight: str = ""
     """What is done about a program that repeats: "recording", "planning", "following" or "lost", and why."""
     coercions: int = 0
@@ -80,8 +120,8 @@ class Stats:
 
     @property
     def overhead(self) -> float:
-        """All compute divided by the compute without eviction; 1.0 if nothing was computed."""
-        return 1 + self.remat_time / self.model_time if self.model_time else 1.0
+        """All compute, and the moving of bytes, divided by the compute without eviction; 1.0 if there was none."""
+        return 1 + (self.remat_time + self.moving_time) / self.model_time if self.model_time else 1.0
 
     @property
     def budget(self) -> int | None:
@@ -115,7 +155,9 @@ def table(stats: Stats, title: str = "recompute") -> Table:
         ("compute", seconds(stats.model_time + stats.remat_time) + again),
         ("overhead", f"{stats.overhead:.2f}"),
     ]
-    return Table(title, pairs, [*_devices(stats), *_repeated(stats)])
+    if stats.tiers:
+        pairs.insert(-1, ("moving", seconds(stats.moving_time)))
+    return Table(title, pairs, [*_devices(stats), *_tiers(stats), *_repeated(stats)])
 
 
 def _devices(stats: Stats) -> list[List]:
@@ -129,6 +171,10 @@ def _devices(stats: Stats) -> list[List]:
         for pool in stats.pools
     ]
     return [List(["device", "used", "budget", "peak"], rows, "<>>>")] if len(rows) > 1 else []
+
+
+def _tiers(stats: Stats) -> list[List]:
+    return [List(TIER_COLUMNS, [tier.row for tier in stats.tiers], "<>>>>")] if stats.tiers else []
 
 
 def _repeated(stats: Stats) -> list[List]:

@@ -32,6 +32,10 @@ class Thrashing:
     def __init__(self) -> None:
         self.next: float = _OFTEN
         """How many repeated runs there will have been at the next look."""
+        self.cure = ""
+        """What to do, if it is known better than here."""
+        self.inside = "recompute"
+        """The package that the warning does not point to, beside this one."""
         self._runs = 0
         self._now = self._repeated = 0.0
 
@@ -48,10 +52,11 @@ class Thrashing:
         limited = any(pool.limit < inf for pool in engine.memory.pools.values())
         if limited and repeated > _SHARE * computed:
             self.next = inf
-            warn(_message(engine, repeated / computed, many, computed), ThrashWarning, stacklevel=outside())
+            message = _message(engine, repeated / computed, many, computed, self.cure)
+            warn(message, ThrashWarning, stacklevel=outside(self.inside))
 
 
-def _message(engine: Engine, share: float, runs: int, seconds: float) -> str:
+def _message(engine: Engine, share: float, runs: int, seconds: float, cure: str) -> str:
     stats = engine.cache.stats()
     total = sum(found.seconds for found in stats.recomputed) or 1.0
     functions = ", ".join(
@@ -66,9 +71,11 @@ def _message(engine: Engine, share: float, runs: int, seconds: float) -> str:
     ]
     taken = "".join(f", {format_bytes(size)} {what}" for size, what, _ in kept if size)
     remedies = "".join(f", {remedy}" for size, _, remedy in kept if size)
+    cure = cure or (
+        f"Raise the budget{remedies}, or detach() what is costly to make again; print(cache.stats()) shows more."
+    )
     budget = format_bytes(sum(pool.budget or 0 for pool in limits))
     return (
         f"{share:.0%} of the last {seconds:.3g} s of computing was repeated: {runs:,} operations ran again because the "
-        f"budget of {budget} is short{taken}. Repeated most: {functions}. Raise the budget{remedies}, or detach() what "
-        "is costly to make again; print(cache.stats()) shows more. This is said once for each cache."
+        f"budget of {budget} is short{taken}. Repeated most: {functions}. {cure} This is said once for each cache."
     )

@@ -19,6 +19,8 @@ _OTHER: Final = 0.05
 class Knowledge:
     """Of one program. `effort` and `waits`: see `EngineOptions`."""
 
+    _planning: Planning | None = None  # here, since an interrupt may cut short what follows, and __del__ needs it
+
     def __init__(self, effort: float, *, waits: bool) -> None:
         self.script: Script | None = None
         """The best one so far."""
@@ -26,7 +28,6 @@ class Knowledge:
         """Whether the last round was not as the script has it."""
         self._effort = effort
         self._waits = waits
-        self._planning: Planning | None = None
         self._planned: Planning | None = None  # what the script is from
         self._costs: list[list[float | None]] = []  # of the calls, in rounds that were as the script has them
 

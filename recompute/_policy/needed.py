@@ -21,6 +21,7 @@ from recompute._policy.neighbourhoods import (
     above,
     below,
     boundary,
+    fetch,
 )
 
 if TYPE_CHECKING:
@@ -62,13 +63,13 @@ class Needs(Neighbourhood):
     # How short memory is
 
     def measure_pressure(self, pool: Pool) -> None:
-        """x = sqrt(E / (E + B)): E bytes are evicted but referred to, B is the limit without sources and pins.
+        """x = sqrt(E / (E + B)): E bytes are dropped but referred to, B is the limit without sources and pins.
 
         It rises until nothing is evicted that is referred to, and half of the memory is free: between the rounds of a
         program that repeats, say.
         """
         missing = self._missing_bytes.get(pool, 0)
-        room = pool.limit - pool.sources - pool.pinned
+        room = pool.limit - pool.sources - pool.movable - pool.pinned
         if missing and room < inf:
             step = floor(_STEPS * sqrt(missing / (missing + max(1, room)))) / _STEPS
             if step > self.pressure:
@@ -106,7 +107,8 @@ class Needs(Neighbourhood):
     def released(self, storage: Storage) -> None:
         if self.pressure and not self._missing:
             pool = storage.pool
-            if 2 * (pool.used - pool.sources) < pool.limit - pool.sources:
+            sources = pool.sources + pool.movable
+            if 2 * (pool.used - sources) < pool.limit - sources:
                 self.pressure = 0.0
         if storage.resident:
             self._decreased(storage)
@@ -157,7 +159,7 @@ class Needs(Neighbourhood):
             arguments = self._needs[needed] = tuple(set(needed.neighbours_up()))
             for argument in arguments:
                 self._needed_by[argument] = self._needed_by.get(argument, 0) + 1
-                if not argument.resident:
+                if argument.dropped:
                     stack.append(argument)
 
     def _discount(self, storage: Storage) -> None:
@@ -172,7 +174,7 @@ class Needs(Neighbourhood):
                 del self._needed_by[argument]
                 if argument.resident:
                     self._decreased(argument)
-                elif argument not in self._missing:
+                elif argument.dropped and argument not in self._missing:
                     stack.append(argument)
 
     # What it costs
@@ -227,9 +229,11 @@ class Needs(Neighbourhood):
                         ancestor = argument.storage
                         if ancestor not in seen:
                             seen.add(ancestor)
-                            if not ancestor.resident:
+                            if ancestor.dropped:
                                 cost += ancestor.cost
                                 path.append(ancestor)
+                            elif not ancestor.resident:
+                                cost += fetch(ancestor)
                             elif argument.operation is not None:
                                 ends.append(ancestor)
             if len(path) > _WALK:
@@ -252,7 +256,7 @@ class Needs(Neighbourhood):
                     elif descendant in needs:
                         cost += descendant.cost
                         path.append(descendant)
-                    elif visited is storage:
+                    elif descendant.dropped and visited is storage:
                         unneeded += descendant.cost
             if len(path) > _WALK:
                 return self._extrapolate(_DOWN, cost, path[path.index(visited) + 1 :], seen), unneeded
@@ -266,7 +270,7 @@ class Needs(Neighbourhood):
             if not segments:
                 break
             beyond, ends = max(segments, key=lambda segment: segment[0])
-            front = [storage for storage in ends if not storage.resident and storage not in seen]
+            front = [storage for storage in ends if storage.dropped and storage not in seen]
             seen.update(front)
             cost += beyond
             cost += sum([storage.cost for storage in front])

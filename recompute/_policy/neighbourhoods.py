@@ -34,6 +34,7 @@ class Neighbourhood(ABC):
         self.active = False  # until it is asked for a cost, nobody needs to tell it of evictions
         self.waiting: Operation | None = None  # before its first run; its cost counts as that of evicted descendants
         self.pressure = 0.0  # from 0 to 1. Where a policy uses it, each change of it changes all scores
+        self.tiers = False  # whether what is evicted may lie in a tier
 
     def measure_pressure(self, pool: Pool) -> None:
         """See how short memory is in `pool`: the pressure rises if it is shorter than before."""
@@ -108,6 +109,8 @@ class Closure(Neighbourhood):
             first = self.waiting
             if first is not None and not first.runs and any(each.storage in descendants for each in first.arguments):
                 total = first.cost
+        if self.tiers:
+            total += fetches(evicted_closure(storage, above) | {storage})
         return sum([neighbour.cost for neighbour in around], total)
 
     def restored(self, storage: Storage) -> None:
@@ -148,7 +151,7 @@ def below(storage: Storage) -> list[Storage]:
 def evicted_neighbours(storage: Storage) -> list[Storage]:
     """The evicted storages one operation away, some more than once."""
     near = above(storage) + below(storage)
-    return [neighbour for neighbour in near if not neighbour.resident and neighbour is not storage]
+    return [neighbour for neighbour in near if neighbour.dropped and neighbour is not storage]
 
 
 def evicted_closure(storage: Storage, direction: Direction) -> set[Storage]:
@@ -157,11 +160,22 @@ def evicted_closure(storage: Storage, direction: Direction) -> set[Storage]:
     path = [storage]
     for visited in path:  # grows
         for neighbour in direction(visited):
-            if not neighbour.resident and neighbour not in found:
+            if neighbour.dropped and neighbour not in found:
                 found.add(neighbour)
                 path.append(neighbour)
     found.discard(storage)
     return found
+
+
+def fetches(storages: Iterable[Storage]) -> float:
+    """Seconds to fetch, each once, what lies in tiers of all that the storages are made from."""
+    found = {neighbour for storage in storages for neighbour in above(storage) if not neighbour.resident}
+    return sum([fetch(neighbour) for neighbour in found if not neighbour.dropped], 0.0)
+
+
+def fetch(storage: Storage) -> float:
+    """Seconds to fetch a storage from the tier where it lies."""
+    return sum([value.copy.seconds for value in storage.values if value.copy is not None], 0.0)
 
 
 def boundary(storage: Storage, direction: Direction, most: float = inf) -> set[Storage]:
@@ -173,7 +187,7 @@ def boundary(storage: Storage, direction: Direction, most: float = inf) -> set[S
         for neighbour in direction(visited):
             if neighbour.resident:
                 found.add(neighbour)
-            elif neighbour not in seen:
+            elif neighbour.dropped and neighbour not in seen:
                 seen.add(neighbour)
                 path.append(neighbour)
         if len(path) > most:
@@ -224,7 +238,7 @@ class Components(Neighbourhood):
         total = 0.0
         for root in self._roots_around(storage):
             total += root.cost
-        return total
+        return total + fetches((storage,)) if self.tiers else total
 
     def lower_bound(self, storage: Storage) -> float:
         self.active = True

@@ -207,14 +207,25 @@ class Candidates(ABC):
 
     def snapshot(self, now: float) -> Snapshot:
         """The facts of every candidate that this search looks at; runs no code of the user's."""
-        cost, unneeded = self.neighbourhood.cost, self.neighbourhood.unneeded
-        snapshot = Snapshot(
-            Facts(storage, storage.cost, cost(storage), storage.size, now - storage.last_access, unneeded(storage))
-            for storage in self._looked_at()
-        )
+        around = self.neighbourhood.cost
+        snapshot = Snapshot()
+        for storage in self._looked_at():
+            cost, neighbours = self._costs(storage, around(storage))
+            staleness = now - storage.last_access
+            snapshot.append(Facts(storage, cost, neighbours, storage.size, staleness, self._unneeded(storage)))
         snapshot.pressure = self.pressure
         self.scored += len(snapshot)
         return snapshot
+
+    def _costs(self, storage: Storage, neighbours: float) -> tuple[float, float]:
+        """(own cost, cost of the neighbours) of losing a storage, by the cheaper way back."""
+        tiers = self.pool.tiers
+        return (storage.cost, neighbours) if tiers is None else tiers.cheapest(storage, neighbours)
+
+    def _unneeded(self, storage: Storage) -> bool:
+        """Whether nobody will miss a storage that can be brought back."""
+        tiers = self.pool.tiers
+        return self.neighbourhood.unneeded(storage) and (tiers is None or tiers.can_drop(storage))
 
     def _looked_at(self) -> list[Storage]:
         """All that are not locked."""
@@ -384,9 +395,9 @@ class Tournaments(Candidates):
     def _line(self, storage: Storage, neighbours: float) -> tuple[float, float]:
         """(base, slope) of 1 / score."""
         self.scored += 1
-        line = self._policy.line(storage.cost, neighbours, storage.size)
+        line = self._policy.line(*self._costs(storage, neighbours), storage.size)
         assert line is not None
-        if self.neighbourhood.unneeded(storage):
+        if self._unneeded(storage):
             return line[0] + _UNNEEDED, line[1] * _STEEPER
         return line
 

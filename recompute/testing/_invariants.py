@@ -8,6 +8,7 @@ from math import isclose
 from typing import Any
 
 from recompute._cache import Cache
+from recompute._engine.copies import copy_of, moves_source
 from recompute._engine.engine import Engine
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
 from recompute._engine.memory import Pool
@@ -22,8 +23,10 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
     May be called whenever the calling thread is not inside the cache. O(everything alive, squared in small things).
     """
     values = [root.node for root in roots]
-    cache.stats()  # sees to references that went
     engine = cache.engine
+    if engine.moving.ahead is not None:
+        engine.moving.ahead.wait()
+    cache.stats()  # sees to references that went
     with engine.lock:
         storages = _alive(engine, values)
         operations = _operations(storages)
@@ -34,6 +37,7 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
             _check_value(value)
         _check_users(storages, operations)
         _check_operations(engine, operations, idle)
+        _check_tiers(engine, storages, idle)
         for pool in engine.memory.pools.values():
             _check_pool(engine, pool, [storage for storage in storages if storage.pool is pool], idle)
         _check_sets(engine, storages)
@@ -96,11 +100,13 @@ def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
         remains = storage.remains
         assert remains is None or remains.held is None, f"{who} is resident and held outside at once"
         assert not isinstance(storage.nearby, Component), f"{who} is resident and in an evicted component"
+        assert not storage.dropped, f"{who} is resident and dropped at once"
     else:
         assert not present, f"{who} is evicted, but {present[0].payload!r} is there"
         assert not storage.locks, f"{who} is evicted and locked {storage.locks} times"
         assert storage.buffer == 0, f"{who} is evicted and remembers its memory"
-    reasons = sum((value.operation is None) + value.pinned for value in storage.values)
+        assert storage.dropped == (copy_of(storage) is None), f"{who} is evicted: dropped is {storage.dropped}"
+    reasons = sum(value.stays + value.pinned for value in storage.values)
     if idle:
         assert storage.locks == reasons, f"{who} has {storage.locks} locks for {reasons} pins and sources"
     else:
@@ -111,7 +117,7 @@ def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
     candidate = storage in list(storage.pool.candidates)
     if not storage.resident:
         assert not candidate, f"{who} is evicted and a candidate for eviction"
-    elif not storage.locks and storage.size:
+    elif not storage.locks and storage.size >= storage.pool.smallest:
         assert candidate, f"{who} is resident and unlocked, but no candidate"
     assert (storage.slot != -1) == candidate, f"{who} has slot {storage.slot}, but candidate is {candidate}"
 
@@ -121,7 +127,7 @@ def _check_value(value: Value) -> None:
     who = f"a value of storage {storage.number}"
     assert storage.values.count(value) == 1, f"{who} is listed {storage.values.count(value)} times"
     if operation is None:
-        assert value.payload is not EVICTED, f"{who} is a source and evicted"
+        assert value.payload is not EVICTED or value.copy is not None, f"{who} is a source and lost"
     else:
         assert _lives(operation), f"{who} was made by {operation}, which is dead"
         assert value in operation.outputs, f"{who} is not among the outputs of {operation}"
@@ -162,7 +168,11 @@ def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], idle: bool)
         "held": (pool.held, held),
         "sources": (
             pool.sources,
-            sum(storage.size for storage in storages if any(value.operation is None for value in storage.values)),
+            sum(storage.size for storage in storages if any(value.stays for value in storage.values)),
+        ),
+        "in sources that move": (
+            pool.movable,
+            sum(storage.size for storage in resident if moves_source(storage)),
         ),
         "pinned": (
             pool.pinned,
@@ -198,6 +208,23 @@ def _check_sets(engine: Engine, storages: list[Storage]) -> None:
             assert held.size == storage.size, f"storage {storage.number} is held with another size"
 
 
+def _check_tiers(engine: Engine, storages: list[Storage], idle: bool) -> None:
+    """What tiers count is what the copies of living values take."""
+    if engine.memory.tiers is None:
+        assert not any(value.copy for storage in storages for value in storage.values), "a copy without a tier"
+        return
+    copies = [value.copy for storage in storages for value in storage.values if value.copy is not None]
+    for _, store in engine.memory.tiers.all():
+        size = sum(copy.nbytes for copy in copies if copy.store is store)
+        assert not idle or store.used == size, f"{store.name}: {store.used} bytes are booked, {size} are true"
+        assert not idle or not store.reserved, f"{store.name}: {store.reserved} bytes are being written, but nobody is"
+        assert store.used <= store.limit, f"{store.name}: {store.used} bytes of a limit of {store.limit}"
+    if idle:
+        for copy in copies:
+            assert copy.key is not None, f"{copy} was never written"
+            assert not copy.fetching.outputs, f"{copy} counts as being fetched"
+
+
 def neighbours(storage: Storage) -> set[Storage]:
     """The storages one operation away, evicted or not."""
     near: set[Storage] = set()
@@ -212,7 +239,7 @@ def neighbours(storage: Storage) -> set[Storage]:
 
 def evicted_components(storages: Iterable[Storage]) -> list[set[Storage]]:
     """The undirected connected components of the evicted storages, from scratch."""
-    left = {storage for storage in storages if not storage.resident}
+    left = {storage for storage in storages if storage.dropped}
     components = []
     while left:
         stack = [left.pop()]
@@ -242,7 +269,7 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
         reached: set[Storage] = set()
         rim = {storage}
         while rim:
-            rim = {each for one in rim for each in direction(one) if not each.resident} - reached
+            rim = {each for one in rim for each in direction(one) if each.dropped} - reached
             reached |= rim
         found |= reached
     found.discard(storage)
@@ -250,7 +277,7 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
 
 
 def _check_components(neighbourhood: Components, storages: list[Storage]) -> None:
-    evicted = [storage for storage in storages if not storage.resident]
+    evicted = [storage for storage in storages if storage.dropped]
     if not neighbourhood.active:
         assert all(each.nearby is None for each in evicted), "components are joined before the first question"
         return
@@ -271,7 +298,7 @@ def _check_components(neighbourhood: Components, storages: list[Storage]) -> Non
 
 def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
     for storage in storages:
-        if storage.resident:
+        if storage.resident and not neighbourhood.tiers:
             cost = sum(each.cost for each in evicted_neighbourhood(storage, neighbourhood.descendants))
             answer = neighbourhood.cost(storage)
             assert isclose(answer, cost, rel_tol=1e-6, abs_tol=1e-9), (
@@ -280,7 +307,7 @@ def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
 
 
 def _check_needs(neighbourhood: Needs, storages: list[Storage]) -> None:
-    evicted = [storage for storage in storages if not storage.resident]
+    evicted = [storage for storage in storages if storage.dropped]
     out = {each: each.size for each in evicted if any(value.referred for value in each.values)}
     assert neighbourhood._missing == out, "what is evicted but referred to is not what counts as missing"
     for pool, size in neighbourhood._missing_bytes.items():
@@ -288,7 +315,7 @@ def _check_needs(neighbourhood: Needs, storages: list[Storage]) -> None:
     needed, stack = set(out), list(out)
     while stack:
         for each in stack.pop().neighbours_up():
-            if not each.resident and each not in needed:
+            if each.dropped and each not in needed:
                 needed.add(each)
                 stack.append(each)
     lost = [each.number for each in needed - neighbourhood._needs.keys()]

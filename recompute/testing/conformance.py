@@ -16,6 +16,7 @@ from recompute._adapters.adapter import Adapter
 from recompute._adapters.arrays import ArrayAdapter
 from recompute._cache import Cache
 from recompute._recomputable import ap
+from recompute._tiers.host import Host
 from recompute.testing._invariants import check_invariants
 from recompute.testing.array_programs import (
     DTYPES,
@@ -86,6 +87,7 @@ class _Check:
         self.aliases()
         self.no_reference()
         self.watch()
+        self.packing()
         self.round_trip()
 
     def serves(self) -> None:
@@ -186,6 +188,44 @@ class _Check:
         gc.collect()
         assert reference() is None, f"{self.who}: what watch gave outlives the value"
 
+    def packing(self) -> None:
+        """What can be packed comes back the same; what cannot is not moved, and that is no mistake."""
+        value = self.make()
+        size, before = self.adapter.nbytes(value), getrefcount(value)
+        try:
+            head, buffers = self.adapter.pack(value)
+        except Exception:
+            return
+        try:
+            parts = [bytes(memoryview(buffer).cast("B")) for buffer in buffers]
+        except TypeError as error:
+            raise AssertionError(f"{self.who}: pack gave something else than contiguous buffers ({error})") from None
+        del buffers
+        assert self.equal(value, self.make()), f"{self.who}: pack changed the value"
+        gc.collect()
+        assert getrefcount(value) == before, f"{self.who}: what pack remembers keeps a reference to the value"
+        back = self.adapter.unpack(head, self.loading(parts))
+        assert not parts, f"{self.who}: unpack left {len(parts)} of the buffers that pack gave"
+        same = type(back) is type(value) and self.equal(back, value)
+        assert same, f"{self.who}: the value came back different from its bytes"
+        assert self.adapter.device(back) == self.adapter.device(value), f"{self.who}: unpack took another device"
+        if type(self.adapter).pack is not Adapter.pack:
+            took = self.adapter.nbytes(back)
+            assert took <= size, f"{self.who}: unpack took {took} bytes for a value of {size}"
+
+    def loading(self, parts: list[bytes]) -> Callable[[Any], None]:
+        """Fills memory with the next part, and takes that away."""
+
+        def load(memory: Any) -> None:
+            view = memoryview(memory).cast("B")
+            assert parts, f"{self.who}: unpack asked for more buffers than pack gave"
+            part = parts.pop(0)
+            same = len(view) == len(part)
+            assert same, f"{self.who}: unpack asked for {len(view)} bytes of a buffer that has {len(part)}"
+            view[:] = part
+
+        return load
+
     def round_trip(self) -> None:
         cls = type(self.make())
         with _registered(cls, self.adapter), Cache() as cache:
@@ -233,7 +273,7 @@ def check_arrays(
     """Raise AssertionError, and say what is wrong, if arrays of a library behave otherwise when they are wrapped.
 
     Looks at what `adapter` does with arrays of each dtype and layout, then runs random programs on plain and on wrapped
-    arrays: without a budget, within small ones, with evictions after each step, and with results verified.
+    arrays: without a budget, within small ones, with evictions after each step, with a tier, and with results verified.
 
     Parameters
     ----------
@@ -273,6 +313,7 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
     {"budget": 300, "release": "ignore", "policy": "lru"},
     {"release": "banish"},
     {"budget": 60, "policy": "random"},
+    {"budget": 200, "tiers": Host(always=True)},
 )
 
 

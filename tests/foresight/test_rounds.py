@@ -53,6 +53,7 @@ def observe(interpreter: Interpreter, program: Program, cache: rc.Cache | None =
     return found
 
 
+@pytest.mark.slow
 @given(rounds(), st.integers(30, 400), st.sampled_from(RELEASES))
 def test_any_rounds(rounds: list[Program], budget: int, release: Any) -> None:
     """Each observation is the identity's, a BudgetError, or the fault that was asked for; nothing is left behind."""

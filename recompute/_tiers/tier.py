@@ -1,0 +1,228 @@
+"""What a tier is: the words in which it is asked for, and the store that a cache opens of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+from typing import Any, ClassVar
+from weakref import ref
+from zlib import crc32
+
+from recompute._adapters.adapter import adapter_for
+from recompute._adapters.packing import Load
+from recompute._budget import parse_bytes
+from recompute._tiers.link import Link
+
+
+@dataclass(frozen=True)
+class Tier(ABC):
+    """A place where evicted values may lie until they are needed again.
+
+    Parameters
+    ----------
+    limit
+        Bytes ("50GB"); None: as much as there is.
+    always
+        Move whatever fits, instead of recomputing what is cheaper to recompute: where costs mislead.
+    ahead
+        Move values before their room is needed, in a thread of its own, so that the program waits less. What is
+        evicted depends on timing then.
+    """
+
+    name: ClassVar[str]
+    limit: int | str | None = None
+    always: bool = False
+    ahead: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            parse_bytes(self.limit, "the limit of a tier")
+
+    @property
+    def nbytes(self) -> float:
+        """The limit in bytes; infinite if there is none."""
+        return inf if self.limit is None else parse_bytes(self.limit)
+
+    @abstractmethod
+    def open(self) -> Store:
+        """A store for one cache."""
+
+
+class Store(ABC):
+    """A tier as one cache has it: keeps bytes, and tells what transfers take.
+
+    `write`, `read` and `remove` are called without any lock, by several threads at once. What is counted changes under
+    the lock of the cache.
+    """
+
+    def __init__(self, tier: Tier, writing: Link, reading: Link) -> None:
+        self.name = tier.name
+        self.limit = tier.nbytes
+        self.always = tier.always
+        self.ahead = tier.ahead
+        self.writing = writing
+        self.reading = reading
+        self.reserved = 0
+        """Bytes of copies that are being written."""
+        self._kept = 0
+        self._copies: dict[int, ref[Any]] = {}  # number of the key -> copy
+        self._gone: deque[tuple[int, int]] = deque()
+
+    # What a tier does
+
+    @abstractmethod
+    def write(self, parts: Sequence[memoryview], nbytes: int) -> Any:
+        """Keep these bytes; by what they are known. Raises OSError if that fails.
+
+        `nbytes` is what they count in memory: about as many, and all that a simulation has.
+        """
+
+    @abstractmethod
+    def read(self, where: Any) -> AbstractContextManager[Load]:
+        """Inside the block, what is called with writable memory fills it with the next bytes.
+
+        Raises OSError if they are not there any more, or too few.
+        """
+
+    @abstractmethod
+    def remove(self, where: Any) -> None:
+        """Forget these bytes. Raises nothing: called at any time and in any thread."""
+
+    def describe(self, where: Any) -> str:
+        """What to call these bytes in an error."""
+        return f"a copy in {self.name}"
+
+    def before_fork(self) -> None:
+        """There will be a child process, which has the same copies."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """There is one: this one, or not."""
+
+    # What it is worth
+
+    def price(self, nbytes: int) -> float:
+        """Seconds to move so many bytes out and back."""
+        return self.writing.seconds(nbytes) + self.reading.seconds(nbytes)
+
+    @property
+    def backlog(self) -> float:
+        """Seconds for which transfers have to wait now."""
+        return 0.0
+
+    # What it has. Under the lock of the cache
+
+    @property
+    def used(self) -> int:
+        """Bytes."""
+        self.settle()
+        return self.reserved + self._kept
+
+    def is_full(self, nbytes: int) -> None:
+        """So many bytes, which are reserved, could not be written: no more is tried until something leaves."""
+        self.limit = min(self.limit, self.used - nbytes)
+
+    def recount(self, writing: int, copies: Sequence[Any]) -> None:
+        """These are all the copies that it has, and so many bytes are being written."""
+        self._gone.clear()
+        self.reserved = writing
+        self._kept = 0
+        self._copies.clear()
+        for copy in copies:
+            self.enter(copy.key, copy)
+
+    def enter(self, key: Key, copy: Any) -> None:
+        """The bytes are there, and belong to a copy."""
+        self.settle()  # one that has gone may have had the same number
+        key.counted = True
+        self._kept += key.nbytes
+        self._copies[id(key)] = ref(copy)
+
+    def leave(self, key: Key) -> None:
+        """The bytes of a key do not count any more: they go in a moment."""
+        if key.counted:
+            key.counted = False
+            self._kept -= key.nbytes
+            self._copies.pop(id(key), None)
+
+    def settle(self) -> None:
+        """See to the copies that have gone with their values."""
+        while self._gone:
+            number, nbytes = self._gone.popleft()
+            if self._copies.pop(number, None) is not None:
+                self._kept -= nbytes
+
+    def went(self, key: Key) -> None:
+        """From the destructor of a key."""
+        if key.counted:
+            self._gone.append((id(key), key.nbytes))
+
+    def oldest(self, most: int) -> Iterator[Any]:
+        """So many copies: those that were written, or looked at here, first."""
+        for number in list(islice(self._copies, most)):
+            reference = self._copies[number] = self._copies.pop(number)
+            copy = reference()
+            if copy is not None:
+                yield copy
+
+
+class Key:
+    """Bytes in a store, which go with it, and how to make a value of them."""
+
+    __slots__ = ("_adapter", "_head", "_sizes", "_sums", "_where", "counted", "nbytes", "store")
+
+    def __init__(self, store: Store, value: Any, nbytes: int) -> None:
+        """Write a value. Raises OSError if that fails, and whatever its adapter raises if it cannot be packed."""
+        self.counted = False
+        self.store = store
+        self.nbytes = nbytes
+        self._adapter = adapter_for(value)
+        self._head, buffers = self._adapter.pack(value)
+        parts = [memoryview(buffer).cast("B") for buffer in buffers]
+        self._sums = [crc32(part) for part in parts]
+        self._sizes = [len(part) for part in parts]
+        self._where = store.write(parts, nbytes)
+
+    def moved(self, store: Store) -> Key:
+        """The same bytes in another store. Raises OSError if they cannot be read, or written."""
+        key = Key.__new__(Key)
+        key.counted = False
+        key.store = store
+        key.nbytes = self.nbytes
+        key._adapter, key._head, key._sums, key._sizes = self._adapter, self._head, self._sums, self._sizes
+        parts = [memoryview(bytearray(size)) for size in self._sizes]
+        with self.store.read(self._where) as load:
+            for part, expected in zip(parts, self._sums, strict=True):
+                load(part)
+                self._check(part, expected)
+        key._where = store.write(parts, self.nbytes)
+        return key
+
+    def load(self) -> Any:
+        """The value again. Raises OSError if the bytes are not what was written."""
+        sums = iter(self._sums)
+
+        def fill(memory: Any) -> None:
+            part = memoryview(memory).cast("B")
+            load(part)
+            self._check(part, next(sums, None))
+
+        with self.store.read(self._where) as load:
+            return self._adapter.unpack(self._head, fill)
+
+    def _check(self, part: memoryview, expected: int | None) -> None:
+        if crc32(part) != expected:
+            raise OSError(f"{self} is corrupted: its bytes are not those that were written")
+
+    def __del__(self) -> None:
+        where = getattr(self, "_where", None)
+        if where is not None:  # else it could not be written
+            self.store.went(self)
+            self.store.remove(where)
+
+    def __str__(self) -> str:
+        return self.store.describe(self._where)
