@@ -11,6 +11,7 @@ from typing import Final
 
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import prune, schedule
+from recompute._plans.own import Effort, Meter
 from recompute._plans.plan import METHODS, plan
 from recompute._plans.problem import check_least, problem_of, woven
 from recompute._plans.schedule import Plan, PlanError
@@ -31,22 +32,25 @@ def peak(program: Program) -> int:
     return schedule(problem, problem.order)[1]
 
 
-def replan(program: Program, budget: int, order: Sequence[int], time_limit: float, seed: int = 0) -> Plan | None:
+def replan(program: Program, budget: int, order: Sequence[int], effort: float, seed: int = 0) -> Plan | None:
     """A plan that a known order of runs leads to, made to fit in bytes and improved; None: it could not be made to fit.
 
-    `order`: numbers of calls, such as another plan of the same program has. `time_limit`: seconds. Raises PlanError if
-    no plan can fit.
+    `order`: numbers of calls, such as another plan of the same program has. `effort`: as of `plan`, so the same order
+    comes of it on every machine. Raises PlanError if no plan can fit.
     """
     start = perf_counter()
     problem = problem_of(program, budget)
     check_least(problem)
-    fits, _ = fitted(problem, woven(problem, order), seed)
+    meter = Meter(Effort(effort))
+    fits, meter.work = fitted(problem, woven(problem, order), seed)
     if fits is None:
         return None
     search = Search(problem, fits, seed)
     mean = problem.model_cost / max(1, len(problem.order))
-    while (share := (perf_counter() - start) / max(1e-9, time_limit)) < 1 and search.line.repeated():
+    while (share := meter.share) < 1 and search.line.repeated():
+        before = search.line.work
         search.round(_HEAT * mean * (1 - share) ** 2)
+        meter.work += search.line.work - before
     steps, most = schedule(problem, prune(problem, search.best))
     overhead = search.best_cost / problem.model_cost if problem.model_cost else 1.0
     return Plan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from recompute.events import Added, Event, Evicted, Forgotten, Performed, TakenBack
+from recompute.events import Added, Event, Evicted, Fetched, Forgotten, Performed, TakenBack
+
+How = Literal["first", "again", "fetched", "moved"]
+"""In memory since it was first computed (or taken back), recomputed or fetched; or in a tier instead."""
 
 Moment = tuple[float, str]
 """A time on the clock of the events, and what begins then."""
@@ -13,43 +17,51 @@ Moment = tuple[float, str]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A storage was in memory from `start` to `end` (the clock of the events). `again`: it had been recomputed."""
+    """A storage was in memory, or in a tier, from `start` to `end` (the clock of the events)."""
 
     storage: int
     start: float
     end: float
-    again: bool
+    how: How = "first"
 
 
 def bars(events: Iterable[Event], storages: Collection[int] | None = None) -> list[Bar]:
-    """When each storage was in memory, by the end of its stay; what is still there stays until the last event.
+    """When each storage was in memory or in a tier, by the end of its stay; what is there stays to the last event.
 
     A stay begins with the operation that computes the value. `storages` limits them to some. O(events).
     """
     found: list[Bar] = []
-    here: dict[int, tuple[float, bool]] = {}
+    here: dict[int, tuple[float, How]] = {}
     now = 0.0
 
-    def arrive(storage: int, start: float, again: bool) -> None:
+    def arrive(storage: int, start: float, how: How) -> None:
         if storages is None or storage in storages:
-            here.setdefault(storage, (start, again))
+            if storage in here and here[storage][1] == "moved":
+                leave(storage)
+            here.setdefault(storage, (start, how))
 
     def leave(storage: int) -> None:
         if storage in here:
-            start, again = here.pop(storage)
-            found.append(Bar(storage, start, now, again))
+            start, how = here.pop(storage)
+            found.append(Bar(storage, start, now, how))
 
     for event in events:
         now = event.time
         match event:
             case Added():
-                arrive(event.storage, now, False)
+                arrive(event.storage, now, "first")
             case Performed():
                 for storage in event.storages:
-                    arrive(storage, now - event.cost, event.again)
+                    arrive(storage, now - event.cost, "again" if event.again else "first")
             case TakenBack():
-                arrive(event.storage, now, False)
-            case Evicted() | Forgotten():
+                arrive(event.storage, now, "first")
+            case Fetched():
+                arrive(event.storage, now, "fetched")
+            case Evicted():
+                leave(event.storage)
+                if event.tier:
+                    arrive(event.storage, now, "moved")
+            case Forgotten():
                 leave(event.storage)
     for storage in list(here):
         leave(storage)

@@ -6,8 +6,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._pictures.bars import Bar, Moment, bars, large
-from recompute._pictures.style import AGAIN, FIRST, INK, ceiling, head, new_figure, size_unit, tidy, time_unit
+from recompute._pictures.bars import Bar, How, Moment, bars, large
+from recompute._pictures.style import (
+    AGAIN,
+    FETCHED,
+    FIRST,
+    INK,
+    MOVED,
+    ceiling,
+    head,
+    new_figure,
+    size_unit,
+    tidy,
+    time_unit,
+)
 from recompute.events import Event
 
 if TYPE_CHECKING:
@@ -16,6 +28,14 @@ if TYPE_CHECKING:
 _ROWS: Final = 250  # values; more are drawn as an image, in which a pixel may stand for several
 _BARS: Final = 4_000  # likewise
 _PIXELS: Final = (560, 1150)  # rows and columns of that image
+_HOW: Final[dict[How, tuple[str, str]]] = {
+    "moved": (MOVED, "in a tier"),
+    "first": (FIRST, "first computed"),
+    "again": (AGAIN, "recomputed"),
+    "fetched": (FETCHED, "fetched"),
+}
+"""Colour and label of a bar; what comes later lies on top."""
+
 _TICKS: Final = 24  # labels that fit on the axis of values
 
 
@@ -30,7 +50,7 @@ def residency(
     marks: Iterable[Moment] = (),
     unit: float | str = 1.0,
 ) -> Figure:
-    """A figure of which value was in memory when, over the bytes used.
+    """A figure of which value was in memory when, or in a tier, over the bytes used.
 
     Parameters
     ----------
@@ -124,11 +144,11 @@ def _draw_bars(axes: Any, ends: Sequence[tuple[Bar, float, float]], rows: Mappin
     from matplotlib.collections import PolyCollection
 
     half = 0.4 if len(rows) < 100 else 0.5
-    for again, colour in ((False, FIRST), (True, AGAIN)):
+    for how, (colour, _) in _HOW.items():
         boxes = [
             [(left, row - half), (left, row + half), (right, row + half), (right, row - half)]
             for bar, left, right in ends
-            if bar.again is again
+            if bar.how == how
             for row in (rows[bar.storage],)
         ]
         if boxes:
@@ -144,16 +164,17 @@ def _draw_image(axes: Any, ends: Sequence[tuple[Bar, float, float]], rows: Mappi
     values = [0] * height  # row of pixels -> the values that it stands for
     for row in range(len(rows)):
         values[row * height // len(rows)] += 1
-    changes = [([0] * (width + 1), [0] * (width + 1)) for _ in values]  # in memory: first computed, recomputed
+    hows = list(_HOW)
+    changes = [[[0] * (width + 1) for _ in hows] for _ in values]
     for bar, left, right in ends:
         start = min(width - 1, int(left / right_most * width))
-        change = changes[rows[bar.storage] * height // len(rows)][bar.again]
+        change = changes[rows[bar.storage] * height // len(rows)][hows.index(bar.how)]
         change[start] += 1
         change[max(start + 1, min(width, round(right / right_most * width)))] -= 1
-    colours = to_rgb(FIRST), to_rgb(AGAIN)
+    colours = [to_rgb(colour) for colour, _ in _HOW.values()]
     image: list[list[list[int]]] = []
-    for count, (first, again) in zip(values, changes, strict=True):
-        there = list(zip(accumulate(first[:width]), accumulate(again[:width]), strict=True))
+    for count, change_of in zip(values, changes, strict=True):
+        there = list(zip(*(accumulate(change[:width]) for change in change_of), strict=True))
         pixel = {there_now: _mixed([number / count for number in there_now], colours) for there_now in set(there)}
         image.append([pixel[there_now] for there_now in there])
     axes.imshow(
@@ -177,14 +198,13 @@ def _mixed(shares: Iterable[float], colours: Iterable[Sequence[float]]) -> list[
 def _draw_legend(axes: Any, drawn: Iterable[Bar]) -> None:
     from matplotlib.patches import Patch
 
-    there = {bar.again for bar in drawn}
-    both = ((False, FIRST, "first computed"), (True, AGAIN, "recomputed"))
-    handles = [Patch(color=colour, label=label) for again, colour, label in both if again in there]
+    there = {bar.how for bar in drawn}
+    handles = [Patch(color=colour, label=label) for how, (colour, label) in _HOW.items() if how in there]
     axes.legend(
         handles=handles,
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=2,
+        ncols=len(_HOW),
         frameon=False,
         handlelength=1.2,
         borderpad=0.2,

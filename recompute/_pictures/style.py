@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FIRST: Final = "#0072B2"  # blue and vermilion of Okabe and Ito's palette: told apart by all eyes, and in grey
 AGAIN: Final = "#D55E00"
+FETCHED: Final = "#009E73"
+MOVED: Final = "#CFCFCF"
 INK: Final = "#333333"
 FAINT: Final = "#B0B0B0"
 _PALETTE: Final = 128  # colours of a PNG

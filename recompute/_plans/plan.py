@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -10,15 +11,17 @@ from typing import Any, Final
 from recompute._budget import Amount, parse_budget
 from recompute._plans.checkmate import checkmate
 from recompute._plans.chen import chen_greedy, chen_sqrt
+from recompute._plans.fetching import FACTORS, Fetching, Prices
 from recompute._plans.liveness import cost_of, schedule
 from recompute._plans.own import Effort, Online, Progress, own
 from recompute._plans.problem import Problem, check_least, numbered, problem_of, woven
 from recompute._plans.revolve import revolve
 from recompute._plans.schedule import Plan, PlanError
+from recompute._plans.verify import verify
 from recompute._traces.program import Program
 
 _OPTIONS: Final[dict[str, frozenset[str]]] = {
-    "own": frozenset({"effort", "seed", "rounds", "time_limit", "workers", "progress"}),
+    "own": frozenset({"effort", "seed", "rounds", "time_limit", "workers", "progress", "tier"}),
     "chen-sqrt": frozenset(),
     "chen-greedy": frozenset({"trials"}),
     "revolve": frozenset(),
@@ -43,7 +46,8 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
         "own": the library's planner, whose plans are never dearer than what the cache does by itself within the same
         budget. Options: `effort` (1 is about ten seconds, counted in steps, so that a plan does not depend on the
         machine), `rounds`, `time_limit` (seconds), whichever ends first, `seed`, `workers` (processes, each with a seed
-        of its own), `progress(share done, least overhead so far)`.
+        of its own), `progress(share done, least overhead so far)`, `tier` ("12GB/s", "200MB/s,1ms"): results may be
+        fetched, where that is cheaper; transfers stop the compute, and sources stay in memory.
         "chen-sqrt", "chen-greedy": segments of the forward pass. Option of the second: `trials`.
         "revolve": the optimum on uniform training chains; others are refused.
         "checkmate": integer programming, for some 60 operations. Options: `time_limit` (seconds), `operations` (merge
@@ -62,6 +66,9 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
     size = parse_budget(budget, whole=lambda: _peak(program))
     problem = problem_of(program, size)
     check_least(problem)
+    tier = options.pop("tier", None)
+    if tier is not None:
+        return replace(_with_tier(program, size, tier, options), seconds=perf_counter() - start)
     if method in _ALWAYS_THERE:
         if any(kind == "detach" for kind, _ in program.steps):
             raise PlanError(f"{method} takes no program that detaches values; use method 'own'")
@@ -82,6 +89,45 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
         seconds=perf_counter() - start,
         note=note,
     )
+
+
+def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]) -> Plan:
+    """The best of the plan without a tier and of some that fetch more and more, which together take as long again."""
+    prices = Prices.of(tier, program)
+    effort, limit = options.pop("effort", 1.0), options.pop("time_limit", None)
+    found: list[Plan] = []
+    failed: PlanError | None = None
+    tried: set[frozenset[int]] = set()
+    for factor in (0.0, *FACTORS):
+        fetching = Fetching(program, prices, factor)
+        if frozenset(fetching.fetched) in tried:
+            continue
+        tried.add(frozenset(fetching.fetched))
+        share = 1 / len(FACTORS) if factor else 1.0
+        limits = {"effort": effort * share, "time_limit": None if limit is None else limit * share}
+        problem = problem_of(fetching.seen, budget)
+        try:
+            known = partial(_online_with, fetching, program, problem)
+            sequence, _, _ = _run(problem, _turn(fetching.seen), "own", {**options, **limits}, known)
+            steps = fetching.actions(schedule(problem, sequence)[0])
+            plan = Plan(program.name, "own", budget, steps, 0, 1.0, tier=tier)
+            peak, overhead = verify(program, plan)  # a fetch that comes late could need more room than was planned
+            note = f"{plan.fetches:,} fetches from a tier of {tier}"
+            found.append(replace(plan, peak=peak, overhead=overhead, note=note))
+        except PlanError as error:
+            failed = failed or error
+    if not found:
+        assert failed is not None, "at least one was tried"
+        raise failed
+    return min(found, key=lambda each: each.overhead)
+
+
+def _online_with(fetching: Fetching, program: Program, problem: Problem) -> list[int] | None:
+    """`online`, with fetches in the place of repeated runs."""
+    from recompute._simulator.order import order_of_runs
+
+    steps = order_of_runs(program, problem.room + problem.constant)
+    return None if steps is None else woven(problem, numbered(problem, list(fetching.steps(steps))))
 
 
 def _run(

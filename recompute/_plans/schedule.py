@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-Action = tuple[Literal["compute", "free"], int]
-"""Run an operation (the number of a call), or let go of a storage."""
+Action = tuple[Literal["compute", "free", "fetch"], int]
+"""Run an operation (the number of a call), let go of a storage, or bring all results of an operation from a tier."""
 
 _HEADER: Final = "recompute plan"
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
@@ -23,6 +23,7 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "bound": (int, float, type(None)),
     "seconds": (int, float),
     "note": (str,),
+    "tier": (str,),
 }
 """What the first line of a plan says, and of which types that may be."""
 
@@ -44,7 +45,7 @@ class Plan:
     peak: int
     """Bytes in use at the worst moment, the sources included."""
     overhead: float
-    """The cost of all runs divided by the cost of each operation once."""
+    """The cost of all runs, and of transfers, divided by the cost of each operation once."""
     bound: float | None = None
     """The method proved that none of its plans under this budget has a smaller overhead. None: it proved nothing.
 
@@ -54,6 +55,8 @@ class Plan:
     """What planning took."""
     note: str = ""
     """What else the method says."""
+    tier: str = ""
+    """What results are fetched from: "12GB/s"; empty: from nowhere."""
 
     @property
     def is_optimal(self) -> bool:
@@ -65,11 +68,17 @@ class Plan:
         """How many times an operation is run."""
         return sum(kind == "compute" for kind, _ in self.steps)
 
+    @property
+    def fetches(self) -> int:
+        """How many times the results of an operation are fetched."""
+        return sum(kind == "fetch" for kind, _ in self.steps)
+
     def __repr__(self) -> str:
         proved = ", optimal" if self.is_optimal else f", at least {self.bound:.4f}" if self.bound is not None else ""
         return (
             f"<plan of {self.program} by {self.method}: overhead {self.overhead:.4f}{proved}, "
-            f"peak {self.peak:,} of {self.budget:,} bytes, {self.computes:,} runs>"
+            f"peak {self.peak:,} of {self.budget:,} bytes, {self.computes:,} runs"
+            + (f", {self.fetches:,} fetches>" if self.tier else ">")
         )
 
     def to_lines(self) -> Iterator[str]:
@@ -113,7 +122,7 @@ class Plan:
                     about = dict(line)
                     continue
                 ((kind, which),) = line.items()
-                if kind not in ("compute", "free") or type(which) is not int:
+                if kind not in ("compute", "free", "fetch") or type(which) is not int:
                     raise ValueError("not a step")
                 steps.append((kind, which))
             except (ValueError, KeyError, AttributeError, TypeError):

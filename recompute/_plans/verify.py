@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from recompute._plans.schedule import Plan, PlanError
-from recompute._traces.program import Program, Step
+from recompute._simulator.tier import SimulatedTier
+from recompute._traces.program import Call, Program, Step
 
 
 def verify(program: Program, plan: Plan) -> tuple[int, float]:
@@ -19,17 +20,22 @@ def verify(program: Program, plan: Plan) -> tuple[int, float]:
     then take memory, and lets go of them, after which they can be freed; what it gets or detaches must be there, or
     else it waits for another step. What is detached stays from then on as a source does. O(steps).
 
+    A fetch from the tier of the plan brings all results of an operation that has run, needs room for them as a run
+    does, and costs a transfer; the first one of an operation costs two, since they were written, too.
+
     Raises PlanError, which names the step.
     """
-    machine = _Machine(program, plan.budget)
+    machine = _Machine(program, plan)
     for number, (kind, which) in enumerate(plan.steps):
         try:
             if kind == "compute":
                 machine.compute(which)
             elif kind == "free":
                 machine.free(which)
+            elif kind == "fetch":
+                machine.fetch(which)
             else:
-                raise PlanError(f"{kind!r} is neither compute nor free")
+                raise PlanError(f"{kind!r} is neither compute, free nor fetch")
         except PlanError as error:
             raise PlanError(f"step {number}, {kind} {which}: {error}") from None
     machine.finish()
@@ -40,9 +46,11 @@ def verify(program: Program, plan: Plan) -> tuple[int, float]:
 class _Machine:
     """Memory, and what must still be run."""
 
-    def __init__(self, program: Program, budget: int) -> None:
+    def __init__(self, program: Program, plan: Plan) -> None:
         self.program = program
-        self.budget = budget
+        self.budget = plan.budget
+        self.tier = SimulatedTier.read(plan.tier) if plan.tier else None
+        self.written: set[int] = set()
         self.values: list[list[int]] = [[] for _ in program.sizes]  # storage -> values
         for value, storage in enumerate(program.storages):
             self.values[storage].append(value)
@@ -75,16 +83,32 @@ class _Machine:
         for value in call.arguments:
             if value not in self.present:
                 raise PlanError(f"the argument {value} of {call.name} is not present")
-        shared = {program.storages[value] for value in call.arguments}
+        self._make(call, {program.storages[value] for value in call.arguments})
+        self.cost += call.cost
+        if first:
+            self.gap.extend(self.gaps.get(number, ()))
+
+    def _make(self, call: Call, shared: set[int]) -> int:
+        """All results are there; the bytes that this took, without those that are shared with arguments."""
+        program = self.program
         made = {program.storages[value] for value in call.results} - shared
-        self._within(sum(program.sizes[storage] for storage in made))
+        size = sum(program.sizes[storage] for storage in made)
+        self._within(size)
         for storage in made - self.resident:
             self.resident.add(storage)
             self.used += program.sizes[storage]
         self.present.update(call.results)
-        self.cost += call.cost
-        if first:
-            self.gap.extend(self.gaps.get(number, ()))
+        return size
+
+    def fetch(self, number: int) -> None:
+        if self.tier is None:
+            raise PlanError("the plan has no tier")
+        if number not in self.ran:
+            raise PlanError("an operation that has not run has no results to be fetched")
+        size = self._make(self.program.calls[number], set())
+        transfers = 1 if number in self.written else 2
+        self.written.add(number)
+        self.cost += transfers * (self.tier.latency + size / self.tier.bandwidth) / self.program.unit
 
     def free(self, storage: int) -> None:
         mentions = [at for at, step in enumerate(self.gap) if self._mentions(step, storage)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from recompute._adapters.adapter import Adapter, register
@@ -34,6 +34,13 @@ class _PlaceholderAdapter(Adapter):
 
     def device(self, value: Any) -> str:
         return str(value.device)
+
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        return (value.size, value.device, value.owner is not None), ()
+
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        size, device, shared = head
+        return Placeholder(size, device, Placeholder(size, device, None) if shared else None)
 
 
 register(Placeholder, _PlaceholderAdapter())

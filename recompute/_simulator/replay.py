@@ -13,6 +13,7 @@ from recompute._errors import BudgetError
 from recompute._recomputable import Recomputable
 from recompute._simulator.machine import Placeholder, engine_options
 from recompute._simulator.run import Status
+from recompute._simulator.tier import SimulatedStore, SimulatedTier
 from recompute._traces.program import Call, Program, StepKind
 from recompute.extend import EVICTED, Node, ReleaseMode
 from recompute.policies import Policy, Search
@@ -25,7 +26,7 @@ class _Thrashing(Exception):
 
 
 class _CutShort(Exception):
-    """A round has not come to its end."""
+    """A round was not finished."""
 
 
 class _Clock:
@@ -103,6 +104,7 @@ class Replay:
         limit: float = 2.0,
         published: bool = True,
         effort: float | None = None,
+        tier: SimulatedTier | None = None,
     ) -> None:
         self.clock = _Clock(0.0)
         self._limit = limit
@@ -114,9 +116,17 @@ class Replay:
             release=release,
             clock=self.clock,
             foresight=effort is not None,
+            tiers=() if tier is None else tier,
             engine=engine_options(published, release, effort or 0.0),
         )
+        tiers = self.cache.engine.memory.tiers
+        self._stores = [] if tiers is None else [store for _, store in tiers.all() if isinstance(store, SimulatedStore)]
         self._start(program)
+
+    @property
+    def waited(self) -> float:
+        """What the whole takes beyond the compute: transfers that stop it, or a link that is done later."""
+        return self.cache.engine.meter.moving_time + sum([store.backlog for store in self._stores])
 
     def _start(self, program: Program) -> None:
         """At the beginning of a program: nothing has been done yet, and nothing is referred to any more."""
@@ -129,11 +139,18 @@ class Replay:
         self._handles: list[Recomputable[Any] | None] = [None] * count
         self._held: dict[int, list[Any]] = {}  # value -> payloads that are kept outside, the oldest first
         self.clock.left = (self._limit - 1) * program.model_time
+        clock, meter = self.clock, self.cache.engine.meter
+
+        def pass_time(units: float) -> None:
+            clock.elapsed += units
+
+        for store in self._stores:
+            store.run_in(program.unit, lambda: meter.now, pass_time)
 
     def again(self, progress: Callable[[int], None] | None = None, *, program: Program | None = None) -> Status:
         """Let go of all there is, and run the program, or another one, as the next round of one that repeats.
 
-        From a round that does not come to its end nothing is learnt.
+        Nothing is learnt from a round that does not finish.
         """
         self._start(program or self.program)
         status: Status = "ok"

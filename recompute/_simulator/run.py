@@ -34,6 +34,12 @@ class Run:
     seconds: float
     iteration: int = 1
     """Which round of a program that repeats."""
+    moved_bytes: int = 0
+    """Written to a tier."""
+    fetched_bytes: int = 0
+    """Read back from it."""
+    waited_time: float = 0.0
+    """Seconds that transfers take beyond the compute."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""

@@ -11,9 +11,10 @@ from typing import Final, Literal, TypedDict, Unpack
 from recompute._budget import Amount, bytes_or_share, parse_budget
 from recompute._simulator.replay import Replay, baseline
 from recompute._simulator.run import Run, Status
+from recompute._simulator.tier import SimulatedTier
 from recompute._traces.program import Program
 from recompute.events import Listener
-from recompute.extend import ReleaseMode
+from recompute.extend import ReleaseMode, Stats
 from recompute.policies import DEFAULT, Policy, Search, policy_of
 
 MachineName = Literal["published", "library"]
@@ -33,6 +34,7 @@ class Options(TypedDict, total=False):
     peak: Mapping[str, int] | None
     listener: Listener | None
     progress: Callable[[int], None] | None
+    tier: SimulatedTier | str | None
 
 
 def simulate(program: Program, budget: Amount | Mapping[str, Amount], **options: Unpack[Options]) -> Run:
@@ -57,6 +59,9 @@ def simulate(program: Program, budget: Amount | Mapping[str, Amount], **options:
         Hears the events of the cache.
     progress
         Called now and then with the number of steps done, of `len(program.steps)`.
+    tier
+        Where evicted bytes may go, as a `SimulatedTier` or in words: "12GB/s", or "12GB/s,overlap" when transfers do
+        not stop the compute. Further words are a latency ("1ms"), a limit ("50GB") and "always", to move whatever fits.
 
     Raises ValueError for a limit below 1, and for what `Cache` does not take.
     """
@@ -104,6 +109,7 @@ def _replays(
     peak: Mapping[str, int] | None = None,
     listener: Listener | None = None,
     progress: Callable[[int], None] | None = None,
+    tier: SimulatedTier | str | None = None,
 ) -> Iterator[Run]:
     """The runs, as they become ready; what is wrong with the options is said at once. `iterations`: None for one."""
     if not limit >= 1:
@@ -120,17 +126,21 @@ def _replays(
         limit=limit if iterations is None else max(limit, _PATIENT),
         published=program.published and policy_object.published if machine is None else machine == "published",
         effort=effort,
+        tier=SimulatedTier.read(tier) if isinstance(tier, str) else tier,
     )
     name = policy if isinstance(policy, str) else policy_object.name
+    if tier is not None:
+        name += f", tier {tier}"
 
     def runs() -> Iterator[Run]:
         cache = replay.cache
         for iteration in range(1, 1 + (iterations or 1)):
-            before = cache.stats()
+            before, waited = cache.stats(), replay.waited
             status, seconds = _timed(replay, iterations is not None, listener, progress)
             after = cache.stats()
             ended = status == "ok"
-            total = (after.model_time - before.model_time) + (after.remat_time - before.remat_time)
+            waited = replay.waited - waited
+            total = (after.model_time - before.model_time) + (after.remat_time - before.remat_time) + waited
             if ended and total > limit * program.model_time:
                 status = "thrash"
             yield Run(
@@ -151,6 +161,9 @@ def _replays(
                 candidates_scored=after.scored - before.scored,
                 seconds=seconds,
                 iteration=iteration,
+                moved_bytes=_written(after) - _written(before),
+                fetched_bytes=_read(after) - _read(before),
+                waited_time=waited * program.unit,
             )
             if not ended:
                 return
@@ -175,6 +188,14 @@ def _timed(
         if stop is not None:  # what goes with the replay afterwards is no step of it
             stop()
     return status, seconds
+
+
+def _written(stats: Stats) -> int:
+    return sum(tier.written for tier in stats.tiers)
+
+
+def _read(stats: Stats) -> int:
+    return sum(tier.read for tier in stats.tiers)
 
 
 def _overhead(total: float, model: float) -> float:

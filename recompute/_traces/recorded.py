@@ -37,6 +37,7 @@ class Recorded:
         self._where: dict[int, int] = {}  # value -> number of its storage now: it may move when it is made again
         self._released: set[int] = set()  # values without an outside reference
         self._made: dict[int, dict[int, int]] = {}  # storage in memory -> its values -> the step after that
+        self._away: dict[int, list[int]] = {}  # storage in a tier -> its values
         self._held: dict[int, list[list[int]]] = {}  # storage -> values that are held outside, after each eviction
         self._between: list[tuple[int, Step]] = []  # steps that were found out later: (number of the next step, step)
         self._ended = False
@@ -52,6 +53,8 @@ class Recorded:
             "Unpinned": lambda line: self._step("unpin", self._value(line, "value")),
             "Detached": lambda line: self._step("detach", self._value(line, "value")),
             "TakenBack": self._taken_back,
+            "Moved": lambda _: None,
+            "Fetched": self._fetched,
             "Foresaw": lambda _: None,
             "Forgotten": lambda _: None,
             "End": lambda _: None,
@@ -136,6 +139,8 @@ class Recorded:
         if line.get("held") is True:
             self._hold(storage, [self._known(self._values, number, "value") for number in _naturals(line, "ghosts")])
         values = self._made.pop(storage, {})
+        if line.get("tier"):
+            self._away[storage] = list(values)
         self._seen.pop(storage, None)
         if line.get("why") == "request":
             for value in values:  # the first that the cache has not forgotten will do it
@@ -169,6 +174,11 @@ class Recorded:
         values = self._held[storage].pop() if self._held.get(storage) else []
         self._between += [(after, ("let go", value)) for value in values]
         self._made[storage] = dict.fromkeys(values, after)
+
+    def _fetched(self, line: dict[str, Any]) -> None:
+        """It is in memory again, without a run."""
+        storage = self._storage(line)
+        self._made[storage] = dict.fromkeys(self._away.pop(storage, ()), len(self.program.steps) + 1)
 
     def _let_go(self, line: dict[str, Any]) -> None:
         storage = self._storage(line)

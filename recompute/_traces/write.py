@@ -24,9 +24,11 @@ from recompute.events import (
     Detached,
     Event,
     Evicted,
+    Fetched,
     Foresaw,
     Forgotten,
     LetGo,
+    Moved,
     Performed,
     Pinned,
     Released,
@@ -148,7 +150,14 @@ def _evicted(event: Evicted) -> str:
     return (
         f'{{"event":"Evicted","time":{event.time},"used":{event.used},"storage":{event.storage},'
         f'"nbytes":{event.nbytes},"why":"{event.why}","held":{"true" if event.held else "false"},'
-        f'"ghosts":{_list(event.ghosts)}}}\n'
+        f'"ghosts":{_list(event.ghosts)},"tier":{_quoted[event.tier]}}}\n'
+    )
+
+
+def _transferred(event: Moved | Fetched) -> str:
+    return (
+        f'{{"event":"{type(event).__name__}","time":{event.time},"used":{event.used},"storage":{event.storage},'
+        f'"nbytes":{event.nbytes},"tier":{_quoted[event.tier]},"seconds":{event.seconds}}}\n'
     )
 
 
@@ -179,6 +188,8 @@ _LINES: Final[dict[type[Event], Callable[[Any], str]]] = dict(
         (Performed, _performed),
         (Added, _added),
         (Evicted, _evicted),
+        (Moved, _transferred),
+        (Fetched, _transferred),
         _plain(LetGo, "time", "used", "storage"),
         _plain(Accessed, "time", "used", "value"),
         _plain(Released, "time", "used", "value"),

@@ -50,7 +50,7 @@ def test_the_formula_is_the_exhaustive_optimum(n: int) -> None:
 
 
 @given(length=st.integers(1, 60), slots=st.integers(1, 60))
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 def test_the_closed_form_is_the_recursion(length: int, slots: int) -> None:
     """t(l, s) = min over m of m + t(m, s) + t(l - m, s - 1)."""
     if length == 1:

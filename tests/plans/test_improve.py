@@ -15,7 +15,7 @@ from recompute._plans.timeline import Timeline
 from recompute._traces.program import Program
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(program=programs(operations=25), share=st.floats(0.1, 0.9), seed=st.integers(0, 9))
 def test_after_each_round_memory_is_what_the_order_of_runs_says(program: Program, share: float, seed: int) -> None:
     """Whether the round was kept or undone; and it fits, and `best` is the cheapest so far."""

@@ -27,7 +27,7 @@ def options_of(method: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(program=programs(), share=st.floats(0.1, 1.0))
 def test_a_plan_passes_the_judge_or_there_is_none(method: str, program: Program, share: float) -> None:
     """What `plan` returns is within the budget, and does what it says."""
@@ -41,7 +41,7 @@ def test_a_plan_passes_the_judge_or_there_is_none(method: str, program: Program,
     assert found.bound is None or found.overhead >= found.bound * (1 - 1e-6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(program=programs(operations=6), share=st.floats(0.0, 0.7))
 def test_own_is_within_a_percent_of_the_optimum_of_small_programs(program: Program, share: float) -> None:
     """And it finds a plan wherever there is one."""
@@ -55,7 +55,7 @@ def test_own_is_within_a_percent_of_the_optimum_of_small_programs(program: Progr
     assert best * (1 - 1e-9) <= found.overhead * program.model_time <= best * 1.01 + 1e-9
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(program=programs(operations=6), share=st.floats(0.0, 0.7))
 def test_checkmate_against_exhaustive_search(program: Program, share: float) -> None:
     """Its plans cost at least the optimum, and its own bound is reached when the solver is done."""
@@ -72,7 +72,7 @@ def test_checkmate_against_exhaustive_search(program: Program, share: float) -> 
     assert found.overhead == pytest.approx(found.bound, rel=1e-4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 4)
 @given(program=programs(operations=12, uniform=True), share=st.floats(0.2, 0.8))
 def test_own_is_within_a_percent_of_checkmate(program: Program, share: float) -> None:
     """On small graphs, where Checkmate's optimum is proved."""
@@ -84,7 +84,7 @@ def test_own_is_within_a_percent_of_checkmate(program: Program, share: float) ->
     assert plan(program, budget, rounds=150).overhead <= best.overhead * 1.01 + 1e-9
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(program=programs(operations=6), share=st.floats(0.0, 0.7))
 def test_search_over_states_against_exhaustive_search(program: Program, share: float) -> None:
     """A* finds the optimum, a wide beam on so small a program too."""
@@ -107,7 +107,7 @@ def without_gets(program: Program) -> Program:
 
 
 @given(program=programs(), seed=st.integers(0, 3))
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 5)
 def test_the_same_seed_gives_the_same_plan(program: Program, seed: int) -> None:
     """Where the rounds end the search."""
 

@@ -17,7 +17,7 @@ from recompute.simulator import baseline, simulate
 LITTLE = 0.01
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(program=programs(operations=40))
 def test_nothing_is_recomputed_in_the_memory_that_the_program_takes_by_itself(program: Program) -> None:
     """Sources that come and go included."""
@@ -25,7 +25,7 @@ def test_nothing_is_recomputed_in_the_memory_that_the_program_takes_by_itself(pr
     assert plan(program, max(1, budget), effort=LITTLE).overhead == 1.0
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(program=programs(operations=40), share=st.floats(0.0, 1.0))
 def test_a_plan_is_never_dearer_than_the_cache_by_itself(program: Program, share: float) -> None:
     """Where the cache runs the program within a budget, there is a plan, and it costs no more."""
@@ -38,7 +38,7 @@ def test_a_plan_is_never_dearer_than_the_cache_by_itself(program: Program, share
         assert verify(program, found) == (found.peak, pytest.approx(found.overhead))
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 5)
 @given(program=programs(operations=40), share=st.floats(0.3, 0.9), seed=st.integers(0, 3))
 def test_the_same_effort_and_seed_give_the_same_plan(program: Program, share: float, seed: int) -> None:
     """How fast the machine is does not matter."""

@@ -45,7 +45,7 @@ def budget_of(program: Program, share: float) -> int:
     return int(share * sum(program.sizes))
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(program=chains(4, uniform=True), share=st.floats(0.2, 1.0))
 def test_with_one_size_it_is_the_exhaustive_optimum(program: Program, share: float) -> None:
     """Whatever the costs; and where it finds nothing, there is nothing."""
@@ -65,7 +65,6 @@ def test_with_one_size_it_is_the_exhaustive_optimum(program: Program, share: flo
     assert bound * problem.model_cost == pytest.approx(best if problem.model_cost else 0.0)
 
 
-@settings(max_examples=100)
 @given(program=chains(4, uniform=False), share=st.floats(0.2, 1.0))
 def test_with_different_sizes_it_fits_and_claims_nothing(program: Program, share: float) -> None:
     """It costs no less than the optimum over all schedules, and seldom more."""
@@ -82,7 +81,7 @@ def test_with_different_sizes_it_fits_and_claims_nothing(program: Program, share
     assert bound is None or cost_of(problem, sequence) == pytest.approx(best)
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(n=st.integers(3, 40), budget=st.integers(3, 42))
 def test_on_uniform_chains_it_is_revolve(n: int, budget: int) -> None:
     """The table and the closed form have the same optimum."""
@@ -92,7 +91,7 @@ def test_on_uniform_chains_it_is_revolve(n: int, budget: int) -> None:
     assert cost_of(problem, sequence) == optimum(n, min(budget, n + 1)) == pytest.approx((bound or 0.0) * 2 * n)
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(program=chains(30, uniform=True), share=st.floats(0.05, 0.6), cost=st.floats(0.0, 9.0))
 def test_narrow_windows_lose_nothing(program: Program, share: float, cost: float) -> None:
     """With one size the best split moves one way only: looking at all of them finds nothing cheaper."""

@@ -34,7 +34,7 @@ def decisions(program: Program, budget: int, policy: str) -> tuple[str, list[tup
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(programs(), st.floats(0.2, 1.0))
 def test_every_decision_is_that_of_the_definitions(policy: str, program: Program, share: float) -> None:
     """The same storages are evicted, in the same order, for the same reasons; clock, peak and status agree."""

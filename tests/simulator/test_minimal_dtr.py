@@ -100,7 +100,7 @@ def check_alike(program: Program, budget: int, peak: Mapping[str, int] | None = 
     return status
 
 
-@settings(max_examples=400)
+@settings(max_examples=settings().max_examples * 4)
 @given(programs(), st.floats(0.2, 1.0))
 def test_random_programs_are_run_alike(program: Program, share: float) -> None:
     """Random programs with aliases, several results and early releases are run alike, down to where they do not fit."""

@@ -24,7 +24,11 @@ def run(trace: str, policy: str, budget: float) -> Run:
     return simulate(found, budget, policy=policy, peak=peak)
 
 
-@pytest.mark.parametrize(("trace", "policy"), FIGURES)
+_CASES = [pytest.param(*each, marks=pytest.mark.slow) if each[1] in ("dtr", "msps") else each for each in FIGURES]
+"""Those that walk through what is evicted take longest."""
+
+
+@pytest.mark.parametrize(("trace", "policy"), _CASES)
 def test_the_published_figures(trace: str, policy: str) -> None:
     """The overhead at every budget within 0.001, and the same budgets fail."""
     points = list(zip(BUDGETS, FIGURES[trace, policy], strict=False))
@@ -40,6 +44,7 @@ def test_the_published_whole(trace: str) -> None:
     assert program(trace)[1] == {"cpu": PEAKS[trace]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", sorted({trace for trace, _ in FIGURES}))
 def test_the_default_is_as_good_as_the_best_known_one(trace: str) -> None:
     """Never more than 0.0015 above dtr-eq, better where memory is short, and alive wherever a published policy is."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
@@ -27,6 +27,9 @@ DATA = Path(__file__).parent / "data"
 LINES = [name for name in POLICIES if name not in ("random", "none")]
 
 _UNLIKE = ("move", "mixture", "head")  # they use a second device, or raise
+
+TWO_VICTIMS = Program([Apply("add", (), nbytes=8), Apply("count", ()), Apply("add", (), how="applied")])
+"""One whose memory is given up after its eviction, then one of a plain number: both for the room of the third."""
 
 Decision = tuple[Any, ...]
 
@@ -77,6 +80,7 @@ def replay(path: Path, budget: int, **options: Any) -> list[Decision]:
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("policy", LINES)
 @settings(max_examples=max(10, settings().max_examples // 2))
+@example(program=TWO_VICTIMS, budget=88)
 @given(program=programs(devices=("cpu",), fickle=False, faults=False), budget=st.integers(30, 600))
 def test_the_same_decisions(policy: str, release: str, program: Program, budget: int) -> None:
     """Evictions with their reasons and rematerializations with their costs, in order."""

@@ -1,0 +1,290 @@
+"""Tiers: computing again, moving, or whichever is cheaper, on recorded training iterations and on this machine's disk.
+
+    python benchmarks/tiers.py TRACES_FOLDER [--only simulated|disk] [--into docs/results]
+
+writes tiers.md. The simulated figures are the same on every machine. Those of the disk are wall time, the least of
+several runs, and depend on the machine; about three minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+from _common import facts, say
+
+import recompute as rc
+from recompute.planners import PlanError, plan, verify
+from recompute.simulator import Run, baseline, simulate
+from recompute.traces import Program, read
+
+RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
+
+POINTS: Final = (
+    *(("unet", 0.3), ("resnet32", 0.3), ("resnet32", 0.1), ("transformer", 0.3), ("transformer", 0.1)),
+    ("treelstm", 0.1),
+)
+TIERS: Final = ("12GB/s", "50GB/s", "12GB/s,overlap", "50GB/s,overlap")
+KNOWN: Final = {
+    ("unet", 0.3): (1.44, 1.34, 1.20, 1.02),
+    ("resnet32", 0.3): (1.18, 1.18, 1.15, 1.06),
+    ("resnet32", 0.1): (None, 1.60, 2.03, 1.10),
+    ("transformer", 0.3): (1.11, 1.11, 1.08, 1.04),
+    ("transformer", 0.1): (1.66, 1.38, 1.27, 1.08),
+    ("treelstm", 0.1): (1.17, 1.04, 1.00, 1.00),
+}
+"""What a prototype reached with both."""
+
+LEAST: Final = {"unet": 0.24, "resnet32": 0.08, "transformer": 0.07, "treelstm": 0.02}
+"""The least budgets of moving alone that are known, where sources move."""
+
+LEAST_TIER: Final = "25GB/s"
+LIMIT: Final = 20.0
+
+HEAD: Final = """# Tiers
+
+Computing again, moving, and whichever is cheaper, by `python benchmarks/tiers.py FOLDER`.
+
+"""
+
+SIMULATED: Final = """## Simulated
+
+Training iterations that the DTR authors recorded. Each cell: overhead by computing again alone / by moving alone, the
+least recently used first / by both, with what a prototype reached with both in brackets. An asterisk marks what is more
+than 0.005 above that, or more than 1 % above the better of the first two. Transfers that overlap share one link beside
+the compute: a lower bound. Sources move, too.
+
+| | budget | blocks, 12 GB/s | blocks, 50 GB/s | overlaps, 12 GB/s | overlaps, 50 GB/s |
+|---|---|---|---|---|---|
+"""
+
+SMALLEST: Final = """
+### The smallest budget
+
+Of the shares of the peak in steps of 0.01, the smallest at which a run finishes with an overhead of at most 20;
+transfers of 25 GB/s block.
+
+| | computing again | moving | both | known for moving |
+|---|---|---|---|---|
+"""
+
+PLANNED: Final = """
+### With the future known
+
+The overhead of plans (`planners.plan(..., tier=...)`, effort {effort:g}) that fetch results or compute them again;
+sources stay in memory. Transfers block.
+
+| | budget | no tier | 12 GB/s | 50 GB/s |
+|---|---|---|---|---|
+"""
+
+EFFORT: Final = 0.3
+
+DISK: Final = """
+## On a disk
+
+Wall time of one program under a budget, relative to the run without one; the least of {rounds} runs. "Both" moves what
+is dear to compute, "ahead" does so in a thread before the room is needed. Bytes written and read in brackets.
+
+| | disk | computing again | moving | both | both, ahead |
+|---|---|---|---|---|---|
+"""
+
+
+# Simulated
+
+
+def simulated(folder: Path) -> Iterator[str]:
+    names = dict.fromkeys(name for name, _ in POINTS)
+    programs = {name: read(next(folder.glob(f"*{name}*"))) for name in names}
+    peaks = {name: baseline(program) for name, program in programs.items()}
+
+    def replay(name: str, budget: float, **options: Any) -> Run:
+        return simulate(programs[name], budget, peak=peaks[name], limit=LIMIT, **options)
+
+    yield SIMULATED
+    for name, budget in POINTS:
+        alone = replay(name, budget)
+        cells = []
+        for tier, known in zip(TIERS, KNOWN[name, budget], strict=True):
+            moving = replay(name, budget, policy="lru", tier=f"{tier},always")
+            both = replay(name, budget, tier=tier)
+            cells.append(f"{_cell(alone)} / {_cell(moving)} / {_judged(alone, moving, both, known)}")
+            say(f"{name} {budget} {tier}: {cells[-1]}")
+        yield f"| {name} | {budget} | {' | '.join(cells)} |\n"
+    yield SMALLEST
+    for name, program in programs.items():
+        kinds: list[dict[str, Any]] = [{}, {"policy": "lru", "tier": f"{LEAST_TIER},always"}, {"tier": LEAST_TIER}]
+        found = [_smallest(program, peaks[name], options) for options in kinds]
+        say(f"{name}: smallest budgets {found}")
+        yield f"| {name} | {' | '.join(f'{each:.2f}' for each in found)} | {LEAST[name]:.2f} |\n"
+
+
+def planned(folder: Path) -> Iterator[str]:
+    yield PLANNED.format(effort=EFFORT)
+    for name, share in POINTS:
+        program = read(folder / f"{name}.jsonl")
+        cells = []
+        for tier in ({}, {"tier": "12GB/s"}, {"tier": "50GB/s"}):
+            try:
+                found = plan(program, share, effort=EFFORT, **tier)
+            except PlanError:
+                cells.append("none")
+                continue
+            verify(program, found)
+            cells.append(f"{found.overhead:.2f}" + (f" ({found.fetches:,} fetches)" if tier else ""))
+        say(f"{name} {share}, planned: {cells}")
+        yield f"| {name} | {share} | {' | '.join(cells)} |\n"
+
+
+def _smallest(program: Program, peak: dict[str, int], options: dict[str, Any]) -> float:
+    """By bisection, in hundredths."""
+    low, high = 0, 100
+    while high - low > 1:
+        middle = (low + high) // 2
+        run = simulate(program, middle / 100, peak=peak, limit=LIMIT, **options)
+        low, high = (low, middle) if run.status == "ok" else (middle, high)
+    return high / 100
+
+
+def _judged(alone: Run, moving: Run, both: Run, known: float | None) -> str:
+    better = min((run.overhead for run in (alone, moving) if run.overhead is not None), default=LIMIT)
+    missed = both.overhead is None or both.overhead > 1.01 * better
+    if known is not None:
+        missed = missed or both.overhead is None or both.overhead > known + 0.005
+    return f"{_cell(both)}{'*' * missed} ({'fails' if known is None else f'{known:.2f}'})"
+
+
+def _cell(run: Run) -> str:
+    return run.status if run.overhead is None else f"{run.overhead:.2f}"
+
+
+# On a disk
+
+FILES: Final = 24
+LINES: Final = 40_000
+EPOCHS: Final = 3
+STEPS: Final = 64
+ELEMENTS: Final = 500_000
+ROUNDS: Final = 3
+
+
+def parse(path: Path) -> Any:
+    """A file of numbers in text: dear."""
+    return np.array(path.read_text().split(), dtype=float).reshape(LINES, -1)
+
+
+def features(table: Any, power: int) -> Any:
+    """Of the size of the table: cheap."""
+    scaled = (table - table.mean(axis=0)) / table.std(axis=0)
+    return scaled**power
+
+
+def fit(paths: list[Path]) -> float:
+    """Some passes over features of parsed files."""
+    tables = [rc.ap(parse, path) for path in paths]
+    parts = [rc.ap(features, table, power) for table in tables for power in (1, 2, 3)]
+    weights = np.zeros(8)
+    for _ in range(EPOCHS):
+        for part in parts:
+            x = part.get()
+            weights += 1e-6 * x.T @ (1.0 - x @ weights)
+    return float(weights.sum())
+
+
+def step(x: Any) -> Any:
+    return np.tanh(np.sin(x) + 0.5 * np.cos(3 * x))
+
+
+def chain(_: list[Path]) -> float:
+    """Forwards through many states, then backwards: each is needed again, the newest first."""
+    states = [rc.pure(np.linspace(0.0, 1.0, ELEMENTS))]
+    for _step in range(STEPS):
+        states.append(rc.ap(step, states[-1]))
+    adjoint = np.ones(ELEMENTS)
+    for state in reversed(states):
+        adjoint *= 1.0 - 0.001 * state.get() ** 2
+    return float(adjoint.sum())
+
+
+@dataclass
+class Timed:
+    """The least of several runs."""
+
+    seconds: float
+    result: float
+    written: int
+    read: int
+
+
+def timed(program: Callable[[list[Path]], float], paths: list[Path], **options: Any) -> Timed:
+    best: Timed | None = None
+    for _ in range(ROUNDS):
+        with rc.Cache(**options) as cache:
+            start = perf_counter()
+            result = program(paths)
+            seconds = perf_counter() - start
+            tiers = cache.stats().tiers
+        if best is None or seconds < best.seconds:
+            best = Timed(seconds, result, sum(each.written for each in tiers), sum(each.read for each in tiers))
+        del cache
+    assert best is not None
+    return best
+
+
+def on_disk() -> Iterator[str]:
+    yield DISK.format(rounds=ROUNDS)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        paths = [Path(folder) / f"{number}.txt" for number in range(FILES)]
+        random = np.random.default_rng(0)
+        for path in paths:
+            np.savetxt(path, random.normal(size=(LINES, 8)), fmt="%.6g")
+        for program, budget in ((fit, "48MB"), (chain, "32MB")):
+            whole = timed(program, paths)
+            again = timed(program, paths, budget=budget)
+            for words, bandwidth in (("200 MB/s", "200MB"), ("all of it", None)):
+                disk = rc.Disk(folder=folder, bandwidth=bandwidth)
+                moving = timed(
+                    program,
+                    paths,
+                    budget=budget,
+                    policy="lru",
+                    tiers=[rc.Disk(folder=folder, bandwidth=bandwidth, always=True)],
+                )
+                both = timed(program, paths, budget=budget, tiers=[disk])
+                ahead = timed(program, paths, budget=budget, tiers=[replace(disk, ahead=True)])
+                assert whole.result == again.result == moving.result == both.result == ahead.result
+                cells = [f"{each.seconds / whole.seconds:.2f}" for each in (again, moving, both, ahead)]
+                for number, run in ((1, moving), (2, both), (3, ahead)):
+                    cells[number] += f" ({run.written / 1e6:.0f}, {run.read / 1e6:.0f} MB)"
+                say(f"{program.__name__} {words}: {cells}")
+                yield f"| {program.__name__} | {words} | {' | '.join(cells)} |\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--only", choices=("simulated", "disk"))
+    parser.add_argument("--into", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    machine = facts()
+    page = HEAD
+    if options.only != "disk":
+        page += "".join(simulated(options.traces)) + "".join(planned(options.traces))
+    if options.only != "simulated":
+        page += "".join(on_disk())
+    page += "\n## Machine\n\n" + "".join(f"* {name}: {value}\n" for name, value in machine.items())
+    if options.only is None:
+        (options.into / "tiers.md").write_text(page)
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What a disk below the budget brings to programs that the docs have: seconds with and without one.
+
+    python benchmarks/tiers_in_use.py [--into docs/results]
+
+writes tiers-in-use.md: Newton-CG and inference with a fifth of their memory (docs/newton.md, docs/inference.md), and a
+transformer that PyTorch trains, beside `saved_tensors_hooks` that write to files. Wall time, the least of two runs;
+about five minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from _common import facts, say
+from torch.nn import functional
+
+import recompute as rc
+import recompute_torch as rt
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs" / "examples"))
+
+import inference  # noqa: E402  # an example
+import newton  # noqa: E402
+from _torch_networks import Transformer  # noqa: E402
+
+RUNS: Final = 2
+STEPS: Final = 4
+
+HEAD: Final = """# Tiers in use
+
+What a disk below the budget brings to programs of these pages, by `python benchmarks/tiers_in_use.py`. Wall time, the
+least of {runs} runs; in brackets operations that ran again, and bytes written and read.
+
+"""
+
+ARRAYS: Final = """## A fifth of the memory
+
+| | no budget | 20 %, computing again | 20 %, with a disk | 20 %, with a disk of 200 MB/s |
+|---|---|---|---|---|
+"""
+
+TRAINING: Final = """
+## A training with PyTorch
+
+A transformer of {weights:.1f} million weights, {steps} steps with AdamW (`foreach=False`), one thread. Its parameters,
+their gradients and what the optimizer remembers take {floor:.0f} MB: a budget below that needs a tier. *Counted* is the
+peak by the storages of tensors.
+
+| | counted | seconds | |
+|---|---|---|---|
+"""
+
+Program = Callable[[], Any]
+
+
+def least(program: Program, around: Callable[[], Any]) -> tuple[float, Any, rc.Stats | None]:
+    """Seconds, what it gives, and what the cache did, of the fastest run."""
+    best: tuple[float, Any, rc.Stats | None] | None = None
+    for _ in range(RUNS):
+        with around() as cache:
+            start = perf_counter()
+            result = program()
+            seconds = perf_counter() - start
+            stats = None if cache is None else cache.stats()
+        if best is None or seconds < best[0]:
+            best = seconds, result, stats
+    assert best is not None
+    return best
+
+
+def cell(seconds: float, whole: float, stats: rc.Stats) -> str:
+    moved = "".join(f", {each.written / 1e6:.0f}, {each.read / 1e6:.0f} MB" for each in stats.tiers)
+    return f"{seconds:.2f} s, x {seconds / whole:.2f} ({stats.rematerializations:,}{moved})"
+
+
+def arrays(folder: str) -> Iterator[str]:
+    yield ARRAYS
+    problem = newton.load()
+    pictures = inference.spoil(inference.load())
+    weights = inference.learn(pictures)
+    programs: dict[str, Program] = {
+        "Newton-CG": lambda: newton.digests(newton.fit(problem, 6)[0]),
+        "inference": lambda: inference.ask(inference.make(*rc.wrap((weights, list(pictures))))),
+    }
+    for name, program in programs.items():
+        whole, expected, stats = least(program, rc.Cache)
+        assert stats is not None
+        budget = stats.peak // 5
+        cells = [f"{whole:.2f} s, {stats.peak / 1e6:.0f} MB"]
+        for tiers in ((), (rc.Disk(folder=folder),), (rc.Disk(folder=folder, bandwidth="200MB"),)):
+            seconds, found, stats = least(program, partial(rc.Cache, budget, tiers=tiers))
+            assert stats is not None
+            assert found == expected
+            cells.append(cell(seconds, whole, stats))
+            say(f"{name}: {cells[-1]}")
+        yield f"| {name} | {' | '.join(cells)} |\n"
+
+
+class InFiles:
+    """What autograd saves lies in files until it is needed."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._count = 0
+
+    def pack(self, tensor: torch.Tensor) -> Path:
+        self._count += 1
+        path = self._folder / str(self._count)
+        torch.save(tensor, path)
+        return path
+
+    @staticmethod
+    def unpack(path: Path) -> torch.Tensor:
+        return torch.load(path)  # type: ignore[no-any-return]  # it is what was saved
+
+
+def trained() -> tuple[list[float], list[torch.Tensor], int]:
+    """A few steps: losses, parameters, and the bytes of parameters, gradients and the optimizer's memory."""
+    torch.manual_seed(0)
+    module = Transformer(6, 256, 4, 256, 128)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3, foreach=False)
+    losses = []
+    for _ in range(STEPS):
+        tokens = torch.randint(256, (8, 129))
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(module(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]  # as it is in torch
+        optimizer.step()
+        losses.append(loss.detach())
+    parameters = list(module.parameters())
+    return [float(each) for each in losses], parameters, 4 * sum(each.nbytes for each in parameters)
+
+
+def training(folder: str) -> Iterator[str]:
+    torch.set_num_threads(1)
+    whole, (losses, parameters, floor), _ = least(trained, lambda: nullcontext())
+    peak = least(trained, rt.budget)[2]
+    assert peak is not None
+    weights = sum(each.numel() for each in parameters) / 1e6
+    yield TRAINING.format(weights=weights, steps=STEPS, floor=floor / 1e6)
+    yield f"| plain | {peak.peak / 1e6:.0f} MB | {whole:.2f}, x 1.00 | |\n"
+    files = InFiles(folder)
+    seconds, _, _ = least(trained, lambda: torch.autograd.graph.saved_tensors_hooks(files.pack, files.unpack))
+    with rt.budget() as block, torch.autograd.graph.saved_tensors_hooks(files.pack, files.unpack):
+        trained()
+        most = block.stats().peak
+    yield f"| `saved_tensors_hooks`, to files | {most / 1e6:.0f} MB | {seconds:.2f}, x {seconds / whole:.2f} | |\n"
+    say(f"hooks: {most / 1e6:.0f} MB, {seconds / whole:.2f}")
+    for budget, tiers in (
+        (most, ()),
+        (most, (rc.Disk(folder=folder),)),
+        (floor * 3 // 4, (rc.Disk(folder=folder),)),
+        (floor // 2, (rc.Disk(folder=folder),)),
+    ):
+        how = "`rt.budget`" + (", and a disk" if tiers else "")
+        try:
+            seconds, found, stats = least(trained, partial(rt.budget, budget, tiers=tiers, foresight=False))
+        except rc.BudgetError as error:
+            yield f"| {how} | {budget / 1e6:.0f} MB | no room | {error} |\n"
+            continue
+        assert stats is not None
+        assert found[0] == losses
+        assert all(torch.equal(one, other) for one, other in zip(found[1], parameters, strict=True))
+        text = cell(seconds, whole, stats)
+        say(f"{how} {budget / 1e6:.0f} MB: {text}")
+        yield f"| {how} | {stats.peak / 1e6:.0f} MB | {text} | the same bits |\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--into", type=Path, default=ROOT / "docs" / "results")
+    options = parser.parse_args()
+    machine = facts() | {"torch": torch.__version__}
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        page = HEAD.format(runs=RUNS) + "".join(arrays(folder)) + "".join(training(folder))
+    page += "\n## Machine\n\n" + "".join(f"* {name}: {value}\n" for name, value in machine.items())
+    (options.into / "tiers-in-use.md").write_text(page)
+
+
+if __name__ == "__main__":
+    main()
