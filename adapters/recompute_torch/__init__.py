@@ -7,6 +7,10 @@ with rt.budget("5GB"):
 try:
     from recompute_torch._adapter import TorchAdapter, adapter
     from recompute_torch._block import budget, checkpoint, decheckpoint
+    from recompute_torch._floor import FloorWarning
+    from recompute_torch._holders import Held, Parts
+    from recompute_torch._least import Least, least
+    from recompute_torch._report import Report, Step
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -15,4 +19,17 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
-__all__ = ["TorchAdapter", "adapter", "budget", "checkpoint", "decheckpoint"]
+__all__ = [
+    "FloorWarning",
+    "Held",
+    "Least",
+    "Parts",
+    "Report",
+    "Step",
+    "TorchAdapter",
+    "adapter",
+    "budget",
+    "checkpoint",
+    "decheckpoint",
+    "least",
+]

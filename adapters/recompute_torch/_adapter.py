@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 import recompute as rc
-from recompute_torch._memory import device_name, storage_of
+from recompute_torch._memory import device_name, quietly, storage_of
+from recompute_torch._packing import bytes_of, new_storage
+from recompute_torch._recipe import Geometry, geometry_of, ordinary, tensor_on
 from recompute_torch._timing import timer
+
+
+class _Packed(NamedTuple):
+    """What a tensor is beyond the bytes of its storage."""
+
+    device: torch.device
+    nbytes: int
+    geometry: Geometry | None
+    """None: it is the storage itself."""
+    requires_grad: bool = False
+    inference: bool = False
+    """Whether it was made in inference mode."""
 
 
 class TorchAdapter(rc.Adapter):
@@ -52,6 +66,32 @@ class TorchAdapter(rc.Adapter):
         content = blake2b(f"{tuple(plain.shape)} {plain.dtype}".encode(), digest_size=16)
         content.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
         return content.digest()
+
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        """The bytes of the whole storage; what is more than bytes and geometry as torch pickles it.
+
+        Raises ValueError for a tensor that has a gradient or is in a graph of autograd, which would be lost.
+        """
+        if isinstance(value, torch.Tensor) and (not value.is_leaf or value.grad is not None):
+            raise ValueError("a tensor with a gradient, or in a graph of autograd, is more than its bytes")
+        if isinstance(value, torch.UntypedStorage):
+            return _Packed(value.device, value.nbytes(), None), [bytes_of(value)]
+        if type(value) is not torch.Tensor or not ordinary(value) or vars(value) or value._backward_hooks:
+            return super().pack(value)
+        storage = storage_of(value)
+        more = geometry_of(value), value.requires_grad, value.is_inference()
+        return _Packed(value.device, storage.nbytes(), *more), [bytes_of(storage)]
+
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        """On the device where it was, with a storage of its own."""
+        if type(head) is not _Packed:
+            return super().unpack(head, load)
+        storage, geometry = new_storage(head.nbytes, head.device, load), head.geometry
+        if geometry is None:
+            return storage
+        with torch.inference_mode(head.inference):
+            tensor = quietly(lambda: tensor_on(storage, geometry))
+        return tensor.requires_grad_() if head.requires_grad else tensor
 
     def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
         """Two events around an operation on a GPU."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from threading import RLock, get_ident, local
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Final
 from weakref import WeakSet, ref
@@ -17,9 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
+from recompute import extend
 from recompute.extend import bytes_or_share, parse_budget
 from recompute_torch import _escapes
+from recompute_torch._floor import Floor, explain, warn_of
 from recompute_torch._interrupts import Interrupts
+from recompute_torch._net import Net
+from recompute_torch._report import Report, Step
 from recompute_torch._threads import Threads
 from recompute_torch._tracker import Tracker
 
@@ -57,6 +63,9 @@ class _Mode(TorchDispatchMode):
         try:
             known = self._rules.get(id(func)) or self._tracker.learn(func)
             return known[0](func, known[1], args, kwargs or _NONE)
+        except rc.BudgetError as error:
+            explain(error, self._tracker)
+            raise
         finally:
             if self._interrupts.waiting:
                 self._interrupts.deliver()
@@ -65,6 +74,14 @@ class _Mode(TorchDispatchMode):
 set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 _current: Final = local()
+
+_CURE: Final = (
+    "Raise the budget, or take smaller batches; print(block) shows what holds memory and what is repeated, and "
+    "rt.least(step) what each budget costs."
+)
+
+_REMEMBERED: Final = 1000
+"""Steps."""
 
 _blocks: Final[WeakSet[budget]] = WeakSet()
 """Those that are open, for processes that are forked off: the workers of a DataLoader."""
@@ -89,11 +106,21 @@ class budget:
     ----------
     budget
         Bytes ("5GB") for each device; a share (0.8, "80%") of each device's memory; a mapping from device ("cpu",
-        "cuda:0") to one of these; None: no limit, which only watches.
+        "cuda:0") to one of these; "auto": what the device has: something is evicted when an allocation fails; None: no
+        limit, which is the same, and only watches otherwise.
+    activations
+        Instead: bytes for activations, beside whatever has to stay (parameters, gradients, what the optimizer
+        remembers, inputs); or a share of what they take without a limit ("40%"), for which the first step is measured.
+    smallest
+        Storages of fewer bytes ("1MB") are never evicted to make room: many small ones are not worth the search.
     only_checkpointed
         Only what is made from tensors that were given to `checkpoint` takes part.
     policy, search, foresight, trace, verify
         As for `recompute.Cache`. A round ends with a step of the first optimizer.
+    tiers
+        As for `recompute.Cache`: `{"cuda:0": [rc.Host("64GB")]}`. Parameters, gradients and what an optimizer remembers
+        may move, too, so the budget can be smaller than all of them; an optimizer that takes all of them in one
+        operator (`foreach=True`, the default on a GPU) needs them in memory at once, `foreach=False` does not.
     history
         How many calls are remembered at most for the sake of what was made from them; with more, see `commit`.
 
@@ -106,20 +133,34 @@ class budget:
         budget: Any = None,
         /,
         *,
+        activations: Any = None,
+        smallest: Any = 1,
         only_checkpointed: bool = False,
         policy: Any = None,
         search: Any = "exact",
         foresight: bool = True,
+        tiers: Any = (),
         trace: str | os.PathLike[str] | None = None,
         verify: bool = False,
         history: int = 100_000,
     ) -> None:
+        if budget is not None and activations is not None:
+            raise TypeError("give budget, for all memory, or activations, for these alone; not both")
         named = {} if policy is None else {"policy": policy}
         self.cache: Final = rc.Cache(
-            _bytes(budget), search=search, foresight=foresight, trace=trace, verify=verify, **named
+            _bytes(budget), search=search, foresight=foresight, tiers=tiers, trace=trace, verify=verify, **named
         )
+        extend.cure_thrashing(self.cache, _CURE, "torch")
+        extend.leave_small(self.cache, parse_budget(smallest, of="what", what="smallest"))
+        self._net = None if activations is None else Net(self.cache, activations, _devices())
+        self._listeners: list[Callable[[Step], Any]] = []
+        self._steps: deque[Step] = deque(maxlen=_REMEMBERED)
+        self._lap = 0, perf_counter(), (0, 0, 0), (0.0, 0.0)
+        self._measures = False
         self._interrupts = Interrupts()
-        self._tracker = Tracker(self.cache, history, everything=not only_checkpointed, watching=self._mode)
+        self._tracker = Tracker(
+            self.cache, history, everything=not only_checkpointed, watching=self._mode, moves=bool(tiers)
+        )
         self._here = local()
         self._threads: Threads | None = None
         self._entered = 0
@@ -140,9 +181,11 @@ class budget:
                     raise RuntimeError("a budget block is entered once; make a new one: with rt.budget(...):")
                 _escapes.guard()
                 _blocks.add(self)
+                if self.cache.budget is not None and self._tracker.floor is None:
+                    self._tracker.floor = Floor(self._tracker.holders, self._tracker.known)
                 self._threads = Threads(self._join)
                 self._hooks = [
-                    register_optimizer_step_pre_hook(lambda *_: self._tracker.stepping.add(get_ident())),
+                    register_optimizer_step_pre_hook(self._steps_now),
                     register_optimizer_step_post_hook(self._stepped),
                 ]
             self._entered += 1
@@ -163,14 +206,57 @@ class budget:
             here.mode.__enter__()
             self._interrupts.hold()
 
+    def _steps_now(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer is about to make a step."""
+        self._tracker.stepping.add(get_ident())
+        self._tracker.holders.meet_optimizer(optimizer)
+
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer has made a step; with that of the first one a round of training ends."""
+        for tensor in self._tracker.holders.remembered(optimizer):
+            self._tracker.keep(tensor)  # what it is made of, such as gradients, need not stay for it
         self._tracker.stepping.discard(get_ident())
         first = None if self._optimizer is None else self._optimizer()
         if first is None:
             self._optimizer = ref(optimizer)
         if first is None or first is optimizer:
+            self._over()
             self.cache.next_iteration()
+
+    def _over(self) -> None:
+        """A step is over."""
+        step = self._lapped()
+        self._steps.append(step)
+        if self._net is not None:
+            self._net.stepped()
+        floor = self._tracker.floor
+        if floor is not None and step.number == 1:
+            warn_of(floor, extend.pools(self.cache))
+            if not self._measures:
+                self._tracker.floor = None
+        for listener in list(self._listeners):
+            listener(step)
+
+    def _lapped(self) -> Step:
+        counted, spent, now = extend.counts(self.cache), extend.spent(self.cache), perf_counter()
+        before, self._lap = self._lap, (self._lap[0] + 1, now, counted, spent)
+        number, began, counts, seconds = before
+        return Step(
+            number=number + 1,
+            peak=sum(extend.lap(self.cache).values()),
+            evictions=counted[1] - counts[1],
+            operations=counted[0] - counts[0],
+            repeated=counted[2] - counts[2],
+            compute=spent[0] - seconds[0],
+            repeated_compute=spent[1] - seconds[1],
+            seconds=now - began,
+        )
+
+    def _measure(self) -> Floor:
+        """Have all operators of the block measured, not only those of the first step."""
+        self._measures = True
+        floor = self._tracker.floor = Floor(self._tracker.holders, self._tracker.known)
+        return floor
 
     def _mode(self, tracker: Tracker) -> _Mode:
         return _Mode(tracker, self._interrupts)
@@ -216,10 +302,24 @@ class budget:
     @budget.setter
     def budget(self, budget: Any) -> None:
         self.cache.budget = _bytes(budget)
+        self._net = None
 
     def stats(self) -> rc.Stats:
         """What the cache did and holds."""
         return self.cache.stats()
+
+    def report(self) -> Report:
+        """What holds memory, what the last steps took, and what more memory would give: `print(block)` shows it."""
+        stats = self.stats()
+        tracker = self._tracker
+        held = tracker.holders.sizes(tracker.known())
+        held["inputs and others"].here += max(0, stats.used - sum(each.here for each in held.values()))
+        whole = max(tracker.whole, sum(extend.load(self.cache)))
+        return Report(held, tracker.holders.handed_out(), whole, tuple(self._steps), stats)
+
+    def on_step(self, listener: Callable[[Step], Any]) -> None:
+        """Call `listener(step)` after each step of the first optimizer, with what it took: see `Step`."""
+        self._listeners.append(listener)
 
     def commit(self) -> None:
         """Forget how everything was made: what is alive stays in memory from now on.
@@ -231,6 +331,12 @@ class budget:
 
     def __repr__(self) -> str:
         return f"<budget {self.cache!r}>"
+
+    def __str__(self) -> str:
+        return str(self.report())
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
 
 
 def checkpoint(tensor: torch.Tensor) -> torch.Tensor:
@@ -259,10 +365,15 @@ def _bytes(budget: Any) -> Any:
     """A budget as the cache takes it: shares of a device's memory become bytes."""
     if isinstance(budget, Mapping):
         return {device: _size(device, each) for device, each in budget.items()}
+    if budget == "auto":
+        return None
     if budget is None or callable(budget) or isinstance(bytes_or_share(budget), int):
         return budget
-    devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    return {device: _size(device, budget) for device in devices}
+    return {device: _size(device, budget) for device in _devices()}
+
+
+def _devices() -> list[str]:
+    return ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
 
 
 def _size(device: str, budget: Any) -> Any:

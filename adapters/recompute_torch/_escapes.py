@@ -108,6 +108,7 @@ def _stay(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -
 def _hand_out(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
     if not handle.tracker.taken_here(handle):  # else the memory stays where it is until the operator is over
         handle.tracker.hand_out(storage_of(tensor))
+        handle.tracker.holders.hand_out(storage_of(tensor))
 
 
 def _lend(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> Callable[[Any], None] | None:
@@ -115,6 +116,7 @@ def _lend(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -
     if tracker.taken_here(handle):
         return partial(tracker.lend, tensor)
     tracker.forget([tensor])
+    tracker.holders.hand_out(storage_of(tensor))
     return None
 
 
@@ -126,6 +128,8 @@ def _write(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) 
     if first:
         handle.tracker.own([tensor])
     _stay(handle, tensor, first, until)
+    if first:
+        handle.tracker.wrote([tensor])
 
 
 def handle_of(tensor: torch.Tensor) -> Handle | None:

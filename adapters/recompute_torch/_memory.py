@@ -1,23 +1,15 @@
-"""The memory of a storage as the cache sees it: what is evicted is swapped out of the storage, and back in.
-
-Tensors stay the ordinary ones that they are. A `torch.UntypedStorage` whose memory is gone has a size and no bytes
-until a repeated run makes them again; whoever refers to it, the graph of autograd too, sees them come back.
-"""
+"""The memory of a storage: its bytes lie in the storage that tensors of the program share, or in one of their own."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 from operator import call
 from typing import Any, Final, TypeVar
 from weakref import ref
 
 import torch
-
-import recompute as rc
-from recompute_torch._timing import timer
 
 Storage = torch.UntypedStorage
 
@@ -25,21 +17,6 @@ T = TypeVar("T")
 
 storage_of: Final = torch._C.TensorBase.untyped_storage
 """The storage of a tensor, past whatever stands before this method while a block is open."""
-
-
-class _Gone(torch.Tensor):
-    """A tensor without memory, whose storage says how large it is and raises an error if somebody wants to write."""
-
-    __torch_function__: Any = torch._C._disabled_torch_function_impl
-
-    __torch_dispatch__: Any = None  # nobody calls an operator on it, but torch wants to know that it has one
-
-
-def gone(nbytes: int, device: torch.device) -> Storage:
-    """What takes the place of bytes that are evicted: views can be made of it, but there is nothing to read."""
-    tensor = torch.Tensor._make_wrapper_subclass(_Gone, (nbytes,), dtype=torch.uint8, device=device)
-    torch._C._set_throw_on_mutable_data_ptr(tensor)
-    return storage_of(tensor)
 
 
 def at_once(*steps: partial[Any]) -> None:
@@ -65,7 +42,7 @@ class Memory:
     belong to `own`, and the outer storage points to them.
     """
 
-    __slots__ = ("device", "nbytes", "outer", "own", "tiny")
+    __slots__ = ("device", "kept", "nbytes", "outer", "own", "tiny")
 
     def __init__(
         self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None, tiny: bool = False
@@ -74,6 +51,7 @@ class Memory:
         self.nbytes = nbytes
         self.outer = outer  # None: no tensor of the program has it
         self.own = own
+        self.kept = False  # the bytes come from a tier, and belong to `own` when the outer storage points to them, too
         self.tiny = tiny  # it is not worth an eviction, and code that is no operator may read it: numbers, lengths
 
     @property
@@ -90,9 +68,23 @@ class Memory:
         """From now on the bytes stay when the outer storage goes; False if that has gone, and they with it."""
         outer: Any = None if self.outer is None else self.outer()
         if self.own is None and outer is not None:
-            alias: Any = torch._C._construct_storage_from_data_pointer(outer.data_ptr(), outer.device, outer.nbytes())
+            alias = _alias(outer)
             at_once(partial(outer._swap_data_ptr_, alias), partial(setattr, self, "own", alias))
         return self.own is not None
+
+    def fill(self, remains: ref[Storage]) -> None:
+        """Give the bytes to the outer storage that has none, or let it point to them, if there still is one."""
+        outer: Any = remains()
+        if outer is None or self.own is None:
+            return
+        if self.kept:
+            at_once(partial(outer._swap_data_ptr_, _alias(self.own)), partial(setattr, self, "outer", remains))
+        else:
+            at_once(
+                partial(outer._swap_data_ptr_, self.own),
+                partial(setattr, self, "outer", remains),
+                partial(setattr, self, "own", None),
+            )
 
     def give_back(self, *further: partial[Any]) -> None:
         """Leave the bytes to the outer storage; `further` steps, if any, are part of it: see `at_once`."""
@@ -106,63 +98,10 @@ class Memory:
         return f"<{self.nbytes} bytes on {self.device}>"
 
 
-class MemoryAdapter(rc.Adapter):
-    """Sizes and devices of memory, and how it leaves a storage and comes back."""
-
-    name = "torch memory"
-
-    def nbytes(self, value: Memory) -> int:
-        """The bytes; none for what is too small to be worth an eviction."""
-        return 0 if value.tiny else value.nbytes
-
-    def buffer(self, value: Memory) -> Memory:
-        """Itself: what an operation wrote in place is on the same memory as what was there before."""
-        return value
-
-    def device(self, value: Memory) -> str:
-        return value.device
-
-    def enter(self, value: Memory) -> tuple[int, Memory]:
-        return 0 if value.tiny else value.nbytes, value
-
-    def evicted(self, value: Memory) -> ref[Storage] | None:
-        """The outer storage remains."""
-        return value.outer
-
-    def vacate(self, value: Memory) -> None:
-        """Takes the bytes out of the outer storage."""
-        outer: Any = None if value.outer is None else value.outer()
-        if outer is not None:
-            outer._swap_data_ptr_(gone(value.nbytes, outer.device))
-
-    def outlive(self, value: Memory) -> bool:
-        """The bytes stay when the outer storage goes."""
-        return value.keep()
-
-    def restored(self, remains: ref[Storage], value: Memory) -> None:
-        """Puts the bytes into the outer storage, if there still is one."""
-        outer: Any = remains()
-        own = value.own
-        if outer is not None and own is not None:
-            at_once(
-                partial(outer._swap_data_ptr_, own),
-                partial(setattr, value, "outer", remains),
-                partial(setattr, value, "own", None),
-            )
-
-    def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
-        """Two events around an operation on a GPU."""
-        return timer(device)
-
-    def signature(self, value: Memory) -> Hashable:
-        return value.nbytes
-
-    def sample(self, value: Memory) -> None:
-        """Nothing: where the bytes are may change, and whoever writes to them is seen."""
-
-    def fingerprint(self, value: Memory) -> bytes:
-        """A digest of the bytes; those of a GPU are fetched for it."""
-        return blake2b(bytes(value.storage.cpu().tolist()), digest_size=16).digest()
+def _alias(storage: Storage) -> Any:
+    """A storage that points to the bytes of another one."""
+    make: Any = torch._C._construct_storage_from_data_pointer
+    return make(storage.data_ptr(), storage.device, storage.nbytes())
 
 
 def device_name(device: torch.device) -> str:
@@ -211,6 +150,3 @@ def quietly(function: Callable[[], T]) -> T:
         torch._C._AutoDispatchBelowADInplaceOrView(),
     ):
         return function()
-
-
-rc.register(Memory, MemoryAdapter())

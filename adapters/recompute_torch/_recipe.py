@@ -201,15 +201,17 @@ class Write(Call):
 class Look:
     """A call that makes nothing the cache could make again: it runs once, while its arguments stay."""
 
-    __slots__ = ("func", "live", "result")
+    __slots__ = ("before", "func", "live", "result")
 
-    def __init__(self, func: Callable[..., Any], live: tuple[Any, dict[str, Any]]) -> None:
+    def __init__(self, func: Callable[..., Any], live: tuple[Any, dict[str, Any]], before: Callable[[], None]) -> None:
         self.func = func
         self.live: Any = live
         self.result: Any = None
+        self.before = before  # called when the arguments are there
 
     def __call__(self, *memories: Memory) -> None:
         (args, kwargs), self.live = self.live, None
+        self.before()
         self.result = self.func(*args, **kwargs)
 
     def size_key(self) -> Hashable:

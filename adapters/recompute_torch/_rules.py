@@ -45,6 +45,7 @@ class Rule:
     self_only: bool = False  # it writes its first argument, and nothing else
     plain: bool = False  # it only makes, and neither hides nor draws anything
     single: bool = False  # it makes or writes one tensor, as far as the schema says
+    own: bool = False  # it is one of torch's own: no function in Python runs in it
 
     def hides(self, args: tuple[Any, ...]) -> bool:
         """Whether this call writes its running statistics."""
@@ -72,6 +73,7 @@ def rule_of(func: Any) -> Rule:
     names = [each.name for each in schema.arguments]
     hidden = tuple([number for number, each in enumerate(names) if name in HIDDEN and each in _STATISTICS])
     training = names.index("training") if hidden and "training" in names else None
+    own = name.startswith("aten::")
     written: list[int | str] = []
     lists = replaced = False
     for position, argument in enumerate(schema.arguments):
@@ -83,10 +85,13 @@ def rule_of(func: Any) -> Rule:
         alone = written == [0] and not lists and not hidden
         single = len(written) == 1 and all(each.alias_info is not None for each in returns)
         return Rule(
-            "writes", name, tuple(written), lists, replaced, hidden, training, seeded, self_only=alone, single=single
+            *("writes", name, tuple(written), lists, replaced, hidden, training, seeded),
+            self_only=alone,
+            single=single,
+            own=own,
         )
     if not any("Tensor" in str(each.type) for each in returns):
-        return Rule("other", name)
+        return Rule("other", name, own=own)
     if all(each.alias_info is not None for each in returns):
         return Rule("views", name)
     plain = not hidden and not seeded

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from operator import attrgetter
 from threading import RLock, get_ident
 from typing import Any, Final, Literal
 from weakref import ref
@@ -18,6 +19,7 @@ import torch
 import recompute as rc
 from recompute import extend
 from recompute.extend import EVICTED, Node
+from recompute_torch._holders import Holders
 from recompute_torch._memory import (
     Lost,
     Memory,
@@ -31,8 +33,11 @@ from recompute_torch._memory import (
     storage_of,
 )
 from recompute_torch._recipe import immaterial, ordinary
+from recompute_torch._swapping import MemoryAdapter
 
 Tensor = torch.Tensor
+
+_base_of: Final = attrgetter("_base")
 
 _COPIED: Final = 2**26
 """Bytes: more of somebody else's memory is not copied; what is made from it cannot be made again."""
@@ -55,8 +60,12 @@ class Handle(rc.Recomputable[Any]):
 class Storages:
     """Which storage has which value, from the first meeting to the end of the block."""
 
-    def __init__(self, cache: rc.Cache, history: int) -> None:
+    def __init__(self, cache: rc.Cache, history: int, moves: bool = False) -> None:
         self.cache: Final = cache
+        self._moves: Final = moves  # there are tiers: sources may leave memory, too
+        self.holders: Final = Holders()
+        self.whole = 0
+        """Bytes that were alive at most, evicted or not, as gradients arrived: activations are most numerous then."""
         self.closed = False
         self._hooks: list[Any] = []  # on parameters
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
@@ -87,11 +96,13 @@ class Storages:
                     "enter one block: with block: ..."
                 )
             if special == "copied":
-                return self._enter(storage, extend.source(self.cache, new_memory(copy(storage)), Handle), special)
+                return self._enter(
+                    storage, extend.source(self.cache, new_memory(copy(storage)), Handle, moves=False), special
+                )
             memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
             try:
                 memory.keep()
-                return self._enter(storage, extend.source(self.cache, memory, Handle), special)
+                return self._enter(storage, extend.source(self.cache, memory, Handle, moves=not special), special)
             except BaseException:
                 memory.give_back()
                 raise
@@ -113,18 +124,26 @@ class Storages:
             )  # a model is changed by operators alone
             if not storage.nbytes() or (others and storage.nbytes() > _COPIED):
                 return None
-            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad and tensor.is_leaf:
-                self._hooks.append(tensor.register_post_accumulate_grad_hook(self._keep_gradient))
+            parameter = _base_of(tensor) if tensor._is_view() else tensor  # below autograd a matrix may be transposed
+            if isinstance(parameter, torch.nn.Parameter):
+                self.holders.meet(parameter)
+                if parameter.requires_grad and parameter.is_leaf:
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(self._keep_gradient))
             return self._source(storage, "copied" if others else "")
         return handle
 
     def _keep_gradient(self, parameter: Tensor) -> None:
         """A gradient that has arrived at its parameter is needed at the step, with all others: it stays until then."""
         gradient = parameter.grad
+        self.whole = max(self.whole, sum(extend.load(self.cache)))
         if gradient is not None and not self.closed and ordinary(gradient):
-            handle = getattr(storage_of(gradient), "_recompute", None)
-            if handle is not None:
-                self._fix(handle.node)
+            self.keep(gradient)
+
+    def keep(self, tensor: Tensor) -> None:
+        """What a tensor has stays from now on, whatever it was made of."""
+        handle = getattr(storage_of(tensor), "_recompute", None)
+        if handle is not None:
+            self._fix(handle.node)
 
     def _free_source(self, tensor: Tensor) -> bool:
         """Whether a tensor is a source on which nothing depends."""
@@ -162,9 +181,11 @@ class Storages:
             handle = self._handle(tensor)
             if handle is None or handle.special == "copied":
                 continue
-            handle.special = ""
             source = handle.node
             self._fix(source)
+            if self._moves and handle.special == "unwritten":
+                extend.detach(self.cache, source, moves=True)
+            handle.special = ""
             if not extend.needed(self.cache, source):
                 continue
             alive = [each for each in extend.dependents(self.cache, source) or () if each.operation is not None]
@@ -193,12 +214,12 @@ class Storages:
             yield
 
     def _fix(self, node: Node) -> None:
-        """A source from now on, in memory, whatever it was made of; unless nobody can need it any more."""
+        """A source from now on, whatever it was made of; unless nobody can need it any more."""
         while node.operation is not None:
             memory = node.payload
             outer = memory.outer() if isinstance(memory, Memory) and memory.outer is not None else None
             try:
-                if outer is not None:  # as long as it has a name here, the bytes cannot go
+                if outer is not None and not self._moves:  # as long as it has a name here, the bytes cannot go
                     extend.detach(self.cache, node)
                     self._keep(node.payload)
                 else:
@@ -211,6 +232,26 @@ class Storages:
                 if node.operation is not None:  # else it went, just now
                     raise
 
+    def _fix_in_memory(self, node: Node) -> None:
+        """A source that no tier takes, from now on."""
+        self._fix(node)
+        if not node.stays:
+            extend.detach(self.cache, node, moves=False)
+
+    def hold(self, given: Iterable[Tensor]) -> None:
+        """Sources that are written where nobody can say so stay in memory."""
+        for tensor in given:
+            handle = self._handle(tensor) if self._moves else None
+            if handle is not None:
+                self._fix_in_memory(handle.node)
+
+    def wrote(self, given: Iterable[Tensor]) -> None:
+        """The memory of sources is written from now on, which are in memory: what tiers have of them is out of date."""
+        for tensor in given if self._moves else ():
+            handle = getattr(storage_of(tensor), "_recompute", None)
+            if handle is not None:
+                extend.written(self.cache, handle.node)
+
     def _keep(self, memory: Any) -> bool:
         """Whether there are bytes that stay when their tensor goes."""
         with self._meeting:
@@ -218,7 +259,7 @@ class Storages:
 
     def _part(self, storage: Storage, source: Node) -> None:
         """Keep a copy of a source for what is made from it; the storage becomes a source of its own."""
-        with self._meeting:
+        with self._meeting, self.staying(source):
             memory = source.payload
             kept = copy(memory.storage)
             memory.give_back(
@@ -272,7 +313,7 @@ class Storages:
             if handle is None:
                 return
             node = handle.node
-            self._fix(node)
+            self._fix_in_memory(node)
             if not extend.needed(self.cache, node):
                 node.payload.give_back(partial(delattr, storage, "_recompute"))
 
@@ -323,7 +364,7 @@ class Storages:
         for storage in sorted(self.known(), key=_last_evicted):
             node = storage._recompute.node  # type: ignore[attr-defined]  # ours
             try:
-                self._fix(node)
+                self._fix_in_memory(node)
                 node.payload.give_back(partial(delattr, storage, "_recompute"))
             except BaseException as error:  # an interrupt, too: the others still need their content
                 errors.append(error)
@@ -338,3 +379,6 @@ def _last_evicted(storage: Storage) -> tuple[bool, int]:
     """What is in memory comes first, then what others may be made of."""
     node = storage._recompute.node  # type: ignore[attr-defined]  # ours
     return node.payload is EVICTED, node.number
+
+
+rc.register(Memory, MemoryAdapter())

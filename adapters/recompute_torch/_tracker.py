@@ -6,8 +6,9 @@ output takes over the storage. What writes to sources, looks at values or cannot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from sys import _getframe
 from types import FrameType
 from typing import Any, Final
@@ -17,6 +18,7 @@ import torch
 import recompute as rc
 from recompute import extend
 from recompute.extend import Node
+from recompute_torch._floor import Floor
 from recompute_torch._memory import Lost, Storage, storage_of
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
@@ -40,10 +42,12 @@ class Tracker(Storages):
         history: int,
         everything: bool,
         watching: Callable[[Tracker], AbstractContextManager[Any]],
+        moves: bool = False,
     ) -> None:
-        super().__init__(cache, history)
+        super().__init__(cache, history, moves)
         self.watching: Final = watching  # makes the mode that brings calls here
         self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}  # by the identity of an operator
+        self.floor: Floor | None = None  # told of each operation, if somebody wants to know
         self._everything = everything
         self._funcs: list[Any] = []  # the operators, which must live as long as their identities are used
 
@@ -102,7 +106,9 @@ class Tracker(Storages):
         """Some arguments are written: if all of these were made here, an operation that takes over their storages."""
         if rule.self_only:
             if self._free_source(args[0]):  # mostly a parameter, or what an optimizer remembers
-                return self._other(func, rule, args, kwargs)
+                if rule.own and self._stay(args) and (not kwargs or self._stay(kwargs.values())):
+                    return func(*args, **kwargs)
+                return self._other(func, rule, args, kwargs, written=args[:1])
             simple = None if kwargs or rule.replaced or rule.seeded else self._simple(args)
             if simple is not None and simple[1][0].operation is not None:
                 write = Write(func, simple[0], None, (args, {}), False)
@@ -118,11 +124,12 @@ class Tracker(Storages):
             if packed is not None:
                 storages = list(dict.fromkeys(storage_of(each) for each in targets))
                 return self._takes_over(Write(func, *packed[1:]), packed[0], storages, blank, rule.single)
-        self.own([*tensors(targets), *tensors(hidden)])
+        written = [*tensors(targets), *tensors(hidden)]
+        self.own(written)
         outs = [each for each in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(each)]
         for each in outs:  # they may be made larger, which only the owner of the bytes can be
             self.hand_out(storage_of(each))
-        result = self._other(func, rule, args, kwargs, outs)
+        result = self._other(func, rule, args, kwargs, outs, written)
         if rule.lists:  # torch counts these writes itself, but not below a mode
             torch.autograd.graph.increment_version(list(tensors(targets)))
         return result
@@ -190,7 +197,9 @@ class Tracker(Storages):
         """A buffer that somebody will write to, maybe by its address: a source, until an operator writes all of it."""
         result = func(*args, **kwargs)
         for storage in new_storages(result):
-            self._source(storage, "unwritten")
+            handle = self._source(storage, "unwritten")
+            if self._moves and "empty" not in rule.name:  # an optimizer begins with zeros
+                extend.detach(self.cache, handle.node, moves=True)
         return result
 
     def _composes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -198,8 +207,20 @@ class Tracker(Storages):
         with self.watching(self):
             return func.decompose(*args, **kwargs)
 
-    def _other(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any], strangers: Sequence[Tensor] = ()) -> Any:
+    def _other(
+        self,
+        func: Any,
+        rule: Rule,
+        args: Any,
+        kwargs: dict[str, Any],
+        strangers: Sequence[Tensor] = (),
+        written: Sequence[Tensor] = (),
+    ) -> Any:
         """It makes nothing that could be made again: it runs while its arguments stay."""
+        if rule.own and not strangers and self._stay(args) and (not kwargs or self._stay(kwargs.values())):
+            result = func(*args, **kwargs)
+            self._kept_by(result, args, kwargs)
+            return result
         nodes: list[Node] = []
         for argument in (*args, *kwargs.values()) if kwargs else args:
             for tensor in (argument,) if isinstance(argument, Tensor) else tensors(argument):
@@ -208,10 +229,24 @@ class Tracker(Storages):
                 handle = self._handle(tensor)
                 if handle is not None:
                     nodes.append(handle.node)
-        look = Look(func, (args, kwargs))
+        look = Look(func, (args, kwargs), partial(self.wrote, written))
         self._run(look, nodes, True, _getframe(1))
         self._kept_by(look.result, args, kwargs)
         return look.result
+
+    def _stay(self, given: Iterable[Any]) -> bool:
+        """Whether all tensors among these stay in memory anyway, so that nothing is to be done while they are used."""
+        for each in given:
+            if isinstance(each, Tensor):
+                try:
+                    handle = storage_of(each)._recompute  # type: ignore[attr-defined]  # ours
+                except (AttributeError, NotImplementedError):  # it is new, or has no storage
+                    return False
+                if handle.special or handle.tracker is not self or not handle.node.stays:
+                    return False
+            elif type(each) is list and not self._stay(each):
+                return False
+        return True
 
     def _kept_by(self, result: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """A sparse tensor or the like has the storages of what it was made of: their bytes must stay."""
@@ -238,6 +273,8 @@ class Tracker(Storages):
                     raise
         if self._lent:
             self._take_back()
+        if self.floor is not None:
+            self.floor.note(function, nodes, [handle.node for handle in handles])
         return handles
 
     def _enter_all(self, storages: list[Storage], handles: Sequence[Handle]) -> None:
@@ -278,6 +315,7 @@ class Tracker(Storages):
         if rule.hidden and rule.hides(args):
             blank = [args[each] for each in rule.hidden if args[each] is not None]
             self.own(blank)
+            self.hold(blank)
         nodes: list[Node] = []
         try:
             template = [self._argument(each, nodes, blank) for each in args]

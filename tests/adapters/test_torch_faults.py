@@ -63,6 +63,7 @@ def test_an_exception_in_a_hook(place: Any, plain: Any) -> None:
     check_left(block, training, copied, plain[1])
 
 
+@pytest.mark.filterwarnings("ignore::recompute_torch.FloorWarning")
 @pytest.mark.parametrize("budget", range(200, 2_000, 75))
 def test_too_small_a_budget_anywhere(budget: int, plain: Any) -> None:
     """A BudgetError, in the middle of backward too, leaves a training that goes on with a larger budget."""

@@ -36,7 +36,7 @@ from _torch_steps import BUDGET, Training, check_left, go_on  # noqa: E402  # af
 import recompute as rc  # noqa: E402
 import recompute_torch as rt  # noqa: E402
 from recompute import extend  # noqa: E402
-from recompute_torch import _block, _memory, _recipe, _storages, _tracker  # noqa: E402
+from recompute_torch import _block, _memory, _recipe, _storages, _swapping, _tracker  # noqa: E402
 
 ENGINE = (
     *(Engine, Memory, Pool, References, Results, Scheduler, Frame, Request, Finalizer, Departure, Journal, Meter),
@@ -44,11 +44,11 @@ ENGINE = (
 )
 ADAPTER = (
     *(_block._Mode, _tracker, _tracker.Tracker, _storages, _recipe, _recipe.Call, _recipe.Write, _recipe.Look),
-    *(_memory, _memory.Memory, _memory.MemoryAdapter),
+    *(_memory, _memory.Memory, _swapping.MemoryAdapter),
 )
 EXCHANGES = (
-    *(_memory.at_once, _memory.Memory.keep, _memory.Memory.give_back, _memory.MemoryAdapter.vacate),
-    *(_memory.MemoryAdapter.restored, _storages.Storages._enter, _storages.Storages.hand_out),
+    *(_memory.at_once, _memory.Memory.keep, _memory.Memory.give_back, _swapping.MemoryAdapter.vacate),
+    *(_swapping.MemoryAdapter.restored, _storages.Storages._enter, _storages.Storages.hand_out),
 )
 """What moves memory from one storage to another, or says whose it is."""
 HERE = Path(_block.__file__).parent
@@ -210,8 +210,8 @@ def parted(memory: Any, outer: Any) -> partial[Any]:
 
 def restored(memory: Any, outer: Any) -> partial[Any]:
     memory.keep()
-    outer._swap_data_ptr_(_memory.gone(outer.nbytes(), outer.device))
-    return partial(_memory.MemoryAdapter().restored, ref(outer), memory)
+    outer._swap_data_ptr_(_swapping.gone(outer.nbytes(), outer.device))
+    return partial(_swapping.MemoryAdapter().restored, ref(outer), memory)
 
 
 @pytest.mark.parametrize("prepare", [kept, given_back, parted, restored])

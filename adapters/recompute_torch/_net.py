@@ -1,0 +1,45 @@
+"""A budget beside what a training keeps anyway: so many bytes, or such a share, of its activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, Final
+
+import recompute as rc
+from recompute import extend
+
+
+class Net:
+    """The budget of each device: what stays in memory there, and room for activations.
+
+    In the first step that is what stays so far. From then on it is what stayed at its end, gradients and what the
+    optimizer remembers included; so the budget is a number. For a share, the first step is measured without a limit.
+    """
+
+    def __init__(self, cache: rc.Cache, activations: Any, devices: list[str]) -> None:
+        self._cache: Final = cache
+        self._room = extend.bytes_or_share(activations, "activations")
+        self._most = dict.fromkeys(devices, 0)  # activations of the first step, evicted ones too
+        self._limits: dict[str, int] = {}
+        cache.budget = {device: self._asked(device) for device in devices}
+
+    def _asked(self, device: str) -> Callable[[int], int]:
+        def limit(used: int) -> int:
+            pool = extend.pools(self._cache).get(device)
+            stays = 0 if pool is None else pool.sources
+            self._most[device] = max(self._most[device], used + extend.load(self._cache)[0] - stays)
+            return stays + self._room if isinstance(self._room, int) else inf  # type: ignore[return-value]  # no limit
+
+        return limit
+
+    def stepped(self) -> None:
+        """A step is over: all that it needs to keep has been there."""
+        limits = {}
+        for device, most in self._most.items():
+            pool = extend.pools(self._cache).get(device)
+            room = self._room if isinstance(self._room, int) else max(1, int(self._room * most))
+            limits[device] = max(self._limits.get(device, 0), room + (0 if pool is None else pool.sources))
+        if limits != self._limits:
+            self._limits = limits
+            self._cache.budget = dict(limits)

@@ -1,0 +1,338 @@
+"""All that needs a CUDA device, in one command: `python benchmarks/gpu.py --into docs/results`.
+
+It writes gpu.md and gpu.json there; `--parts torch,tests` chooses. Each part is a process of its own with a limit in
+time, ten minutes for all together:
+
+    tests    the tests of the adapters that need a device
+    torch    trainings within budgets: peak by the device's own statistics, seconds a step, the same losses
+    batch    the largest batch of a training in a fixed part of the device's memory, with and without a block
+    shortage a training in less memory than it needs, with "auto": allocations fail, and are tried again
+    streams  a training on a stream of its own, beside one on the default stream
+    cupy     benchmarks/cupy_device.py --quick
+    jax      functions under jit: the bytes that the device says were in use at most, with and without a budget
+
+Without a device it says so, writes nothing, and the exit status is 2; it is 1 if a part failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, Final
+
+from _common import facts, markdown, say
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+ALL: Final = 600
+"""Seconds for all parts."""
+SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5)
+MODELS: Final = ("gpt2", "resnet", "unet", "vit")
+STEPS: Final = 8
+
+Table = list[dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of these, with commas; %(default)s")
+    parser.add_argument("--into", metavar="FOLDER", type=Path, help="write gpu.md and gpu.json there")
+    parser.add_argument("--small", action="store_true", help="tiny sizes: does it run at all?")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = devices()
+    if not names:
+        say("there is no CUDA device here, as far as PyTorch, CuPy and JAX know: nothing was run")
+        raise SystemExit(2)
+    if options.one:
+        print(json.dumps(PARTS[options.one](options.small)))
+        return
+    found: dict[str, Table] = {}
+    end = perf_counter() + ALL
+    for part in options.parts.split(","):
+        found[part] = apart(part, options.small, end - perf_counter())
+    machine = facts() | {"devices": ", ".join(names)}
+    text = page(found, machine)
+    if options.into:
+        (options.into / "gpu.md").write_text(text, encoding="utf-8")
+        (options.into / "gpu.json").write_text(json.dumps({"machine": machine, "parts": found}, indent=1) + "\n")
+    print(text)
+    if any("failed" in row for table in found.values() for row in table):
+        raise SystemExit(1)
+
+
+def devices() -> list[str]:
+    """The names of the CUDA devices, by whichever library is there."""
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    except ImportError:
+        pass
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+        return [cupy.cuda.runtime.getDeviceProperties(each)["name"].decode() for each in range(count)]
+    except Exception:  # it is not installed, or finds no driver
+        pass
+    try:
+        import jax
+
+        return [each.device_kind for each in jax.devices() if each.platform == "gpu"]
+    except (ImportError, RuntimeError):
+        return []
+
+
+def apart(part: str, small: bool, seconds: float) -> Table:
+    """A part in a process of its own, which must end in time."""
+    say(part)
+    command = [sys.executable, __file__, "--one", part, *(["--small"] if small else [])]
+    if seconds <= 0:
+        return [{"failed": f"there was no time left of {ALL} seconds"}]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return [{"failed": f"not over after {seconds:.0f} seconds"}]
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        return [{"failed": lines[-1] if lines else f"exit {done.returncode}"}]
+    table: Table = json.loads(done.stdout.splitlines()[-1])
+    return table
+
+
+def page(found: dict[str, Table], machine: dict[str, str]) -> str:
+    """A table for each part."""
+    parts = ["# On a GPU", "Made by `python benchmarks/gpu.py`. Compare the ratios, which were taken in one run."]
+    for part, table in found.items():
+        columns = list(dict.fromkeys(name for row in table for name in row))
+        parts.append(f"## {part}")
+        parts.append(markdown(columns, [tuple(str(row.get(name, "")) for name in columns) for row in table]))
+    parts.append("## Machine\n\n" + markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]))
+    return "\n\n".join(parts) + "\n"
+
+
+# --- Tests ------------------------------------------------------------------------------------------------------------
+
+
+def tests(small: bool) -> Table:
+    """Those whose names say that they need a device, and CuPy's."""
+    table = []
+    files = sorted({*(ROOT / "tests").rglob("test_*gpu*.py"), *(ROOT / "tests" / "adapters").glob("test_cupy*.py")})
+    for path in files:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        lines = done.stdout.strip().splitlines()
+        row = {"file": path.relative_to(ROOT).as_posix(), "said": lines[-1] if lines else ""}
+        table.append(row if done.returncode in (0, 5) else row | {"failed": done.returncode})
+    return table
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+def training(model: str, small: bool, batch: int = 1) -> Any:
+    """A training of benchmarks/torch_sizes.py on the device; its batch so many times as large."""
+    import torch
+    from _torch_sizes_models import MODELS as MAKERS
+
+    torch.manual_seed(0)
+    made = MAKERS[model](lambda block, *given: block(*given), small)
+    made.module.cuda()
+    made.x, made.y = [each.cuda().repeat(batch, *[1] * (each.dim() - 1)) for each in (made.x, made.y)]
+    return made
+
+
+def steps(task: Any, count: int) -> tuple[float, int, list[float]]:
+    """(seconds of the median step, peak by the device's statistics, losses); the first two steps warm up."""
+    import torch
+
+    seconds, losses = [], []
+    for number in range(count):
+        if number == min(2, count - 1):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+        began = perf_counter()
+        losses.append(task.step().item())
+        torch.cuda.synchronize()
+        seconds.append(perf_counter() - began)
+    return median(seconds[2:] or seconds), torch.cuda.max_memory_allocated(), losses
+
+
+def torch_steps(small: bool) -> Table:
+    """Plain, a block without a limit, and shares of the activations."""
+    import torch
+
+    import recompute as rc
+    import recompute_torch as rt
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    table = []
+    for model in MODELS:
+        plain, peak, losses = steps(training(model, small), STEPS)
+        torch.cuda.empty_cache()
+        table.append({"model": model, "budget": "plain", "peak MB": peak // 10**6, "time": 1.0, "same": True})
+        ways: list[dict[str, Any]] = [{}, *({"activations": share} for share in SHARES)]
+        for way in ways:
+            row: dict[str, Any] = {"model": model, "budget": f"activations={way['activations']:.0%}" if way else "none"}
+            task = training(model, small)
+            try:
+                with rt.budget(**way) as block:
+                    took, most, found = steps(task, STEPS)
+                    row |= {"peak MB": most // 10**6, "time": round(took / plain, 2), "same": found == losses}
+                    row["repeated"] = block.stats().rematerializations
+            except rc.BudgetError:
+                row["peak MB"] = "no room"
+            table.append(row)
+            del task
+            torch.cuda.empty_cache()
+    return table
+
+
+def largest(small: bool) -> Table:
+    """The largest batch within twice the memory that the first one takes, plainly and in a block."""
+    import torch
+
+    import recompute as rc
+    import recompute_torch as rt
+
+    table = []
+    for model in MODELS:
+        _, peak, _ = steps(training(model, small), 3)
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, 2 * peak / total))
+        row: dict[str, Any] = {"model": model, "memory MB": 2 * peak // 10**6}
+        for way, around in (("plain", None), ("block", int(1.8 * peak))):
+            fits = 0
+            for factor in (1, 2, 3, 4, 6, 8, 12):
+                torch.cuda.empty_cache()
+                try:
+                    task = training(model, small, factor)
+                    if around is None:
+                        steps(task, 3)
+                    else:
+                        with rt.budget(around):
+                            steps(task, 3)
+                except (rc.BudgetError, torch.OutOfMemoryError):
+                    break
+                finally:
+                    task = None
+                fits = factor
+            row[f"{way}, times the batch"] = fits
+        table.append(row)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return table
+
+
+def shortage(small: bool) -> Table:
+    """In three quarters of the memory that it takes."""
+    import torch
+
+    import recompute_torch as rt
+
+    table = []
+    for model in MODELS:
+        _, peak, losses = steps(training(model, small), 4)
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, 0.75 * peak / total))
+        row: dict[str, Any] = {"model": model, "memory MB": int(0.75 * peak) // 10**6}
+        try:
+            with rt.budget("auto") as block:
+                _, most, found = steps(training(model, small), 4)
+                row |= {"peak MB": most // 10**6, "evicted": block.stats().evictions, "same": found == losses}
+        except torch.OutOfMemoryError as error:
+            row["failed"] = str(error)[:60]
+        table.append(row)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+    return table
+
+
+def streams(small: bool) -> Table:
+    """The same losses on a stream of its own."""
+    import torch
+
+    import recompute_torch as rt
+
+    table = []
+    for model in MODELS:
+        _, _, losses = steps(training(model, small), 4)
+        stream = torch.cuda.Stream()
+        task = training(model, small)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), rt.budget(activations="60%") as block:
+            took, _, found = steps(task, 4)
+            again = block.stats().rematerializations
+        table.append({"model": model, "same": found == losses, "repeated": again, "seconds": round(took, 4)})
+    return table
+
+
+# --- Others -----------------------------------------------------------------------------------------------------------
+
+
+def cupy(small: bool) -> Table:
+    """Its own benchmark."""
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "benchmarks" / "cupy_device.py"), "--quick", "--into", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        if done.returncode:
+            return [{"failed": lines[-1] if lines else done.returncode}]
+        return [{"file": path.name, "characters": path.stat().st_size} for path in sorted(Path(folder).iterdir())]
+
+
+def jax_peaks(small: bool) -> Table:
+    """A deep chain of layers under jit: plainly, and within shares of what that took. One process has one peak."""
+    table = []
+    for share in (None, 0.8, 0.6, 0.4):
+        done = subprocess.run(
+            [sys.executable, "-c", _JAX, str(16 if small else 2048), str(share or "")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        lines = (done.stdout or done.stderr).strip().splitlines()
+        table.append(json.loads(lines[-1]) if not done.returncode else {"failed": lines[-1] if lines else ""})
+    return table
+
+
+_JAX: Final = """
+import json, sys
+from time import perf_counter
+import jax, jax.numpy as np
+import recompute_jax as rj
+width, share = int(sys.argv[1]), sys.argv[2]
+weights = [np.eye(width) * 0.9 for _ in range(32)]
+def loss(weights, x):
+    for each in weights:
+        x = np.tanh(x @ each)
+    return (x ** 2).sum()
+gradient = jax.grad(loss)
+x = np.ones((width, width))
+step = jax.jit(rj.remat(gradient, budget=float(share)) if share else gradient)
+jax.block_until_ready(step(weights, x))
+began = perf_counter()
+jax.block_until_ready(step(weights, x))
+stats = jax.devices()[0].memory_stats()
+print(json.dumps({"budget": share or "plain", "peak MB": stats["peak_bytes_in_use"] // 10**6,
+                  "seconds": round(perf_counter() - began, 4)}))
+"""
+
+PARTS: Final[dict[str, Callable[[bool], Table]]] = {
+    "tests": tests, "torch": torch_steps, "batch": largest, "shortage": shortage, "streams": streams, "cupy": cupy,
+    "jax": jax_peaks,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

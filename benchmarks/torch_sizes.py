@@ -1,0 +1,252 @@
+"""Measures trainings at sizes where people train, beside every other way to save memory, at equal memory.
+
+`python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there;
+`--models gpt2,vit` chooses, and `--small` only asks whether it runs. Each way is a process of its own: a few steps by
+the clock, then two
+under torch's profiler. Three meters: storages, as a block without a limit counts them; allocations, by the profiler;
+resident memory of the process, beyond what it was before the first step. After each other way, a block gets as many
+bytes of storages as that took, with a plan (foresight) and without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, Final
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # after the number of threads
+from _common import facts, markdown, say
+from _torch_measures import allocated
+from _torch_sizes_models import MODELS, Training
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+import recompute as rc
+import recompute_torch as rt
+
+STEPS: Final = 6
+WARM: Final = 2
+SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5)
+"""Of what lies between what has to stay and the peak."""
+
+
+@dataclass
+class Taken:
+    """What one way took. Bytes; seconds of the median step."""
+
+    way: str
+    seconds: float
+    counted: int = 0
+    """Storages."""
+    allocated: int = 0
+    resident: int = 0
+    repeated_share: float = 0.0
+    loss: float = 0.0
+    failed: str = ""
+
+
+def files(folder: str) -> AbstractContextManager[Any]:
+    """What autograd saves lies in files."""
+    count = 0
+
+    def pack(tensor: torch.Tensor) -> Path:
+        nonlocal count
+        count += 1
+        path = Path(folder) / str(count)
+        torch.save(tensor, path)
+        return path
+
+    def unpack(path: Path) -> torch.Tensor:
+        found: torch.Tensor = torch.load(path)
+        return found
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+_PRODUCTS: Final = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Matrix products and convolutions are kept, all else is recomputed."""
+    return CheckpointPolicy.MUST_SAVE if operator in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def checkpointed(block: Any, *given: Any) -> Any:
+    """A block of a model under torch.utils.checkpoint."""
+    return torch.utils.checkpoint.checkpoint(block, *given, use_reentrant=False)
+
+
+def selective(block: Any, *given: Any) -> Any:
+    """The same, but matrix products are kept."""
+    return torch.utils.checkpoint.checkpoint(
+        block, *given, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(products)
+    )
+
+
+def straight(block: Any, *given: Any) -> Any:
+    """A block of a model as it is."""
+    return block(*given)
+
+
+RUNS: Final[dict[str, Callable[..., Any]]] = {"checkpoint": checkpointed, "selective": selective}
+"""How a way runs the blocks of a model; the others run them as they are."""
+
+OTHERS: Final = ("checkpoint", "selective", "files", "compile 0.5")
+
+
+def ways(model: str, way: str, small: bool, folder: str) -> tuple[Training, AbstractContextManager[Any]]:
+    """A training and the context of its steps."""
+    torch.manual_seed(0)
+    kind, _, amount = way.partition(" ")
+    training = MODELS[model](RUNS.get(kind, straight), small)
+    if kind == "files":
+        return training, files(folder)
+    if kind == "compile":
+        torch._functorch.config.activation_memory_budget = float(amount)
+        training.module = torch.compile(training.module, backend="aot_eager")
+    if kind in ("block", "planless"):
+        budget = None if amount == "none" else int(amount)
+        return training, rt.budget(budget, foresight=kind == "block")
+    return training, nullcontext()
+
+
+def measure(model: str, way: str, small: bool, steps: int) -> Taken:
+    """In a process of its own: time and resident memory first, then storages and allocations."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        training, around = ways(model, way, small, folder)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        taken = Taken(way, 0.0)
+        seconds = []
+        try:
+            with around as block:
+                for _ in range(steps):
+                    began = perf_counter()
+                    taken.loss = training.step().item()
+                    seconds.append(perf_counter() - began)
+                if isinstance(block, rt.budget):
+                    stats = block.stats()
+                    taken.counted = stats.peak
+                    recent = block.report().steps[WARM:]
+                    total = sum(step.compute for step in recent) or 1.0
+                    taken.repeated_share = sum(step.repeated_compute for step in recent) / total
+        except (rc.BudgetError, RuntimeError) as error:
+            taken.failed = type(error).__name__
+            return taken
+        taken.seconds = sorted(seconds[WARM:] or seconds)[len(seconds[WARM:] or seconds) // 2]
+        taken.resident = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        if not taken.counted and not way.startswith(("compile", "files")):
+            again, _ = ways(model, way, small, folder)
+            with rt.budget() as counting:
+                for _ in range(2):
+                    again.step()
+                taken.counted = counting.stats().peak
+        again, around = ways(model, way, small, folder)
+
+        def two() -> None:
+            with around:
+                for _ in range(2):
+                    again.step()
+
+        taken.allocated = allocated(two) + sum(each.nbytes for each in again.module.parameters())
+    return taken
+
+
+def apart(model: str, way: str, small: bool, steps: int) -> Taken:
+    """The same, from outside."""
+    command = [sys.executable, __file__, "--one", model, way, "--steps", str(steps), *(["--small"] if small else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        taken = Taken(way, 0.0, failed=lines[-1][:80] if lines else f"exit {done.returncode}")
+    else:
+        taken = Taken(**json.loads(done.stdout.splitlines()[-1]))
+    say(f"{model}, {way}: {taken.failed or f'{taken.seconds:.3f} s, {taken.counted / 1e6:.0f} MB counted'}")
+    return taken
+
+
+def all_of(model: str, small: bool, steps: int) -> list[Taken]:
+    """Plain, shares of its activations, and every other way with blocks of as much memory beside it."""
+    plain = apart(model, "plain", small, steps)
+    found = [plain, apart(model, "block none", small, steps)]
+    stays = MODELS[model](straight, small).stays
+    for share in SHARES:
+        budget = int(stays + share * (plain.counted - stays))
+        found.append(apart(model, f"block {budget}", small, steps))
+    for other in OTHERS:
+        theirs = apart(model, other, small, steps)
+        found.append(theirs)
+        if theirs.failed or not theirs.counted:
+            continue
+        found += [apart(model, f"{kind} {theirs.counted}", small, steps) for kind in ("block", "planless")]
+    return found
+
+
+def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
+    """A table for each model, times as multiples of plain torch."""
+    parts = [
+        "# PyTorch at sizes where people train",
+        "Made by `python benchmarks/torch_sizes.py`. A line after another way is a block with as many bytes of "
+        "storages; `planless` is one without foresight. Ratios are to plain torch in the same run.",
+    ]
+    for model, runs in found.items():
+        plain = runs[0]
+        rows = [
+            (
+                each.way, f"{each.counted / 1e6:.0f}", f"{each.allocated / 1e6:.0f}", f"{each.resident / 1e6:.0f}",
+                each.failed or f"{each.seconds / plain.seconds:.2f}", f"{each.repeated_share:.0%}",
+                "" if each.failed else "yes" if each.loss == plain.loss else "no",
+            )
+            for each in runs
+        ]  # fmt: skip
+        parts.append(f"## {MODELS[model].__doc__}\n\nPlain: {plain.seconds:.3f} s a step.")
+        parts.append(
+            markdown(("", "storages, MB", "allocated, MB", "resident, MB", "time", "repeated", "same loss"), rows)
+        )
+    parts.append("## Machine\n\n" + markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]))
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--models", default=",".join(MODELS), help="some of these, with commas; %(default)s")
+    parser.add_argument("--into", metavar="FOLDER", type=Path, help="write torch_sizes.md and torch_sizes.json there")
+    parser.add_argument("--small", action="store_true", help="tiny sizes: does it run at all?")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "WAY"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(asdict(measure(*options.one, options.small, options.steps))))
+        return
+    machine = facts() | {"torch": torch.__version__, "threads": "1"}
+    found = {name: all_of(name, options.small, options.steps) for name in options.models.split(",")}
+    text = page(found, machine)
+    if options.into:
+        figures = {
+            "machine": machine,
+            "models": {name: [asdict(each) for each in runs] for name, runs in found.items()},
+        }
+        (options.into / "torch_sizes.md").write_text(text, encoding="utf-8")
+        (options.into / "torch_sizes.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
