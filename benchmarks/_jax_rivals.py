@@ -9,8 +9,8 @@ import jax
 from _jax_models import Model
 from _jax_page import Found
 
-from recompute_jax._costs import flops as flops_of
-from recompute_jax._jaxpr import flatten
+from recompute_jax._program.costs import flops as flops_of
+from recompute_jax._program.jaxpr import flatten
 
 MEGA: Final = 1e6
 MEMORY: Final = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

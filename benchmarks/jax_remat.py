@@ -31,7 +31,7 @@ from _jax_rivals import MEGA, gflop, rivals, temporaries
 import recompute as rc
 from recompute import pictures
 from recompute_jax import remat
-from recompute_jax._jaxpr import flatten
+from recompute_jax._program.jaxpr import flatten
 
 ROUNDS: Final = (3, 21)  # at least and at most
 

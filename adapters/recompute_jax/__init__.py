@@ -1,10 +1,21 @@
-"""JAX for recompute: how the cache sees arrays, and functions that run within a memory budget."""
+"""JAX for recompute: how the cache sees arrays, and functions that run within a memory budget.
+
+How a function becomes a planned function (`remat`), one folder a stage; imports run downwards:
+
+    _remat      the function is traced; the search asks for candidates until one, compiled, is within the budget
+    _emit       a candidate's order of segments becomes equations again: regions behind gates
+    _scans      scans that hand stacks to each other keep less of them, and run steps again in blocks
+    _program    the traced function: flat equations, what they cost, the segments that XLA makes of them
+
+    _eager      the other way: `evaluate` runs the equations one by one through the cache, `ap` a function as one
+    _arrays     how the cache sees arrays: bytes, devices, the time of compilation
+"""
 
 try:
-    from recompute_jax._adapter import JaxAdapter, adapter
-    from recompute_jax._evaluate import evaluate, op_by_op
-    from recompute_jax._remat import remat
-    from recompute_jax._trees import ap, lift
+    from recompute_jax._arrays.adapter import JaxAdapter, adapter
+    from recompute_jax._eager.evaluate import evaluate, op_by_op
+    from recompute_jax._eager.trees import ap, lift
+    from recompute_jax._remat.remat import remat
 except ModuleNotFoundError as error:
     if error.name != "jax":
         raise

@@ -10,6 +10,7 @@ import pytest
 from _jax_oracle import bits
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from packed import unpacked
 
 import recompute as rc
 from recompute.testing import check_adapter, check_invariants
@@ -182,3 +183,19 @@ def test_devices_that_do_not_go_together() -> None:
     with pytest.raises(ValueError, match="incompatible devices") as caught:
         evaluate(jnp.add, jax.device_put(1.0, DEVICES[1]), jax.device_put(1.0, DEVICES[2]))
     assert any("add (" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("sharding", [ROWS, COLUMNS, EVERYWHERE, DEVICES[2]])
+def test_arrays_come_back_to_where_they_were(sharding: Any) -> None:
+    """From their bytes: numbers and keys, on several devices or on one, committed or made there by default."""
+    makes = [
+        lambda: jax.device_put(jnp.arange(64.0).reshape(8, 8), sharding),
+        lambda: jax.device_put(jax.random.split(jax.random.key(0), (8, 8)), sharding),
+    ]
+    for make in makes:
+        array, back = make(), unpacked(make())
+        assert where(back) == where(array)
+        assert (back.aval, bits(back)) == (array.aval, bits(array))
+    with jax.default_device(DEVICES[3]):
+        array = jnp.arange(3.0) * 2
+    assert where(unpacked(array)) == where(array) == [(array.sharding, False)]

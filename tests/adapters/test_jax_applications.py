@@ -76,7 +76,7 @@ def test_the_language_model_by_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     picture, figures = tmp_path / "model.png", tmp_path / "model.json"
     sizes = "--depth 1 --width 16 --heads 2 --window 32 --batch 4 --steps 30 --rate 1e-2 --repeats 2 --letters 20"
-    options = ["--budget", "0.7", "--time-limit", "0.5", "--picture", str(picture), "--json", str(figures)]
+    options = ["--budget", "0.7", "--effort", "0.05", "--picture", str(picture), "--json", str(figures)]
     assert language_model.main([*sizes.split(), *options]) == 0
     assert "budget 70%" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -125,7 +125,7 @@ def test_the_long_scan_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """Trains within the budget, keeps to it under jit and op by op; printed, written and drawn."""
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     picture, figures = tmp_path / "scan.png", tmp_path / "scan.json"
-    sizes = "--smallest 6 --largest 6 --op-by-op 6 --train 60 --repeats 1 --time-limit 1".split()
+    sizes = "--smallest 6 --largest 6 --op-by-op 6 --train 60 --repeats 1 --effort 0.1".split()
     assert long_scan.main([*sizes, "--picture", str(picture), "--json", str(figures)]) == 0
     assert "op by op" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -33,3 +33,8 @@ def test_four_devices() -> None:
 def test_short_of_memory() -> None:
     """RESOURCE_EXHAUSTED, raised by real allocations, makes the cache release memory and the operation run again."""
     run("_jax_short_of_memory.py", XLA_FLAGS="")
+
+
+def test_planned_on_four_devices() -> None:
+    """Planned programs over several devices, and inside of shard_map."""
+    run("_jax_remat_on_four_devices.py", XLA_FLAGS="--xla_force_host_platform_device_count=4")

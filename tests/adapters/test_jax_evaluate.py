@@ -19,8 +19,9 @@ from _jax_oracle import bits, content, live, plainly  # noqa: E402  # after impo
 from _jax_programs import Function, Step, bent, clipped  # noqa: E402  # after importorskip
 from jax.extend import core  # noqa: E402  # after importorskip
 
-from recompute_jax import _program, evaluate, op_by_op  # noqa: E402  # after importorskip
-from recompute_jax._jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax import evaluate, op_by_op  # noqa: E402  # after importorskip
+from recompute_jax._eager import steps  # noqa: E402  # after importorskip
+from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -334,15 +335,15 @@ def test_nothing_is_left_over(cache: rc.Cache) -> None:
     def fn(x: Any) -> Any:
         return lax.scan(lambda carry, _: (jnp.sin(carry) + known[0].sum(), None), x, None, length=3)[0] * known[0]
 
-    prepared = len(_program._programs)
+    prepared = len(steps._programs)
     evaluate(fn, jnp.ones(1000))
     evaluate(fn, jnp.ones(1000))
-    assert len(_program._programs) == prepared + 1
+    assert len(steps._programs) == prepared + 1
     gone = weakref.ref(fn), weakref.ref(known.pop())
     del fn
     assert live() == before
     assert [each() for each in gone] == [None, None]
-    assert len(_program._programs) == prepared
+    assert len(steps._programs) == prepared
 
 
 def test_no_tracer_leaks() -> None:
@@ -391,7 +392,7 @@ def test_costs_are_those_of_a_kind() -> None:
             f(x)
         assert costs[:3] == costs[3:6] == costs[6:9]
         assert all(each > 0 for each in costs)
-        for step in _program.prepared(jax.jit(fn).trace(x).jaxpr, False, False).steps:
+        for step in steps.prepared(jax.jit(fn).trace(x).jaxpr, False, False).steps:
             cost = step.kernel._cost
             assert cost.first > cost.seconds == costs.pop(0)
         del costs[:]
@@ -401,7 +402,7 @@ def test_costs_are_those_of_a_kind() -> None:
 
 def test_long_operations_are_not_run_twice(cache: rc.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long when it first runs is timed when it runs next."""
-    monkeypatch.setattr("recompute_jax._kernels._LONG", 0.0)
+    monkeypatch.setattr("recompute_jax._eager.kernels._LONG", 0.0)
     calls: list[int] = []
 
     def host(x: Any) -> Any:

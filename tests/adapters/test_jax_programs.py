@@ -22,7 +22,7 @@ from _jax_oracle import bits, live, plainly  # noqa: E402  # after importorskip
 from _jax_programs import functions, seen  # noqa: E402  # after importorskip
 
 from recompute_jax import op_by_op  # noqa: E402  # after importorskip
-from recompute_jax._kernels import Kernel  # noqa: E402  # after importorskip
+from recompute_jax._eager.kernels import Kernel  # noqa: E402  # after importorskip
 
 lax = jax.lax
 

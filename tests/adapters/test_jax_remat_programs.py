@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,11 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from _jax_programs import functions  # noqa: E402  # after importorskip
 from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 
-from recompute_jax._draft import Drafting  # noqa: E402  # after importorskip
-from recompute_jax._emit import regions  # noqa: E402  # after importorskip
-from recompute_jax._gates import GATES  # noqa: E402  # after importorskip
-from recompute_jax._jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._emit.gates import GATES  # noqa: E402  # after importorskip
+from recompute_jax._emit.regions import regions  # noqa: E402  # after importorskip
+from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates  # noqa: E402  # after importorskip
+from recompute_jax._remat.recipe import Recipe, follow  # noqa: E402  # after importorskip
 
 
 @settings(max_examples=10, deadline=None)
@@ -29,15 +32,17 @@ def test_values_are_those_of_jit(case: Any, share: float, gate: Any, length: int
     """Under any plan between the least memory and all of it, in regions of any length, the values stay."""
     fn, args = case
     flat = flatten(jax.make_jaxpr(fn)(*args), inline_custom=False)
-    drafting = Drafting(flat, "generated", gate, 0, None)
-    least = planners.least(drafting.plain.program)
+    candidates = Candidates(flat, "generated", gate, 0, None)
+    least = planners.least(candidates.plain.program)
     try:
-        draft = drafting.draft(int(least + share * (drafting.predicted - least)), 0.05)
+        candidate = candidates.candidate(int(least + share * (candidates.predicted - least)), 0.05)
     except PlanError:
-        draft = drafting.least(0.05)
-    steps = regions(draft.segments, draft.sequence, draft.plan.peak, length)
-    emitted = draft.emitted(steps, gate)
-    found = jax.jit(jaxpr_as_fun(emitted))(*draft.looped.constants, *jax.tree.leaves(args))
+        candidate = candidates.least(0.05)
+    steps = regions(candidate.segments, candidate.sequence, candidate.plan.peak, length)
+    emitted = candidate.emitted(steps, gate)
+    recipe = Recipe.read(json.loads(json.dumps(asdict(candidate.recipe(steps, gate)))))
+    assert str(follow(flat, recipe, "generated").emitted) == str(emitted), "a saved plan is the same program"
+    found = jax.jit(jaxpr_as_fun(emitted))(*candidate.looped.constants, *jax.tree.leaves(args))
     for one, two in zip(jax.tree.leaves(jax.jit(fn)(*args)), found, strict=True):
         assert one.aval == two.aval
         if jax.numpy.issubdtype(one.dtype, jax.dtypes.prng_key):

@@ -17,20 +17,20 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from jax.extend.core import Var, jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._costs import nbytes  # noqa: E402  # after importorskip
-from recompute_jax._draft import Drafting  # noqa: E402  # after importorskip
-from recompute_jax._jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._kinds import kind  # noqa: E402  # after importorskip
-from recompute_jax._loop_body import Body  # noqa: E402  # after importorskip
-from recompute_jax._loop_emit import rewrite  # noqa: E402  # after importorskip
-from recompute_jax._loop_groups import groups_of  # noqa: E402  # after importorskip
-from recompute_jax._loop_keep import choices  # noqa: E402  # after importorskip
-from recompute_jax._loop_shape import Shape, shape  # noqa: E402  # after importorskip
+from recompute_jax._program.costs import nbytes  # noqa: E402  # after importorskip
+from recompute_jax._program.fusion import kind  # noqa: E402  # after importorskip
+from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates  # noqa: E402  # after importorskip
+from recompute_jax._scans.blocks import Shape, shape  # noqa: E402  # after importorskip
+from recompute_jax._scans.body import Body  # noqa: E402  # after importorskip
+from recompute_jax._scans.cut import choices  # noqa: E402  # after importorskip
+from recompute_jax._scans.groups import groups_of  # noqa: E402  # after importorskip
+from recompute_jax._scans.rewrite import rewrite  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
 
-QUICK: Any = {"time_limit": 0.2, "compilations": 3}
+QUICK: Any = {"compilations": 3}
 
 
 def recurrence(w: Any, x: Any, length: int, reverse: bool = False, kind: str = "last") -> Any:
@@ -298,8 +298,8 @@ def test_what_runs_again_in_bodies_is_counted() -> None:
     w, x = jnp.eye(32) * 0.9, jnp.ones((128, 32))
 
     def again(function: Any, *args: Any) -> float:
-        drafting = Drafting(flat_of(function, args), "loop", "branch", 0, None)
-        return (drafting.least(0.2).overhead - 1) * drafting.plain.program.model_time
+        candidates = Candidates(flat_of(function, args), "loop", "branch", 0, None)
+        return (candidates.least(0.2).overhead - 1) * candidates.plain.program.model_time
 
     once = again(lambda w: lax.while_loop(lambda w: w[0, 0] > 0, lambda w: update(w, x), w), w)
     assert once > 0
@@ -343,3 +343,18 @@ def test_the_least_that_is_named_is_enough() -> None:
     named = int(str(caught.value).split(" needs ")[1].split(" bytes")[0].replace(",", ""))
     assert named <= enough
     assert remat(function, named, **QUICK).plan(weights, xs).compiled <= named
+
+
+def test_layers_whose_weights_are_scanned() -> None:
+    """Gradients of the weights are results, no temporaries; in blocks of one step no carry is computed again."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        layer = lambda x, pair: (x + jnp.tanh(x @ pair[0]) @ pair[1], None)
+        return (lax.scan(layer, x, weights)[0] ** 2).mean()
+
+    weights = jnp.ones((12, 8, 32)), jnp.ones((12, 32, 8))
+    (group,) = groups_of(flat_of(jax.grad(loss), (weights, jnp.ones((64, 8)))))
+    assert {var.aval.shape for var in group.results} == {(8, 32), (32, 8)}
+    assert min(mode.stacked for mode in group.modes) == 0
+    assert all(mode.alone <= mode.cost for mode in group.modes)
+    assert any(mode.alone < 0.8 * mode.cost for mode in group.modes)

@@ -1,0 +1,224 @@
+"""JAX's arrays as the cache sees them: immutable, shared only as whole objects, on one device or spread over several.
+
+What an array takes is told by the device. The cache deletes nothing: a reference is dropped, and the memory is free
+once nobody else has one. What the program deletes, or donates to a jitted function, is made again. Two arrays are
+aliases if they are one object, which is what JAX returns where an operation has nothing to do; key arrays are aliases
+if they have their words in common. `device_put` to the device where an array lies already makes another object of the
+same memory: that counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from hashlib import blake2b
+from math import prod
+from os import sep
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import source_info_util
+
+import recompute as rc
+from recompute_jax._arrays import compiling, devices
+
+
+class Outline(rc.Outline):
+    """What is known of an array without its memory: also what it is to those who trace a function of it."""
+
+    __slots__ = ("aval", "sharding")
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(type(value), value.shape, value.dtype)
+        self.aval: Any = value.aval
+        self.sharding: Any = value.sharding if value.committed else None
+
+    @property
+    def weak_type(self) -> bool:
+        return self.aval.weak_type  # type: ignore[no-any-return]  # JAX has no types for it
+
+
+class _Packed(NamedTuple):
+    """What an array is beyond its bits."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    sharding: Any
+    committed: bool
+    keys: Any
+    """Whose keys these are the words of; None: they are numbers."""
+
+
+class JaxAdapter(rc.ArrayAdapter):
+    """`jax.Array`: numbers and keys. A traced value is refused."""
+
+    name = "jax"
+
+    def serves(self, cls: type) -> bool:
+        """Arrays, and what could be mistaken for one: traced values and refs, which are refused later."""
+        return issubclass(cls, (jax.Array, jax.core.Tracer, jax.ref.Ref))
+
+    def nbytes(self, value: Any) -> int:
+        """Bytes on the device; of an array on several, those on each of them."""
+        words = _words(value)
+        try:
+            size: int = words.on_device_size_in_bytes()
+        except jax.errors.JaxRuntimeError:
+            if not value.is_deleted():
+                raise
+            raise RuntimeError(
+                f"the memory of an array ({value.dtype}{list(value.shape)}) is gone: it was deleted, or donated to a "
+                "jitted function; cache a copy, or do not donate it"
+            ) from None
+        sharding = words.sharding
+        return size if sharding.num_devices == 1 else size // max(1, len(sharding.addressable_devices))
+
+    def buffer(self, value: Any) -> object:
+        """The array itself; of a key array that of its words."""
+        return _words(value)
+
+    def watch(self, value: Any) -> object:
+        """The same: a NumPy view of an array keeps the array."""
+        return _words(value)
+
+    def device(self, value: Any) -> str:
+        """Such as "cpu" or "cuda:0"; of an array on several devices "cuda:0-3", whose budget is that of each one."""
+        _words(value)
+        return devices.pools[value.sharding]
+
+    def destroyed(self, value: Any) -> str | None:
+        """Its type, for an array that was deleted or donated."""
+        if not _words(value).is_deleted():
+            return None
+        return f"a {value.dtype}{list(value.shape)}, was deleted, or donated to a jitted function"
+
+    def enter(self, value: Any) -> tuple[int, object | None]:
+        return self.nbytes(value), _words(value)
+
+    def signature(self, value: Any) -> Hashable:
+        """Shape, dtype and where it lies. No content: to read it, the host would have to wait."""
+        _words(value)
+        return value.shape, value.dtype, value.sharding
+
+    def fingerprint(self, value: Any) -> bytes | None:
+        """A digest of dtype, weak type, shape and every bit, for which the host waits.
+
+        None for an array that lies partly in other processes.
+        """
+        if not value.is_fully_addressable:
+            return None
+        words = _words(value)
+        head = f"jax {value.dtype} {value.shape} {words.weak_type}"
+        bits = np.ascontiguousarray(np.asarray(words)).reshape(-1).view(np.uint8)
+        return blake2b(head.encode() + bits.tobytes(), digest_size=16).digest()
+
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        """The bits, on the host, for which the host waits; on a CPU they are not copied.
+
+        Raises ValueError for an array that lies partly in other processes, RuntimeError for one that was deleted.
+        """
+        if not value.is_fully_addressable:
+            raise ValueError("an array lies partly in other processes")
+        words = _words(value)
+        keys = None if words is value else jax.random.key_impl(value)
+        bits = np.ascontiguousarray(np.asarray(words)).reshape(-1).view(np.uint8)
+        return _Packed(words.shape, words.dtype, words.weak_type, words.sharding, words.committed, keys), [bits]
+
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        """On the devices where it was; on a CPU the very memory that is filled."""
+        memory = _aligned(head.dtype.itemsize * prod(head.shape))
+        load(memory)
+        words = memory.view(head.dtype).reshape(head.shape)
+        with self.repeated():
+            with jax.enable_x64(True), jax.default_device(next(iter(head.sharding.device_set))):
+                array = jax.device_put(words, head.sharding if head.committed else None)
+            if head.weak_type:
+                array.aval = array.aval.update(weak_type=True)  # as JAX itself does when it unpickles
+            return array if head.keys is None else jax.random.wrap_key_data(array, impl=head.keys)
+
+    def outline(self, value: Any) -> rc.Outline:
+        return Outline(value)
+
+    def empty(self, outline: rc.Outline) -> Any:
+        return jax.numpy.empty(outline.shape, outline.dtype)
+
+    def copy(self, value: Any) -> Any:
+        """The array itself: what would write to a copy makes a new array anyway."""
+        return value
+
+    def snapshot(self, value: Any) -> Any:
+        """The array itself."""
+        return value
+
+    def repeated(self) -> AbstractContextManager[Any]:
+        """Out of whatever JAX traces now: a `get` in there recomputes a value."""
+        return jax.core.eval_context()
+
+    def constant(self, value: Any) -> bool:
+        """Never, though no array can change: what it takes is counted."""
+        return False
+
+    def check(self, value: Any) -> None:
+        """No traced value, and no ref."""
+        _words(value)
+
+    def namespace(self) -> Any:
+        return jax.numpy
+
+    def devices(self) -> list[str]:
+        """All that this process sees, of all platforms."""
+        return devices.names()
+
+    def free_memory(self, device: str) -> int | None:
+        """What the device's allocator may still take; of several devices the least. None: it does not say (CPU)."""
+        return devices.free(device)
+
+
+def _words(value: Any) -> Any:
+    """What has the memory: the array, or the words of a key array (the very array that it keeps).
+
+    Raises TypeError for what has no memory of its own, or changes.
+    """
+    keys = _has_words.get(type(value))
+    if keys is None:
+        _refuse(value)
+        keys = _has_words[type(value)] = bool(jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key))
+    return value._base_array if keys else value
+
+
+for each in (rc, compiling):  # whose import keeps compilation out of costs
+    # The places that JAX names are in the code of users.
+    source_info_util.register_exclusion(f"{Path(str(each.__file__)).parent}{sep}")
+
+
+def _aligned(nbytes: int) -> Any:
+    """Memory that an array on a CPU can have without a copy."""
+    memory = np.empty(nbytes + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + nbytes]
+
+
+_ALIGNED: Final = 64  # bytes, for XLA
+
+_has_words: Final[dict[type, bool]] = {}
+"""Classes of arrays -> whether they are of keys."""
+
+
+def _refuse(value: Any) -> None:
+    if isinstance(value, jax.ref.Ref):
+        raise TypeError("a mutable array (jax.ref) cannot be cached, since what is written to it cannot be recomputed")
+    if isinstance(value, jax.core.Tracer):
+        origin = getattr(value, "_line_info", getattr(value, "source_info", None))  # not all have one
+        place = "" if origin is None else source_info_util.summarize(origin)
+        what = f"{value.dtype}{list(value.shape)}{place and ', made at '}{place}"
+        raise TypeError(
+            f"a traced value ({what}) cannot be cached: inside jax.jit, grad, vmap, scan and the like there are no "
+            "values yet; use recompute_jax.remat there, or recompute_jax.evaluate around all of it, as in "
+            "evaluate(jax.grad(f), x)"
+        )
+
+
+adapter: Final = JaxAdapter()

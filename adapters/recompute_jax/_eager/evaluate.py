@@ -1,0 +1,242 @@
+"""Op by op: any function that JAX can trace runs equation by equation through the cache.
+
+A function is traced as by `jax.jit`, its jaxpr is flattened and prepared once, and then each equation is an operation:
+what it makes may be evicted and recomputed. Variables are dropped at their last use, as in JAX's own interpreter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from types import CodeType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+import recompute as rc
+from recompute.extend import perform
+from recompute_jax._arrays.devices import spread
+from recompute_jax._eager.arguments import is_handle, source, specs, traced
+from recompute_jax._eager.kernels import Kernel
+from recompute_jax._eager.steps import Program, Scan, prepared
+from recompute_jax._program.signature import Signature
+
+Handle = rc.Recomputable[Any]
+
+
+def evaluate(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """`fn(*args, **kwargs)`, run equation by equation within the budget of the cache; plain arrays come back.
+
+    `op_by_op` with its defaults, applied at once. As with `jax.jit`, what was traced is found again if `fn` is the same
+    object: write `grad = jax.grad(loss)` before a loop, not `evaluate(jax.grad(loss), ...)` in it.
+    """
+    return op_by_op(fn)(*args, **kwargs)
+
+
+def op_by_op(
+    fn: Callable[..., Any],
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    unroll_scans: bool = False,
+    recomputable: bool = False,
+    measure: bool = False,
+) -> Callable[..., Any]:
+    """A function with the signature of `fn` that runs equation by equation through the current cache.
+
+    Arguments are trees of arrays, of Recomputables that hold arrays (also evicted ones: they are brought back when they
+    are needed), or both; the cache of the Recomputables serves. Nested `jit`, `checkpoint` and custom derivatives are
+    inlined; `cond`, `while_loop` and `scan` are one operation each. What an equation with effects makes is kept, so
+    that effects happen once. Nothing is donated.
+
+    Parameters
+    ----------
+    static_argnums, static_argnames
+        As for `jax.jit`.
+    unroll_scans
+        Run the equations in the body of a `scan`, step by step, so that carries and what steps leave for the backward
+        pass are evicted and recomputed one by one. Takes tens of microseconds for each equation of each step; without,
+        a `scan` is compiled, and what it stacks is one array.
+    recomputable
+        Return RecomputableArrays, which may be evicted, in the place of arrays.
+    measure
+        Wait for each operation, and take the time as its cost. Without, each kind of equation is timed when it first
+        runs.
+
+    Raises TypeError for traced values, and for what JAX does not take; NotImplementedError for mutable arrays;
+    BudgetError if operands and results of one equation do not fit; and whatever tracing raises. The first call for a
+    signature traces, and compiles each kind of equation; an operation costs some tens of microseconds (docs/jax.md).
+    """
+    signature = Signature(fn, static_argnums, static_argnames)
+    jitted = jax.jit(fn, static_argnums=static_argnums, static_argnames=static_argnames)
+
+    @wraps(fn)
+    def evaluated(*args: Any, **kwargs: Any) -> Any:
+        place = _place_of_caller()
+        with jax.core.eval_context():
+            dynamic = signature.without(args, kwargs)
+            leaves, tree = jax.tree.flatten(dynamic, is_leaf=is_handle)
+            positional, named = signature.filled(args, kwargs, jax.tree.unflatten(tree, specs(fn, leaves, dynamic)))
+            found = traced(fn, jitted, positional, named, len(leaves))
+            program = prepared(found.jaxpr, unroll_scans, measure)
+            out_tree = found.out_tree
+            del args, kwargs, dynamic, positional, named, found
+            cache = next((leaf.cache for leaf in leaves if is_handle(leaf)), None)
+            if cache is None or cache is rc.current_cache():
+                results = _Run(place).everything(program, leaves, recomputable)
+            else:
+                with cache:
+                    results = _Run(place).everything(program, leaves, recomputable)
+            return jax.tree.unflatten(out_tree, results)
+
+    return evaluated
+
+
+class _Stacked:
+    """What the steps of a scan left, one value for each, before anybody needs them as one array."""
+
+    __slots__ = ("nbytes", "parts")
+
+    def __init__(self, length: int, nbytes: int) -> None:
+        self.parts: list[Any] = [None] * length
+        self.nbytes = nbytes  # of all together
+
+
+class _Run:
+    """One evaluation."""
+
+    def __init__(self, place: tuple[CodeType, int]) -> None:
+        self._cache = rc.current_cache()
+        self._place = place  # where operations are created, for those who read of them
+        self._consts: dict[Program, list[Handle]] = {}
+        self._limited = self._cache.budget is not None  # results have declared sizes
+        self._stacks = False  # there may be some
+
+    def everything(self, program: Program, leaves: list[Any], recomputable: bool) -> list[Any]:
+        """From the leaves of the arguments to those of the results. `leaves` is emptied: its values die in time."""
+        inputs = [
+            None if place < 0 else source(self._cache, each) for each, place in zip(leaves, program.inputs, strict=True)
+        ]
+        leaves.clear()
+        self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
+        # The sizes of results are known beforehand, if they do not depend on how they are spread over devices.
+        given = [handle.node.storage.pool.device for handle in (*inputs, *self._consts[program]) if handle is not None]
+        if any(map(spread, given)) or (program.moves and jax.device_count() > 1):
+            self._limited = False
+        results = self.run(program, inputs)
+        for number in range(len(results)):
+            whole = self._whole(results[number])
+            results[number] = rc.array(whole) if recomputable else whole.get()
+            del whole
+        return results
+
+    def run(self, program: Program, inputs: list[Any]) -> list[Any]:
+        """The outputs, each a handle or what is stacked later. `inputs` is emptied."""
+        alive: list[Any] = [None] * program.places
+        if program.consts:
+            known = self._consts.get(program)
+            if known is None:
+                known = self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
+            for (_, place), handle in zip(program.consts, known, strict=True):
+                alive[place] = handle
+        for place, handle in zip(program.inputs, inputs, strict=True):
+            if place >= 0:
+                alive[place] = handle
+        inputs.clear()
+        for kernel, operands, results, dying, scan in program.steps:
+            if scan is not None:
+                made: Any = self._scan(scan, alive, dying)
+            else:
+                if self._stacks:
+                    for place in operands:
+                        alive[place] = self._whole(alive[place])
+                handles = [alive[place] for place in operands]
+                made = _run_once(kernel, handles) if kernel.once else self._apply(kernel, handles, kernel.nbytes)
+                del handles
+            for place, each in zip(results, made, strict=True):
+                if place >= 0:
+                    alive[place] = each
+            each = made = None
+            for place in dying:
+                alive[place] = None
+        return [_literal(each) if isinstance(each, Literal) else alive[each] for each in program.outputs]
+
+    def _scan(self, scan: Scan, alive: list[Any], dying: tuple[int, ...]) -> list[Any]:
+        """The carries in the end, and what the steps leave, still in pieces."""
+        self._stacks = True
+        operands = [_literal(each) if isinstance(each, Literal) else alive[each] for each in scan.operands]
+        consts = [self._whole(each) for each in operands[: scan.consts]]
+        carries = [self._whole(each) for each in operands[scan.consts : scan.consts + scan.carries]]
+        rows = operands[scan.consts + scan.carries :]
+        mortal = {id(alive[each]) for each in dying}
+        dead = [each.parts for each in rows if isinstance(each, _Stacked) and id(each) in mortal]
+        del operands
+        for place in dying:
+            alive[place] = None
+        left = [_Stacked(scan.length, nbytes) for nbytes in scan.stacks]
+        steps = range(scan.length)
+        for number in reversed(steps) if scan.reverse else steps:
+            row = [
+                each.parts[number]
+                if isinstance(each, _Stacked)
+                else self._apply(_row_of_scan, [each], (nbytes,), number)[0]
+                for each, nbytes in zip(rows, scan.rows, strict=True)
+            ]
+            for parts in dead:
+                parts[number] = None
+            results = self.run(scan.body, [*consts, *carries, *row])
+            del row
+            carries = [self._whole(each) for each in results[: scan.carries]]
+            for stacked, each in zip(left, results[scan.carries :], strict=True):
+                stacked.parts[number] = self._whole(each)
+            del results
+            each = None
+        return [*carries, *left]
+
+    def _whole(self, each: Any) -> Handle:
+        """One value of what a scan has left in pieces."""
+        return self._apply(_stack_of_scan, each.parts, (each.nbytes,))[0] if type(each) is _Stacked else each
+
+    def _apply(
+        self, function: Callable[..., Any], operands: list[Handle], nbytes: tuple[int, ...], *rest: Any
+    ) -> list[Handle]:
+        """`rc.ap` of operands and then constants, as if called where the evaluation was asked for."""
+        nodes = tuple([operand.node for operand in operands])
+        positional = (*nodes, *rest) if rest else nodes
+        declared = nbytes if self._limited else None
+        return perform(self._cache, function, positional, nodes, self._place, nout=len(nbytes), nbytes=declared)
+
+
+def _place_of_caller() -> tuple[CodeType, int]:
+    """The code that called this file, and which instruction of it."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+def _literal(literal: Literal) -> Handle:
+    return rc.pure(jax.numpy.asarray(literal.val))
+
+
+def _stack_of_scan(*parts: Any) -> Any:
+    with jax.core.eval_context():
+        return jax.lax.concatenate([jax.lax.expand_dims(each, (0,)) for each in parts], 0)  # keeps weak types
+
+
+def _row_of_scan(rows: Any, number: int) -> Any:
+    with jax.core.eval_context():
+        return jax.lax.dynamic_index_in_dim(rows, np.int32(number), keepdims=False)
+
+
+def _run_once(kernel: Kernel, operands: list[Handle]) -> list[Handle]:
+    """What has effects runs now and never again: its results are sources."""
+    try:
+        results = kernel.run(tuple([each.get() for each in operands]))
+    except Exception as error:
+        error.add_note(f"in {kernel.__name__}, which has effects: it runs once")
+        raise
+    return [rc.pure(each) for each in ([results] if len(kernel.nbytes) == 1 else results)]

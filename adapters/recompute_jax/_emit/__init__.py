@@ -1,0 +1,1 @@
+"""A plan as a function that JAX can trace: regions behind gates."""

@@ -1,0 +1,94 @@
+"""A sequence of segments cut into regions: XLA orders what is in one as it likes, and one comes after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from jax.extend.core import Var
+
+from recompute_jax._program.segments import Segments
+
+LENGTH: Final = 16  # segments in a region: XLA orders what is in one
+
+
+@dataclass
+class Region:
+    """Consecutive runs behind one gate. No segment is in it twice."""
+
+    runs: list[int]
+    """Numbers of segments."""
+    inputs: list[Var]
+    outputs: list[Var]
+    """What later regions need of it."""
+
+
+def regions(segments: Segments, sequence: Sequence[int], room: int, length: int = LENGTH) -> list[Region]:
+    """The sequence cut into regions that XLA may order as it likes: their inputs, what passes by, and all that
+    is made inside are at most `room` bytes together, or it is a single run. O(runs).
+    """
+    parts = segments.segments
+    dying = _dying(segments, sequence)
+    sizes = {var: segments.program.sizes[segments.program.storages[value]] for var, value in segments.values.items()}
+    cuts = [0]
+    alive: set[Var] = set()  # made before the region
+    before = 0
+    inside: set[Var] = set()
+    used = 0
+    for place, number in enumerate(sequence):
+        outputs = parts[number].outputs
+        made = sum(sizes[var] for var in outputs)
+        start = cuts[-1]
+        if place > start and (
+            before + used + made > room
+            or place - start >= length
+            or number in sequence[start:place]
+            or not alive.isdisjoint(outputs)
+        ):
+            cuts.append(place)
+            gone = {var for each in dying[start:place] for var in each}
+            alive = (alive | inside) - gone
+            before = sum(sizes[var] for var in alive)
+            inside = set()
+            used = 0
+        inside.update(outputs)
+        used += made
+    cuts.append(len(sequence))
+    return regions_of(segments, [list(sequence[one:two]) for one, two in pairwise(cuts) if one < two])
+
+
+def _dying(segments: Segments, sequence: Sequence[int]) -> list[list[Var]]:
+    """For each run the values that nothing needs after it."""
+    needed = set(segments.outputs)
+    sources = set(segments.sources)
+    dying: list[list[Var]] = []
+    for number in reversed(sequence):
+        part = segments.segments[number]
+        touched = [var for var in (*part.inputs, *part.outputs) if var not in sources]
+        dying.append([var for var in touched if var not in needed])
+        needed.difference_update(part.outputs)
+        needed.update(part.inputs)
+    dying.reverse()
+    return dying
+
+
+def regions_of(segments: Segments, groups: list[list[int]]) -> list[Region]:
+    """These groups of runs, with what goes in and out of each. O(runs)."""
+    parts = segments.segments
+    found: list[Region] = []
+    for runs in groups:
+        inside: set[Var] = set()
+        reads: dict[Var, None] = {}
+        for number in runs:
+            reads.update(dict.fromkeys(var for var in parts[number].inputs if var not in inside))
+            inside.update(parts[number].outputs)
+        found.append(Region(runs, list(reads), []))
+    needed: set[Var] = set(segments.outputs)
+    for region in reversed(found):
+        made = [var for number in region.runs for var in parts[number].outputs]
+        region.outputs = [var for var in dict.fromkeys(made) if var in needed]
+        needed.difference_update(made)
+        needed.update(region.inputs)
+    return found

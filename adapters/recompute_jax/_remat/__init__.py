@@ -1,0 +1,1 @@
+"""`remat`: options, candidates, the search for the budget, compilations, the report."""

@@ -1,0 +1,184 @@
+"""What is planned for one signature: what is kept, what is recomputed, memory and FLOPs."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final
+
+from recompute.events import Event
+from recompute.extend import format_bytes
+from recompute.planners import Plan
+from recompute.traces import Program
+from recompute_jax._program.segments import Segments
+from recompute_jax._program.text import short as short
+from recompute_jax._program.text import where
+from recompute_jax._remat.saved import SavedPlan
+
+_LINES: Final = 24
+_LASTING: Final = 0.05  # of the runs: what stays for fewer is not called kept
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One compilation of one schedule."""
+
+    what: str
+    budget: int | None
+    """Bytes that the planner was given; None: nothing was planned."""
+    predicted: int | None
+    """Bytes of temporaries that the plan needs by its own count."""
+    compiled: int
+    """Bytes of temporaries that XLA needs for it."""
+    overhead: float
+    seconds: float
+    """Of tracing and compiling."""
+    flops: float = 0.0
+    """By XLA's count, which takes what is in a loop once."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value in memory between segments."""
+
+    type: str
+    nbytes: int
+    made_by: str
+    where: str
+    """The line of the program that made it, where JAX knows it."""
+    runs: int
+    """How many times it is made."""
+
+    def __str__(self) -> str:
+        times = f", made {self.runs} times" if self.runs > 1 else ""
+        where = f" from {self.where}" if self.where else ""
+        return f"{self.type} ({format_bytes(self.nbytes)}) output of {self.made_by}{where}{times}"
+
+
+@dataclass(frozen=True, repr=False)
+class RematPlan:
+    """The plan of a function for one signature of its arguments; prints as a report."""
+
+    name: str
+    budget: int
+    """Bytes of compiled temporaries that are allowed."""
+    share: float | None
+    """The budget as a share of `baseline`, if it was given so."""
+    baseline: int | None
+    """Bytes of temporaries of the plain function under jit; None: there was no need to compile it."""
+    predicted: int
+    """Bytes of temporaries by the planner's count."""
+    compiled: int
+    """Bytes of temporaries by XLA's count (`memory_analysis().temp_size_in_bytes`)."""
+    flops: float
+    """Of the function, by its equations."""
+    kept: tuple[Kept, ...]
+    """Values that are made once and stay for a while, in order of creation."""
+    recomputed: tuple[Kept, ...]
+    trials: tuple[Trial, ...]
+    seconds: float
+    """What tracing, planning and compiling took."""
+    program: Program
+    """The segments as a program; arguments and results take no memory in it."""
+    saved: SavedPlan
+    """What a file of it says."""
+    devices: int = 1
+    """Bytes are those of each of so many."""
+    plan: Plan | None = None
+    """The schedule of the segments; None: the function is left as it is, or the plan is from a file."""
+    extra_flops: float = 0.0
+    overhead: float = 1.0
+    """The cost of all runs divided by that of the function as it is."""
+    gate: str | None = None
+    """None: outside of loops nothing is recomputed."""
+    regions: int = 0
+    loops: tuple[str, ...] = ()
+    """What becomes of scans."""
+
+    def events(self) -> list[Event]:
+        """For `recompute.pictures.residency`. Raises ValueError if nothing is recomputed."""
+        from recompute.pictures import plan_events
+
+        if self.plan is None:
+            why = "the plan is from a file" if self.regions else "the function is left as it is"
+            raise ValueError(f"{why}: there is no schedule to draw")
+        return plan_events(self.program, self.plan)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, for `remat(fn, plan=path)`. Raises OSError."""
+        self.saved.save(path)
+
+    def __str__(self) -> str:
+        baseline = "" if self.baseline is None else f", plain {format_bytes(self.baseline)}"
+        share = "" if self.share is None else f" ({self.share:.0%} of the plain function's)"
+        place = f" on each of {self.devices} devices" if self.devices > 1 else ""
+        lines = [
+            f"{self.name}: {len(self.program.calls)} segments, "
+            + (
+                f"{self.regions} regions, gate {self.gate}"
+                if self.gate
+                else "once each"
+                if self.regions
+                else "left as it is"
+            ),
+            f"temporaries{place}: budget {format_bytes(self.budget)}{share}, predicted {format_bytes(self.predicted)}, "
+            f"compiled {format_bytes(self.compiled)}{baseline}",
+            f"FLOPs: {self.flops:.4g}, and {self.extra_flops:.4g} again ({_ratio(self.extra_flops, self.flops):.1%})",
+        ]
+        lines += self.loops
+        for title, values in (("kept", self.kept), ("recomputed", self.recomputed)):
+            total = sum(each.nbytes for each in values)
+            lines.append(f"{title}: {len(values)} values, {format_bytes(total)} together")
+            lines += [f"  {each}{_times(count)}" for each, count in list(Counter(values).items())[:_LINES]]
+            if len(set(values)) > _LINES:
+                lines.append(f"  ... and {len(set(values)) - _LINES} kinds more")
+        lines.append(f"compilations ({self.seconds:.1f} s in all):")
+        for each in self.trials:
+            planned = "" if each.predicted is None else f", predicted {format_bytes(each.predicted)}"
+            lines.append(
+                f"  {each.what}{planned}, compiled {format_bytes(each.compiled)}, overhead {each.overhead:.3f}, "
+                f"{each.seconds:.1f} s"
+            )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            f"<remat plan of {self.name}: compiled temporaries {format_bytes(self.compiled)} of "
+            f"{format_bytes(self.budget)}, overhead {self.overhead:.3f}>"
+        )
+
+
+def describe(segments: Segments, sequence: list[int], scale: float = 1.0) -> tuple[tuple[Kept, ...], tuple[Kept, ...]]:
+    """The values that stay long and are made once, and those that are made again. O(runs)."""
+    runs = Counter(sequence)
+    first: dict[Any, int] = {}
+    last: dict[Any, int] = {}
+    for place, number in enumerate(sequence):
+        part = segments.segments[number]
+        for var in part.inputs:
+            last[var] = place
+        for var in part.outputs:
+            first.setdefault(var, place)
+    kept: list[Kept] = []
+    again: list[Kept] = []
+    program = segments.program
+    for number, part in enumerate(segments.segments):
+        for var in part.outputs:
+            size = program.sizes[program.storages[segments.values[var]]]
+            if not size:
+                continue
+            line = Kept(short(var.aval), int(scale * size), part.name, where(part.equations[-1]), runs[number])
+            if runs[number] > 1:
+                again.append(line)
+            elif last.get(var, 0) - first[var] > _LASTING * len(sequence):
+                kept.append(line)
+    return tuple(kept), tuple(again)
+
+
+def _times(count: int) -> str:
+    return f" [{count} of these]" if count > 1 else ""
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,63 @@
+"""A plan in a file: made once, followed by every process that runs the same program."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import jaxlib.version
+
+from recompute.planners import PlanError
+from recompute_jax._remat.recipe import Recipe
+
+_HEADER: Final = "recompute remat plan"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """What a file says: everything about a plan that is not made anew from the program."""
+
+    name: str
+    program: str
+    """The fingerprint of the function."""
+    made_with: str
+    """Versions, platform and options, on which compiled memory depends."""
+    budget: int
+    share: float | None
+    baseline: int | None
+    predicted: int
+    compiled: int
+    flops: float
+    extra_flops: float
+    overhead: float
+    loops: tuple[str, ...]
+    recipe: Recipe | None
+    """None: the function is left as it is."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it. Raises OSError."""
+        Path(path).write_text(json.dumps({_HEADER: _VERSION, **asdict(self)}) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SavedPlan:
+        """What `save` wrote. Raises OSError, and PlanError if it is something else."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content.pop(_HEADER) != _VERSION:
+                raise ValueError("another version")
+            recipe, loops = content.pop("recipe"), tuple(content.pop("loops"))
+            return cls(recipe=recipe and Recipe.read(recipe), loops=loops, **content)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise PlanError(f"{os.fspath(path)} is not a file that a plan of remat was saved to") from None
+
+
+def made_with(platform: str, compiler_options: Mapping[str, Any]) -> str:
+    """What compiled memory depends on beside the program."""
+    options = sorted(f"{name}={value}" for name, value in compiler_options.items())
+    return ", ".join([f"jax {jax.__version__}", f"jaxlib {jaxlib.version.__version__}", platform, *options])

@@ -1,0 +1,325 @@
+"""The search for a schedule whose compiled temporaries are within a budget: plan, compile, look, plan again.
+
+What the planner counts is checked against the compiled program, and the planner's budget is scaled until that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from recompute import BudgetError
+from recompute.extend import format_bytes
+from recompute.planners import PlanError
+from recompute_jax._emit.gates import Gate
+from recompute_jax._emit.regions import LENGTH, Region
+from recompute_jax._program.costs import size_of
+from recompute_jax._program.fingerprint import fingerprint
+from recompute_jax._program.jaxpr import flatten, struct
+from recompute_jax._program.segments import Segments
+from recompute_jax._remat.budget_search import BudgetSearch
+from recompute_jax._remat.candidates import Candidate, Candidates
+from recompute_jax._remat.compile import Argument, Compilations
+from recompute_jax._remat.options import Options
+from recompute_jax._remat.planned import Planned
+from recompute_jax._remat.recipe import Recipe
+from recompute_jax._remat.report import RematPlan, Trial, describe
+from recompute_jax._remat.saved import SavedPlan, made_with
+
+_CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
+_SLIGHT: Final = 1.005  # overhead not worth a trial of the other gate
+_QUICK: Final = 1_500  # equations that compile soon enough to be tried in another way, too
+_MORE: Final = 1.02  # of the budget, for that trial: what is fused is not in memory
+_HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's count is not compiled
+_BODIES: Final = ("bodies of loops and branches are planned, too",)
+_FIRST: Final = 0.02  # effort for any function: some 0.2 seconds
+_EQUATION: Final = 1e-4  # effort for each equation of the function: about what XLA takes to compile it
+_SCRAP: Final = 0.002  # effort that is left in any case
+_ROOMY: Final = 0.85  # of the budget: a schedule that leaves more of it unused may not be the best
+_SHORT: Final = 4  # segments in a region, when more need too much memory
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """A candidate that was compiled."""
+
+    trial: Trial
+    candidate: Candidate
+    regions: list[Region]
+    emitted: ClosedJaxpr
+    gate: Gate
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether compiling it takes little."""
+        return size_of(self.emitted.jaxpr) <= _QUICK
+
+
+def make(closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> Planned:
+    """Plan a traced function. Raises BudgetError if no schedule is found that fits when compiled."""
+    return _Search(closed, name, options, arguments).make()
+
+
+class _Search:
+    """One search."""
+
+    def __init__(self, closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> None:
+        self.started = perf_counter()
+        self.name = name
+        self.options = options
+        self.closed = closed
+        self.arguments = arguments
+        self.compilations = Compilations(options.platform)
+        self.baseline: int | None = None
+        shardings = [each.sharding for each in arguments if each.sharding is not None]
+        self.devices = max([1, *(each.num_devices for each in shardings)])
+        self.scale = 1.0
+        """What one of several devices has of the bytes of all."""
+        self.effort = 0.0
+        """What is left of it, in units of `recompute.planners.plan`."""
+
+    def make(self) -> Planned:
+        options = self.options
+        if options.budget is None:
+            assert options.share is not None
+            self.baseline = self._compile_plain("the plain function", {})
+            budget = int(options.share * self.baseline)
+        else:
+            budget = options.budget
+        self.candidates = Candidates(
+            flatten(self.closed, inline_custom=False), self.name, options.gate, options.seed, options.price
+        )
+        self.effort = self._effort()
+        segments, predicted = self.candidates.plain, self.candidates.predicted
+        if self.devices > 1:
+            if self.baseline is None:
+                self.baseline = self._compile_plain("the plain function", {})
+            self.scale = min(1.0, self.baseline / max(1, predicted))
+            predicted = int(self.scale * predicted)
+        if self.baseline is not None and self.baseline <= budget:
+            return self._as_it_is(segments, budget, predicted, self.baseline)
+        if (options.compiler_options or self.baseline is None) and predicted <= _CLOSE * budget:
+            compiled = self._compile_plain("the plain function, as it will be scheduled", options.compiler_options)
+            if compiled <= budget:
+                return self._as_it_is(segments, budget, predicted, compiled)
+        return self._search(budget)
+
+    def _search(self, budget: int) -> Planned:
+        best: _Schedule | None = None
+        wanted = BudgetSearch(budget, self.options.compilations)
+        candidate: Candidate | None = None
+        before: Candidate | None = None
+        while (given := wanted.given) is not None:
+            if candidate is None or wanted.anew or candidate.length:
+                try:
+                    candidate = before = self._candidate(given, wanted.is_last, before, wanted.length)
+                except PlanError:
+                    candidate = None
+                    wanted.no_plan()
+                    continue
+            found = self._schedule(candidate, given, wanted.length, f"planned for {format_bytes(given)}")
+            if found.trial.compiled > budget:
+                peak = int(self.scale * candidate.plan.peak)
+                wanted.exceeded(found.trial.compiled, peak, self._shorter(wanted.length, found))
+                continue
+            if best is None or found.trial.overhead < best.trial.overhead:
+                best = found
+            wanted.fitted(found.trial.compiled, found.trial.overhead)
+        if best is None:
+            best = self._smallest(budget)
+        elif best.candidate.looped.texts and best.trial.compiled < _ROOMY * budget:
+            best = self._roomier(best, budget)
+        if best.trial.compiled > budget:
+            least = min(each.compiled for each in self.compilations.trials)
+            raise BudgetError(
+                f"{self.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the least "
+                f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that, or "
+                "let it look longer (compilations=, effort=)"
+            )
+        if self.options.other is not None:
+            best = self._through(self.options.other, best, budget)
+        return self._planned(best, budget)
+
+    def _effort(self) -> float:
+        """All of it: it grows with the function, as the time of compiling does."""
+        return self.options.effort * (_FIRST + _EQUATION * size_of(self.closed.jaxpr))
+
+    def _candidate(self, given: int, is_last: bool, before: Candidate | None, length: int = LENGTH) -> Candidate:
+        part = self.effort if is_last else self.effort / 2
+        self.effort = max(_SCRAP, self.effort - part)
+        return self.candidates.candidate(int(given / self.scale), part, before, length)
+
+    def _smallest(self, budget: int) -> _Schedule:
+        """The first that fits of some schedules for little memory, or else the last."""
+        candidate: Candidate | None = None
+        found: _Schedule | None = None
+        for candidate in self.candidates.leasts(self._effort() / 6):
+            if self.scale * candidate.plan.peak <= _HOPELESS * budget:
+                found = self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, "a plan for little")
+                if found.trial.compiled <= budget:
+                    return found
+        assert candidate is not None, "there is one at least"
+        if found is not None:
+            return found
+        return self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, "the least plan")
+
+    def _roomier(self, best: _Schedule, budget: int) -> _Schedule:
+        """The cheapest of the schedules for little memory that fit, where the search has left room: XLA needs less for
+
+        some shapes of loops than is counted.
+        """
+        for candidate in self.candidates.leasts(self._effort() / 6):
+            if candidate.overhead < best.candidate.overhead:
+                given = int(self.scale * candidate.plan.budget)
+                found = self._schedule(candidate, given, 1, "a plan for little")
+                if found.trial.compiled <= budget:
+                    best = found
+        return best
+
+    def _through(self, other: Gate, best: _Schedule, budget: int) -> _Schedule:
+        """The better of `best` and a plan for a little more behind the other gate, over which XLA fuses."""
+        if best.trial.overhead <= _SLIGHT or not best.is_quick or best.candidate.looped.texts or best.candidate.length:
+            return best
+        given = int(_MORE * budget)
+        try:
+            candidate = self._candidate(given, True, best.candidate)
+        except PlanError:
+            return best
+        found = self._schedule(candidate, given, LENGTH, f"planned for {format_bytes(given)}, gate {other}", other)
+        return found if found.trial.compiled <= budget and found.trial.flops < best.trial.flops else best
+
+    def _shorter(self, length: int, found: _Schedule) -> int:
+        """Segments in a region, if so many may need too much memory; 0: no fewer are worth another compilation."""
+        candidate, is_quick = found.candidate, found.is_quick
+        if (candidate.is_plain and not candidate.length) or found.trial.compiled <= self.scale * candidate.plan.peak:
+            return 0
+        if candidate.length:  # bodies are small
+            return 1 if length > 1 and is_quick else 0
+        for shorter in (_SHORT, 1) if is_quick else (_SHORT,):
+            if shorter < length and len(candidate.regions(int((found.trial.budget or 0) / self.scale), shorter)) > len(
+                found.regions
+            ):
+                return shorter
+        return 0
+
+    def _schedule(
+        self, candidate: Candidate, given: int, length: int, what: str, gate: Gate | None = None
+    ) -> _Schedule:
+        _check_once(candidate.segments, candidate.sequence)
+        steps = candidate.regions(int(given / self.scale), length)
+        gate = gate or self.options.gate
+        emitted = candidate.emitted(steps, gate)
+        arguments = [*[Argument()] * len(candidate.looped.constants), *self.arguments]
+        what = f"{what}, {len(steps)} regions" if len(steps) > 1 else what
+        predicted = int(self.scale * candidate.plan.peak)
+        options = self.options.compiler_options
+        trial = self.compilations.compile(emitted, arguments, what, options, given, predicted, candidate.overhead)
+        return _Schedule(trial, candidate, steps, emitted, gate)
+
+    def _compile_plain(self, what: str, compiler_options: Mapping[str, Any]) -> int:
+        """Bytes of temporaries of the function as it is."""
+        closed = self.closed
+
+        def run(*sources: Any) -> list[Any]:
+            return list(jaxpr_as_fun(closed)(*sources[len(closed.consts) :]))
+
+        avals = [each.aval for each in (*closed.jaxpr.constvars, *closed.jaxpr.invars)]
+        traced = jax.make_jaxpr(run)(*map(struct, avals))
+        arguments = [*[Argument()] * len(closed.consts), *self.arguments]
+        return self.compilations.compile(traced, arguments, what, compiler_options).compiled
+
+    def _as_it_is(self, segments: Segments, budget: int, predicted: int, compiled: int) -> Planned:
+        kept, recomputed = describe(segments, list(range(len(segments.segments))), self.scale)
+        return Planned(self._report(segments, budget, predicted, compiled, kept, recomputed, None), None, ())
+
+    def _planned(self, best: _Schedule, budget: int) -> Planned:
+        candidate, plain = best.candidate, self.candidates.plain
+        segments = candidate.segments
+        kept, recomputed = describe(segments, candidate.sequence, self.scale)
+        extra = sum(segments.segments[number].flops for number in candidate.sequence) - plain.flops
+        report = self._report(
+            segments,
+            budget,
+            best.trial.predicted or 0,
+            best.trial.compiled,
+            kept,
+            recomputed,
+            candidate.recipe(best.regions, best.gate),
+            flops=plain.flops,
+            extra_flops=extra,
+            gate=best.gate if len(best.regions) > 1 else None,
+            overhead=candidate.overhead,
+            loops=candidate.looped.texts + (_BODIES if candidate.length else ()),
+            regions=len(best.regions),
+            plan=candidate.plan,
+        )
+        return Planned(report, best.emitted, candidate.looped.constants)
+
+    def _report(
+        self,
+        segments: Segments,
+        budget: int,
+        predicted: int,
+        compiled: int,
+        kept: Any,
+        recomputed: Any,
+        recipe: Recipe | None,
+        flops: float | None = None,
+        extra_flops: float = 0.0,
+        overhead: float = 1.0,
+        loops: tuple[str, ...] = (),
+        **more: Any,
+    ) -> RematPlan:
+        flops = segments.flops if flops is None else flops
+        saved = SavedPlan(
+            name=self.name,
+            program=fingerprint(self.candidates.flat),
+            made_with=made_with(self.options.platform, self.options.compiler_options),
+            budget=budget,
+            share=self.options.share,
+            baseline=self.baseline,
+            predicted=predicted,
+            compiled=compiled,
+            flops=flops,
+            extra_flops=extra_flops,
+            overhead=overhead,
+            loops=loops,
+            recipe=recipe,
+        )
+        return RematPlan(
+            name=self.name,
+            budget=budget,
+            share=self.options.share,
+            baseline=self.baseline,
+            predicted=predicted,
+            compiled=compiled,
+            kept=kept,
+            recomputed=recomputed,
+            trials=tuple(self.compilations.trials),
+            seconds=perf_counter() - self.started,
+            program=segments.program,
+            devices=self.devices,
+            saved=saved,
+            flops=flops,
+            extra_flops=extra_flops,
+            overhead=overhead,
+            loops=loops,
+            **more,
+        )
+
+
+def _check_once(segments: Segments, sequence: Sequence[int]) -> None:
+    seen: set[int] = set()
+    for number in sequence:
+        part = segments.segments[number]
+        if part.once and number in seen:
+            raise BudgetError(
+                f"{part.name} has side effects and would have to run again to fit: give a larger budget, or take the "
+                "effect out of the function"
+            )
+        seen.add(number)

@@ -1,0 +1,235 @@
+"""How to run the scans of a group within some memory: which steps keep their stacks, which run again in which blocks.
+
+What is read last is left out first. While its readers run, the stacks of the other steps are gone already, so that its
+blocks have their room. With d levels of blocks n steps need carries of the order of n^(1/(d+1)), and run d times again
+(Griewank and Walther 2000, multi-level checkpointing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+from typing import Final
+
+from jax.extend.core import Var
+
+from recompute_jax._program.costs import nbytes
+from recompute_jax._program.text import short
+from recompute_jax._scans.groups import Group, Mode
+
+_BISECTIONS: Final = 12
+_DEPTHS: Final = (1, 2)  # levels of blocks, where nothing has fitted yet
+_NAMED: Final = 4  # kinds of stacks, in a text
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps in a row. One level: as they are. Several: blocks of blocks of ... of the last number of steps."""
+
+    start: int
+    stop: int
+    levels: tuple[int, ...]
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All steps of a group in parts."""
+
+    group: Group
+    parts: tuple[Part, ...]
+    peak: int
+    """Bytes at the worst moment, about."""
+    cost: float
+    """Of what runs again."""
+
+    @property
+    def is_plain(self) -> bool:
+        """The scans are left as they are."""
+        return len(self.parts) == 1 and len(self.parts[0].levels) == 1
+
+    def __str__(self) -> str:
+        return "; ".join(_text(self.group, each) for each in self.parts)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A mode, and how many levels of blocks."""
+
+    mode: Mode
+    depth: int
+    alone: bool = False
+    """Each block is one step."""
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """Steps in a way. Fewer than were given, if they do not fill the blocks."""
+
+    way: _Way
+    levels: tuple[int, ...]
+    kept: int
+    work: int
+
+    @property
+    def steps(self) -> int:
+        return prod(self.levels)
+
+    @property
+    def cost(self) -> float:
+        mode = self.way.mode
+        return self.steps * (mode.alone if self.way.alone else mode.cost * self.way.depth)
+
+
+def shape(group: Group, room: int) -> Shape:
+    """The cheapest that was found in so many bytes, or else the smallest. O(modes squared) trials."""
+    plain = group.modes[0]
+    ways = _ways(group)
+    found = [_parts(group, [_lay(_Way(plain, 0), group.length, 0, 0)])]
+    for less, more in combinations(reversed(ways), 2):
+        low, high = 0, group.length  # so many steps in the way that needs less
+        for _ in range(_BISECTIONS):
+            made = _mixed(group, less, more, (low + high) // 2)
+            found.append(made)
+            if made.peak <= room:
+                high = (low + high) // 2
+            else:
+                low = (low + high) // 2 + 1
+            if low >= high:
+                break
+        found.append(_mixed(group, less, more, high))
+    fitting = [each for each in found if each.peak <= room]
+    if fitting:
+        return min(fitting, key=lambda each: (each.cost, each.peak))
+    return min(found, key=lambda each: each.peak)
+
+
+def smallest(group: Group) -> list[Shape]:
+    """Shapes for little memory, by rising cost: blocks of one step, then of few levels, last the smallest.
+
+    XLA has more copies of some than of others, which no count here foresees.
+    """
+    way = _Way(group.modes[-1], 1)
+    found: list[Shape] = []
+    if len(group.modes) > 1:
+        mode, steps = way.mode, group.length
+        single = _Laid(_Way(mode, 1, alone=True), (steps, 1), steps * (mode.stacked + mode.entry), mode.work)
+        laid = [single, *(_lay(_Way(mode, depth), steps, 0, group.modes[0].stacked) for depth in _DEPTHS)]
+        found += [_parts(group, [each]) for each in laid]
+    found.append(shape(group, 0))
+    return list({each.parts: each for each in found}.values())
+
+
+def _ways(group: Group) -> list[_Way]:
+    """By falling bytes and rising costs, about."""
+    ways = [_Way(group.modes[0], 0)]
+    for mode in group.modes[1:]:
+        ways += [_Way(mode, 1, alone=True), _Way(mode, 1)]
+    last = group.modes[-1]
+    if len(group.modes) > 1:
+        smallest = _parts(group, [_lay(ways[-1], group.length, 0, group.modes[0].stacked)]).peak
+        for depth in range(2, group.length.bit_length()):
+            way = _Way(last, depth)
+            peak = _parts(group, [_lay(way, group.length, 0, group.modes[0].stacked)]).peak
+            if peak > 0.95 * smallest:
+                break
+            smallest = peak
+            ways.append(way)
+    return ways
+
+
+def _mixed(group: Group, less: _Way, more: _Way, steps: int) -> Shape:
+    plain = group.modes[0].stacked
+    second = _lay(more, group.length - steps, 0, plain)
+    first = _lay(less, steps, second.kept + second.work, plain)
+    return _parts(group, [first, _lay(more, group.length - first.steps, 0, plain)])
+
+
+def _lay(way: _Way, steps: int, slack: int, plain: int) -> _Laid:
+    """Steps in blocks of the best size, if `slack` bytes are free by then, and what fills no block is stacked."""
+    mode = way.mode
+    if not steps or not way.depth:
+        return _Laid(way, (steps,), steps * mode.stacked, 0)
+    if way.alone:
+        return _Laid(way, (steps, 1), steps * (mode.stacked + mode.entry), mode.work)
+    best: tuple[int, _Laid] | None = None
+    for size in _sizes(steps):
+        counts = _even(steps // size, way.depth)
+        used = prod(counts) * size
+        work = sum(counts[1:]) * mode.entry + size * mode.work
+        laid = _Laid(way, (*counts, size), used * mode.stacked + counts[0] * mode.entry, work)
+        score = laid.kept + max(0, work - slack) + (steps - used) * plain
+        if best is None or score <= best[0]:
+            best = score, laid
+    assert best is not None, "blocks of one step are always possible"
+    return best[1]
+
+
+def _sizes(steps: int) -> Iterator[int]:
+    size = 1
+    while size <= steps:
+        yield size
+        size = max(size + 1, size * 5 // 4)
+    if steps > 1:
+        yield steps // 2
+
+
+def _even(blocks: int, depth: int) -> tuple[int, ...]:
+    """About equal numbers whose product is at most `blocks`."""
+    counts: list[int] = []
+    for left in range(depth, 0, -1):
+        count = max(1, int(blocks ** (1 / left) + 1e-9))
+        counts.append(count)
+        blocks //= count
+    return tuple(counts)
+
+
+def _parts(group: Group, laid: list[_Laid]) -> Shape:
+    """One after the other, and the steps that are left as they are."""
+    plain = group.modes[0]
+    left = group.length - sum(each.steps for each in laid)
+    if left:
+        laid = [*laid, _lay(_Way(plain, 0), left, 0, 0)]
+    laid = [each for each in laid if each.steps]
+    kept = peak = 0
+    for each in laid:
+        kept += each.kept
+        peak = max(peak, kept + each.work)
+    # Later parts are gone when an earlier one is read.
+    if len(laid) > 1:
+        peak += group.length * sum(nbytes(var.aval) for var in group.fixed)  # what others read is put together
+    parts: list[Part] = []
+    start = 0
+    for each in laid:
+        parts.append(Part(start, start + each.steps, each.levels, each.way.mode))
+        start += each.steps
+    if group.bodies[0].reverse:
+        parts = [Part(group.length - each.stop, group.length - each.start, each.levels, each.mode) for each in parts]
+        parts.reverse()
+    cost = sum(each.cost for each in laid)
+    return Shape(group, tuple(parts), peak, cost)
+
+
+def _text(group: Group, part: Part) -> str:
+    steps = part.stop - part.start
+    if len(part.levels) == 1:
+        return f"{steps:,} steps as they are"
+    *counts, size = part.levels
+    blocks = " of ".join(f"{count:,}" for count in counts)
+    kept = [
+        f"{short(var.aval)} of {_maker(group, var)}"
+        for var in part.mode.real
+        if nbytes(var.aval) and var not in group.results
+    ]
+    more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+    keeping = f"keeping {', '.join(sorted(kept)[:_NAMED])}{more}" if kept else "keeping carries"
+    return f"{steps:,} steps run again in {blocks} blocks of {size:,}, {keeping}"
+
+
+def _maker(group: Group, var: Var) -> str:
+    for body in group.bodies:
+        if var in body.maker:
+            return str(body.flat.equations[body.maker[var]].primitive.name)
+    return "a carry"

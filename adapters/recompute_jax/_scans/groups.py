@@ -1,0 +1,185 @@
+"""Scans that hand stacks of values to each other, as the scan of a loss and that of its gradient do.
+
+A stack that only scans of the group read need not be kept: a reader may run a block of the maker's steps again, from
+the maker's carry at the beginning of the block, when it gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jax.extend.core import Var
+
+from recompute_jax._program.costs import nbytes
+from recompute_jax._program.jaxpr import Flat
+from recompute_jax._scans.body import Body, Needs
+from recompute_jax._scans.cut import choices
+
+
+@dataclass(frozen=True)
+class Again:
+    """What a reader runs again of a maker."""
+
+    body: Body
+    wanted: tuple[Var, ...]
+    needs: Needs
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to run the scans of a group: which values are stacked in full. Bytes and costs of one step."""
+
+    what: str
+    real: frozenset[Var]
+    stacked: int
+    entry: int
+    """Bytes of the carries at the beginning of a block."""
+    work: int
+    """Bytes of what is stacked within a block only."""
+    cost: float
+    alone: float
+    """The cost if each block is one step: nothing is carried on then."""
+
+
+class Group:
+    """Scans of one length, in the order of the function. A stack has the name that it has in its maker's body."""
+
+    def __init__(self, bodies: Sequence[Body], outside: Collection[Var], results: Collection[Var] = ()) -> None:
+        self.bodies = bodies
+        self.length = bodies[0].length
+        self.maker: dict[Var, Body] = {}
+        self.inner: dict[Var, Var] = {}
+        """Outside variable of a stack -> its name."""
+        self.fixed: set[Var] = set()
+        """Stacks that others read, too."""
+        self.results: set[Var] = set()
+        """Those of the function, which are no temporaries."""
+        for body in bodies:
+            for result, atom in zip(body.results, body.made, strict=True):
+                if isinstance(atom, Var):
+                    self.maker[atom] = body
+                    self.inner[result] = atom
+                    if result in outside or body.has_effects:
+                        self.fixed.add(atom)
+                    if result in results:
+                        self.results.add(atom)
+
+    @property
+    def values(self) -> list[Var]:
+        """All that could be stacked, in order: what the scans stack and what their steps make."""
+        return list(dict.fromkeys([*self.maker, *(var for body in self.bodies for var in body.maker)]))
+
+    @property
+    def optional(self) -> list[Var]:
+        """The outside variables of the stacks that need not be kept."""
+        return [outer for outer, var in self.inner.items() if var not in self.fixed]
+
+    def name(self, body: Body, place: int) -> Var | None:
+        """The stack that is read there, by its name; by its outside variable if none of the group makes it."""
+        atom = body.stacked[place]
+        return self.inner.get(atom, atom) if isinstance(atom, Var) else None
+
+    def again(self, body: Body, stacks: Sequence[int], real: Collection[Var]) -> list[Again]:
+        """What must run again, in order, for these stacked operands of a scan, if those in `real` are there."""
+        wanted: dict[int, dict[Var, None]] = {}
+        found: list[Again] = []
+
+        def ask(reader: Body, places: Sequence[int]) -> None:
+            for place in places:
+                var = self.name(reader, place)
+                if var is not None and var in self.maker and var not in real:
+                    wanted.setdefault(id(self.maker[var]), {})[var] = None
+
+        ask(body, stacks)
+        for maker in reversed(self.bodies):
+            names = tuple(wanted.get(id(maker), ()))
+            if names:
+                needs = maker.needs(names, given=real)
+                found.append(Again(maker, names, needs))
+                ask(maker, needs.stacks)
+        found.reverse()
+        return found
+
+    def readers(self, real: Collection[Var]) -> Iterator[list[Again]]:
+        """For each scan what it must run again."""
+        for body in self.bodies:
+            yield self.again(body, range(len(body.stacked)), real)
+
+    def entries(self, real: Collection[Var]) -> dict[int, tuple[int, ...]]:
+        """By id of the scan the carries that are kept at the beginning of each block."""
+        found: dict[int, set[int]] = {}
+        for each in self.readers(real):
+            for again in each:
+                found.setdefault(id(again.body), set()).update(again.needs.carries)
+        return {number: tuple(sorted(carries)) for number, carries in found.items()}
+
+    @cached_property
+    def modes(self) -> list[Mode]:
+        """Everything stacked, and then by falling bytes what is worth running again: less memory, at a higher cost."""
+        everything = self._mode("all", frozenset(self.maker))
+        least = frozenset(self.fixed)
+        reads = {
+            id(body): list(dict.fromkeys(self.inner[each] for each in body.results if each in self.inner))
+            for body in self.bodies
+        }
+        found = [self._mode("none", least)]
+        for alone in (False, True):
+            options = [
+                choices(body, [var for var in reads[id(body)] if var not in least], least, alone)
+                for body in self.bodies
+            ]
+            for level in range(max(map(len, options))):
+                chosen = [each[min(level, len(each) - 1)] for each in options if each]
+                found.append(self._mode("some", least.union(*chosen)))
+        better: list[Mode] = []
+        for mode in sorted(found, key=lambda mode: (mode.stacked, mode.cost)):
+            worth = all(mode.cost < each.cost or mode.alone < each.alone for each in better)
+            if mode.stacked < everything.stacked and worth:
+                better.append(mode)
+        return [everything, *reversed(better)]
+
+    def _mode(self, what: str, real: frozenset[Var]) -> Mode:
+        work, cost, alone = 0, 0.0, 0.0
+        for each in self.readers(real):
+            work = max(work, sum(nbytes(var.aval) for again in each for var in again.wanted))
+            cost += sum(again.needs.cost for again in each)
+            alone += sum(again.body.needs(again.wanted, given=real, alone=True).cost for again in each)
+        carried = self.entries(real)
+        entry = sum(nbytes(body.carries[at].aval) for body in self.bodies for at in carried.get(id(body), ()))
+        stacked = sum(nbytes(var.aval) for var in real if var not in self.results)
+        return Mode(what, real, stacked, entry, work, cost, alone)
+
+
+def groups_of(flat: Flat) -> list[Group]:
+    """The groups of a function, those that have a stack which may be left out. O(equations)."""
+    scans = [eqn for eqn in flat.equations if eqn.primitive.name == "scan" and eqn.params["length"] > 1]
+    if len(scans) < 2:
+        return []
+    bodies = {id(eqn): Body(eqn) for eqn in scans}
+    maker = {var: each for each in bodies.values() for var in each.results}
+    readers: dict[Var, list[Body]] = {}
+    outside = {atom for atom in flat.outvars if isinstance(atom, Var)}
+    for eqn in flat.equations:
+        body = bodies.get(id(eqn))
+        first = len(eqn.invars) - len(body.stacked) if body else len(eqn.invars)
+        for place, atom in enumerate(eqn.invars):
+            if isinstance(atom, Var) and atom in maker:
+                if body is not None and place >= first and maker[atom].length == body.length:
+                    readers.setdefault(atom, []).append(body)
+                else:
+                    outside.add(atom)
+    group = {id(body): [body] for body in bodies.values()}
+    for var, found in readers.items():
+        if var in outside:
+            continue
+        for body in found:
+            one, two = group[id(maker[var])], group[id(body)]
+            if one is not two:
+                one += two
+                group.update((id(each), one) for each in two)
+    order = {id(bodies[id(eqn)]): at for at, eqn in enumerate(scans)}
+    distinct = {id(each): each for each in group.values() if len(each) > 1}
+    results = {atom for atom in flat.outvars if isinstance(atom, Var)}
+    return [Group(sorted(each, key=lambda body: order[id(body)]), outside, results) for each in distinct.values()]

@@ -1,0 +1,224 @@
+"""Scans as loops over blocks of steps, in which what is not stacked runs again: the function after `_loop_shape`.
+
+A part of the steps has levels (K, ..., k): K blocks of blocks of ... of k steps. The maker of a stack that is left out
+keeps its carry at the beginning of each of the K blocks. A reader, at a block, runs the maker from there, which gives
+the carries at the beginning of the blocks within; and at a block of k steps the stack itself, for these steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Literal, Var
+
+from recompute_jax._program.jaxpr import Flat, bind, struct
+from recompute_jax._scans.blocks import Part
+from recompute_jax._scans.body import Body, Needs
+from recompute_jax._scans.groups import Again, Group
+
+Carry = dict[int, Any]
+Stacks = dict[Var, Any]
+Entries = dict[int, Carry]
+"""By id of the scan: carries at the beginning of a block, or of all blocks, stacked."""
+
+
+def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> ClosedJaxpr:
+    """The same function of its constants and arguments, with the scans of these groups in these parts."""
+    owner: dict[int, tuple[_Emitting, Body]] = {}
+
+    def run(*sources: Any) -> list[Any]:
+        for group, parts in shapes:
+            emitting = _Emitting(group, parts)
+            owner.update((id(body.eqn), (emitting, body)) for body in group.bodies)
+        env: dict[Var, Any] = dict(zip([*flat.constvars, *flat.invars], sources, strict=True))
+        for eqn in flat.equations:
+            values = [atom.val if isinstance(atom, Literal) else env[atom] for atom in eqn.invars]
+            found = owner.get(id(eqn))
+            results = bind(eqn, list(map(_whole, values))) if found is None else found[0].scan(found[1], values)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [atom.val if isinstance(atom, Literal) else _whole(env[atom]) for atom in flat.outvars]
+
+    return jax.make_jaxpr(run)(*[struct(var.aval) for var in (*flat.constvars, *flat.invars)])
+
+
+class _Stack:
+    """A stack in the parts of its group."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+        self._all: Any = None
+
+    def whole(self) -> Any:
+        if self._all is None:
+            self._all = self.parts[0] if len(self.parts) == 1 else lax.concatenate(self.parts, 0)
+        return self._all
+
+
+def _whole(value: Any) -> Any:
+    return value.whole() if isinstance(value, _Stack) else value
+
+
+@dataclass
+class _Made:
+    """What there is of a part so far."""
+
+    stacks: Stacks = field(default_factory=dict)
+    entries: Entries = field(default_factory=dict)
+
+
+class _Emitting:
+    """The scans of one group, as the function comes to them."""
+
+    def __init__(self, group: Group, parts: Sequence[Part]) -> None:
+        self.group = group
+        self.parts = parts
+        self.made = [_Made() for _ in parts]
+        self.constants: dict[int, list[Any]] = {}
+
+    def scan(self, body: Body, values: Sequence[Any]) -> list[Any]:
+        """The results of one of the scans."""
+        constants, carries = len(body.constants), len(body.carries)
+        self.constants[id(body)] = [_whole(value) for value in values[:constants]]
+        carry: Carry = {at: _whole(value) for at, value in enumerate(values[constants : constants + carries])}
+        outside: Stacks = {}
+        for place, value in enumerate(values[constants + carries :]):
+            var = self.group.name(body, place)
+            assert var is not None, "a stack is no literal"
+            if var not in self.group.maker:
+                outside[var] = value
+        for at in range(len(self.parts))[:: -1 if body.reverse else 1]:
+            carry = self._part(body, self.parts[at], self.made[at], carry, outside)
+        stacks = [self._result(atom, body.length) for atom in body.made]
+        return [*(carry[at] for at in range(carries)), *stacks]
+
+    def _part(self, body: Body, part: Part, made: _Made, carry: Carry, outside: Stacks) -> Carry:
+        for var, value in outside.items():
+            if var not in made.stacks:
+                one = _whole(value)
+                made.stacks[var] = one if len(self.parts) == 1 else lax.slice_in_dim(one, part.start, part.stop)
+        real = part.mode.real
+        wanted = tuple(var for var in dict.fromkeys(body.made) if isinstance(var, Var) and var in real)
+        wanted += tuple(var for var in body.maker if var in real and self.group.maker.get(var) is None)
+        run = _Run(self.group, part, self.constants)
+        entries = self.group.entries(real).get(id(body), ())
+        needs = body.needs(wanted, carries=range(len(body.carries)))
+        block = _Block(part.levels, made.stacks, {}, made.entries)
+        carry, stacks, kept = run.run(Again(body, wanted, needs), carry, block, keep=entries)
+        made.stacks.update(stacks)
+        made.entries[id(body)] = kept
+        return carry
+
+    def _result(self, atom: Any, length: int) -> Any:
+        if not isinstance(atom, Var):
+            return lax.broadcast(jnp.asarray(atom.val, atom.aval.dtype), (length,))
+        parts = [made.stacks.get(atom) for made in self.made]
+        return None if any(each is None for each in parts) else _Stack(parts)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Where a scan runs: the lengths of the blocks within, stacks and carries."""
+
+    levels: tuple[int, ...]
+    stacks: Mapping[Var, Any]
+    entries: Mapping[int, Carry]
+    """At the beginning of this block."""
+    within: Mapping[int, Carry]
+    """At the beginning of each block in it, stacked; only of those that are known already."""
+
+
+class _Run:
+    """Scans over a part, and what they run again."""
+
+    def __init__(self, group: Group, part: Part, constants: Mapping[int, list[Any]]) -> None:
+        self.group = group
+        self.real = part.mode.real
+        self.constants = constants
+
+    def run(self, what: Again, carry: Carry, block: _Block, keep: Sequence[int] = ()) -> tuple[Carry, Stacks, Carry]:
+        """The carries after a block, the wanted stacks, and the carries to `keep`, of the beginning of blocks in it."""
+        again = self.group.again(what.body, what.needs.stacks, self.real)
+        if len(block.levels) == 1 or not (again or keep):
+            stacks = dict(block.stacks)
+            inner = _Block((prod(block.levels),), stacks, block.entries, {})
+            for each in again:
+                stacks.update(self.run(each, self._entry(each.needs, block.entries[id(each.body)]), inner)[1])
+            return (*self._steps(what, carry, inner), {})
+        within = dict(block.within)
+        for each in again:
+            if id(each.body) not in within:
+                carries = each.needs.carries
+                alone = Again(each.body, (), each.body.needs((), carries, self.real))
+                start = self._entry(alone.needs, block.entries[id(each.body)])
+                inside = _Block(block.levels, block.stacks, block.entries, within)
+                within[id(each.body)] = self.run(alone, start, inside, keep=carries)[2]
+        return self._blocks(what, again, carry, block, within, keep)
+
+    def _blocks(
+        self,
+        what: Again,
+        again: list[Again],
+        carry: Carry,
+        block: _Block,
+        within: Mapping[int, Carry],
+        keep: Sequence[int],
+    ) -> tuple[Carry, Stacks, Carry]:
+        count, levels = block.levels[0], block.levels[1:]
+        read = self._names(what).union(*map(self._names, again))
+        names = [var for var in block.stacks if var in read]
+        stacks = [_split(block.stacks[var], count) for var in names]
+        entries = {id(each.body): within[id(each.body)] for each in again}
+
+        def body(carry: Carry, given: Any) -> Any:
+            slices, entries = given
+            inner = _Block(levels, dict(zip(names, slices, strict=True)), entries, {})
+            after, made, _ = self.run(what, carry, inner)
+            return after, ([made[var] for var in what.wanted], {at: carry[at] for at in keep})
+
+        after, (made, kept) = lax.scan(body, carry, (stacks, entries), count, reverse=what.body.reverse)
+        return after, dict(zip(what.wanted, map(_join, made), strict=True)), kept
+
+    def _steps(self, what: Again, carry: Carry, block: _Block) -> tuple[Carry, Stacks]:
+        body, needs = what.body, what.needs
+        slices = {body.stacks[at]: block.stacks[self._name(body, at)] for at in needs.stacks}
+        slices |= {var: block.stacks[var] for var in needs.given}
+
+        def step(carry: Carry, given: Sequence[Any]) -> tuple[Carry, list[Any]]:
+            known = {body.carries[at]: value for at, value in carry.items()}
+            known |= dict(zip(slices, given, strict=True))
+            return body.step(needs, self.constants[id(body)], known, what.wanted)
+
+        length = block.levels[0]
+        if length == 1:
+            after, made = step(carry, [lax.squeeze(value, (0,)) for value in slices.values()])
+            made = [lax.expand_dims(jnp.asarray(value), (0,)) for value in made]
+        else:
+            after, made = lax.scan(step, carry, list(slices.values()), length, reverse=body.reverse)
+        return after, dict(zip(what.wanted, made, strict=True))
+
+    def _names(self, what: Again) -> set[Var]:
+        names = {self._name(what.body, at) for at in what.needs.stacks}
+        return names | set(what.needs.given)
+
+    def _name(self, body: Body, place: int) -> Var:
+        var = self.group.name(body, place)
+        assert var is not None, "a stack is no literal"
+        return var
+
+    @staticmethod
+    def _entry(needs: Needs, carry: Carry) -> Carry:
+        return {at: carry[at] for at in needs.carries}
+
+
+def _split(value: Any, count: int) -> Any:
+    return lax.reshape(value, (count, value.shape[0] // count, *value.shape[1:]))
+
+
+def _join(value: Any) -> Any:
+    return lax.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
