@@ -1,0 +1,218 @@
+"""Dask's threaded scheduler within a budget: its own `get_async` runs the graph, and tasks are operations of a cache.
+
+Where Dask keeps the results of tasks, there are handles of them; a key that Dask releases is a handle that goes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Final
+
+import dask
+from dask._task_spec import Alias
+from dask.callbacks import local_callbacks
+from dask.local import get_sync
+from dask.threaded import get as get_threaded
+
+import recompute as rc
+from recompute import extend
+from recompute_dask._payloads import leaving
+from recompute_dask._recipe import Held, Inlined, Recipe, Task, is_kept, made, recipe_of, stores, with_arrays_apart
+
+_last: Final[list[rc.Stats]] = []
+_running: Final[ContextVar[Computation | None]] = ContextVar("recompute_dask_running", default=None)
+
+
+def get(dsk: Mapping[Any, Any], keys: Any, budget: Any = None, disk: Any = None, **options: Any) -> Any:
+    """Compute keys of a graph as `dask.threaded.get` does, within a budget: `y.compute(scheduler=rd.get)`.
+
+    Parameters
+    ----------
+    budget
+        Bytes ("4GB"), a share of the memory ("50%"), or a function, as for `recompute.Cache`. By default
+        `recompute.budget` of Dask's configuration; None: unlimited.
+    disk
+        Bytes on a disk ("50GB"; True: as many as there are) to which moves what is quicker to read than to compute
+        again. By default `recompute.disk` of the configuration; None: nothing moves.
+    **options
+        Those of `dask.threaded.get`: num_workers, pool, callbacks, ...
+
+    A `compute` inside of a task runs in the thread of that task, within the same budget.
+
+    Raises what tasks raise, and BudgetError for a task whose arguments and result do not fit together.
+    """
+    outer = _running.get()
+    if outer is not None:
+        return outer.compute(get_sync, dsk, keys, options)
+    computation = Computation(
+        dask.config.get("recompute.budget", None) if budget is None else budget,
+        dask.config.get("recompute.disk", None) if disk is None else disk,
+    )
+    try:
+        return computation.compute(get_threaded, dsk, keys, options)
+    finally:
+        _last[:] = [computation.cache.stats()]
+
+
+class budget:  # reads as a function: with rd.budget("4GB"):
+    """Compute within a budget inside the block, or from now on: a setting of Dask's scheduler and configuration.
+
+    `disk`: as for `get`.
+    """
+
+    def __init__(self, budget: Any, *, disk: Any = None) -> None:
+        rc.Cache(budget)  # says now what is wrong with it
+        self._set = dask.config.set({"scheduler": get, "recompute.budget": budget, "recompute.disk": disk})
+
+    def __enter__(self) -> None:
+        self._set.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self._set.__exit__(*exception)
+
+
+def stats() -> rc.Stats:
+    """What the last computation that has ended did: see `recompute.Cache.stats`."""
+    if not _last:
+        raise RuntimeError("nothing was computed yet with recompute_dask.get: with rd.budget('4GB'): y.compute()")
+    return _last[0]
+
+
+class _Ready:
+    """A task that can run, with what it takes."""
+
+    def __init__(self, task: Any, data: Mapping[Any, Any]) -> None:
+        self.task = task
+        self.data = data
+
+
+class Computation:
+    """One graph, or several of them one inside of the other, with one cache."""
+
+    def __init__(self, budget: Any, disk: Any) -> None:
+        tiers = [] if disk in (None, False) else [rc.Disk(None if disk is True else disk)]
+        self.cache = rc.Cache(budget, tiers=tiers)
+        self._writers: set[str] = set()
+
+    def compute(self, way: Callable[..., Any], dsk: Mapping[Any, Any], keys: Any, options: dict[str, Any]) -> Any:
+        """Compute keys with one of Dask's schedulers."""
+        rerun = options.pop("rerun_exceptions_locally", None)
+        if rerun is None:
+            rerun = dask.config.get("rerun_exceptions_locally", False)
+        token = _running.set(None)
+        try:
+            with local_callbacks(options.pop("callbacks", None)) as callbacks:
+                results = way(
+                    dsk,
+                    keys,
+                    **options,
+                    callbacks=[_with_values(each) for each in callbacks],
+                    dumps=_prepared,
+                    loads=self._loaded,
+                    raise_exception=_rerun if rerun else _reraise,
+                    rerun_exceptions_locally=False,
+                )
+        finally:
+            _running.reset(token)
+        if way is get_threaded:
+            extend.be_lenient(self.cache)  # all results are wanted at once
+        return _leave(keys, results)
+
+    def _loaded(self, sent: Any) -> Any:
+        """What Dask is about to run; as it is, what it is told of the result."""
+        if not isinstance(sent, _Ready):
+            return sent
+        task, data = sent.task, sent.data
+        return (lambda _: self._perform(task, data)), data
+
+    def _perform(self, task: Any, data: Mapping[Any, Any]) -> Any:
+        """Run a task as an operation; the handle of its result."""
+        if isinstance(task, Alias):
+            return data[task.target]
+        storing = stores(task)
+        if not storing:
+            task, data = with_arrays_apart(task, data)
+        recipe, held = recipe_of(task.key, self._inside(task), data, self._writers, storing)
+        for each in held if storing else ():  # what is written into cannot be made again
+            extend.detach(self.cache, each.node, moves=False)
+        nodes = [each.node for each in held]
+        try:
+            (handle,) = extend.perform(self.cache, recipe, nodes, nodes, sys._getframe(), handle=Held)
+        except rc.BudgetError as error:
+            raise _impossible(recipe, len(held), error) from error
+        except Exception as error:
+            if recipe.returned and isinstance(error, TypeError):
+                return Inlined(recipe, held)  # the cache has refused the result
+            error.__dask_task__ = recipe, held  # type: ignore[attr-defined]  # for `_rerun`
+            raise
+        payload = handle.node.payload
+        if payload is not extend.EVICTED and is_kept(payload, handle.node.storage.size):
+            handle.detach()
+        return made(handle, held, recipe.writable)
+
+    def _inside(self, task: Task) -> Task:
+        """A task, inside of which a computation is a part of this one."""
+
+        def run(values: Mapping[Any, Any]) -> Any:
+            token = _running.set(self)
+            try:
+                return task(values)
+            finally:
+                _running.reset(token)
+
+        return run
+
+
+def _prepared(sent: Any) -> Any:
+    """What Dask gives to a thread, marked; as it is, what the thread gives back."""
+    first, second = sent
+    return _Ready(first, second) if isinstance(second, dict) else sent
+
+
+def _leave(keys: Any, results: Any) -> Any:
+    """The values of results in the shape of their keys, for the caller."""
+    if isinstance(keys, list):
+        return tuple([_leave(key, result) for key, result in zip(keys, results, strict=True)])
+    return _value(results)
+
+
+def _value(result: Any) -> Any:
+    if isinstance(result, Inlined):
+        return result.recipe.run([held.get() for held in result.held])
+    return leaving(result.get(), result.writable) if isinstance(result, Held) else result
+
+
+def _impossible(recipe: Recipe, taken: int, error: rc.BudgetError) -> rc.BudgetError:
+    why = re.sub(r" \(created at [^)]*\)", "", str(error).split(";")[0])
+    return rc.BudgetError(
+        f"the task {recipe.key!r}, which takes {taken} results at once, does not fit into recompute.budget: "
+        f"{why}; make chunks smaller where that is so (rechunk in steps, split_every in reductions), use fewer threads "
+        "(num_workers), or raise the budget"
+    )
+
+
+def _reraise(error: BaseException, traceback: Any) -> None:
+    raise error.with_traceback(traceback)
+
+
+def _rerun(error: BaseException, traceback: Any) -> None:
+    """Run a task that has failed once more, in this thread, for a debugger."""
+    recipe, held = getattr(error, "__dask_task__", (None, ()))
+    if recipe is not None:
+        recipe.run([each.get() for each in held])
+    _reraise(error, traceback)
+
+
+def _with_values(callback: Sequence[Any]) -> tuple[Any, ...]:
+    """A callback that is told of the values of results, not of their handles."""
+    start, start_state, before, after, finish = callback
+    if after is None:
+        return tuple(callback)
+
+    def after_task(key: Hashable, result: Any, dsk: Any, state: Any, worker: Any) -> None:
+        after(key, result.get() if isinstance(result, Held) else result, dsk, state, worker)
+
+    return start, start_state, before, after_task, finish

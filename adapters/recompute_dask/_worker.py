@@ -1,0 +1,181 @@
+"""A worker of dask.distributed that recomputes or spills, whichever is cheaper.
+
+    LocalCluster(worker_class=rd.Nanny)              processes
+    LocalCluster(worker_class=rd.Worker)             threads of this process
+    dask worker --worker-class recompute_dask.Worker scheduler-address:8786
+
+Only where values go in and out it differs from Dask's own: what a task takes is brought back in a thread before the
+task runs, and its result is entered with the task as its recipe. The state machine is Dask's, and knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from typing import Any, Final, TypeVar
+
+import distributed
+
+from recompute_dask._versions import check
+
+check("distributed", distributed.__version__)  # type: ignore[attr-defined]  # it is there
+
+import dask  # noqa: E402
+from dask.utils import key_split, parse_bytes  # noqa: E402
+from distributed.utils import set_thread_state  # noqa: E402
+from distributed.worker import _worker_cvar  # noqa: E402
+from distributed.worker_state_machine import (  # noqa: E402
+    ExecuteFailureEvent,
+    ExecuteSuccessEvent,
+    GatherDepSuccessEvent,
+)
+
+from recompute_dask._payloads import copied, refuses_writes, sendable  # noqa: E402
+from recompute_dask._recipe import Held, Task, recipe_of  # noqa: E402
+from recompute_dask._values import Values  # noqa: E402
+
+T = TypeVar("T")
+_NOTHING: Final[Mapping[Any, Any]] = {}
+
+logger = logging.getLogger(__name__)
+
+
+class Worker(distributed.Worker):
+    """A worker whose values are evicted by what it costs to get them back, and recomputed or read from the disk.
+
+    Takes what `distributed.Worker` takes, but `data`. Of Dask's configuration: the budget is `memory_limit` times
+    `distributed.worker.memory.target`; `distributed.worker.memory.max-spill` limits the disk, and `recompute.bandwidth`
+    ("200MB") what is written and read a second.
+    """
+
+    def __init__(self, *args: Any, data: Any = None, **options: Any) -> None:
+        if data is not None:
+            raise ValueError("a worker that recomputes has its own data; use distributed.Worker for another mapping")
+        most = dask.config.get("distributed.worker.memory.max-spill")
+        disk = {
+            "disk": None if most is False else int(parse_bytes(most)),
+            "bandwidth": dask.config.get("recompute.bandwidth", None),
+        }
+        super().__init__(*args, data=(Values, disk), **options)
+        assert isinstance(self.data, Values)
+        self._values = self.data
+        manager = self.memory_manager
+        fraction = manager.memory_target_fraction or manager.memory_spill_fraction
+        limit = manager.memory_limit
+        self._values.set_budget(int(limit * fraction) if limit and fraction else inf)
+        self._threads_to_bring = ThreadPoolExecutor(self.state.nthreads, thread_name_prefix="recompute")
+        self._writers: set[str] = set()
+
+    async def execute(self, key: Any, *, stimulus_id: str) -> Any:
+        """Run a task whose arguments are in memory, and have its result with how to make it again."""
+        state = self.state.tasks[key]
+        spec, annotations = state.run_spec, state.annotations or {}
+        held = self._values.held([each.key for each in state.dependencies])
+        values = await self._bring(held)
+        if key_split(key) in self._writers:
+            values = await self._in_thread(copied, values)
+        with self._values.at_hand(values):
+            event = await super().execute(key, stimulus_id=stimulus_id)
+        if isinstance(event, ExecuteFailureEvent) and held and refuses_writes(event.exception_text):
+            self._writers.add(key_split(key))
+            values = await self._in_thread(copied, values)
+            with self._values.at_hand(values):
+                event = await super().execute(key, stimulus_id=stimulus_id)
+        del values
+        if isinstance(event, ExecuteSuccessEvent) and key not in self.state.actors:
+            again = annotations.get("recompute", True) and self._values.is_made_again(
+                spec, event.value, event.nbytes, held
+            )
+            await self._enter(
+                {key: event.value},
+                event.nbytes,
+                self._outside(key, spec) if again else None,
+                held,
+                event.stop - event.start,
+            )
+        return event
+
+    async def gather_dep(self, worker: str, to_gather: Collection[Any], total_nbytes: int, *, stimulus_id: str) -> Any:
+        """Get values from another worker."""
+        event = await super().gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
+        if isinstance(event, GatherDepSuccessEvent):
+            await self._enter(event.data, total_nbytes)
+        return event
+
+    async def get_data(self, comm: Any, keys: Collection[Any], *args: Any, **options: Any) -> Any:
+        """Give values to another worker, or to a client."""
+        held = self._values.held(keys)
+        values = await self._bring(held)
+        for key, each in held.items():
+            values[key] = sendable(values[key], each.writable)
+        with self._values.at_hand(values):
+            return await super().get_data(comm, keys, *args, **options)
+
+    async def close(self, *args: Any, **options: Any) -> Any:
+        """Close the worker."""
+        closed = await super().close(*args, **options)
+        self._threads_to_bring.shutdown(wait=False)
+        return closed
+
+    # In threads
+
+    async def _bring(self, held: dict[Any, Held]) -> dict[Any, Any]:
+        if all(each.resident for each in held.values()):
+            return self._values.bring(held)  # a look
+        return await self._in_thread(self._values.bring, held)
+
+    async def _enter(
+        self,
+        values: Mapping[Any, Any],
+        nbytes: int,
+        task: Task | None = None,
+        held: Mapping[Any, Held] = _NOTHING,
+        cost: float = 0.0,
+    ) -> None:
+        """Have values that Dask is about to store; `task`: what makes the one that there is, of `held`."""
+
+        def enter() -> None:
+            for key, value in values.items():
+                try:
+                    if task is None:
+                        self._values.enter(key, value)
+                    else:
+                        recipe, arguments = recipe_of(key, task, held, self._writers)
+                        self._values.enter_made(key, value, recipe, arguments, cost)
+                except Exception:  # it will be stored as what it is
+                    logger.warning("The result of %r cannot be computed again", key, exc_info=True)
+
+        if self._values.has_room(nbytes) and not self._values.has_released_sources:
+            enter()
+        else:
+            await self._in_thread(enter)
+            await self._in_thread(self._values.forget_released_sources)
+        loop = asyncio.get_running_loop()
+        for key in values:
+            loop.call_later(1, self._values.forget_entered, key)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads_to_bring, function, *arguments)
+
+    def _outside(self, key: Any, spec: Any) -> Callable[[Mapping[Any, Any]], Any]:
+        """A task that is run again, by whoever needs its result: this worker is where it runs."""
+
+        def run(values: Mapping[Any, Any]) -> Any:
+            token = _worker_cvar.set(self)
+            try:
+                with set_thread_state(execution_state=self.execution_state, key=key):
+                    return spec(values)
+            finally:
+                _worker_cvar.reset(token)
+
+        return run
+
+
+class Nanny(distributed.Nanny):
+    """A process with a `Worker` that recomputes or spills."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"worker_class": Worker, **options})

@@ -1,0 +1,259 @@
+"""Dask within a budget: array programs beside plain threads, and a cluster of two workers beside Dask's own spilling.
+
+    python benchmarks/dask_programs.py [--quick] [--into docs/results]
+
+writes dask.md, and with matplotlib the picture dask.png of docs. About five minutes on two cores, of which most is
+waiting for a disk that is slowed down to 200 MB/s, for both: where Dask's own spilling writes and reads a file, it
+sleeps as long as that would take. (Not named dask.py: that is what `import dask` would find in this folder.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter, process_time, sleep
+from typing import Any, Final
+
+import dask
+import dask.array as da
+import distributed
+import numpy as np
+from _common import facts, say
+from distributed import Client, LocalCluster, wait
+
+import recompute_dask as rd
+
+RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
+PICTURE: Final = RESULTS.parent / "pictures" / "dask.png"
+SLOW: Final = 200_000_000  # bytes a second
+CHUNK: Final = 4_000_000  # bytes
+
+HEAD: Final = """# Dask
+
+`recompute_dask` beside Dask's own schedulers, by `python benchmarks/dask_programs.py`, in one run.
+
+"""
+THREADS: Final = """## One machine: a budget for the threaded scheduler
+
+CPU time of the process (of all threads, with what recomputing takes) as a multiple of plain threads, below a share of
+the peak that the same program has without a budget. The least of {times} runs in turns.
+
+| program | peak without a budget | no budget | all of it | a half | a quarter |
+|---|---|---|---|---|---|
+"""
+CLUSTER: Final = """
+## Two workers: recomputing or spilling
+
+{chunks} chunks of 4 MB are persisted on two workers of one thread each, with room for {room} MB of them each; then
+{reads} tasks each read one of them, in a random order. `shallow`: a chunk is drawn at random. `deep`: and then goes
+through {steps} more steps, of which only the last is kept. Seconds of all of it; the disk is that of this machine,
+whose page cache holds it all, or slowed down to 200 MB/s for both.
+
+| graph | disk | Dask's own spilling | recompute or spill | times faster | written by Dask | by us | runs again |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def programs(size: int) -> dict[str, Any]:
+    """What is computed, of about `size` x 500 numbers in chunks of 500 x 500."""
+    x = da.random.default_rng(1).random((size, 500), chunks=(500, 500))
+    tall = da.random.default_rng(2).random((size * 5, 100), chunks=(2500, 100))
+    days = x.reshape((size // 500, 500, 500))
+    return {
+        "x - mean": ((x - x.mean(axis=0)) ** 2).sum(),
+        "anomalies": abs((days - days.mean(axis=0)) / days.std(axis=0)).max(),
+        "svd": da.linalg.svd(tall)[0].std(axis=0),
+        "cov": da.cov(x[:, :250], rowvar=False).sum(),
+    }
+
+
+def measure_threads(times: int, size: int) -> list[str]:
+    lines = []
+    for name, program in programs(size).items():
+        program.compute(scheduler=rd.get, num_workers=2)
+        peak = rd.stats().peak
+        ways: dict[str, dict[str, Any]] = {"plain": {"scheduler": "threads"}, "none": {"scheduler": rd.get}}
+        for share in (1.0, 0.5, 0.25):
+            ways[f"{share}"] = {"scheduler": rd.get, "budget": int(share * peak)}
+        found: dict[str, float] = {}
+        for _ in range(times):
+            for way, options in ways.items():
+                try:
+                    seconds = timed(program.compute, **options, num_workers=2)
+                except MemoryError:
+                    seconds = float("nan")
+                found[way] = min(seconds, found.get(way, seconds))
+        ratios = [found[way] / found["plain"] for way in ways if way != "plain"]
+        cells = ["does not fit" if ratio != ratio else f"{ratio:.2f}" for ratio in ratios]
+        lines.append(f"| {name} | {peak / 1e6:.0f} MB | {' | '.join(cells)} |")
+        say(lines[-1])
+    return lines
+
+
+def timed(run: Callable[..., Any], **options: Any) -> float:
+    start = process_time()
+    run(**options)
+    return process_time() - start
+
+
+class SlowFiles(distributed.WorkerPlugin):  # type: ignore[misc]
+    """Makes the files of Dask's own spilling as slow as a disk of so many bytes a second."""
+
+    def __init__(self, bandwidth: int) -> None:
+        self.bandwidth = bandwidth
+
+    def setup(self, worker: Any) -> None:
+        import zict
+
+        bandwidth, write, read = self.bandwidth, zict.File.__setitem__, zict.File.__getitem__
+
+        def slow_write(file: Any, key: Any, value: Any) -> None:
+            start = perf_counter()
+            write(file, key, value)
+            parts = value if isinstance(value, list) else [value]
+            nbytes = sum(memoryview(part).nbytes for part in parts)
+            sleep(max(0.0, nbytes / bandwidth - (perf_counter() - start)))
+
+        def slow_read(file: Any, key: Any) -> Any:
+            start = perf_counter()
+            value = read(file, key)
+            sleep(max(0.0, len(value) / bandwidth - (perf_counter() - start)))
+            return value
+
+        zict.File.__setitem__, zict.File.__getitem__ = slow_write, slow_read
+
+
+def step(array: Any) -> Any:
+    return np.sqrt(array * array + 1.0)
+
+
+def look(array: Any, number: int) -> float:
+    return float(array[number % len(array)])
+
+
+def books(dask_worker: Any) -> tuple[float, float, float, float]:
+    """(bytes in memory, bytes on the disk now, bytes written so far, tasks run again so far)."""
+    data = dask_worker.data
+    if hasattr(data, "cache"):
+        stats = data.cache.stats()
+        tier = stats.tiers[0]
+        return stats.used, tier.used, tier.written, stats.rematerializations
+    written = data.cumulative_metrics["disk-write", "bytes"]
+    return data.fast.total_weight, data.spilled_total.disk, written, 0
+
+
+def measure_cluster(nanny: Any, steps: int, slow: bool, chunks: int, reads: int, room: int) -> dict[str, Any]:
+    """One program on one kind of workers."""
+    limit = 4_000_000_000
+    settings = {
+        "distributed.worker.memory.target": room / limit,
+        "distributed.worker.memory.spill": False,
+        "distributed.worker.memory.pause": False,
+        "distributed.worker.memory.terminate": False,
+        "recompute.bandwidth": SLOW if slow else None,
+    }
+    options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": limit, "worker_class": nanny}
+    history: list[tuple[float, ...]] = []
+    done = Event()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        dask.config.set({**settings, "temporary-directory": folder}),
+        LocalCluster(**options, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
+        if slow and nanny is distributed.Nanny:
+            client.register_plugin(SlowFiles(SLOW))
+        x = da.random.default_rng(1).random(chunks * CHUNK // 8, chunks=CHUNK // 8)
+        for _ in range(steps):
+            x = x.map_blocks(step, dtype=float)
+        start = perf_counter()
+
+        def watch() -> None:
+            while not done.wait(0.25):
+                each = client.run(books).values()
+                history.append((perf_counter() - start, *map(sum, zip(*each, strict=True))))
+
+        watcher = Thread(target=watch)
+        watcher.start()
+        try:
+            x = client.persist(x, optimize_graph=False)
+            wait(x)
+            parts = distributed.futures_of(x)
+            chosen = random.Random(1).choices(range(chunks), k=reads)
+            looks = [client.submit(look, parts[number], turn, pure=False) for turn, number in enumerate(chosen)]
+            total = sum(client.gather(looks))
+            seconds = perf_counter() - start
+        finally:
+            done.set()
+            watcher.join()
+        _, _, written, again = map(sum, zip(*client.run(books).values(), strict=True))
+    return {"seconds": seconds, "total": total, "written": written, "again": again, "history": history}
+
+
+def draw(found: dict[str, dict[str, Any]]) -> None:
+    """Bytes in memory and on the disk, and tasks run again, over time."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
+    for axis, (name, measured) in zip(axes, found.items(), strict=True):
+        times, memory, disk, written, _ = zip(*measured["history"], strict=True)
+        axis.plot(times, [each / 1e6 for each in memory], label="in memory")
+        axis.plot(times, [each / 1e6 for each in disk], label="on the disk")
+        axis.plot(times, [each / 1e6 for each in written], ":", label="written so far")
+        again = [row[4] * CHUNK / 1e6 for row in measured["history"]]
+        axis.plot(times, again, "--", label="computed again so far")
+        axis.set(title=f"{name}: {measured['seconds']:.0f} s", xlabel="seconds")
+    axes[0].set(ylabel="MB, both workers", yscale="symlog")
+    axes[0].legend(fontsize="small")
+    figure.savefig(PICTURE, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="does it run? prints, writes nothing")
+    parser.add_argument("--into", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    times, size = (1, 5_000) if quick else (3, 30_000)
+    shape = (
+        {"chunks": 20, "reads": 40, "room": 16_000_000} if quick else {"chunks": 200, "reads": 600, "room": 80_000_000}
+    )
+    machine = {**facts(), "distributed": distributed.__version__}
+    page = HEAD + "\n".join(f"- {name}: {value}" for name, value in machine.items()) + "\n\n"
+    page += THREADS.format(times=times) + "\n".join(measure_threads(times, size)) + "\n"
+    steps = 10
+    page += CLUSTER.format(chunks=shape["chunks"], reads=shape["reads"], room=shape["room"] // 1_000_000, steps=steps)
+    pictured = {}
+    for graph, deep in (("shallow", 0), ("deep", steps)):
+        for disk, slow in (("as it is", False), ("200 MB/s", True)):
+            own = measure_cluster(distributed.Nanny, deep, slow, **shape)
+            ours = measure_cluster(rd.Nanny, deep, slow, **shape)
+            assert own["total"] == ours["total"]
+            line = (
+                f"| {graph} | {disk} | {own['seconds']:.1f} s | {ours['seconds']:.1f} s | "
+                f"{own['seconds'] / ours['seconds']:.2f} | {own['written'] / 1e6:.0f} MB | "
+                f"{ours['written'] / 1e6:.0f} MB | {ours['again']:.0f} |"
+            )
+            say(line)
+            page += line + "\n"
+            if graph == "shallow" and slow:
+                pictured = {"Dask's own spilling": own, "recompute or spill": ours}
+    if not quick:
+        (arguments.into / "dask.md").write_text(page)
+        draw(pictured)
+    say(f"peak of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(__file__))
+    main()

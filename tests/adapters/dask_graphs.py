@@ -1,0 +1,116 @@
+"""Random graphs of Dask's, and what they are worth: each task on copies of its own."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from itertools import count
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Alias, DataNode, List, Task, TaskRef
+from hypothesis import strategies as st
+
+LENGTH = 100
+ARRAY = 8 * LENGTH  # bytes
+_graphs = count()  # so that each has keys of its own: a cluster knows those of the one before, for a while
+KINDS = "make add write reverse same pair list alias embedded lazily".split()
+
+
+def make(seed: int) -> Any:
+    return np.arange(seed, seed + LENGTH, dtype=float)
+
+
+def add(*arrays: Any) -> Any:
+    return sum(arrays, np.zeros(LENGTH))
+
+
+def add_in_place(*arrays: Any) -> Any:
+    arrays[0][1:] += arrays[-1][:-1]
+    return arrays[0]
+
+
+def reverse(array: Any) -> Any:
+    return array[::-1]
+
+
+def same(array: Any, *others: Any) -> Any:
+    return array
+
+
+def pair(one: Any, other: Any) -> Any:
+    return one + 1, [other - 1]
+
+
+def take(two: Any) -> Any:
+    two[1].append(two[0])  # in place
+    return two[1][0] + len(two[1])
+
+
+def lazily(array: Any) -> Any:
+    return (number + 1 for number in array)
+
+
+def read(numbers: Any) -> Any:
+    return np.fromiter(numbers, float)
+
+
+def add_all(arrays: list[Any]) -> Any:
+    arrays.sort(key=lambda array: array[0])
+    return np.sum(arrays, axis=0)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, kinds: list[str] = KINDS) -> tuple[dict[Any, Any], list[Any]]:
+    """A graph, and the keys to compute, some of them nested."""
+    own = next(_graphs)
+    graph: dict[Any, Any] = {f"data-{own}": DataNode(f"data-{own}", make(7)), f"x-{own}": Task(f"x-{own}", make, 3)}
+    arrays: list[Any] = list(graph)
+    for number in range(draw(st.integers(1, 12))):
+        key = (f"y-{own}", number)
+        what = draw(st.sampled_from(kinds))
+        taken = [TaskRef(each) for each in draw(st.lists(st.sampled_from(arrays), min_size=1, max_size=3))]
+        if what == "make":
+            graph[key] = Task(key, make, number)
+        elif what == "add":
+            graph[key] = Task(key, add, *taken)
+        elif what == "write":
+            graph[key] = Task(key, add_in_place, *taken)
+        elif what in ("reverse", "same"):
+            graph[key] = Task(key, reverse if what == "reverse" else same, taken[0])
+        elif what == "alias":
+            graph[key] = Alias(key, taken[0].key)
+        elif what == "list":
+            graph[key] = Task(key, add_all, List(*taken))
+        elif what == "embedded":
+            graph[key] = Task(key, draw(st.sampled_from([same, add_in_place])), make(number), taken[0])
+        elif what == "pair":
+            graph[f"pair-{own}", number] = Task((f"pair-{own}", number), pair, taken[0], taken[-1])
+            graph[key] = Task(key, take, TaskRef((f"pair-{own}", number)))
+        elif what == "lazily":
+            graph[f"lazy-{own}", number] = Task((f"lazy-{own}", number), lazily, taken[0])
+            graph[key] = Task(key, read, TaskRef((f"lazy-{own}", number)))
+        arrays.append(key)
+    wanted: list[Any] = draw(st.lists(st.sampled_from(arrays), min_size=1, max_size=4))
+    return graph, [wanted[0], wanted]
+
+
+def model(graph: dict[Any, Any], keys: Any, done: dict[Any, Any]) -> Any:
+    """Each task on copies of its own."""
+    if isinstance(keys, list):
+        return tuple([model(graph, key, done) for key in keys])
+    if keys not in done:
+        task = deepcopy(graph[keys])  # it may hold an array that it writes into
+        taken = {key: model(graph, key, done) for key in task.dependencies}
+        done[keys] = list(result) if hasattr(result := task(deepcopy(taken)), "__next__") else result
+    return done[keys]
+
+
+def check_equal(wanted: Any, found: Any) -> None:
+    assert type(wanted) is type(found)
+    if isinstance(wanted, tuple):
+        assert len(wanted) == len(found)
+        for one, other in zip(wanted, found, strict=True):
+            check_equal(one, other)
+    else:
+        np.testing.assert_array_equal(wanted, found)
+        assert found.flags.writeable

@@ -1,0 +1,237 @@
+"""Dask's threaded scheduler within a budget: the results of the plain one, writable, in less memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recompute as rc
+
+np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+dask = pytest.importorskip("dask", reason="the extra 'dask' is not installed")
+da = pytest.importorskip("dask.array", reason="the extra 'dask' is not installed")
+
+from dask._task_spec import DataNode, List, Task, TaskRef  # noqa: E402  # after importorskip
+from dask.callbacks import Callback  # noqa: E402
+from dask_graphs import ARRAY, LENGTH, add, check_equal, graphs, make, model, same  # noqa: E402
+
+import recompute_dask as rd  # noqa: E402
+from recompute_dask import _versions  # noqa: E402
+
+
+@settings(max_examples=60)
+@given(graphs(), st.integers(10, 40), st.integers(1, 3), st.booleans())
+def test_a_graph_has_the_results_of_the_model(graph: Any, arrays: int, threads: int, disk: bool) -> None:
+    """Whatever the budget and the number of threads; data of the graph stays as it is."""
+    tasks, keys = graph
+    wanted = model(tasks, keys, {})
+    found = rd.get(tasks, keys, budget=arrays * ARRAY, disk=disk, num_workers=threads)
+    check_equal(wanted, found)
+    (data,) = [task.value for task in tasks.values() if isinstance(task, DataNode)]
+    np.testing.assert_array_equal(data, make(7))
+    assert data.flags.writeable
+    stats = rd.stats()
+    assert stats.peak <= arrays * ARRAY + stats.overshoot
+
+
+@pytest.mark.parametrize("name", ["anomalies", "svd", "covariance", "rechunked"])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_array_programs_have_the_results_of_plain_threads(name: str, share: float) -> None:
+    """To the last bit, within a share of the memory that they take without a budget."""
+    x = da.random.default_rng(1).random((2000, 100), chunks=(50, 50))
+    centred = x - x.mean(axis=0)
+    program = {
+        "anomalies": lambda: (centred / x.std(axis=0)).sum(axis=1).max(),
+        "svd": lambda: da.linalg.svd(x[:, :20].rechunk((50, 20)))[0].std(axis=0),
+        "covariance": lambda: (centred.T @ centred).sum(axis=0),
+        "rechunked": lambda: (x.rechunk((100, 50)) + 1).T.cumsum(axis=1).max(axis=1),
+    }[name]()
+    wanted = program.compute(scheduler="threads", num_workers=2)
+    program.compute(scheduler=rd.get, num_workers=2)
+    budget = max(int(share * rd.stats().peak), 4 * 40_000)  # four chunks
+    found = program.compute(scheduler=rd.get, num_workers=2, budget=budget)
+    np.testing.assert_array_equal(wanted, found)
+    assert rd.stats().peak <= budget + rd.stats().overshoot
+
+
+def test_a_frame_that_a_task_writes_into_stays_as_it_is() -> None:
+    """New columns of a frame, elements of a list of a bag: other tasks do not see them."""
+    pd = pytest.importorskip("pandas", reason="the extra 'pandas' is not installed")
+    graph = {
+        "frame": Task("frame", lambda: pd.DataFrame({"a": np.arange(LENGTH)})),
+        "more": Task("more", lambda frame: frame.__setitem__("b", 1) or len(frame.columns), TaskRef("frame")),
+        "again": Task("again", lambda frame, _: len(frame.columns), TaskRef("frame"), TaskRef("more")),
+        "list": Task("list", lambda: list(range(LENGTH))),
+        "shorter": Task("shorter", lambda numbers: numbers.clear(), TaskRef("list")),
+        "length": Task("length", lambda numbers, _: len(numbers), TaskRef("list"), TaskRef("shorter")),
+    }
+    assert rd.get(graph, ["more", "again", "length"]) == (2, 1, LENGTH)
+
+
+def test_a_budget_is_a_block_or_for_good() -> None:
+    """`rd.budget` sets Dask's scheduler and configuration, and gives back what there was."""
+    x = da.ones((100, 100), chunks=50)
+    with rd.budget("1MB"):
+        assert x.sum().compute() == 10_000
+        assert rd.stats().pools[0].budget == 1_000_000
+        assert dask.config.get("scheduler") is rd.get
+    assert dask.config.get("scheduler", None) is None
+    with dask.config.set({"scheduler": rd.get, "recompute.budget": "2MB"}):
+        assert x.sum().compute() == 10_000
+        assert rd.stats().pools[0].budget == 2_000_000
+    with pytest.raises(ValueError, match="2 monkeys"):
+        rd.budget("2 monkeys")
+
+
+def test_what_cannot_fit_is_an_error_that_names_the_task_and_the_cure() -> None:
+    """A task that takes more than the whole budget at once."""
+    x = da.random.default_rng(1).random((400, 400), chunks=(400, 20))
+    rows = x.rechunk((20, 400))
+    whole = Task("whole", lambda parts: np.concatenate(parts), List(*[TaskRef(("x", n)) for n in range(9)]))
+    graph = {**{("x", n): Task(("x", n), make, n) for n in range(9)}, "whole": whole}
+    with pytest.raises(rc.BudgetError, match=r"the task 'whole', which takes 9 results .*make chunks smaller"):
+        rd.get(graph, "whole", budget=6 * ARRAY)
+    assert rows.sum().compute(scheduler=rd.get, budget="2MB") > 0
+
+
+def test_the_computation_goes_on_after_an_error() -> None:
+    """An exception of a task passes through, with its traceback; the next computation is none the worse."""
+
+    def fail(array: Any) -> Any:
+        raise KeyError("no such thing")
+
+    graph = {"x": Task("x", make, 1), "y": Task("y", fail, TaskRef("x"))}
+    with pytest.raises(KeyError, match="no such thing") as caught:
+        rd.get(graph, "y", budget="1MB")
+    assert any(entry.name == "fail" for entry in caught.traceback)
+    np.testing.assert_array_equal(rd.get(graph, "x", budget="1MB"), make(1))
+
+
+def test_a_failing_task_is_run_again_for_a_debugger() -> None:
+    """`rerun_exceptions_locally`: in the thread of the caller."""
+    threads = []
+
+    def fail(array: Any) -> Any:
+        threads.append(threading.current_thread())
+        raise KeyError(array[0])
+
+    graph = {"x": Task("x", make, 1), "y": Task("y", fail, TaskRef("x"))}
+    with pytest.raises(KeyError):
+        rd.get(graph, "y", rerun_exceptions_locally=True)
+    assert threads[0] is not threading.current_thread()
+    assert threads[1:] == [threading.current_thread()]
+
+
+def test_a_computation_inside_of_a_task_does_not_starve() -> None:
+    """More of them than threads, each with another one inside, within the one budget."""
+
+    def inner(number: int, depth: int) -> Any:
+        x = da.full((40, 50), number, chunks=(10, 50)) + 1
+        if depth:
+            return dask.delayed(inner)(number, depth - 1).compute() + x.sum().compute()
+        return x.compute().sum()
+
+    numbers = [dask.delayed(inner)(number, 2) for number in range(12)]
+    with rd.budget("200kB"):
+        found = dask.compute(*numbers, num_workers=2)
+    assert list(found) == [3 * 2_000 * (number + 1) for number in range(12)]
+    assert rd.stats().operations > 12
+    assert rd.stats().peak <= 200_000 + rd.stats().overshoot
+
+
+def test_what_dask_releases_is_released() -> None:
+    """A chain of tasks holds two arrays at a time, not all of them."""
+    graph: dict[Any, Any] = {("x", 0): Task(("x", 0), make, 0)}
+    for number in range(1, 50):
+        graph["x", number] = Task(("x", number), add, TaskRef(("x", number - 1)))
+    rd.get(graph, ("x", 49))
+    assert rd.stats().peak <= 4 * ARRAY
+    assert rd.stats().releases >= 45
+
+
+def test_what_returns_nothing_runs_once() -> None:
+    """A task with side effects: its result is small, and stays."""
+    runs: list[int] = []
+    graph: dict[Any, Any] = {}
+    for number in range(20):
+        graph["x", number] = Task(("x", number), make, number)
+        graph["noted", number] = Task(("noted", number), lambda _, n: runs.append(n), TaskRef(("x", number)), number)
+    noted = List(*[TaskRef(("noted", number)) for number in range(20)])
+    everything = List(*[TaskRef(("x", number)) for number in range(5)])
+    graph["end"] = Task("end", lambda _, arrays: sum(arrays)[0], noted, everything)
+    assert rd.get(graph, "end", budget=8 * ARRAY) == 10
+    assert sorted(runs) == list(range(20))
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_what_is_stored_in_the_array_of_a_task_is_there(copies: int) -> None:
+    """`da.store` writes into its target on purpose, which stays as it was written."""
+    x = da.ones((100, 40), chunks=(20, 40))
+    targets = [dask.delayed(np.zeros)((100, 40)) for _ in range(copies)]
+    stored = da.store([x] * copies, targets, compute=False, lock=False)
+    with rd.budget("500kB"):
+        (_, *found) = dask.compute(stored, *targets)
+    for target in found:
+        np.testing.assert_array_equal(target, np.ones((100, 40)))
+
+
+def test_callbacks_see_values() -> None:
+    """Dask's diagnostics are told of results, as without a budget."""
+    seen: dict[Any, Any] = {}
+    with Callback(posttask=lambda key, result, dsk, state, worker: seen.update({key: result})):
+        rd.get({"x": Task("x", make, 1), "y": Task("y", same, TaskRef("x"))}, "y")
+    np.testing.assert_array_equal(seen["y"], make(1))
+    assert list(seen) == ["x", "y"]
+
+
+def test_what_is_dear_moves_to_a_disk() -> None:
+    """`disk`: bytes come back from there, and no task runs twice."""
+    runs: list[int] = []
+
+    def dear(number: int) -> Any:
+        runs.append(number)
+        for _ in range(20):
+            np.linalg.svd(np.ones((60, 60)))
+        return make(number)
+
+    graph = {("x", n): Task(("x", n), dear, n) for n in range(8)}
+    graph["end"] = Task("end", lambda: None)
+    for n in range(8):
+        graph["y", n] = Task(("y", n), add, TaskRef(("x", n)), TaskRef(("x", (n + 4) % 8)))
+    rd.get(graph, [("y", n) for n in range(8)], budget=6 * ARRAY, disk=True, num_workers=1)
+    assert sorted(runs) == list(range(8))
+    assert rd.stats().tiers[0].moves > 0
+
+
+def test_stats_before_any_computation_are_an_error() -> None:
+    """One that says what to do."""
+    code = "import recompute_dask as rd; rd.stats()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "nothing was computed yet" in done.stderr
+
+
+def test_the_scheduler_does_not_import_distributed() -> None:
+    """It takes a second to import, and is for clusters."""
+    code = "import recompute_dask, sys; print('distributed' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("version", ["2024.12.1", "2025.12.0", "2027.1.0", "2028.4.1", "2.30.0"])
+def test_another_dask_is_an_error(version: str) -> None:
+    """One that names the versions that are known to work, and the cure."""
+    with pytest.raises(ImportError, match=rf"dask {_versions.OLDEST} to .* {version} is installed.*pip install"):
+        _versions.check("dask", version)
+
+
+@pytest.mark.parametrize("version", ["2026.1.0", "2026.8.0", "2026.12.3"])
+def test_a_dask_of_the_range_is_none(version: str) -> None:
+    """The first and the last that were tried, and what follows within the year."""
+    _versions.check("dask", version)
+    assert version >= _versions.OLDEST

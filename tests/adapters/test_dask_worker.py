@@ -1,0 +1,335 @@
+"""Workers of dask.distributed that recompute or spill: nothing is lost, and nothing runs on the event loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+dask = pytest.importorskip("dask", reason="the extra 'dask' is not installed")
+distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
+
+import dask.array as da  # noqa: E402  # after importorskip
+from dask_graphs import KINDS, check_equal, graphs, model  # noqa: E402
+from distributed import Client, LocalCluster, wait  # noqa: E402
+from distributed.utils_test import gen_cluster, inc  # noqa: E402
+
+import recompute_dask as rd  # noqa: E402
+
+CHUNK = 80_000  # bytes
+LOOPBACK = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+MEMORY = {
+    "distributed.worker.memory.target": 0.05,
+    "distributed.worker.memory.spill": False,  # the memory of this process is not what a worker has
+    "distributed.worker.memory.pause": False,
+}
+
+NO_DISK = {**MEMORY, "distributed.worker.memory.max-spill": 1}
+
+
+RUNS: list[Any] = []
+"""What the functions below note when they run."""
+
+
+def constant(number: int) -> Any:
+    RUNS.append(threading.current_thread())
+    return np.full(CHUNK // 8, float(number))
+
+
+def named(name: str, length: int) -> Any:
+    RUNS.append(name)
+    return np.ones(length)
+
+
+async def coroutine(length: int) -> Any:
+    RUNS.append("coroutine")
+    return np.ones(length)
+
+
+def only_once() -> Any:
+    RUNS.append("once")
+    if len(RUNS) > 1:
+        raise OSError("the file is gone")
+    return np.ones(CHUNK // 8)
+
+
+def small_cluster(**options: Any) -> Any:
+    """Two workers of two threads, each with room for five chunks."""
+    given: dict[str, Any] = {
+        "client": True,
+        "Worker": rd.Worker,
+        "nthreads": [("127.0.0.1", 2)] * 2,
+        "worker_kwargs": {"memory_limit": 100 * CHUNK},
+        "config": MEMORY,
+    }
+    return gen_cluster(**{**given, **options})
+
+
+def chunks(number: int = 20, seed: int = 1) -> Any:
+    """A vector of so many chunks, and half of their bytes."""
+    return da.random.default_rng(seed).random(number * CHUNK // 8, chunks=CHUNK // 8)
+
+
+async def check_books(scheduler: Any, *workers: Any) -> None:
+    """What the scheduler believes that a worker holds is what it holds, in memory or not."""
+    for worker in workers:
+        data, known = worker.data, scheduler.workers[worker.address].has_what
+        while set(data) != {task.key for task in known}:
+            await worker.heartbeat()  # meanwhile it is told what was released
+        nbytes = sum(task.get_nbytes() for task in known)
+        assert worker.state.nbytes == nbytes
+        assert 0 <= data.spilled_total.memory <= nbytes + 1_000 * len(data)
+        pool = data.cache.stats().pools[0]
+        assert pool.used <= pool.budget + pool.overshoot
+
+
+@small_cluster(config=NO_DISK)
+async def test_values_are_evicted_and_computed_again(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Twice what fits into the memory of two workers, with the results of one thread."""
+    x = chunks()
+    wanted = x.compute(scheduler="sync")
+    y = client.persist(x)
+    await wait(y)
+    for _ in range(2):
+        np.testing.assert_array_equal(await client.compute(y), wanted)
+        np.testing.assert_allclose(await client.compute((y - y.mean()).std()), wanted.std())
+    await check_books(scheduler, *workers)
+    assert any(worker.data.cache.stats().rematerializations > 0 for worker in workers)
+    assert any(worker.data.spilled_total.memory > 0 for worker in workers)
+
+
+@small_cluster()
+async def test_what_was_sent_moves_to_the_disk(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Values that nobody here has made: more than fit."""
+    values = [np.full(CHUNK // 8, float(number)) for number in range(20)]
+    futures = await client.scatter(values, hash=False)
+    for value, found in zip(values, await client.gather(futures), strict=True):
+        np.testing.assert_array_equal(value, found)
+    assert all(worker.data.cache.stats().tiers[0].moves > 0 for worker in workers)
+    assert all(worker.data.spilled_total.disk > 0 for worker in workers)
+    await check_books(scheduler, *workers)
+
+
+@small_cluster()
+async def test_results_are_writable_where_they_arrive(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Though the worker's own are read-only; whether they were computed once or twice."""
+    future = client.submit(np.ones, CHUNK // 8, pure=False)
+    for _ in range(2):
+        found = await client.gather(future, direct=False)
+        found += 1
+        assert found.sum() == CHUNK // 4
+        for worker in workers:
+            worker.data.cache.release_memory()
+
+
+@small_cluster(config=NO_DISK)
+async def test_nothing_runs_on_the_event_loop(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Neither for a task that takes what was evicted, nor for a client that asks for it."""
+    RUNS.clear()
+    futures = client.map(constant, range(6), pure=False)
+    await wait(futures)
+    for worker in workers:
+        worker.data.cache.release_memory()
+    total = client.submit(lambda arrays: sum(array[0] for array in arrays), futures)
+    assert await total == 15
+    for worker in workers:
+        worker.data.cache.release_memory()
+    assert [array[0] for array in await client.gather(futures)] == list(range(6))
+    assert len(RUNS) > 12
+    assert threading.current_thread() not in RUNS
+
+
+@small_cluster()
+async def test_a_task_that_writes_into_its_arguments_gets_copies(client: Any, scheduler: Any, *workers: Any) -> None:
+    """What others take stays as it was."""
+
+    def write(array: Any) -> Any:
+        array += 1
+        return array
+
+    x = client.submit(np.zeros, CHUNK // 8, pure=False)
+    written = [client.submit(write, x, pure=False) for _ in range(4)]
+    assert [(await each)[0] for each in written] == [1, 1, 1, 1]
+    assert (await x)[0] == 0
+
+
+@small_cluster(config=NO_DISK)
+async def test_some_tasks_run_once(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Those which say so, coroutines, and those whose result is small: their results move to the disk, or stay."""
+    RUNS.clear()
+    with dask.annotate(recompute=False):
+        annotated = dask.delayed(named)("annotated", CHUNK // 8)
+    futures = [
+        client.compute(annotated, optimize_graph=False),
+        client.submit(coroutine, CHUNK // 8),
+        client.submit(named, "small", 3),
+        client.submit(named, "again", CHUNK // 8),
+    ]
+    await wait(futures)
+    for worker in workers:
+        worker.data.cache.release_memory()
+    for future in futures:
+        assert (await future)[0] == 1
+    assert sorted(RUNS) == ["again", "again", "annotated", "coroutine", "small"]
+
+
+@small_cluster(config=NO_DISK)
+async def test_a_task_knows_its_worker_when_it_runs_again(client: Any, scheduler: Any, *workers: Any) -> None:
+    """`get_worker` gives the same one."""
+
+    def ask() -> Any:
+        return np.full(CHUNK // 8, float(distributed.get_worker().address.rpartition(":")[2]))
+
+    future = client.submit(ask, pure=False)
+    before = (await future)[0]
+    for worker in workers:
+        worker.data.cache.release_memory()
+    assert (await future)[0] == before
+
+
+@small_cluster()
+async def test_a_retired_worker_loses_nothing(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Evicted or moved, its values go to the other one."""
+    x = chunks(12)
+    y = client.persist(x)
+    futures = await client.scatter([np.full(CHUNK // 8, float(number)) for number in range(8)], hash=False)
+    await wait(y)
+    await client.retire_workers([workers[0].address])
+    assert list(scheduler.workers) == [workers[1].address]
+    np.testing.assert_array_equal(await client.compute(y), x.compute(scheduler="sync"))
+    assert [value[0] for value in await client.gather(futures)] == list(range(8))
+    await check_books(scheduler, workers[1])
+
+
+@small_cluster(config={**MEMORY, "distributed.worker.memory.rebalance.sender-min": 0.0})
+async def test_values_are_rebalanced_and_replicated(client: Any, scheduler: Any, *workers: Any) -> None:
+    """From one worker to the other, by the scheduler's word; the active memory manager drops what there is twice."""
+    futures = client.map(lambda n: np.full(CHUNK // 8, float(n)), range(10), workers=[workers[0].address])
+    await wait(futures)
+    await client.replicate(futures, 2)
+    assert len(workers[1].data) == 10
+    await client.amm.start()
+    await client.amm.run_once()
+    await client.amm.stop()
+    await client.rebalance()
+    assert [value[0] for value in await client.gather(futures)] == list(range(10))
+    await check_books(scheduler, *workers)
+
+
+@small_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_tasks_are_stolen(client: Any, scheduler: Any, *workers: Any) -> None:
+    """All were sent to the worker that has their argument; the other one takes some."""
+    x = await client.scatter(np.ones(CHUNK // 8), workers=[workers[0].address])
+    futures = [client.submit(np.add, x, number, pure=False) for number in range(20)]
+    assert [value[0] - 1 for value in await client.gather(futures)] == list(range(20))
+    await check_books(scheduler, *workers)
+
+
+@small_cluster()
+async def test_a_worker_that_is_gone_loses_nothing(client: Any, scheduler: Any, *workers: Any) -> None:
+    """The scheduler has its tasks run elsewhere."""
+    x = chunks(12)
+    y = client.persist(x)
+    await wait(y)
+    await workers[0].close(nanny=False)
+    np.testing.assert_array_equal(await client.compute(y), x.compute(scheduler="sync"))
+    await check_books(scheduler, workers[1])
+
+
+@small_cluster()
+async def test_what_dask_releases_is_forgotten(client: Any, scheduler: Any, *workers: Any) -> None:
+    """With its recipes; and so is what arrived over the network, though results here were made of it."""
+    sources = await client.scatter([np.full(CHUNK // 8, float(number)) for number in range(4)], hash=False)
+    sums = [client.submit(np.add, one, other, pure=False) for one in sources for other in sources]
+    await wait(sums)
+    del sources
+    chain = sums
+    for _ in range(20):
+        chain = client.map(inc, chain, pure=False)
+    await wait(chain)
+    del sums
+    assert sorted({value[0] for value in await client.gather(chain)}) == [20.0 + total for total in range(7)]
+    await check_books(scheduler, *workers)
+    del chain
+    while any(worker.data for worker in workers):
+        await client.run(os.getpid)  # meanwhile they are told
+    for worker in workers:
+        stats = worker.data.cache.stats()
+        assert stats.used - stats.held <= 1_000  # a thread may hold what it has made last
+        assert worker.data.spilled_total.memory == 0
+
+
+@small_cluster(config=NO_DISK)
+async def test_a_task_that_fails_the_second_time_is_an_error_of_who_needs_it(
+    client: Any, scheduler: Any, *workers: Any
+) -> None:
+    """With the exception; other values are as they were."""
+    RUNS.clear()
+    one = client.submit(only_once, workers=[workers[0].address])
+    other = client.submit(np.ones, CHUNK // 8, workers=[workers[0].address])
+    await wait([one, other])
+    workers[0].data.cache.release_memory()
+    with pytest.raises(OSError, match="the file is gone"):
+        await client.submit(np.sum, one, workers=[workers[0].address])
+    assert await client.submit(np.sum, other) == CHUNK // 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A client of two workers in this process, with next to no memory."""
+    options = {
+        "n_workers": 2,
+        "threads_per_worker": 2,
+        "processes": False,
+        "memory_limit": 100_000,
+        "protocol": "tcp",
+        **LOOPBACK,
+    }
+    with (
+        dask.config.set(MEMORY),
+        LocalCluster(**options, worker_class=rd.Worker) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@settings(max_examples=30)
+@given(graphs([kind for kind in KINDS if kind != "lazily"]))
+def test_a_graph_has_the_results_of_the_model(cluster: Any, graph: Any) -> None:
+    """Random graphs on two workers that evict nearly everything."""
+    tasks, keys = graph
+    wanted = model(tasks, keys, {})
+    found = cluster.get(tasks, keys)
+    check_equal(wanted, (found[0], tuple(found[1])))
+
+
+def test_processes_of_which_one_is_killed() -> None:
+    """A cluster of nannies: the results of plain threads, before and after."""
+    x = chunks(12)
+    wanted = x.compute(scheduler="sync")
+    options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "300MB", **LOOPBACK}
+    with (
+        dask.config.set({"distributed.worker.memory.target": 4 * CHUNK / 300e6}),
+        LocalCluster(**options, worker_class=rd.Nanny) as cluster,
+        Client(cluster) as client,
+    ):
+        y = client.persist(x)
+        wait(y)
+        np.testing.assert_array_equal(client.compute(y).result(), wanted)
+        evictions = client.run(lambda dask_worker: dask_worker.data.cache.stats().evictions)
+        assert any(evictions.values())
+        (first, *_) = client.run(os.getpid).values()
+        os.kill(first, signal.SIGKILL)
+        np.testing.assert_array_equal(client.compute(y).result(), wanted)
+
+
+def test_a_worker_has_its_own_data() -> None:
+    """Another mapping is refused, with the cure."""
+    with pytest.raises(ValueError, match=r"use distributed\.Worker"):
+        rd.Worker("tcp://127.0.0.1:1", data={})
