@@ -73,7 +73,7 @@ The last column is the round that compares worst with the cache by itself. Plans
 
 @dataclass(frozen=True)
 class Varied:
-    """Overheads of rounds, each a copy of a program, online and with foresight. None: it did not come to its end."""
+    """Overheads of rounds, each a copy of a program, online and with foresight. None: it did not finish."""
 
     trace: str
     budget: float

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
-from textwrap import wrap
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,8 @@ class Table:
 
     def html(self) -> str:
         """As a fragment of HTML, whatever the texts contain."""
+        from html import escape  # likewise
+
         parts = [f"<div><strong>{escape(self.title)}</strong>", _html([], self.pairs, "<<")]
         parts += [_html(found.columns, found.rows, found.align) for found in self.lists]
         return "".join([*parts, "</div>"])
@@ -89,10 +89,14 @@ def _hanging(pairs: Sequence[tuple[str, str]], width: int, indent: int, paint: C
 
 def folded(text: str, width: int) -> list[str]:
     """Lines of whole words, at least one line; a word that is longer than `width` is one by itself."""
+    from textwrap import wrap  # when it is used: `import recompute` is to be quick
+
     return wrap(text, max(1, width), break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _html(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    from html import escape
+
     styles = [f' style="text-align: {"left" if side == "<" else "right"}"' for side in align]
 
     def line(tag: str, cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and a watchdog: a test that hangs is a failure with a stack, not silence."""
+"""Hypothesis profiles, what a plain run does, and a watchdog: a test that hangs is a failure with a stack."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from hypothesis import HealthCheck, Phase, settings
 _LONGEST = float(os.environ.get("LONGEST_TEST", "200"))  # seconds
 _stderr: list[int] = []  # the real one, which pytest does not capture
 
-settings.register_profile("default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), max_examples=100)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
-settings.register_profile("draft", settings.get_profile("default"), phases=[Phase.generate])
+settings.register_profile("draft", settings.get_profile("ci"), phases=[Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """What a run is going to do, and how long that takes."""
+    if config.option.markexpr == "not slow" and settings.get_current_profile_name() == "default":
+        return (
+            "a plain run: few generated examples, no slow tests; some four minutes on two quiet cores\n"
+            'everything, as CI runs it: HYPOTHESIS_PROFILE=ci python -m pytest -m ""'
+        )
+    return (
+        f"generated examples: profile {settings.get_current_profile_name()}; tests: {config.option.markexpr or 'all'}"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

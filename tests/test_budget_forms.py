@@ -380,6 +380,6 @@ def test_shares_in_torch(half: Any) -> None:
 @given(sizes() | SHARES.map(lambda share: (share, 0)))
 def test_the_same_in_jax(given: tuple[Any, int]) -> None:
     """`remat` takes every form; what a share is taken of is known only when the function is compiled."""
-    asked = pytest.importorskip("recompute_jax._asked", exc_type=ImportError)
+    asked = pytest.importorskip("recompute_jax._remat.options", exc_type=ImportError)
     budget, size = given
     assert asked.parsed(budget) == ((None, size) if size else (budget, None))

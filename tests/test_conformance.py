@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -36,6 +36,8 @@ def test_a_right_adapter_passes() -> None:
     """Vectors, empty ones too, and plain Python objects."""
     check(VectorAdapter())
     check_adapter(VectorAdapter(), [some, none], view=tail)
+    check(Packing())
+    check(Refusing())
     check_adapter(Adapter(), [lambda: [1, [2]], lambda: {1: bytearray(9)}, lambda: ("a", object), list])
     check_adapter(Adapter(), [lambda: bytearray(b"abc")], change=lambda value: value.append(1))
 
@@ -157,6 +159,78 @@ class Invisible(VectorAdapter):
         return "cpu"  # type: ignore[return-value]  # on purpose
 
 
+class Packing(VectorAdapter):
+    """Packs numbers as bytes, and is right."""
+
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        return self.device(value), [bytes(value.numbers)]
+
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        memory = bytearray(3)
+        load(memory)
+        return vector(*memory, device=head)
+
+
+class Refusing(VectorAdapter):
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        raise BufferError("it cannot be moved")
+
+
+class Spoiling(Packing):
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        packed = super().pack(value)
+        change(value)
+        return packed
+
+
+class Possessive(Packing):
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        return value, [bytes(value.numbers)]
+
+
+class Listing(Packing):
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        return self.device(value), [value.numbers]
+
+
+class Forgetful(Packing):
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        return some()
+
+
+class Greedy(Packing):
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        made = super().unpack(head, load)
+        load(bytearray(3))
+        return made
+
+
+class Short(Packing):
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        load(bytearray(2))
+        return some()
+
+
+class Inexact(Packing):
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        return tail(super().unpack(head, load))
+
+
+class Astray(Packing):
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        return super().unpack("gpu:0", load)
+
+    def fingerprint(self, value: Any) -> bytes:
+        return bytes(value.numbers)
+
+
+class Swollen(Packing):
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        made = super().unpack(head, load)
+        made.buffer.slack = 8
+        return made
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
@@ -182,6 +256,15 @@ class Invisible(VectorAdapter):
         (Unserving, "does not serve"),
         (Boasting, "free_memory gave -1"),
         (Invisible, "not a list of names"),
+        (Spoiling, "pack changed the value"),
+        (Possessive, "what pack remembers keeps a reference"),
+        (Listing, "something else than contiguous buffers"),
+        (Forgetful, "left 1 of the buffers"),
+        (Greedy, "asked for more buffers"),
+        (Short, "asked for 2 bytes of a buffer that has 3"),
+        (Inexact, "different from its bytes"),
+        (Astray, "another device"),
+        (Swollen, "took 32 bytes for a value of 24"),
     ],
 )
 def test_each_wrong_adapter_is_caught(wrong: Callable[[], Adapter], complaint: str) -> None:

@@ -18,6 +18,7 @@ def successor(number: int) -> int:
     return number + 1
 
 
+@pytest.mark.slow
 def test_a_chain_of_a_million_evicted_values() -> None:
     """One get of the last brings it back through a million operations, and dropping it leaves nothing."""
     cache = rc.Cache()
@@ -104,6 +105,7 @@ def test_gets_inside_operations_may_nest() -> None:
         assert y.get() == 100
 
 
+@pytest.mark.slow
 def test_bookkeeping_of_an_operation() -> None:
     """Less than 800 bytes an operation in a chain of 50,000, evicted values and recipes."""
     cache = rc.Cache()

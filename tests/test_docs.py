@@ -6,12 +6,13 @@ import logging
 import re
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -37,14 +38,19 @@ NEEDS = {
     "docs/torch.md": "torch",
 }
 """Pages whose examples need more than the extra `test`."""
+SLOW = {"docs/tutorial.md"}
+"""Pages that a plain run leaves out."""
+MARK = re.compile(r"<!-- needs: (\w+) -->")
+"""In the line before a block: what it needs, in a page of which the other blocks run without that."""
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the number of its first line (from 0), its text."""
+    """A fenced block: its language, the number of its first line (from 0), its text, what it alone needs."""
 
     language: str
     line: int
     text: str
+    needs: str = ""
 
 
 def name(page: Path) -> str:
@@ -62,7 +68,8 @@ def blocks(text: str) -> list[Block]:
                 start = number
             else:
                 language = lines[start].removeprefix("```").strip()
-                found.append(Block(language, start + 1, "".join(lines[start + 1 : number])))
+                mark = MARK.match(lines[start - 1]) if start else None
+                found.append(Block(language, start + 1, "".join(lines[start + 1 : number]), mark[1] if mark else ""))
                 start = None
     assert start is None, f"the fence in line {start} is not closed"
     return found
@@ -80,6 +87,16 @@ def examples(text: str) -> list[tuple[Block, str | None]]:
             follows = after is not None and after.language == "text" and not "".join(lines[end + 1 : after.line - 1])
             pairs.append((block, after.text if after is not None and follows else None))
     return pairs
+
+
+def programs() -> list[Any]:
+    """Each page with examples, and what they need: all blocks of a page that need the same are one program."""
+    found = [(page, block.needs) for page in PAGES for block, _ in examples(page.read_text(encoding="utf-8"))]
+    marks = {each: [pytest.mark.slow] if name(each[0]) in SLOW else [] for each in found}
+    return [
+        pytest.param(page, needs, marks=marks[page, needs], id=f"{name(page)} with {needs}" if needs else name(page))
+        for page, needs in dict.fromkeys(found)
+    ]
 
 
 def prose(text: str) -> str:
@@ -117,17 +134,19 @@ def _register_jax() -> None:
 
 
 @pytest.mark.usefixtures("_fresh")
-@pytest.mark.parametrize("page", [page for page in PAGES if examples(page.read_text(encoding="utf-8"))], ids=name)
-def test_examples(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every Python block runs, after those before it on its page, and prints what the `text` block after it says."""
-    if name(page) in NEEDS:
-        pytest.importorskip(NEEDS[name(page)], reason=f"the extra {NEEDS[name(page)]!r} is not installed")
+@pytest.mark.parametrize(("page", "needs"), programs())
+def test_examples(page: Path, needs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every Python block runs, after those of its page that need the same, and prints what the `text` after it says."""
+    for package in filter(None, (needs, NEEDS.get(name(page)))):
+        pytest.importorskip(package, reason=f"the extra {package!r} is not installed")
     program = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", program)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", rc.ThrashWarning)  # budgets that are too small are what many examples show
         for block, expected in examples(page.read_text(encoding="utf-8")):
+            if block.needs != needs:
+                continue
             code = compile("\n" * block.line + block.text, name(page), "exec")  # tracebacks show the line of the page
             exec(code, program.__dict__)
             printed = capsys.readouterr().out
@@ -179,6 +198,18 @@ def test_everything() -> None:
     for cls in (rc.Recomputable, rc.Cache, rc.Stats, rc.Adapter):
         public += [attribute for attribute in vars(cls) if not attribute.startswith("_")]
     assert [each for each in public if not re.search(rf"\b{re.escape(each)}\b", code)] == []
+
+
+def test_every_extra_is_documented() -> None:
+    """Each extra is on the page on installing, `all` has what goes together, and no place to download from is named."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    table = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
+    assert [each for each in extras if f"`{each}`" not in table] == []
+    (everything,) = extras["all"]
+    apart = {"all", "cupy", "trainers", "test", "docs", "dev"}
+    assert set(re.findall(r"\w+", everything.partition("[")[2])) == {*extras} - apart
+    assert not re.search(r"index-url|find-links|download\.", text)
 
 
 @pytest.mark.skipif(not CI.exists(), reason="the continuous integration is not beside the tests")

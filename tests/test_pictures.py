@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._engine.events import Added, Event, Evicted, Forgotten, Performed, TakenBack
+from recompute._engine.events import Added, Event, Evicted, Fetched, Forgotten, Performed, TakenBack
 from recompute._pictures.bars import Bar, bars, large
 from recompute._pictures.style import looks
 from recompute._traces.chain import chain
@@ -73,11 +73,11 @@ def program(steps: list[tuple[int, bool]]) -> tuple[list[Event], int]:
 def test_a_bar_lasts_from_computation_to_eviction() -> None:
     """Sources begin at once, results with their computation; recomputed stays are told apart."""
     assert sorted(bars(EVENTS), key=lambda bar: (bar.storage, bar.start, bar.end)) == [
-        Bar(1, 0.0, 5.0, False),
-        Bar(2, 0.0, 1.0, False),
-        Bar(2, 3.0, 4.0, True),
-        Bar(2, 4.0, 5.0, False),
-        Bar(3, 1.0, 5.0, False),
+        Bar(1, 0.0, 5.0),
+        Bar(2, 0.0, 1.0),
+        Bar(2, 3.0, 4.0, "again"),
+        Bar(2, 4.0, 5.0),
+        Bar(3, 1.0, 5.0),
     ]
     assert {bar.storage for bar in bars(EVENTS, storages=[2])} == {2}
 
@@ -91,7 +91,7 @@ def test_bars_of_a_value_follow_one_another(steps: list[tuple[int, bool]]) -> No
         stays.setdefault(bar.storage, []).append(bar)
     for own in stays.values():
         own.sort(key=lambda bar: (bar.start, bar.end))
-        assert [bar.again for bar in own] == [False] + [True] * (len(own) - 1)
+        assert [bar.how for bar in own] == ["first"] + ["again"] * (len(own) - 1)
         for bar, following in pairwise(own):
             assert bar.start <= bar.end <= following.start
 
@@ -370,7 +370,7 @@ def test_a_plan_is_drawn_like_a_run() -> None:
     assert [text for _, text in moments(events, program.marks)] == ["BACKWARD"]
     above = residency(events, unit="operations").axes[0]
     assert [len(each.get_paths()) for each in above.collections] == [
-        len([bar for bar in bars(events) if bar.again is it]) for it in (False, True)
+        len([bar for bar in bars(events) if bar.how == how]) for how in ("first", "again")
     ]
 
 
@@ -426,3 +426,18 @@ def test_drawing_opens_no_window() -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_where_a_value_lay() -> None:
+    """A bar in a tier begins where the one in memory ends, up to the fetch that brings the value back."""
+    events: list[Event] = []
+    run = simulate(chain(40), 9, tier="1B/s", limit=50.0, listener=events.append)
+    assert run.moved_bytes > 0
+    drawn = bars(events)
+    moved = [bar for bar in drawn if bar.how == "moved"]
+    fetched = [event for event in events if isinstance(event, Fetched)]
+    assert len(moved) >= len(fetched) > 0
+    for bar in moved:
+        before = [other for other in drawn if other.storage == bar.storage and other.end == bar.start]
+        assert any(other.how != "moved" for other in before)
+    assert {bar.how for bar in drawn} == {"first", "again", "moved", "fetched"}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 from typing import Any
 
 import pytest
@@ -38,6 +39,8 @@ def test_what_is_exported() -> None:
         "ArrayAdapter",
         "BudgetError",
         "Cache",
+        "Disk",
+        "Host",
         "ImpureError",
         "Outline",
         "Recomputable",
@@ -101,10 +104,36 @@ def run_alone(code: str, status: int = 0) -> str:
 def test_importing_loads_no_framework(module: str) -> None:
     """Neither a framework nor what is slow to import comes along."""
     unwanted = (
-        "numpy", "torch", "jax", "cupy", "pandas", "pyarrow", "hypothesis", "pytest", "psutil", "matplotlib", "rich",
-        "importlib.metadata",
+        "numpy", "torch", "jax", "cupy", "autograd", "pandas", "pyarrow", "polars", "xarray", "dask", "PIL", "scipy",
+        "hypothesis", "pytest", "psutil", "matplotlib", "rich", "importlib.metadata",
     )  # fmt: skip
     assert run_alone(f"import {module}; print([name for name in {unwanted!r} if name in sys.modules])") == "[]"
+
+
+def run_a_copy(folder: Path, code: str) -> str:
+    """What a program says on stderr that finds a copy of the package, together with files of the other `recompute`."""
+    copytree(HOUSE, folder / "recompute", ignore=ignore_patterns("__pycache__"))
+    for name in ("bundle", "cmd", "config", "instance", "process", "recompute", "remote", "utils"):
+        (folder / "recompute" / f"{name}.py").write_text("")
+    told = subprocess.run([sys.executable, "-S", "-c", code], cwd=folder, capture_output=True, text=True)
+    assert told.returncode == 1
+    return told.stderr
+
+
+CURE = "pip uninstall recompute recompute-cache && pip install recompute-cache"
+
+
+def test_the_other_distribution_is_named_where_both_are_installed(tmp_path: Path) -> None:
+    """`import recompute` over what the distribution `recompute` has left is one clear error with the cure."""
+    said = run_a_copy(tmp_path, "import recompute").splitlines()[-1]
+    assert said.startswith("ImportError: two distributions are mixed up in ")
+    assert CURE in said
+
+
+def test_the_command_names_the_other_distribution_that_has_overwritten_the_package(tmp_path: Path) -> None:
+    """Where the other `__init__.py` has come later, the command says the same instead of a name that is missing."""
+    code = "import pathlib; pathlib.Path('recompute/__init__.py').write_text(''); import recompute._cli"
+    assert CURE in run_a_copy(tmp_path, code).splitlines()[-1]
 
 
 MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "traces")
@@ -140,23 +169,24 @@ def test_a_name_that_is_not_there() -> None:
 
 
 LAYERS = {
-    "base": "_errors _warned _budget _workers _tables _terminal _background _live",
-    "protocol": """_adapters.layouts _adapters.python _adapters.sizes _adapters.remembering _adapters.adapter
-        _adapters.arrays""",
+    "base": "_mixed_up _errors _warned _budget _workers _tables _terminal _background _live",
+    "protocol": """_adapters.layouts _adapters.python _adapters.sizes _adapters.remembering _adapters.packing
+        _adapters.adapter _adapters.arrays""",
+    "tiers": "_tiers.link _tiers.tier _tiers.host _tiers.disk _tiers.tiers",
     "graph": """_engine.graph _engine.sizes _engine.bindings _engine.arguments _engine.events _engine.stats
         _engine.verify""",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
-    "parts": """_engine.changes _engine.journal _engine.meter _engine.finalizer _engine.frames _engine.memory
-        _engine.advice _engine.scheduler _engine.results _engine.runs _engine.reservations _engine.recovery
-        _engine.references _engine.settling _engine.destroyed""",
+    "parts": """_engine.changes _engine.journal _engine.meter _engine.copies _engine.finalizer _engine.frames
+        _engine.memory _engine.advice _engine.scheduler _engine.moving _engine.results _engine.runs _engine.reservations
+        _engine.recovery _engine.references _engine.settling _engine.ahead _engine.destroyed""",
     "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
     "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
-    "simulator": """_simulator.machine _simulator.run _simulator.replay _simulator.simulate _simulator.order
-        _simulator.many _simulator.varied simulator""",
+    "simulator": """_simulator.machine _simulator.tier _simulator.run _simulator.replay _simulator.simulate
+        _simulator.order _simulator.many _simulator.varied simulator""",
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen _plans.revolve
-        _plans.chains _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.plan _plans.verify
-        planners""",
+        _plans.chains _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.verify
+        _plans.fetching _plans.plan planners""",
     "foresight": """_foresight.calls _foresight.recording _foresight.script _foresight.alignment _foresight.spare
         _foresight.follower _foresight.planning _foresight.knowledge _foresight.worth _foresight.rounds
         _foresight.repetition _foresight.foresight""",
@@ -176,12 +206,14 @@ LAYERS = {
 
 FOR_TYPES = {
     "_engine.advice": "_engine.memory",  # it asks
+    "_engine.ahead": "_engine.moving",  # says that the program has waited
     "_foresight.foresight": "_cache",  # it has one
-    "_engine.memory": """_engine.graph _engine.finalizer _engine.frames
+    "_engine.memory": """_engine.graph _engine.copies _engine.finalizer _engine.frames
         _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
     "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling _engine.thrashing
-        _engine.destroyed""",  # whose part they are
-    "_engine.finalizer": "_engine.graph",  # what a storage leaves when somebody outside holds it
+        _engine.ahead _engine.destroyed""",  # whose part they are
+    "_engine.copies": "_engine.graph",  # what a tier has of a value
+    "_engine.finalizer": "_engine.graph _engine.copies",  # what a storage leaves when somebody outside holds it
     "_policy.neighbourhoods": "_engine.graph",  # the component that a storage is in
     "_adapters.arrays": "_adapters.adapter",  # an adapter says whether it is one of arrays
     "_cache": "_context _watching",

@@ -78,7 +78,7 @@ def gradients(
 ) -> tuple[Array, list[Array]]:
     """The value of a function, and its derivatives by each parameter; the tape is forgotten as it is read.
 
-    autograd's own `value_and_grad` keeps each array of the way forth until the way back is over. Here one can go as
+    autograd's own `value_and_grad` keeps each array of the forward pass until the way back is over. Here one can go as
     soon as it was used: plain arrays out of memory, recomputable ones out of what the cache takes for needed.
     """
     with trace_stack.new_trace() as level:

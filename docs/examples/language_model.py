@@ -87,7 +87,7 @@ def checkpoints(training: Training) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def ways(
-    training: Training, read: Any, shares: Sequence[float], others: bool, time_limit: float, advance: Advance
+    training: Training, read: Any, shares: Sequence[float], others: bool, effort: float, advance: Advance
 ) -> list[Way]:
     """Plain jit, then `jax.checkpoint` if others are wanted, then within budgets; those that are too small are not."""
     donate = (0, 1)  # the old weights make room for the new ones
@@ -99,7 +99,7 @@ def ways(
     for share in shares:
         advance(1, f"budget {share:.0%}")
         budget = int(share * found[0].temporaries)
-        planned = recompute_jax.remat(training.step, budget, donate_argnums=donate, time_limit=time_limit)  # the line
+        planned = recompute_jax.remat(training.step, budget, donate_argnums=donate, effort=effort)  # the line
         try:
             found.append(compiled(f"budget {share:.0%}", planned, training, read, budget))
         except rc.BudgetError as error:
@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add(name, type=int, default=value, metavar="N", help=text + "; %(default)s")
     add("--rate", type=float, default=4e-3, help="the highest learning rate; %(default)s")
-    add("--time-limit", type=float, default=10.0, metavar="SECONDS", help="for planning; %(default)s")
+    add("--effort", type=float, default=1.0, metavar="N", help="of planning; %(default)s")
     return into_files(parser, "losses, memory and time")
 
 
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     first = batches[: options.repeats]
     count = 1 + len(shares) + (2 * len(POLICIES) if options.table else 0)
     with progress(count + len(first) + len(batches)) as advance:
-        found = ways(training, batches[0], shares, options.table, options.time_limit, advance)
+        found = ways(training, batches[0], shares, options.table, options.effort, advance)
         for read in first:
             advance(1, "measuring")
             for way in found:

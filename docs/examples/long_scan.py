@@ -65,7 +65,7 @@ def budget_for(n: int, factor: float) -> int:
     return int(factor * log2(n) * STATE)
 
 
-def measure(n: int, factor: float, eager: bool, repeats: int, time_limit: float, advance: Advance) -> list[Run]:
+def measure(n: int, factor: float, eager: bool, repeats: int, effort: float, advance: Advance) -> list[Run]:
     """All ways for one n; `eager`: also op by op. What does not fit into its budget is left out, and said."""
     images, digits = load()
     given = initial(), images[:BATCH], digits[:BATCH]
@@ -86,7 +86,7 @@ def measure(n: int, factor: float, eager: bool, repeats: int, time_limit: float,
     add("blocks", jax.jit(gradient(n, 2 ** (isqrt(n).bit_length() - 1))))
     advance(1, f"{n} steps, a budget")
     try:
-        planned = recompute_jax.remat(gradient(n), budget, time_limit=time_limit)
+        planned = recompute_jax.remat(gradient(n), budget, effort=effort)
         plan = planned.plan(*given)
         add("budget", planned, budget=budget, compute=1 + plan.extra_flops / plan.flops)
     except rc.BudgetError as error:
@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--factor", type=float, default=4.0, metavar="C", help="the budget is C log2(n) states; default %(default)s")
     add("--train", type=int, default=300, metavar="N", help="steps of training at 2^SMALLEST; default %(default)s")
     add("--repeats", type=int, default=3, metavar="N", help="runs, of which the best time counts; %(default)s")
-    add("--time-limit", type=float, default=10.0, metavar="SECONDS", help="for planning; %(default)s")
+    add("--effort", type=float, default=1.0, metavar="N", help="of planning; %(default)s")
     return into_files(parser, "memory and time")
 
 
@@ -194,11 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs: list[Run] = []
     with progress(options.train + sum(3 + (k <= options.op_by_op) for k in sizes)) as advance:
         n = 2**options.smallest
-        slopes = recompute_jax.remat(gradient(n), budget_for(n, options.factor), time_limit=options.time_limit)
+        slopes = recompute_jax.remat(gradient(n), budget_for(n, options.factor), effort=options.effort)
         before, after = train(n, slopes, options.train, advance)
         for k in sizes:
             eager = k <= options.op_by_op
-            runs += measure(2**k, options.factor, eager, options.repeats, options.time_limit, advance)
+            runs += measure(2**k, options.factor, eager, options.repeats, options.effort, advance)
     print(f"{options.train} steps within the budget: from {before:.1%} to {after:.1%} of unseen digits")
     print(f"a state takes {STATE:,} bytes, the budget is {options.factor:g} log2(n) of them")
     print(_table(runs))

@@ -1,7 +1,7 @@
 """A deep convolutional network learns handwritten digits in a fraction of the memory, and becomes the same network.
 
 The model, its derivatives (HIPS autograd) and Adam are ordinary array code: they run on plain arrays, and on
-recomputable ones. What the way back will need from the way forth is then the cache's business, and the parameters are
+recomputable ones. What the way back needs of the forward pass is then the cache's business, and the parameters are
 the same, bit for bit. The script trains within a budget; measures memory and time for several (`--table`); and finds
 how large a batch and how deep a network fit into a fixed one, with the cache and without (`--largest`). CuPy's arrays
 take the same path (`--library cupy`).

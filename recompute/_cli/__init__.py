@@ -7,14 +7,20 @@ To add one, write the module and put it into `COMMANDS`.
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
+
+from recompute import _mixed_up as _mixed_up  # first of all: `recompute/__init__.py` may be somebody else's
+
+# isort: split
 
 from recompute import BudgetError, ImpureError, __version__
 from recompute._cli import compare, demo, doctor, plan, plot, simulate
 from recompute._cli import run as run_script
 from recompute._cli.output import CommandError, complain, flush, no_interrupt_lost, silence
+from recompute._cli.plugins import FRAMEWORKS, TOOLS, version_of_package
 
 _EXAMPLES: Final = """\
 examples:
@@ -68,6 +74,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Version(argparse.Action):
+    """Versions are looked up only when they are asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **more)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        found = {package: version_of_package(package) for package in dict.fromkeys([*FRAMEWORKS, *TOOLS])}
+        print(f"recompute {__version__}")
+        print(f"python {platform.python_version()}")
+        for package, version in found.items():
+            if version is not None:
+                print(f"{package} {version}")
+        parser.exit()
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors are one line."""
 
@@ -84,7 +106,7 @@ def _parser() -> _Parser:
         formatter_class=form,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"recompute {__version__}")
+    parser.add_argument("--version", action=_Version, help="show the versions of recompute, Python and what it serves")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
         own = commands.add_parser(command.NAME, help=command.HELP, formatter_class=form, allow_abbrev=False)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from recompute import Cache, Stats
+from recompute import Cache, Stats, extend
 from recompute._context import on_new_cache
 from recompute._traces.write import Recorder
+from recompute.extend import Tier
 
 DEFAULT_PLACE: Final = "the default one"
 _MOST: Final = 16
@@ -33,15 +34,16 @@ class Followed:
 
 
 class Caches:
-    """Follows the default cache, and inside of `following` those that are made, which get the budget asked for.
+    """Follows the default cache, and inside of `following` those that are made, which get budget and tiers asked for.
 
     `trace` is where the events of the cache that matters most will be; raises OSError if that cannot be written.
     """
 
-    def __init__(self, default: Cache, budget_given: bool, trace: Path | None) -> None:
+    def __init__(self, default: Cache, budget_given: bool, trace: Path | None, tiers: Sequence[Tier] = ()) -> None:
         self._budget = default.budget
         self._budget_given = budget_given
         self._trace = trace
+        self._tiers = tiers
         self.all: list[Followed] = []
         self.passed_over = 0
         """How many were too many."""
@@ -63,6 +65,8 @@ class Caches:
         if self._budget_given:
             found.own_budget = cache.budget
             cache.budget = self._budget
+        if self._tiers and cache.engine.memory.tiers is None:
+            extend.lie_above(cache, self._tiers)
         self._follow(found)
 
     def _follow(self, found: Followed) -> None:

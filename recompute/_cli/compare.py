@@ -9,8 +9,8 @@ from typing import Final
 
 from recompute._cli.figures import COMPARED, SHARES, floors, name_apart, plan_all, points, replay_all, target, write
 from recompute._cli.output import print_json, print_list, print_text
-from recompute._cli.planning import Planned, add_methods, applicable, limits, methods
-from recompute._cli.simulate import add_policies, budgets, load, policies
+from recompute._cli.planning import Planned, add_methods, applicable, limits, methods, tier_of_plans
+from recompute._cli.simulate import add_policies, add_tier, budgets, load, policies, tier
 from recompute._pictures.overhead import overhead
 from recompute._simulator.run import Run
 from recompute._traces.program import Program
@@ -23,6 +23,7 @@ examples:
   recompute compare train.recompute.jsonl.gz
   recompute compare unet.jsonl --budget 0.6,0.4,0.2 --policy default,lru --method own --output unet.svg
   recompute compare unet.jsonl --method none --output none --json
+  recompute compare unet.jsonl --method none --tier 12GB/s,overlap
 
 Figures are overheads: all compute divided by the compute without recomputation. oom: something did not fit; thrash:
 more than twice the compute; infeasible: the method has no plan; timeout: it found none in time.
@@ -36,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzip; one panel each")
     add("--budget", metavar="SHARE[,..]", action="append", help="shares of the peak or bytes; default .9, .8 to .1")
     add_policies(parser)
+    add_tier(parser)
     add_methods(parser, "those that apply; none for none")
     add("--output", metavar="FILE", default="compare.png", help="the picture, .png, .svg or .pdf, or none; %(default)s")
     add("--json", action="store_true", help="one JSON object a replay or plan on stdout, as of simulate and plan")
@@ -48,14 +50,17 @@ def run(options: argparse.Namespace) -> int:
     named = None if options.method is None else methods(options.method)
     programs = name_apart(load(options.traces))
     planned = [applicable(program) if named is None else named for program in programs]
-    runs = replay_all(programs, chosen, wanted)
-    plans = plan_all(programs, planned, wanted, **limit)
+    runs = replay_all(programs, chosen, wanted, tier=(below := tier(options)))
+    plans = plan_all(programs, planned, wanted, tier=tier_of_plans(below), **limit)
     if options.json:
         for figures in [run.as_dict() for run in runs] + [plan.as_dict() for plan in plans]:
             print_json(figures)
     else:
         for number, program in enumerate(programs):
-            count, before = len(chosen) * len(wanted), sum(map(len, planned[:number])) * len(wanted)
+            count, before = (
+                (len(chosen) + (below is not None)) * len(wanted),
+                sum(map(len, planned[:number])) * len(wanted),
+            )
             own = plans[before:][: len(planned[number]) * len(wanted)]
             _show(program, runs[number * count :][:count], own, len(wanted))
     if path is not None:

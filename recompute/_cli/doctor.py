@@ -16,8 +16,8 @@ from recompute._budget import format_bytes, free_memory
 from recompute._cli.output import complain, print_json, print_list, print_pairs, print_text, warn
 from recompute._cli.plugins import (
     DISTRIBUTION,
-    EXTRAS,
     NOT_INSTALLED,
+    TOOLS,
     how_to_get,
     is_installed,
     missing_package,
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr):  # an adapter that prints must not spoil the JSON
         adapters = [_examine(point, points) for point in points]
     installed = version_of(DISTRIBUTION)
-    extras = {package: version_of(package) for package in EXTRAS}
+    extras = {package: version_of(package) for package in TOOLS}
     warnings = _duplicates(points)
     if installed is None:
         warnings.append(NOT_INSTALLED)
@@ -154,7 +154,7 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
         print(file=out)
         print_text("no adapters were found: every value is treated as a plain Python object", out)
         return
-    rows = []
+    rows: dict[tuple[str, ...], list[str]] = {}  # what is said of an adapter -> the packages that it serves
     for adapter in adapters:
         sees = ", ".join(
             device if free is None else f"{device} ({format_bytes(free)} free)"
@@ -164,5 +164,9 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
         module = (
             f"{adapter.module} of {adapter.distribution} {adapter.version}" if adapter.distribution else adapter.module
         )
-        rows.append((adapter.name, adapter.serves or "", state, module))
-    print_list(["serves", "version", "sees", "adapter"], rows, out)
+        rows.setdefault((adapter.serves or "", state, module), []).append(adapter.name)
+    lines = []
+    for (serves, state, module), names in rows.items():
+        cure = f": {how_to_get(names[0])}" if state == "not installed" else ""
+        lines.append((", ".join(names), serves, state + cure, module))
+    print_list(["serves", "version", "sees", "adapter"], lines, out)

@@ -65,10 +65,12 @@ def replay_all(
     *,
     iterations: int | None = None,
     effort: float = 1.0,
+    tier: str | None = None,
 ) -> list[Run]:
     """All programs under all policies, searches and budgets, with progress; in this order.
 
     `iterations`: rounds of the default policy, the only one that learns from them, with plans of this `effort`.
+    `tier`: where evicted bytes may go under the default policy, after all others.
     """
     jobs: list[Job] = []
     for number in range(len(programs)):
@@ -80,6 +82,8 @@ def replay_all(
                 for search in searches
                 for budget in budgets
             ]
+        if tier is not None:
+            jobs += [Job(number, budget, {"policy": "default", "tier": tier}) for budget in budgets]
     ready, whole = [0], sum(job.rounds for job in jobs)
     what, processes = ("replays", 1) if iterations is None else ("rounds", cores())
     with Live(lambda: [bar(ready[0], whole), f"{ready[0]} of {whole} {what}"]):

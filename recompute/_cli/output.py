@@ -7,9 +7,10 @@ import json
 import os
 import select
 import sys
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, TextIO
 
 from recompute._tables import fitted, folded
@@ -114,16 +115,24 @@ def silence(stream: Any) -> None:
 
 @contextmanager
 def no_interrupt_lost() -> Iterator[None]:
-    """Python ignores what a destructor raises, also a Ctrl-C that falls into one: raise that again a bit later."""
+    """Python ignores what a destructor raises, also a Ctrl-C that falls into one: raise that again after it."""
     before = sys.unraisablehook
 
     def hook(lost: sys.UnraisableHookArgs) -> None:
         if issubclass(lost.exc_type, KeyboardInterrupt):
-            later = threading.Timer(0.01, _thread.interrupt_main)
-            later.daemon = True
-            later.start()
+            _thread.start_new_thread(interrupt_after, (sys._getframe(),))
         else:
             before(lost)
+
+    def interrupt_after(call: FrameType) -> None:
+        """When a call is over: inside of it, an interrupt would be lost, too."""
+        while True:
+            try:
+                call.clear()
+                break
+            except RuntimeError:  # it still runs
+                time.sleep(0.001)
+        _thread.interrupt_main()
 
     sys.unraisablehook = hook
     try:

@@ -11,8 +11,8 @@ from typing import Final
 from recompute._budget import format_bytes
 from recompute._cli.figures import plan_all
 from recompute._cli.output import CommandError, print_json, print_list, print_text
-from recompute._cli.planning import Planned, add_methods, limits, methods
-from recompute._cli.simulate import add_budgets, budgets, load
+from recompute._cli.planning import Planned, add_methods, limits, methods, tier_of_plans
+from recompute._cli.simulate import add_budgets, add_tier, budgets, load, tier
 from recompute._tables import seconds
 from recompute._traces.program import Program
 
@@ -24,6 +24,7 @@ examples:
   recompute plan train.recompute.jsonl.gz --budget 50%
   recompute plan unet.jsonl --budget 0.6,0.4 --method all --time-limit 60
   recompute plan unet.jsonl --budget 0.4 --output plan.jsonl
+  recompute plan unet.jsonl --budget 0.3 --tier 50GB/s
 
 A budget is a share of the peak of a run without one (0.4 or 40%), or bytes (512MB). Overhead is all compute divided by
 the compute without recomputation; the bound is what the method proved to be the least. A verifier goes through every
@@ -37,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzip")
     add_budgets(parser)
+    add_tier(parser, "the own method may fetch results: 12GB/s, or with a latency 12GB/s,1ms")
     add_methods(parser, "own")
     add("--output", metavar="FILE", help="write the plan, of several methods the one of least overhead")
     add("--json", action="store_true", help="one JSON object a plan on stdout")
@@ -44,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     wanted, chosen, limit = budgets(options.budget), methods(options.method or ["own"]), limits(options)
+    below = tier(options)
     if not chosen:
         raise CommandError("--method names no method")
     output = None if options.output is None else Path(options.output)
@@ -52,7 +55,9 @@ def run(options: argparse.Namespace) -> int:
     if output is not None and not output.absolute().parent.is_dir():
         raise CommandError(f"there is no directory {output.absolute().parent} for the plan")
     programs = load(options.traces)
-    plans = plan_all(programs, [chosen] * len(programs), wanted, **limit)
+    if below is not None and tier_of_plans(below) is None:
+        raise CommandError("a plan knows tiers without a limit whose transfers stop the compute: say --tier 12GB/s")
+    plans = plan_all(programs, [chosen] * len(programs), wanted, tier=below, **limit)
     if options.json:
         for planned in plans:
             print_json(planned.as_dict())

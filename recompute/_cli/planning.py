@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from recompute._budget import parse_budget
 from recompute._cli.output import CommandError
+from recompute._plans.fetching import Prices
 from recompute._plans.plan import METHODS, plan
 from recompute._plans.problem import problem_of
 from recompute._plans.revolve import Chain, find_chain
@@ -42,6 +43,7 @@ class Planned:
     bound: float | None
     computes: int | None
     frees: int | None
+    fetches: int | None
     seconds: float
     reason: str = ""
     """Why there is no plan, or what is to be said about it."""
@@ -65,6 +67,8 @@ class PlanJob:
     time_limit: float
     operations: int | None = None
     """Checkmate merges the program to so many."""
+    tier: str | None = None
+    """What the plan of the own method may fetch from."""
 
     @property
     def size(self) -> int:
@@ -124,11 +128,23 @@ def applicable(program: Program) -> list[str]:
     return names
 
 
+def tier_of_plans(text: str | None) -> str | None:
+    """The tier from which plans can fetch: that of replays, unless plans know nothing of such a one."""
+    try:
+        if text is not None:
+            Prices.of(text, Program(""))
+    except ValueError:
+        return None
+    return text
+
+
 def make(program: Program, job: PlanJob, progress: Progress | None = None) -> Planned:
     """One plan, verified. Raises CommandError if the planner cannot be used at all, or its plan is wrong."""
     options: dict[str, Any] = {"time_limit": job.time_limit} if job.method in _TIMED else {}
     if job.method == "own" and progress is not None:
         options["progress"] = progress
+    if job.method == "own" and job.tier is not None:
+        options["tier"] = job.tier
     if job.method == "checkmate" and job.operations is not None:
         options["operations"] = job.operations
     size = job.size
@@ -139,7 +155,7 @@ def make(program: Program, job: PlanJob, progress: Progress | None = None) -> Pl
     except PlanError as error:
         status: Literal["infeasible", "timeout"] = "timeout" if "time_limit" in str(error) else "infeasible"
         seconds = perf_counter() - start
-        nothing = (None, None, None, None, None)
+        nothing = (None, None, None, None, None, None)
         return Planned(program.name, job.method, status, size, ratio, *nothing, seconds, str(error))
     except (ImportError, ValueError) as error:
         raise CommandError(f"{job.method}: {error}", 1) from None
@@ -161,7 +177,8 @@ def make(program: Program, job: PlanJob, progress: Progress | None = None) -> Pl
         peak_bytes=peak,
         bound=found.bound,
         computes=computes,
-        frees=len(found.steps) - computes,
+        frees=len(found.steps) - computes - found.fetches,
+        fetches=found.fetches,
         seconds=seconds,
         reason=found.note,
         plan=found,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recompute._budget import format_bytes, parse_budget
 from recompute._cli.figures import COMPARED, SHARES, floors, name_apart, plan_all, points, replay_all, target, write
-from recompute._cli.output import CommandError, warn
+from recompute._cli.output import CommandError, print_json, warn
 from recompute._cli.planning import add_methods, limits, methods
 from recompute._cli.simulate import add_policies, add_rounds, budgets, load, policies, rounds
 from recompute._live import Live, bar
@@ -83,6 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_rounds(parser, "the default policy; overhead: the last one is a line of its own")
     add("--sizes", metavar="N[,..]", default=_SIZES, help="chain: its lengths; default %(default)s")
     add("--output", metavar="FILE", help="the picture, .png, .svg or .pdf; default KIND.png")
+    add("--json", action="store_true", help="the kind and the path of the picture as a JSON object on stdout")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -98,7 +99,11 @@ def run(options: argparse.Namespace) -> int:
         figure = draw(options)
     except ValueError as error:
         raise CommandError(str(error), 1) from None
-    print(write(figure, path))
+    written = write(figure, path)
+    if options.json:
+        print_json({"kind": options.kind, "picture": str(written)})
+    else:
+        print(written)
     return 0
 
 
@@ -186,7 +191,7 @@ def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
                 peak=watched.peak,
             )
         if result.overhead is None:
-            warn(f"{name} does not come to its end ({result.status}); drawn is what there is")
+            warn(f"{name} does not finish ({result.status}); drawn is what there is")
         told = result.status if result.overhead is None else f"overhead {result.overhead:.3f}"
         watched.add(f"{name} ({told})", events)
     for planned in plan_all([program], [planners], wanted, **limit):

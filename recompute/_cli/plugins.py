@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Final
 
 DISTRIBUTION: Final = "recompute-cache"
-EXTRAS: Final = {
+TOOLS: Final = {
     "numpy": "numpy",
     "matplotlib": "plot",
     "psutil": "adaptive",
@@ -18,7 +18,20 @@ EXTRAS: Final = {
     "scipy": "plan",
     "hypothesis": "test",
 }
-"""Optional package -> the extra that installs it."""
+"""Optional package that the library itself uses -> the extra that installs it."""
+FRAMEWORKS: Final = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "jax": "jax",
+    "cupy": "cupy",
+    "autograd": "autograd",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "polars": "polars",
+    "xarray": "xarray",
+    "PIL": "pillow",
+}
+"""Package whose values an adapter serves -> the extra that installs it."""
 NOT_INSTALLED: Final = (
     f"recompute itself is not installed, so its adapters and demos cannot be found: pip install {DISTRIBUTION}, "
     "or pip install -e . in a checkout"
@@ -58,7 +71,7 @@ def version_of_package(package: str) -> str | None:
 
 def how_to_get(package: str) -> str:
     """The command that installs a package."""
-    extra = EXTRAS.get(package)
+    extra = {**TOOLS, **FRAMEWORKS, "jaxlib": "jax"}.get(package)
     return f"pip install {package}" if extra is None else f"pip install '{DISTRIBUTION}[{extra}]'"
 
 

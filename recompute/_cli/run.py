@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, get_args
 
-from recompute import Cache, Stats, default_cache, set_default_cache
+from recompute import Cache, Disk, Stats, default_cache, set_default_cache
 from recompute._background import threads_of_the_program
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._cli import recording as recordings
@@ -31,7 +31,7 @@ from recompute._live import Live
 from recompute._tables import seconds
 from recompute._terminal import hooked, is_terminal
 from recompute._watching import parts
-from recompute.extend import ReleaseMode
+from recompute.extend import TIER_COLUMNS, ReleaseMode
 from recompute.policies import DEFAULT, POLICIES, SEARCHES
 
 NAME = "run"
@@ -44,6 +44,7 @@ examples:
   recompute run --record train.py --epochs 3        once without a budget; writes train.recompute.json and a trace
   recompute run --budget 25% train.py --epochs 3    within a quarter of the peak recorded there
   recompute run --budget 1.5GiB --policy lru train.py
+  recompute run --budget 512MB --disk 20GB train.py
   recompute run --budget 512MB --json -m package.train | tail -n 1
 
 The script makes its values with recompute.pure and recompute.ap (or lift, map, ...), in the default cache or in ones of
@@ -65,6 +66,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--search", metavar="NAME", default="exact", help=f"{searches}; default exact")
     modes = get_args(ReleaseMode)
     add("--release", metavar="MODE", default="eager", choices=modes, help=f"{', '.join(modes)}; default eager")
+    add(
+        "--disk",
+        metavar="SIZE",
+        nargs="?",
+        const="",
+        help="let evicted values move to a disk, at most so many bytes (50GB), where that is quicker than computing",
+    )
     add("--verify", action="store_true", help="check that functions are pure (slow)")
     add("--record", action="store_true", help="run without a budget and record the peak")
     add("--recording", metavar="PATH", type=Path, help="the recording; default SCRIPT.recompute.json in this directory")
@@ -113,10 +121,16 @@ def run(options: argparse.Namespace) -> int:
     budget, asked = _budget(options, program, path)
     trace: Path | None = options.trace or (program.trace(path) if options.record else None)
     try:
+        tiers = () if options.disk is None else (Disk(options.disk or None),)
         cache = Cache(
-            budget, policy=options.policy, search=options.search, release=options.release, verify=options.verify
+            budget,
+            policy=options.policy,
+            search=options.search,
+            release=options.release,
+            verify=options.verify,
+            tiers=tiers,
         )
-        caches = Caches(cache, options.record or budget is not None, trace)
+        caches = Caches(cache, options.record or budget is not None, trace, tiers)
     except (TypeError, ValueError) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
@@ -214,6 +228,7 @@ def _show(report: Report) -> None:
         ("evictions", f"{stats.evictions:,}"),
         ("rematerializations", f"{stats.rematerializations:,}"),
         ("compute time", seconds(stats.model_time + stats.remat_time) + again),
+        *([("moving", seconds(stats.moving_time))] if stats.tiers else []),
         ("overhead", f"{stats.overhead:.3f}"),
         ("wall time", seconds(report.wall_time)),
     ]
@@ -242,6 +257,8 @@ def _show(report: Report) -> None:
             for pool in stats.pools
         ]
         print_list(["device", "budget", "peak", "overshoot"], devices, sys.stderr, "<>>>")
+    if stats.tiers:
+        print_list(TIER_COLUMNS, [tier.row for tier in stats.tiers], sys.stderr, "<>>>>")
     if stats.recomputed:
         most = [(found.function, f"{found.times:,}", seconds(found.seconds)) for found in stats.recomputed[:_MOST]]
         print_list(["recomputed most", "times", "time"], most, sys.stderr, "<>>")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, get_args
 from recompute._budget import bytes_or_share, format_bytes
 from recompute._cli.output import CommandError, print_json, print_list, print_text
 from recompute._live import Live, bar
+from recompute._simulator.tier import SimulatedTier
 from recompute._tables import seconds
 from recompute._traces.program import Program, TraceError
 from recompute._traces.read import read
@@ -28,12 +29,14 @@ examples:
   recompute simulate unet.jsonl --budget 0.9,0.7,0.5,0.3 --policy default,dtr-eq,lru
   recompute simulate unet.jsonl --budget 4GB --policy all --json
   recompute simulate unet.jsonl --budget 0.5,0.3 --iterations 5
+  recompute simulate unet.jsonl --budget 0.3 --tier 12GB/s,overlap
 
 A trace is what `recompute run --record` or Cache(trace=...) wrote, or one in the format of the DTR authors' simulator.
 A budget is a share of the peak of a run without a budget (0.4 or 40%), or bytes (512MB). Overhead is all compute
 divided by the compute without eviction; a run is given up as thrashing above the limit, or as oom when something does
 not fit. With --iterations the program is replayed several times in one cache, as rounds of one that repeats it: the
-default policy plans the next rounds from the first one.
+default policy plans the next rounds from the first one. With --tier what is dear to compute moves to a slower place;
+the time of transfers counts as overhead, and transfers that overlap take as long as the link is busy after the end.
 """
 
 
@@ -55,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the habits of the published simulator, or the cache as it is; by default the former for published "
         "policies on published traces",
     )
+    add_tier(parser)
     add_rounds(parser)
     add("--no-foresight", action="store_true", help="let each round be as if there had been none before")
     add("--processes", metavar="N", help="replays at a time; default one a core")
@@ -66,6 +70,27 @@ def add_rounds(parser: argparse.ArgumentParser, what: str = "") -> None:
     add = parser.add_argument
     add("--iterations", metavar="N", help=f"rounds of {what or 'a program that repeats the recorded one'}")
     add("--effort", metavar="X", help="for the plan of a round; 1, the default, is about ten seconds")
+
+
+_TIERS: Final = (
+    "evicted bytes may move: 12GB/s, or 12GB/s,overlap if transfers do not stop the compute; further words: a latency "
+    "(1ms), a limit (50GB), always"
+)
+
+
+def add_tier(parser: argparse.ArgumentParser, what: str = _TIERS) -> None:
+    """The option --tier."""
+    parser.add_argument("--tier", metavar="BANDWIDTH[,..]", help=what)
+
+
+def tier(options: argparse.Namespace) -> str | None:
+    """What `add_tier` asks for, checked."""
+    if options.tier is not None:
+        try:
+            SimulatedTier.read(options.tier)
+        except ValueError as error:
+            raise CommandError(f"--tier: {error}") from None
+    return None if options.tier is None else str(options.tier)
 
 
 def add_budgets(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
         "release": options.release,
         "limit": _limit(options.limit),
         "machine": options.machine,
+        "tier": tier(options),
     }
     wanted, chosen = budgets(options.budget), policies(options.policy)
     processes = cores() if options.processes is None else count("--processes", options.processes)

@@ -246,7 +246,9 @@ def test_without_a_budget(case: Case) -> None:
     assert cache.stats().pools[0].candidates == 0
 
 
-@pytest.mark.parametrize("share", [1, 2], ids=["everything", "every other"])
+@pytest.mark.parametrize(
+    "share", [pytest.param(1, id="everything"), pytest.param(2, id="every other", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_evicted_after_every_operation(case: Case, share: int) -> None:
     """The same, with what can be evicted after every operation evicted, and every repeated run verified."""
@@ -405,6 +407,7 @@ def pipeline(steps: list[str]) -> Callable[[Any], Any]:
     return function
 
 
+@pytest.mark.slow
 @settings(max_examples=max(10, settings().max_examples // 3))
 @given(
     st.lists(st.sampled_from(list(STEPS)), min_size=1, max_size=8),

@@ -107,3 +107,27 @@ def test_without_matplotlib(trace: str, capsys: pytest.CaptureFixture[str], monk
     assert "pip install 'recompute-cache[plot]'" in capsys.readouterr().err
     arguments = ["--budget", "0.5", "--policy", "dtr", "--method", "chen-sqrt", "--output", "none"]
     assert main(["compare", trace, *arguments]) == 0
+
+
+def test_a_tier_is_a_line_of_its_own(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the policies alone, under the default policy."""
+    pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--policy",
+        "default,lru",
+        "--budget",
+        ".6,.4",
+        "--method",
+        "none",
+        "--tier",
+        "1TB/s",
+        "--output",
+        "t.svg",
+    ]
+    assert main(["compare", trace, *options]) == 0
+    rows = [line.split("  ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert [row for row in rows if row.strip()] == ["default", "lru", "default, tier 1TB/s"]
+    assert "tier 1TB/s" in (tmp_path / "t.svg").read_text()

@@ -18,6 +18,12 @@ def demo(*, budget, picture, echo, progress, iterations=7):
     echo(f"budget {budget}")
     return {"budget": budget, "picture": picture and str(picture), "iterations": iterations}
 
+def slow(*, budget, picture, echo, progress):
+    progress("started")
+    progress("half done", 0.5)
+    echo("done")
+    return {}
+
 def plain(*, budget, picture, echo, progress):
     return {}
 
@@ -41,6 +47,7 @@ ENTRIES = """\
 [recompute.demos]
 trial = demos_on_trial:demo
 plain = demos_on_trial:plain
+slow = demos_on_trial:slow
 short = demos_on_trial:short
 unwritable = demos_on_trial:unwritable
 needy = demos_on_trial:needy
@@ -68,17 +75,28 @@ def write(folder: Path, module: str) -> None:
 def test_demo_speaks(capsys: pytest.CaptureFixture[str]) -> None:
     """What the demo says goes to stdout, and nothing to stderr where nobody watches."""
     assert main(["demo", "trial"]) == 0
-    assert capsys.readouterr() == ("budget 0.05\n", "")
+    assert capsys.readouterr() == ("budget 0.1\n", "")
+
+
+def test_progress_is_a_line_every_few_seconds_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redirected, the progress of a demo goes to stderr line by line, and what it says stays alone on stdout."""
+    monkeypatch.setattr("recompute._cli.demo._EVERY", 0.0)
+    assert main(["demo", "slow"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "done\n"
+    assert err.splitlines() == ["recompute demo: started", "recompute demo: [##########..........]  50% half done"]
 
 
 @pytest.mark.parametrize(
     ("options", "figures"),
     [
-        ([], {"budget": 0.05, "picture": "recompute-demo.png", "iterations": 7}),
+        ([], {"budget": 0.1, "picture": "recompute-demo.png", "iterations": 7}),
         (["--budget", "50%"], {"budget": 0.5, "picture": "recompute-demo.png", "iterations": 7}),
         (["--budget", "0.25"], {"budget": 0.25, "picture": "recompute-demo.png", "iterations": 7}),
-        (["--picture", "none", "--iterations", "3"], {"budget": 0.05, "picture": None, "iterations": 3}),
-        (["--picture", "a.svg"], {"budget": 0.05, "picture": "a.svg", "iterations": 7}),
+        (["--picture", "none", "--iterations", "3"], {"budget": 0.1, "picture": None, "iterations": 3}),
+        (["--picture", "a.svg"], {"budget": 0.1, "picture": "a.svg", "iterations": 7}),
     ],
 )
 def test_json_is_all_there_is(

@@ -111,8 +111,8 @@ def test_missing_framework_is_no_error(install: Install, capsys: pytest.CaptureF
     _, report = examine(capsys)
     assert adapter(report, "no_such_framework")["state"] == "missing"
     main(["doctor"])
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no_such_framework" in line]
-    assert line.split()[1:3] == ["not", "installed"]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("no_such_framework")]
+    assert "not installed: pip install no_such_framework" in line
 
 
 @pytest.mark.parametrize("name", ["no_such_framework", "only_a_folder"])
@@ -134,7 +134,15 @@ def test_versions_of_what_is_served(install: Install, capsys: pytest.CaptureFixt
     versions = {each["name"]: each["serves"] for each in report["adapters"] if each["module"].startswith("doctored")}
     assert versions == {"numpy": version("numpy"), "_pytest": version("pytest"), "healthy": None}
     main(["doctor"])
-    assert f"numpy    {version('numpy')}" in capsys.readouterr().out
+    assert ["numpy", version("numpy")] in [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_one_adapter_of_two_packages_is_one_line(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    """What serves several packages of one version, or none that is installed, is listed once with all their names."""
+    install("no_such_one = doctored_bound:adapter\nno_such_two = doctored_bound:adapter")
+    main(["doctor"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "doctored_bound" in line]
+    assert line.split()[:2] == ["no_such_one,", "no_such_two"]
 
 
 def test_duplicates_are_named(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,3 +174,12 @@ def test_nothing_installed(tmp_path: Path) -> None:
     assert "no adapters were found" in result.stdout
     (line,) = result.stderr.splitlines()
     assert line.startswith("recompute: warning: recompute itself is not installed")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` has a line for each of recompute, Python and what is installed of all that it serves or uses."""
+    assert main(["--version"]) == 0
+    found = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert list(found)[:2] == ["recompute", "python"]
+    assert found["recompute"] == recompute.__version__
+    assert found["hypothesis"] == version("hypothesis")

@@ -17,7 +17,7 @@ from recompute._traces.read import read
 
 KEYS = [
     "trace", "method", "status", "budget_bytes", "budget_ratio", "overhead", "peak_bytes", "bound", "computes", "frees",
-    "seconds",
+    "fetches", "seconds",
 ]  # fmt: skip
 
 
@@ -44,6 +44,25 @@ def test_keys_of_a_plan(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["overhead"] == found["bound"] == found["computes"] / 16
     assert 0 < found["peak_bytes"] <= 455
     assert found["computes"] > 16
+
+
+def test_a_tier(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where transfers take nothing to speak of, results are fetched, and that is said."""
+    ((without,), (found,)) = (
+        plans(capsys, trace, "--budget", "50%"),
+        plans(capsys, trace, "--budget", "50%", "--tier", "1000GB/s"),
+    )
+    assert found["overhead"] < without["overhead"]
+    assert found["fetches"] > without["fetches"] == 0
+    assert main(["plan", trace, "--budget", "50%", "--tier", "1000GB/s"]) == 0
+    assert f"own, 50%: {found['fetches']} fetches from a tier of 1000GB/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["12GB/s,overlap", "12GB/s,1GB"])
+def test_a_tier_that_no_plan_can_hold_to(words: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is refused with the cure."""
+    assert main(["plan", trace, "--budget", "50%", "--tier", words]) == 2
+    assert "say --tier 12GB/s" in capsys.readouterr().err
 
 
 def test_several_budgets_and_methods(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def test_kinds(kind: str, arguments: list[str], capsys: pytest.CaptureFixture[st
     assert Path(f"{kind}.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_json(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json the kind and the path of the picture are one object on stdout."""
+    assert main(["plot", "memory", trace, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"kind": "memory", "picture": str(Path("memory.png").absolute())}
+
+
 def test_text_in_vectors(trace: str) -> None:
     """In an SVG text is text: the trace, the share of memory, the policy with its overhead, the backward pass."""
     assert main(["plot", "residency", trace, "--policy", "dtr", "--budget", "50%", "--output", "a.svg"]) == 0
@@ -64,9 +71,9 @@ def test_small_values_are_left_out(trace: str) -> None:
 
 
 def test_what_fails_is_drawn_as_far_as_it_went(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A policy that does not come to its end is drawn, with a warning."""
+    """A policy that does not finish is drawn, with a warning."""
     assert main(["plot", "memory", trace, "--budget", "250", "--policy", "lru", "--output", "a.svg"]) == 0
-    assert "warning: lru does not come to its end (oom)" in capsys.readouterr().err
+    assert "warning: lru does not finish (oom)" in capsys.readouterr().err
     assert "lru (oom)" in Path("a.svg").read_text()
 
 

@@ -697,7 +697,7 @@ def test_durations_for_people() -> None:
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` and `--help` answer on stdout with status 0, and every command's help has examples."""
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"recompute {recompute.__version__}\n"
+    assert capsys.readouterr().out.startswith(f"recompute {recompute.__version__}\npython 3.")
     for command in ([], ["run"], ["demo"], ["doctor"]):
         assert main([*command, "--help"]) == 0
         assert "examples:" in capsys.readouterr().out
@@ -732,3 +732,40 @@ def test_interrupted_process_ends_with_130(script: Script) -> None:
     assert process.returncode == 130
     assert "recompute run script.py: interrupted" in err
     assert "Traceback" not in err
+
+
+SLOW = """\
+import time
+import recompute as rc
+
+def made(n):
+    time.sleep(0.05)
+    return bytes([n]) * 1_000_000
+
+values = [rc.ap(made, n) for n in range(6)]
+for _ in range(2):
+    assert [value.get()[0] for value in values] == list(range(6))
+with rc.Cache("1GB") as own:
+    sources = [rc.pure(bytes(1_000_000)) for _ in range(6)]
+    print(sum(source.resident for source in sources))
+"""
+
+
+def test_disk(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is dear to compute moves, and so do sources of a cache of the script's own; the report tells of the disk."""
+    assert main(["run", "--budget", "3.5MB", "--disk", "100MB", "--json", script(SLOW)]) == 0
+    out, err = capsys.readouterr()
+    figures = json.loads(out.splitlines()[-1])
+    (disk,) = figures["tiers"]
+    assert out.splitlines()[0] == "3"
+    assert (disk["tier"], disk["limit"]) == ("disk", 100_000_000)
+    assert disk["moves"] >= 3
+    assert disk["fetches"] >= 3
+    assert figures["rematerializations"] == 0
+    assert "bandwidth" in err
+
+
+def test_a_disk_of_no_size(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line."""
+    assert main(["run", "--budget", "3MB", "--disk", "many", script("print(1)")]) == 2
+    assert "the limit of a tier 'many' is not a size" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from recompute._policy.formulas import POLICIES
 KEYS = [
     "trace", "policy", "search", "release", "budget_bytes", "budget_ratio", "status", "overhead", "model_time",
     "total_time", "peak_bytes", "baseline_peak_bytes", "evictions", "rematerializations", "candidates_scored",
-    "seconds", "iteration",
+    "seconds", "iteration", "moved_bytes", "fetched_bytes", "waited_time",
 ]  # fmt: skip
 PEAK = 910  # ten bytes of input, and nine values
 
@@ -255,3 +255,22 @@ def test_damaged_gzip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"recompute: error: {path}:")
     assert "truncated" in line
+
+
+def test_a_tier(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a fast link what is dear to compute moves: less overhead than alone, and the name says with what."""
+    (alone,) = simulate(capsys, trace, "--budget", "0.4", "--limit", "20")
+    (both,) = simulate(capsys, trace, "--budget", "0.4", "--limit", "20", "--tier", "1TB/s")
+    assert both["policy"] == "default, tier 1TB/s"
+    assert both["moved_bytes"] > 0
+    assert both["overhead"] < alone["overhead"]
+    assert both["peak_bytes"] <= both["budget_bytes"]
+
+
+@pytest.mark.parametrize("words", ["12GB", "12GB/s,soon", "/s"])
+def test_a_tier_that_is_none(words: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, which names the option."""
+    assert main(["simulate", trace, "--budget", "0.4", "--tier", words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "--tier: " in err

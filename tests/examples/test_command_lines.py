@@ -24,6 +24,7 @@ def test_a_script_explains_itself(name: str, more: str) -> None:
     assert {"--budget", "--table", "--json", "--picture", more} <= {*re.findall(r"--[a-z]+", done.stdout)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "says", "gives"),
     [
@@ -45,6 +46,7 @@ def test_a_script_by_itself(tmp_path: Path, name: str, options: str, says: str, 
     assert within["recomputed"] > free["recomputed"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "share", "options"),
     [

@@ -121,6 +121,7 @@ def test_any_order_gives_the_same_bits(made: Any, expected: dict[str, str], peak
     assert cache.stats().used <= cache.budget
 
 
+@pytest.mark.slow
 def test_less_memory_is_allocated() -> None:
     """The system sees the budget kept, but for the windows that one convolution copies, and the recipes."""
     pictures = inference.spoil(inference.load(128))
@@ -134,6 +135,7 @@ def test_less_memory_is_allocated() -> None:
     assert within.traced < plain.traced / 1.8
 
 
+@pytest.mark.slow
 def test_the_script_does_without_matplotlib(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

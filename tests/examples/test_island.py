@@ -172,6 +172,7 @@ def test_nothing_needs_fewer_steps_than_the_least(n: int) -> None:
         assert island.least(n, slots) <= fewest_steps(n, slots) <= island.least(n, slots - 1)
 
 
+@pytest.mark.slow
 def test_blocks_save_memory_that_the_system_sees(english: Any) -> None:
     """Within log2 of the blocks fewer bytes are allocated, in the books and by tracemalloc; the answers are equal."""
     letters, model = english

@@ -154,6 +154,7 @@ def test_it_learns(problem: Any, expected: list[Any]) -> None:
     assert problem.accuracy(found[-1]) > 0.8
 
 
+@pytest.mark.slow
 def test_less_memory_is_allocated() -> None:
     """The system sees the budget kept, but for the recipes, autograd's graph and temporary arrays."""
     problem = newton.load((96, 96, 96), 1500)

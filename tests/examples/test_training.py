@@ -93,6 +93,7 @@ def test_autograds_own_way_back_changes_no_bit(plain: Any, free: Any, digits: An
     assert run.digest == plain.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["dtr-eq", "dtr", "lru"])
 def test_no_policy_changes_a_bit(policy: str, plain: Any, free: Any, digits: Any) -> None:
     """Under other policies, too."""
@@ -110,6 +111,7 @@ def test_a_budget_is_kept_in_the_first_step_too(free: Any, digits: Any, plain: A
     assert run.digest == plain.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, *SHARES])
 def test_memory_is_real(share: float, free: Any, digits: Any) -> None:
     """What tracemalloc sees, Python's objects included, stays within budget, overshoot and the stated allowance."""
@@ -209,6 +211,7 @@ def few(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL = ["--depth", "8", "--batch", "16", "--epochs", "1", "--budget", "1MB"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Figures as tables and as JSON, and a picture; what does not fit is said to be so."""
@@ -234,6 +237,7 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert not much_more["fits"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_script_does_without_extras(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without rich there are no bars, without matplotlib no picture; the figures are printed all the same."""
@@ -252,6 +256,7 @@ def test_options_that_make_no_sense_are_refused(options: list[str], capsys: pyte
     assert_refused(training, options, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the address space is limited on Linux alone")
 def test_the_system_enforces_it() -> None:
     """With little more address space than the budget it trains; plain arrays run out of the same memory."""
