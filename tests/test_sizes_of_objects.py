@@ -350,25 +350,24 @@ def test_a_type_may_say_how_large_its_values_are(members: dict[str, Any]) -> Non
     assert abs(rc.sizeof([value, value, claiming(**members)]) - 2 * MEGABYTE) < 200
 
 
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"nbytes": property(lambda value: 8)},
-        {"nbytes": property(lambda value: -8)},
-        {"nbytes": property(lambda value: float("nan"))},
-        {"nbytes": property(lambda value: None)},
-        {"nbytes": property(lambda value: "large")},
-        {"nbytes": property(fail)},
-        {"nbytes": fail},
-        {"nbytes": lambda value, unit: MEGABYTE},
-        {"nbytes": property(lambda value: value.missing)},
-        {"estimated_size": fail},
-        {"__sizeof__": fail},
-        {"__sizeof__": lambda value: -1},
-        {"nbytes": property(lambda value: MEGABYTE), "__dask_graph__": lambda value: {}},
-    ],
-    ids=str,
-)
+SAYS_LITTLE: dict[str, dict[str, Any]] = {
+    "too little": {"nbytes": property(lambda value: 8)},
+    "less than nothing": {"nbytes": property(lambda value: -8)},
+    "not a number": {"nbytes": property(lambda value: float("nan"))},
+    "None": {"nbytes": property(lambda value: None)},
+    "a word": {"nbytes": property(lambda value: "large")},
+    "raises": {"nbytes": property(fail)},
+    "a method that raises": {"nbytes": fail},
+    "takes an argument": {"nbytes": lambda value, unit: MEGABYTE},
+    "is missing": {"nbytes": property(lambda value: value.missing)},
+    "an estimate that raises": {"estimated_size": fail},
+    "a sizeof that raises": {"__sizeof__": fail},
+    "a sizeof less than nothing": {"__sizeof__": lambda value: -1},
+    "a Dask collection": {"nbytes": property(lambda value: MEGABYTE), "__dask_graph__": lambda value: {}},
+}
+
+
+@pytest.mark.parametrize("members", SAYS_LITTLE.values(), ids=SAYS_LITTLE)
 def test_what_a_type_says_never_hides_its_parts(members: dict[str, Any]) -> None:
     """Too little, nonsense, an error, or the size of what is yet to be computed: then the parts are counted."""
     assert 1_000 < rc.sizeof(claiming(**members)) < 1_000 + OVERHEAD

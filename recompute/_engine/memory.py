@@ -12,7 +12,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from recompute._budget import Limit, Limits, format_bytes
-from recompute._engine.copies import DeviceTiers, copy_of, moves_source
+from recompute._engine.copies import copy_of, moves_source
+from recompute._engine.device_tiers import DeviceTiers
 from recompute._engine.finalizer import Finalizer, Held
 from recompute._engine.graph import Operation, Storage
 from recompute._engine.sizes import LearntSizes
