@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 from collections.abc import Iterator
 
@@ -34,6 +35,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         _stderr.append(os.dup(2))
+
+
+@pytest.fixture(autouse=True)
+def _short_collections() -> Iterator[None]:
+    """The garbage collector looks at what a test has made, and not at every module that is loaded, each time again."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -136,11 +136,8 @@ BUDGETS = {PROGRAM: 208, OTHER: 430}  # bytes: of 300 and 720 that they take wit
 def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What Python could not raise, since it struck in a destructor: nothing but interrupts may be among that."""
     found: list[Any] = []
-    gc.collect()
-    gc.freeze()  # what was there before need not be looked at
     monkeypatch.setattr(sys, "unraisablehook", lambda args: found.append((args.exc_type, str(args.exc_value))))
     yield found
-    gc.unfreeze()
     assert [each for each in found if not issubclass(each[0], ERRORS)] == []
 
 

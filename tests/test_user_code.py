@@ -151,15 +151,6 @@ class Loud:
 rc.register_size(Loud, lambda payload: payload.size)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def little_to_collect() -> Iterator[None]:
-    """The garbage collector looks at what these tests make, and at nothing else."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(params=ACTIONS)
 def action(request: pytest.FixtureRequest) -> str:
     return str(request.param)
