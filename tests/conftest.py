@@ -25,7 +25,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     if config.option.markexpr == "not slow" and settings.get_current_profile_name() == "default":
         return (
             "a plain run: few generated examples, no slow tests; some four minutes on two quiet cores\n"
-            'everything, as CI runs it: HYPOTHESIS_PROFILE=ci python -m pytest -m ""'
+            'everything, as CI runs it: HYPOTHESIS_PROFILE=ci python -m pytest -n 2 -m ""'
         )
     return (
         f"generated examples: profile {settings.get_current_profile_name()}; tests: {config.option.markexpr or 'all'}"

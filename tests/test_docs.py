@@ -219,7 +219,7 @@ def test_commands() -> None:
     shown = [block.text for block in blocks(readme) if block.language == "sh"]
     assert shown == [
         'python -m pip install ".[numpy,plot,cli]" && recompute demo\n',
-        'python -m pip install ".[test]" && python -m pytest\n',
+        'python -m pip install ".[test]" && python -m pytest -n 2\n',
     ]
     run = subprocess.run([str(CI), "--commands"], capture_output=True, text=True, check=True)
     assert "".join(shown) == run.stdout
