@@ -1,10 +1,12 @@
-"""What the demos have in common: the folder and the file of the picture, sizes to read."""
+"""What the demos have in common: what the runs took, the picture, sizes to read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
+from recompute import Stats
 from recompute.events import Event
 from recompute.pictures import residency, save
 
@@ -15,6 +17,30 @@ def check(budget: float, picture: str | Path | None) -> None:
         raise ValueError(f"budget is a fraction of the unlimited peak, more than 0 and at most 1, not {budget!r}")
     if picture is not None and not Path(picture).absolute().parent.is_dir():
         raise FileNotFoundError(f"there is no directory {Path(picture).absolute().parent} for the picture")
+
+
+class Run(Protocol):
+    """A run of a demo, at its end."""
+
+    @property
+    def stats(self) -> Stats: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def costs(free: Run, tight: Run, limit: int) -> dict[str, float]:
+    """What a run took without a budget, and what one took within it."""
+    return {
+        "peak_bytes": free.stats.peak,
+        "budget_bytes": limit,
+        "budget_peak_bytes": tight.stats.peak,
+        "overhead": tight.stats.overhead,
+        "seconds": free.seconds,
+        "budget_seconds": tight.seconds,
+        "time_ratio": tight.seconds / free.seconds,
+        "evictions": tight.stats.evictions,
+        "rematerializations": tight.stats.rematerializations,
+    }
 
 
 def draw(

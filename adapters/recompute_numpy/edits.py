@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 import recompute as rc
 from recompute.events import Event
-from recompute_numpy._demos import check, draw, megabytes
+from recompute_numpy._demos import check, costs, draw, megabytes
 
 Letters = NDArray[np.uint8]
 Steps = NDArray[np.int8]
@@ -177,15 +177,7 @@ def demo(
         "added": tight.script.count(ADD),
         "longest_kept": longest_kept(text, tight.script),
         "edits_equal": free.script == tight.script,
-        "peak_bytes": free.stats.peak,
-        "budget_bytes": limit,
-        "budget_peak_bytes": tight.stats.peak,
-        "overhead": tight.stats.overhead,
-        "seconds": free.seconds,
-        "budget_seconds": tight.seconds,
-        "time_ratio": tight.seconds / free.seconds,
-        "evictions": tight.stats.evictions,
-        "rematerializations": tight.stats.rematerializations,
+        **costs(free, tight, limit),
     }
     for line in _report(figures):
         echo(line)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import recompute as rc
 from recompute.events import Event
-from recompute_numpy._demos import check, draw, megabytes
+from recompute_numpy._demos import check, costs, draw, megabytes
 
 Array = NDArray[np.float64]
 Letters = NDArray[np.uint8]
@@ -250,15 +250,7 @@ def demo(
             )
         ),
         "log_likelihood": tight.expectation.log_likelihood,
-        "peak_bytes": free.stats.peak,
-        "budget_bytes": limit,
-        "budget_peak_bytes": tight.stats.peak,
-        "overhead": tight.stats.overhead,
-        "seconds": free.seconds,
-        "budget_seconds": tight.seconds,
-        "time_ratio": tight.seconds / free.seconds,
-        "evictions": tight.stats.evictions,
-        "rematerializations": tight.stats.rematerializations,
+        **costs(free, tight, limit),
     }
     for line in _report(figures):
         echo(line)
