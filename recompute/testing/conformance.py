@@ -185,7 +185,8 @@ class _Check:
         if seen is not None:
             assert reference() is not None, f"{self.who}: what watch gave died while a view holds the memory"
             del seen
-        gc.collect()
+        if reference() is not None:
+            gc.collect()  # it may be in a cycle
         assert reference() is None, f"{self.who}: what watch gave outlives the value"
 
     def packing(self) -> None:
