@@ -41,7 +41,7 @@ def copied(values: Mapping[Any, Any]) -> dict[Any, Any]:
 def _copied(value: Any, seen: dict[int, Any]) -> Any:
     try:
         return deepcopy(value, seen)
-    except TypeError:  # that cannot be copied
+    except Exception:  # it cannot be copied: by whatever its own methods raise
         return value
 
 

@@ -28,6 +28,9 @@ _DEEP: Final = 256
 _MANY: Final = 256
 """Results that are looked at when something they were made of is released."""
 
+_LITTLE: Final = 1 / 4
+"""Of the budget: as much is brought back before it is needed."""
+
 _given: ContextVar[dict[Any, Any] | None] = ContextVar("recompute_dask_given", default=None)
 
 
@@ -39,11 +42,12 @@ class Values(MutableMapping[Any, Any]):
     """
 
     def __init__(self, worker_local_directory: str, disk: int | None = None, bandwidth: Any = None) -> None:
-        folder = os.path.join(worker_local_directory, "recompute")
+        folder = os.path.dirname(worker_local_directory)  # not inside: a thread may still write when that has gone
         tier = rc.Disk(disk, folder=folder, bandwidth=bandwidth)
         self.cache = rc.Cache(None, tiers=[tier], foresight=False)
         extend.be_lenient(self.cache)  # as Dask: too much memory is no error
         self._released = extend.released_sources(self.cache)
+        self._budget = inf
         self._held: dict[Any, Held] = {}
         self._entered: dict[Any, tuple[Any, Held]] = {}
 
@@ -92,6 +96,15 @@ class Values(MutableMapping[Any, Any]):
         return values
 
     @staticmethod
+    def fetch(held: dict[Any, Held]) -> None:
+        """Have these in memory, if nothing comes between."""
+        for each in held.values():
+            try:
+                each.get()
+            except Exception:  # whoever needs it will hear of that
+                return
+
+    @staticmethod
     @contextmanager
     def at_hand(values: dict[Any, Any]) -> Iterator[None]:
         """Look these up in the place of what is held, inside the block."""
@@ -119,9 +132,17 @@ class Values(MutableMapping[Any, Any]):
         self._entered.pop(key, None)
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether nothing has to be evicted for so many more bytes."""
+        """Whether nothing has to be evicted for so many more bytes, and nothing is on its way out.
+
+        Whoever uses the cache meanwhile may have to help with that.
+        """
         pool = extend.fullest(self.cache)
-        return pool is None or pool.used + nbytes <= pool.limit
+        used, departing = (0, 0) if pool is None else (pool.used, pool.departing)
+        return not departing and used + nbytes <= self._budget
+
+    def is_little(self, nbytes: int) -> bool:
+        """Whether these bytes leave most of the budget to others."""
+        return nbytes <= _LITTLE * self._budget
 
     @staticmethod
     def is_made_again(spec: Any, value: Any, nbytes: int, held: dict[Any, Held]) -> bool:
@@ -178,6 +199,7 @@ class Values(MutableMapping[Any, Any]):
 
     def set_budget(self, nbytes: float) -> None:
         """Bytes of host memory."""
+        self._budget = nbytes
         self.cache.budget = {"cpu": None if nbytes == inf else int(nbytes)}
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Final, TypeVar
 
@@ -25,8 +24,10 @@ check("distributed", distributed.__version__)  # type: ignore[attr-defined]  # i
 
 import dask  # noqa: E402
 from dask.utils import key_split, parse_bytes  # noqa: E402
+from distributed.sizeof import safe_sizeof  # noqa: E402
+from distributed.threadpoolexecutor import ThreadPoolExecutor  # noqa: E402  # at its end nobody waits for its threads
 from distributed.utils import set_thread_state  # noqa: E402
-from distributed.worker import _worker_cvar  # noqa: E402
+from distributed.worker import WORKER_ANY_RUNNING, _worker_cvar  # noqa: E402
 from distributed.worker_state_machine import (  # noqa: E402
     ExecuteFailureEvent,
     ExecuteSuccessEvent,
@@ -67,7 +68,10 @@ class Worker(distributed.Worker):
         limit = manager.memory_limit
         self._values.set_budget(int(limit * fraction) if limit and fraction else inf)
         self._threads_to_bring = ThreadPoolExecutor(self.state.nthreads, thread_name_prefix="recompute")
+        self._thread_ahead = ThreadPoolExecutor(1, thread_name_prefix="recompute-ahead")
+        self._is_ahead = False
         self._writers: set[str] = set()
+        self.handlers["update_data"] = self._update_data_in_thread
 
     async def execute(self, key: Any, *, stimulus_id: str) -> Any:
         """Run a task whose arguments are in memory, and have its result with how to make it again."""
@@ -77,6 +81,7 @@ class Worker(distributed.Worker):
         values = await self._bring(held)
         if key_split(key) in self._writers:
             values = await self._in_thread(copied, values)
+        self._bring_next()
         with self._values.at_hand(values):
             event = await super().execute(key, stimulus_id=stimulus_id)
         if isinstance(event, ExecuteFailureEvent) and held and refuses_writes(event.exception_text):
@@ -117,10 +122,31 @@ class Worker(distributed.Worker):
     async def close(self, *args: Any, **options: Any) -> Any:
         """Close the worker."""
         closed = await super().close(*args, **options)
-        self._threads_to_bring.shutdown(wait=False)
+        for threads in (self._threads_to_bring, self._thread_ahead):
+            threads.shutdown(wait=False)
         return closed
 
+    async def _update_data_in_thread(self, data: dict[Any, Any], **options: Any) -> Any:
+        """Have values that a client sends."""
+        await self._enter(data, sum(map(safe_sizeof, data.values())))
+        return self.update_data(data, **options)
+
     # In threads
+
+    def _bring_next(self) -> None:
+        """What the next task takes comes into memory while this one runs, if it is small beside the budget."""
+        if self._is_ahead or not self.state.ready or self.status not in WORKER_ANY_RUNNING:
+            return
+        following = self.state.ready.peek()
+        held = self._values.held([each.key for each in following.dependencies])
+        missing = {key: each for key, each in held.items() if not each.resident}
+        if missing and self._values.is_little(sum(self.state.tasks[key].get_nbytes() for key in missing)):
+            self._is_ahead = True
+            done = self._thread_ahead.submit(self._values.fetch, missing)
+            done.add_done_callback(self._is_not_ahead)
+
+    def _is_not_ahead(self, _: object) -> None:
+        self._is_ahead = False
 
     async def _bring(self, held: dict[Any, Held]) -> dict[Any, Any]:
         if all(each.resident for each in held.values()):
@@ -147,12 +173,15 @@ class Worker(distributed.Worker):
                         self._values.enter_made(key, value, recipe, arguments, cost)
                 except Exception:  # it will be stored as what it is
                     logger.warning("The result of %r cannot be computed again", key, exc_info=True)
+            try:
+                self._values.forget_released_sources()
+            except Exception:  # a value that has to come back for that, and cannot
+                logger.warning("What was released is remembered", exc_info=True)
 
         if self._values.has_room(nbytes) and not self._values.has_released_sources:
             enter()
         else:
             await self._in_thread(enter)
-            await self._in_thread(self._values.forget_released_sources)
         loop = asyncio.get_running_loop()
         for key in values:
             loop.call_later(1, self._values.forget_entered, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from dask_graphs import KINDS, check_equal, graphs, model  # noqa: E402
 from distributed import Client, LocalCluster, wait  # noqa: E402
 from distributed.utils_test import gen_cluster, inc  # noqa: E402
 
+import recompute as rc  # noqa: E402
 import recompute_dask as rd  # noqa: E402
 
 CHUNK = 80_000  # bytes
@@ -50,6 +52,31 @@ def named(name: str, length: int) -> Any:
 async def coroutine(length: int) -> Any:
     RUNS.append("coroutine")
     return np.ones(length)
+
+
+MADE_AGAIN, STARTED, GO_ON = threading.Event(), threading.Event(), threading.Event()
+
+
+def name_again(name: str) -> Any:
+    RUNS.append(name)
+    if sorted(RUNS) == ["one", "one", "other", "other"]:
+        MADE_AGAIN.set()
+    return np.ones(CHUNK // 8)
+
+
+def until_made_again(array: Any) -> bool:
+    return MADE_AGAIN.wait(30)
+
+
+def blocked() -> Any:
+    STARTED.set()
+    GO_ON.wait(30)
+    return np.ones(CHUNK // 8)
+
+
+class Uncopied:
+    def __deepcopy__(self, seen: Any) -> Any:
+        raise RuntimeError("there is one of these only")
 
 
 def only_once() -> Any:
@@ -106,13 +133,23 @@ async def test_values_are_evicted_and_computed_again(client: Any, scheduler: Any
 
 @small_cluster()
 async def test_what_was_sent_moves_to_the_disk(client: Any, scheduler: Any, *workers: Any) -> None:
-    """Values that nobody here has made: more than fit."""
+    """Values that nobody here has made: more than fit; in threads."""
     values = [np.full(CHUNK // 8, float(number)) for number in range(20)]
-    futures = await client.scatter(values, hash=False)
+    store = type(rc.Disk().open())
+    writers, write = set(), store.write
+
+    def noted(disk: Any, parts: Any, nbytes: int) -> Any:
+        writers.add(threading.current_thread())
+        return write(disk, parts, nbytes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "write", noted)
+        futures = await client.scatter(values, hash=False)
     for value, found in zip(values, await client.gather(futures), strict=True):
         np.testing.assert_array_equal(value, found)
     assert all(worker.data.cache.stats().tiers[0].moves > 0 for worker in workers)
     assert all(worker.data.spilled_total.disk > 0 for worker in workers)
+    assert threading.current_thread() not in writers
     await check_books(scheduler, *workers)
 
 
@@ -278,6 +315,106 @@ async def test_a_task_that_fails_the_second_time_is_an_error_of_who_needs_it(
     with pytest.raises(OSError, match="the file is gone"):
         await client.submit(np.sum, one, workers=[workers[0].address])
     assert await client.submit(np.sum, other) == CHUNK // 8
+
+
+@small_cluster(config=NO_DISK, nthreads=[("127.0.0.1", 1)])
+async def test_what_the_next_task_takes_comes_back_meanwhile(client: Any, scheduler: Any, worker: Any) -> None:
+    """While a task runs, which does not end before."""
+    RUNS.clear()
+    MADE_AGAIN.clear()
+    one, other = [client.submit(name_again, name, pure=False) for name in ("one", "other")]
+    await wait([one, other])
+    worker.data.cache.release_memory()
+    waiting = [dask.delayed(until_made_again)(each) for each in (one, other)]
+    assert await client.gather(client.compute(waiting, optimize_graph=False)) == [True, True]
+
+
+@small_cluster(config=NO_DISK, nthreads=[("127.0.0.1", 1)])
+async def test_a_value_may_be_released_while_it_is_computed_again(client: Any, scheduler: Any, worker: Any) -> None:
+    """Nobody wants it any more: it goes, and the worker goes on."""
+    STARTED.clear()
+    GO_ON.set()
+    slow = client.submit(blocked, pure=False)
+    await wait(slow)
+    worker.data.cache.release_memory()
+    GO_ON.clear()
+    STARTED.clear()
+    total = client.submit(np.sum, slow)
+    await asyncio.to_thread(STARTED.wait, 30)
+    slow.release()
+    total.release()
+    GO_ON.set()
+    assert await client.submit(inc, 1) == 2
+    while worker.data:
+        await client.run(os.getpid)  # meanwhile it is told
+
+
+@small_cluster()
+async def test_a_worker_may_close_while_it_writes(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Another one makes what it had; it leaves nothing behind."""
+    store = type(rc.Disk().open())
+    begun, go_on, write, written = threading.Event(), threading.Event(), store.write, []
+
+    def slowly(disk: Any, parts: Any, nbytes: int) -> Any:
+        begun.set()
+        go_on.wait(30)
+        written.append(write(disk, parts, nbytes))
+        return written[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "write", slowly)
+        with dask.annotate(recompute=False, workers=[workers[0].address], allow_other_workers=True):
+            made = [client.submit(np.full, CHUNK // 8, float(number), pure=False) for number in range(10)]
+        assert await asyncio.to_thread(begun.wait, 30)
+        closing = asyncio.create_task(workers[0].close(nanny=False))
+        while workers[0].status is not distributed.Status.closing:
+            await client.run(os.getpid, workers=[workers[1].address])
+        go_on.set()
+        await closing
+        assert [array[0] for array in await client.gather(made)] == list(range(10))
+        while not written:
+            await client.run(os.getpid)
+    assert not os.path.exists(workers[0].local_directory)
+
+
+@small_cluster()
+async def test_values_of_all_kinds_and_sizes(client: Any, scheduler: Any, *workers: Any) -> None:
+    """No bytes, no array, none at all: they come back as they were, whether they stay, move or are made again."""
+    values = [np.zeros(0), np.zeros((0, 5)), None, "text" * 50_000, {"a": np.ones(20_000)}, (1, [np.arange(9_000)])]
+    made = [client.submit(lambda value=value: value, pure=False) for value in values]
+    sent = await client.scatter(values, hash=False)
+    for futures in (made, sent):
+        await wait(futures)
+        for worker in workers:
+            worker.data.cache.release_memory()
+        for value, found in zip(values, await client.gather(futures), strict=True):
+            assert repr(value) == repr(found)
+        kinds = client.map(lambda value: type(value).__name__, futures, pure=False)
+        assert await client.gather(kinds) == [type(value).__name__ for value in values]
+    await check_books(scheduler, *workers)
+
+
+@small_cluster()
+async def test_arguments_that_exceed_the_memory(client: Any, scheduler: Any, *workers: Any) -> None:
+    """As on Dask's own workers, a task gets them all the same."""
+    futures = client.map(lambda n: np.full(CHUNK // 8, float(n)), range(12), pure=False)
+    assert await client.submit(lambda arrays: sum(array[0] for array in arrays), futures) == 66
+    await check_books(scheduler, *workers)
+
+
+@small_cluster()
+async def test_a_task_that_raises_is_an_error_of_its_own(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Also where arguments cannot be copied for a task that seems to write into them; others go on."""
+
+    def refuse(array: Any, other: Any) -> None:
+        raise ValueError("assignment destination is read-only")
+
+    x = client.submit(np.ones, CHUNK // 8, pure=False)
+    uncopied = client.submit(Uncopied, pure=False)
+    with pytest.raises(ValueError, match="destination is read-only"):
+        await client.submit(refuse, x, uncopied, pure=False)
+    assert await client.submit(np.sum, x) == CHUNK // 8
+    assert len(scheduler.workers) == 2
 
 
 @pytest.fixture(scope="module")
