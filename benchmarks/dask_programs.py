@@ -3,8 +3,8 @@
     python benchmarks/dask_programs.py [--quick] [--into docs/results]
 
 writes dask.md, and with matplotlib the picture dask.png of docs. About five minutes on two cores, of which most is
-waiting for a disk that is slowed down to 200 MB/s, for both: where Dask's own spilling writes and reads a file, it
-sleeps as long as that would take. (Not named dask.py: that is what `import dask` would find in this folder.)
+waiting for a disk that is slowed down to 200 MB/s, by the same means for both: where a file is written or read, the
+worker sleeps as long as that would take. (Not named dask.py: that is what `import dask` would find in this folder.)
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import random
 import resource
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from time import perf_counter, process_time, sleep
 from typing import Any, Final
 
@@ -103,8 +104,11 @@ def timed(run: Callable[..., Any], **options: Any) -> float:
     return process_time() - start
 
 
-class SlowFiles(distributed.WorkerPlugin):  # type: ignore[misc]
-    """Makes the files of Dask's own spilling as slow as a disk of so many bytes a second."""
+class SlowDisk(distributed.WorkerPlugin):  # type: ignore[misc]
+    """Makes the disk of a worker as slow as one of so many bytes a second, whoever writes and reads: Dask or we.
+
+    Each transfer sleeps until it, and those before it, would have taken as long as they would there.
+    """
 
     def __init__(self, bandwidth: int) -> None:
         self.bandwidth = bandwidth
@@ -112,22 +116,50 @@ class SlowFiles(distributed.WorkerPlugin):  # type: ignore[misc]
     def setup(self, worker: Any) -> None:
         import zict
 
-        bandwidth, write, read = self.bandwidth, zict.File.__setitem__, zict.File.__getitem__
+        import recompute as rc
 
-        def slow_write(file: Any, key: Any, value: Any) -> None:
+        lock, busy = Lock(), [0.0]
+
+        def slowly(nbytes: int, start: float) -> None:
+            with lock:
+                busy[0] = until = max(busy[0], start) + nbytes / self.bandwidth
+            sleep(max(0.0, until - perf_counter()))
+
+        store = type(rc.Disk().open())
+        set_item, get_item = zict.File.__setitem__, zict.File.__getitem__
+        write, read = store.write, store.read
+
+        def set_slowly(file: Any, key: Any, value: Any) -> None:
             start = perf_counter()
-            write(file, key, value)
+            set_item(file, key, value)
             parts = value if isinstance(value, list) else [value]
-            nbytes = sum(memoryview(part).nbytes for part in parts)
-            sleep(max(0.0, nbytes / bandwidth - (perf_counter() - start)))
+            slowly(sum(memoryview(part).nbytes for part in parts), start)
 
-        def slow_read(file: Any, key: Any) -> Any:
+        def get_slowly(file: Any, key: Any) -> Any:
             start = perf_counter()
-            value = read(file, key)
-            sleep(max(0.0, len(value) / bandwidth - (perf_counter() - start)))
+            value = get_item(file, key)
+            slowly(len(value), start)
             return value
 
-        zict.File.__setitem__, zict.File.__getitem__ = slow_write, slow_read
+        def write_slowly(disk: Any, parts: Any, nbytes: int) -> Any:
+            start = perf_counter()
+            where = write(disk, parts, nbytes)
+            slowly(sum(part.nbytes for part in parts), start)
+            return where
+
+        @contextmanager
+        def read_slowly(disk: Any, where: Any) -> Iterator[Any]:
+            with read(disk, where) as load:
+
+                def load_slowly(memory: Any) -> None:
+                    start = perf_counter()
+                    load(memory)
+                    slowly(memoryview(memory).nbytes, start)
+
+                yield load_slowly
+
+        zict.File.__setitem__, zict.File.__getitem__ = set_slowly, get_slowly
+        store.write, store.read = write_slowly, read_slowly  # type: ignore[method-assign]
 
 
 def step(array: Any) -> Any:
@@ -157,7 +189,6 @@ def measure_cluster(nanny: Any, steps: int, slow: bool, chunks: int, reads: int,
         "distributed.worker.memory.spill": False,
         "distributed.worker.memory.pause": False,
         "distributed.worker.memory.terminate": False,
-        "recompute.bandwidth": SLOW if slow else None,
     }
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": limit, "worker_class": nanny}
     history: list[tuple[float, ...]] = []
@@ -168,8 +199,8 @@ def measure_cluster(nanny: Any, steps: int, slow: bool, chunks: int, reads: int,
         LocalCluster(**options, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
     ):
-        if slow and nanny is distributed.Nanny:
-            client.register_plugin(SlowFiles(SLOW))
+        if slow:
+            client.register_plugin(SlowDisk(SLOW))
         x = da.random.default_rng(1).random(chunks * CHUNK // 8, chunks=CHUNK // 8)
         for _ in range(steps):
             x = x.map_blocks(step, dtype=float)
