@@ -83,11 +83,14 @@ def adopt(engine: Engine, payload: Any, operation: Operation, cost: float, handl
     refers = object.__new__(handle)
 
     def enter() -> None:
+        engine.meter.bill(cost, False)
+        for argument in operation.arguments:
+            argument.storage.last_access = engine.meter.now
         engine.results.create(operation, [made], cost)
         attach(refers, engine, operation, engine.note)
         engine.journal.operations += 1
         if engine.journal.listeners:
-            engine.journal.events.append(engine.results.performed(operation, name, 0.0, False, ()))
+            engine.journal.events.append(engine.results.performed(operation, name, cost, False, ()))
 
     name = operation.name
     for argument in operation.arguments:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 from typing import IO, Any, Final
@@ -71,7 +72,7 @@ class _DiskStore(Store):
         expected = min(1e9, limited or 1e9)
         super().__init__(tier, Link(200e-6, expected), Link(200e-6, expected))
         self._place = _place() if tier.folder is None else Path(tier.folder)
-        self._bandwidth = limited
+        self._pace = Pace(limited)
         self._numbers = count()
         self._folder = _Folder(self._place)
         self._end = finalize(self, self._folder.remove)
@@ -88,11 +89,11 @@ class _DiskStore(Store):
         path = self._folder.path / name
         try:
             with open(path, "xb", buffering=0, opener=_privately) as file:
-                pace = _Pace(self._bandwidth)
                 for part in parts:
                     for chunk in _chunks(part):
+                        start = monotonic()
                         _write_all(file, chunk)
-                        pace.moved(len(chunk))
+                        sleep(self._pace.wait(len(chunk), start, monotonic()))
         except FileNotFoundError:
             raise
         except BaseException:
@@ -104,12 +105,12 @@ class _DiskStore(Store):
     @contextmanager
     def read(self, where: Any) -> Iterator[Load]:
         with open(self._folder.path / where, "rb", buffering=0) as file:
-            pace = _Pace(self._bandwidth)
 
             def load(memory: Any) -> None:
                 for chunk in _chunks(memory):
+                    start = monotonic()
                     _read_all(file, chunk)
-                    pace.moved(len(chunk))
+                    sleep(self._pace.wait(len(chunk), start, monotonic()))
 
             yield load
 
@@ -187,17 +188,22 @@ class _Folder:
         self._lock.close()
 
 
-class _Pace:
-    """Keeps to a bandwidth."""
+class Pace:
+    """Keeps to a bandwidth, in bytes a second, whichever threads move bytes; None: there is no limit."""
 
     def __init__(self, bandwidth: float | None) -> None:
         self._bandwidth = bandwidth
-        self._until = monotonic()
+        self._until = -inf
 
-    def moved(self, nbytes: int) -> None:
-        if self._bandwidth is not None:
-            self._until += nbytes / self._bandwidth
-            sleep(max(0.0, self._until - monotonic()))
+    def wait(self, nbytes: int, since: float, now: float) -> float:
+        """Seconds to wait after so many bytes were moved since then, until they and those of others have their time.
+
+        Without a lock, which a fork could leave locked: threads that come at the same moment may be a chunk too fast.
+        """
+        if self._bandwidth is None:
+            return 0.0
+        self._until = until = max(self._until, since) + nbytes / self._bandwidth
+        return max(0.0, until - now)
 
 
 def _place() -> Path:

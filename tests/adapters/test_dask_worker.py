@@ -94,6 +94,7 @@ def small_cluster(**options: Any) -> Any:
         "nthreads": [("127.0.0.1", 2)] * 2,
         "worker_kwargs": {"memory_limit": 100 * CHUNK},
         "config": MEMORY,
+        "timeout": 150,  # seconds: on a busy machine, too
     }
     return gen_cluster(**{**given, **options})
 

@@ -17,8 +17,11 @@ from typing import Any, ClassVar
 
 import pytest
 from given_tiers import FullDisk
+from hypothesis import given
+from hypothesis import strategies as st
 
 import recompute as rc
+from recompute._tiers.disk import Pace
 from recompute.events import Evicted, Fetched, Moved
 from recompute.testing import EventLog, check_invariants
 
@@ -347,6 +350,16 @@ def test_a_place_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         rc.Cache("1MB", tiers=[rc.Disk(folder=tmp_path / "file")])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1_000)), min_size=1, max_size=20))
+def test_threads_share_a_bandwidth(transfers: list[tuple[int, int]]) -> None:
+    """Whoever moves bytes, all of them together are no faster than the bandwidth."""
+    pace = Pace(100.0)
+    times = [0.0] * 4  # of four threads
+    for thread, nbytes in transfers:
+        times[thread] += pace.wait(nbytes, times[thread], times[thread])
+    assert max(times) == pytest.approx(sum(nbytes for _, nbytes in transfers) / 100.0)
 
 
 def test_bandwidth() -> None:
