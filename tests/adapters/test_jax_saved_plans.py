@@ -34,6 +34,11 @@ def rolled(w: Any, x: Any) -> Any:
     return (last**2).mean()
 
 
+def branched(w: Any, x: Any) -> Any:
+    """A conditional, whose gradient has two that share values."""
+    return (lax.cond(w[0, 0] > 0, layers, lambda w, x: jnp.sin(x @ w).sum(), w, x) ** 2).sum()
+
+
 def trained(w: Any, x: Any) -> Any:
     """A loop of training steps, whose body is planned."""
     return lax.fori_loop(0, 2, lambda _, w: w - 0.1 * jax.grad(layers)(w, x), w)
@@ -43,6 +48,7 @@ FUNCTIONS: Any = {
     "layers": (jax.grad(layers), 0.7),
     "scan": (jax.grad(rolled), 0.5),
     "body": (trained, 0.8),
+    "branches": (jax.grad(branched), 0.4),
     "plain": (jax.grad(layers), 1.0),
 }
 

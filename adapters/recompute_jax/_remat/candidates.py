@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from recompute import planners
 from recompute.planners import Plan, PlanError
+from recompute_jax._branches.rewrite import Choice
 from recompute_jax._emit.gates import Gate
 from recompute_jax._emit.regions import LENGTH, Region, regions
 from recompute_jax._program.costs import nbytes
@@ -36,6 +37,8 @@ class Candidate:
     """1 and the cost of what runs again, in loops too, divided by the cost of the function as it is."""
     fitted: Fitted
     """The function with planned bodies."""
+    joined: Choice = ()
+    """What the branches of its conditionals keep for later ones."""
 
     @property
     def length(self) -> int:
@@ -65,7 +68,7 @@ class Candidate:
     def recipe(self, steps: Sequence[Region], gate: Gate) -> Recipe:
         """The same in numbers."""
         scans = scans_of(self.fitted.flat, self.looped.shapes)
-        return Recipe(gate, self.sequence, [len(each.runs) for each in steps], scans, self.fitted.bodies)
+        return Recipe(gate, self.sequence, [len(each.runs) for each in steps], scans, self.fitted.bodies, self.joined)
 
 
 @dataclass(frozen=True)
@@ -81,15 +84,42 @@ class Fitted:
     """Number of an equation -> parameter -> the recipe of each of its bodies; None: it is as it was."""
 
 
+class AnyCandidates(Protocol):
+    """What makes candidates of one function, maybe with conditionals that keep less."""
+
+    flat: Flat
+    plain: Segments
+    predicted: int
+    """Bytes of the function as it is."""
+
+    def candidate(self, given: int, effort: float, before: Candidate | None = None, length: int = LENGTH) -> Candidate:
+        """The best plan that is found for so many bytes. Raises PlanError if there is none."""
+
+    def least(self, effort: float) -> Candidate:
+        """About the least budget that a plan exists for."""
+
+    def leasts(self, effort: float) -> Iterator[Candidate]:
+        """The same in several shapes."""
+
+
 class Candidates:
     """What makes candidates of one function."""
 
-    def __init__(self, flat: Flat, name: str, gate: Gate, seed: int, price: Callable[[Segment], float] | None) -> None:
+    def __init__(
+        self,
+        flat: Flat,
+        name: str,
+        gate: Gate,
+        seed: int,
+        price: Callable[[Segment], float] | None,
+        of_body: Callable[[Flat], AnyCandidates],
+    ) -> None:
         self.flat = flat
         self.name = name
         self.gate = gate
         self.seed = seed
         self.price = price
+        self.of_body = of_body
         self.plain = segment(flat, name, price)
         self.predicted = peak(self.plain)
         """Bytes of the function as it is."""
@@ -97,7 +127,7 @@ class Candidates:
         self._optional = frozenset(var for group in groups_of(flat) for var in group.optional)
         """Stacks that loops may leave out."""
         self._smallest: Candidate | None = None
-        self._bodies: dict[int, Candidates] = {}
+        self._bodies: dict[int, AnyCandidates] = {}
         self._known: dict[tuple[int, int], Candidate] = {}
         """Of the bodies, by id and room."""
 
@@ -222,8 +252,7 @@ class Candidates:
         self, closed: ClosedJaxpr, room: int, effort: float, length: int
     ) -> tuple[ClosedJaxpr, float, Recipe | None]:
         if id(closed) not in self._bodies:
-            flat = flatten(closed, inline_custom=False)
-            self._bodies[id(closed)] = Candidates(flat, self.name, self.gate, self.seed, self.price)
+            self._bodies[id(closed)] = self.of_body(flatten(closed, inline_custom=False))
         candidates = self._bodies[id(closed)]
         if candidates.predicted <= room:
             return closed, 0.0, None

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from recompute_jax._branches.rewrite import Choice, joined
 from recompute_jax._emit.emit import emit
 from recompute_jax._emit.gates import Gate
 from recompute_jax._emit.regions import Region, regions_of
@@ -33,6 +34,8 @@ class Recipe:
     """Number of a group's first equation, and its parts: start, stop, levels, numbers of the stacks that are kept."""
     bodies: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Number of an equation -> parameter -> for each of its bodies a recipe, or None: as it is."""
+    joined: Choice = ()
+    """What the branches of conditionals keep for later ones; the numbers above are those of the function after that."""
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Recipe:
@@ -42,7 +45,7 @@ class Recipe:
             at: {name: [each and cls.read(each) for each in found] for name, found in params.items()}
             for at, params in made.bodies.items()
         }
-        return cls(made.gate, made.order, made.regions, made.scans, bodies)
+        return cls(made.gate, made.order, made.regions, made.scans, bodies, made.joined)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Followed:
 
 def follow(flat: Flat, recipe: Recipe, name: str) -> Followed:
     """The planned equations of the function that the recipe was made for."""
+    if recipe.joined:
+        flat = joined(flat, recipe.joined)
     equations = list(flat.equations)
     for at, params in recipe.bodies.items():
         eqn = equations[int(at)]

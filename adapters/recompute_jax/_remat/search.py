@@ -23,8 +23,9 @@ from recompute_jax._program.fingerprint import fingerprint
 from recompute_jax._program.jaxpr import flatten, struct
 from recompute_jax._program.segments import Segments
 from recompute_jax._remat.budget_search import BudgetSearch
-from recompute_jax._remat.candidates import Candidate, Candidates
+from recompute_jax._remat.candidates import AnyCandidates, Candidate
 from recompute_jax._remat.compile import Argument, Compilations
+from recompute_jax._remat.joined import candidates_of
 from recompute_jax._remat.options import Options
 from recompute_jax._remat.planned import Planned
 from recompute_jax._remat.recipe import Recipe
@@ -91,7 +92,7 @@ class _Search:
             budget = int(options.share * self.baseline)
         else:
             budget = options.budget
-        self.candidates = Candidates(
+        self.candidates: AnyCandidates = candidates_of(
             flatten(self.closed, inline_custom=False), self.name, options.gate, options.seed, options.price
         )
         self.effort = self._effort()
