@@ -53,7 +53,7 @@ def _together(group: Group, branch: Branch) -> Flat:
         read.update(dict.fromkeys(wanted))
         fresh = [var for var in read if var not in branch.maker and var not in branch.consts and var not in known]
         known.update(fresh)
-        made = [var for var in dict.fromkeys(results) if var in branch.maker]
+        made: list[Atom] = [var for var in dict.fromkeys(results) if var in branch.maker]
         if at and fresh and made:
             like = own[0] if own else equations[0]
             equations.append(like.replace(primitive=_rest, params={}, invars=made, outvars=fresh, effects=set()))

@@ -33,7 +33,7 @@ def emit(
         for region in steps:
             before = {var: env[var] for var in region.inputs}
             chosen = [parts[number] for number in region.runs]
-            if newest is None:
+            if newest is None or region.is_open:
                 after = _plain(chosen, before, region.outputs)
             else:
                 after = through(chosen, before, region.outputs, newest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,6 +10,7 @@ from typing import Final
 
 from jax.extend.core import Var
 
+from recompute_jax._program.fusion import kind
 from recompute_jax._program.segments import Segments
 
 LENGTH: Final = 16  # segments in a region: XLA orders what is in one
@@ -23,6 +25,8 @@ class Region:
     inputs: list[Var]
     outputs: list[Var]
     """What later regions need of it."""
+    is_open: bool = False
+    """Behind no gate."""
 
 
 def regions(segments: Segments, sequence: Sequence[int], room: int, length: int = LENGTH) -> list[Region]:
@@ -57,6 +61,43 @@ def regions(segments: Segments, sequence: Sequence[int], room: int, length: int 
         used += made
     cuts.append(len(sequence))
     return regions_of(segments, [list(sequence[one:two]) for one, two in pairwise(cuts) if one < two])
+
+
+def updates_apart(segments: Segments, steps: Sequence[Region]) -> list[Region]:
+    """What makes nothing but results, by elementwise equations, comes out of its region, behind no gate.
+
+    A result that takes the memory of a donated argument would be copied out of a branch. O(runs).
+    """
+    updates = _updates(segments)
+    once = Counter(number for region in steps for number in region.runs)
+    groups: list[list[int]] = []
+    are_open: list[bool] = []
+    for region in steps:
+        apart = [number for number in region.runs if number in updates and once[number] == 1]
+        within = [number for number in region.runs if number not in apart]
+        for runs, is_open in ((within, False), (apart, True)):
+            if runs:
+                groups.append(runs)
+                are_open.append(is_open)
+    found = regions_of(segments, groups)
+    for region, is_open in zip(found, are_open, strict=True):
+        region.is_open = is_open
+    return found
+
+
+def _updates(segments: Segments) -> set[int]:
+    """The elementwise segments that only results are made of. O(segments)."""
+    results = set(segments.outputs)
+    read_elsewhere: set[Var] = set()
+    found: set[int] = set()
+    for number in reversed(range(len(segments.segments))):
+        part = segments.segments[number]
+        fused = all(kind(eqn) != "heavy" for eqn in part.equations)
+        if fused and results.issuperset(part.outputs) and read_elsewhere.isdisjoint(part.outputs):
+            found.add(number)
+        else:
+            read_elsewhere.update(part.inputs)
+    return found
 
 
 def _dying(segments: Segments, sequence: Sequence[int]) -> list[list[Var]]:

@@ -68,7 +68,9 @@ class Candidate:
     def recipe(self, steps: Sequence[Region], gate: Gate) -> Recipe:
         """The same in numbers."""
         scans = scans_of(self.fitted.flat, self.looped.shapes)
-        return Recipe(gate, self.sequence, [len(each.runs) for each in steps], scans, self.fitted.bodies, self.joined)
+        order = [number for region in steps for number in region.runs]
+        lengths, free = [len(each.runs) for each in steps], [at for at, each in enumerate(steps) if each.is_open]
+        return Recipe(gate, order, lengths, scans, self.fitted.bodies, self.joined, free)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ class Recipe:
     """Number of an equation -> parameter -> for each of its bodies a recipe, or None: as it is."""
     joined: Choice = ()
     """What the branches of conditionals keep for later ones; the numbers above are those of the function after that."""
+    free: list[int] = field(default_factory=list)
+    """Numbers of the regions behind no gate."""
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Recipe:
@@ -45,7 +47,7 @@ class Recipe:
             at: {name: [each and cls.read(each) for each in found] for name, found in params.items()}
             for at, params in made.bodies.items()
         }
-        return cls(made.gate, made.order, made.regions, made.scans, bodies, made.joined)
+        return cls(made.gate, made.order, made.regions, made.scans, bodies, made.joined, made.free)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def follow(flat: Flat, recipe: Recipe, name: str) -> Followed:
     segments = segment(flat, name)
     cuts = pairwise(accumulate(recipe.regions, initial=0))
     steps = regions_of(segments, [recipe.order[start:stop] for start, stop in cuts])
+    for number in recipe.free:
+        steps[number].is_open = True
     return Followed(emitted(flat, segments, steps, recipe.gate), constants, segments)
 
 

@@ -17,8 +17,8 @@ from recompute import BudgetError
 from recompute.extend import format_bytes
 from recompute.planners import PlanError
 from recompute_jax._emit.gates import Gate
-from recompute_jax._emit.regions import LENGTH, Region
-from recompute_jax._program.costs import size_of
+from recompute_jax._emit.regions import LENGTH, Region, updates_apart
+from recompute_jax._program.costs import nbytes, size_of
 from recompute_jax._program.fingerprint import fingerprint
 from recompute_jax._program.jaxpr import flatten, struct
 from recompute_jax._program.segments import Segments
@@ -81,6 +81,10 @@ class _Search:
         self.devices = max([1, *(each.num_devices for each in shardings)])
         self.scale = 1.0
         """What one of several devices has of the bytes of all."""
+        self.donated = sum(
+            nbytes(var.aval) for var, each in zip(closed.jaxpr.invars, arguments, strict=True) if each.donated
+        )
+        """Bytes of arguments."""
         self.effort = 0.0
         """What is left of it, in units of `recompute.planners.plan`."""
 
@@ -140,11 +144,19 @@ class _Search:
             raise BudgetError(
                 f"{self.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the least "
                 f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that, or "
-                "let it look longer (compilations=, effort=)"
+                "let it look longer (compilations=, effort=)" + self._about_donation()
             )
         if self.options.other is not None:
             best = self._through(self.options.other, best, budget)
         return self._planned(best, budget)
+
+    def _about_donation(self) -> str:
+        if not self.donated:
+            return ""
+        return (
+            f". {format_bytes(self.donated)} of arguments are donated: without donation XLA has temporaries in the "
+            "memory of the results, which are not there yet, so the least is smaller, and all memory together is more"
+        )
 
     def _effort(self) -> float:
         """All of it: it grows with the function, as the time of compiling does."""
@@ -164,10 +176,23 @@ class _Search:
                 found = self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, "a plan for little")
                 if found.trial.compiled <= budget:
                     return found
+                again = self._without_copies(candidate, budget)
+                if again is not None:
+                    return again
         assert candidate is not None, "there is one at least"
         if found is not None:
             return found
-        return self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, "the least plan")
+        found = self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, "the least plan")
+        return found if found.trial.compiled <= budget else self._without_copies(candidate, budget) or found
+
+    def _without_copies(self, candidate: Candidate, budget: int) -> _Schedule | None:
+        """The same behind the other gate, if it fits: XLA copies donated arguments that a branch reads."""
+        if self.options.other is None or not self.donated:
+            return None
+        given = int(self.scale * candidate.plan.budget)
+        what = f"a plan for little, gate {self.options.other}"
+        found = self._schedule(candidate, given, 1, what, self.options.other)
+        return found if found.trial.compiled <= budget else None
 
     def _roomier(self, best: _Schedule, budget: int) -> _Schedule:
         """The cheapest of the schedules for little memory that fit, where the search has left room: XLA needs less for
@@ -212,8 +237,10 @@ class _Search:
         self, candidate: Candidate, given: int, length: int, what: str, gate: Gate | None = None
     ) -> _Schedule:
         _check_once(candidate.segments, candidate.sequence)
-        steps = candidate.regions(int(given / self.scale), length)
         gate = gate or self.options.gate
+        steps = candidate.regions(int(given / self.scale), length)
+        if self.donated and gate == "branch" and len(steps) > 1:
+            steps = updates_apart(candidate.segments, steps)
         emitted = candidate.emitted(steps, gate)
         arguments = [*[Argument()] * len(candidate.looped.constants), *self.arguments]
         what = f"{what}, {len(steps)} regions" if len(steps) > 1 else what
