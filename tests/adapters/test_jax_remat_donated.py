@@ -1,4 +1,4 @@
-"""Donated arguments of a planned function: results take their memory without a copy, and errors say what donation costs."""
+"""Donated arguments of a planned function: no copies of them, and errors that say what donation costs."""
 
 from __future__ import annotations
 

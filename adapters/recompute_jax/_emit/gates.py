@@ -35,7 +35,7 @@ def _bind(*values: Any) -> Any:
 
 def can_hold(aval: Any) -> bool:
     """Whether a predicate can be read from such a value."""
-    return hasattr(aval, "dtype") and 0 not in aval.shape and aval.dtype.name != "float0"
+    return hasattr(aval, "dtype") and 0 not in aval.shape and aval.dtype.name != "float0" and not _elsewhere(aval)
 
 
 def _compute(value: Any) -> Any:
@@ -80,10 +80,12 @@ def zeros(aval: Any) -> Any:
     varying = varying_axes(aval)
     if varying:
         made = lax.pcast(made, varying, to="varying")
-    space = getattr(aval, "memory_space", None)
-    if space is not None and space != jax.memory.Space.Device:
-        made = jax.device_put(made, space)
-    return made
+    return jax.device_put(made, aval.memory_space) if _elsewhere(aval) else made
+
+
+def _elsewhere(aval: Any) -> bool:
+    """Whether such a value is in another memory than that of the device."""
+    return bool(getattr(aval, "memory_space", jax.memory.Space.Device) != jax.memory.Space.Device)
 
 
 def varying_axes(aval: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from recompute import planners
 from recompute.planners import Plan, PlanError
 from recompute_jax._branches.rewrite import Choice
 from recompute_jax._emit.gates import Gate
+from recompute_jax._emit.moves import order_with_moves, with_moves
 from recompute_jax._emit.regions import LENGTH, Region, regions
 from recompute_jax._program.costs import nbytes
 from recompute_jax._program.jaxpr import Flat, flatten
@@ -24,6 +25,9 @@ from recompute_jax._scans.loops import Looped, Loops
 _COMPARED: Final = 0.25  # of the effort for a plan: to find out which share of the budget loops should have
 _CORRECTIONS: Final = 5
 _SPARE: Final = 0.95  # of what a loop's operands and results leave of the budget: what may be in use inside
+_SPEED: Final = 1e9  # FLOPs in a second, to speak of bytes in a second
+_HOST_BYTE: Final = 200.0  # FLOPs that could be done while a byte moves to the host, or back: it takes 100 times longer
+# than in the memory of the device, as over PCIe
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Candidate:
     """The function with planned bodies."""
     joined: Choice = ()
     """What the branches of its conditionals keep for later ones."""
+    moved: tuple[int, ...] = ()
+    """Numbers of segments whose results move to the memory of the host."""
 
     @property
     def length(self) -> int:
@@ -48,12 +54,17 @@ class Candidate:
     @property
     def sequence(self) -> list[int]:
         """Numbers of segments."""
-        return [which for kind, which in self.plan.steps if kind == "compute"]
+        return order_with_moves(self.plan.steps, self._count)[0]
+
+    @property
+    def _count(self) -> int:
+        """Segments that are no moves."""
+        return len(self.segments.segments) - 2 * len(self.moved)
 
     @property
     def is_plain(self) -> bool:
         """Nothing runs again but what is in loops."""
-        return self.sequence == list(range(len(self.segments.segments)))
+        return self.sequence == list(range(self._count))
 
     def regions(self, room: int, length: int = LENGTH) -> list[Region]:
         """The sequence cut for gates: not at all, if nothing runs again."""
@@ -70,7 +81,7 @@ class Candidate:
         scans = scans_of(self.fitted.flat, self.looped.shapes)
         order = [number for region in steps for number in region.runs]
         lengths, free = [len(each.runs) for each in steps], [at for at, each in enumerate(steps) if each.is_open]
-        return Recipe(gate, order, lengths, scans, self.fitted.bodies, self.joined, free)
+        return Recipe(gate, order, lengths, scans, self.fitted.bodies, self.joined, free, list(self.moved))
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,7 @@ class Candidates:
         seed: int,
         price: Callable[[Segment], float] | None,
         of_body: Callable[[Flat], AnyCandidates],
+        offload: bool = False,
     ) -> None:
         self.flat = flat
         self.name = name
@@ -122,6 +134,7 @@ class Candidates:
         self.seed = seed
         self.price = price
         self.of_body = of_body
+        self.offload = offload
         self.plain = segment(flat, name, price)
         self.predicted = peak(self.plain)
         """Bytes of the function as it is."""
@@ -197,13 +210,19 @@ class Candidates:
         self, looped: Looped, segments: Segments, given: int, effort: float, before: Candidate | None, fitted: Fitted
     ) -> Candidate:
         plan: Plan | None = None
-        if before is not None and len(before.segments.segments) == len(segments.segments):
+        if self.offload:
+            segments.program.unit = 1 / _SPEED
+            more = {"tier": f"{int(_SPEED / _HOST_BYTE)}B/s"}
+            plan = planners.plan(segments.program, max(2, given), effort=effort, seed=self.seed, **more)
+        elif before is not None and len(before.segments.segments) == len(segments.segments):
             plan = planners.replan(segments.program, given, before.sequence, effort, self.seed)
         plan = plan or planners.plan(segments.program, max(2, given), effort=effort, seed=self.seed)
         again = fitted.again + sum(each.cost for each in looped.shapes)
         again += (plan.overhead - 1) * segments.program.model_time
         overhead = 1 + again / max(1e-9, self.plain.program.model_time)
-        return Candidate(looped, segments, plan, overhead, fitted)
+        _, moved = order_with_moves(plan.steps, len(segments.segments))
+        segments = with_moves(segments, moved) if moved else segments
+        return Candidate(looped, segments, plan, overhead, fitted, moved=tuple(moved))
 
     def _segments(self, flat: Flat) -> Segments:
         return self.plain if flat is self.flat else segment(flat, self.name, self.price)

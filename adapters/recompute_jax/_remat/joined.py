@@ -23,11 +23,16 @@ _SHARES: Final = (1.0, 0.5)  # of what the rest leaves of the budget: what a bra
 
 
 def candidates_of(
-    flat: Flat, name: str, gate: Gate, seed: int, price: Callable[[Segment], float] | None
+    flat: Flat,
+    name: str,
+    gate: Gate,
+    seed: int,
+    price: Callable[[Segment], float] | None,
+    offload: bool = False,
 ) -> AnyCandidates:
     """What makes candidates of one function."""
     made = partial(candidates_of, name=name, gate=gate, seed=seed, price=price)
-    alone = Candidates(flat, name, gate, seed, price, made)
+    alone = Candidates(flat, name, gate, seed, price, made, offload)
     groups = groups_of(flat)
     return JoinedCandidates(alone, groups) if groups else alone
 
@@ -103,7 +108,9 @@ class JoinedCandidates:
         if choice not in self._known:
             alone = self._alone
             flat = joined(self.flat, choice)
-            self._known[choice] = Candidates(flat, alone.name, alone.gate, alone.seed, alone.price, alone.of_body)
+            self._known[choice] = Candidates(
+                flat, alone.name, alone.gate, alone.seed, alone.price, alone.of_body, alone.offload
+            )
         return self._known[choice]
 
     def _of(self, inner: Candidate, choice: Choice) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -62,6 +63,8 @@ class Options:
     compiler_options: Mapping[str, Any]
     """What the planned function will be compiled with."""
     platform: str
+    offload: bool
+    """Values may move to the memory of the host."""
 
 
 class Requested:
@@ -78,6 +81,7 @@ class Requested:
         seed: int,
         compiler_options: Mapping[str, Any] | None,
         saved: SavedPlan | None = None,
+        offload: bool = False,
     ) -> None:
         self.saved = saved
         if saved is not None:
@@ -90,6 +94,7 @@ class Requested:
         self.compilations = compilations
         self.seed = seed
         self.given = compiler_options
+        self.offload = offload
 
     def compiler_options(self) -> dict[str, Any]:
         if self.given is not None:
@@ -110,4 +115,25 @@ class Requested:
             price=measured() if self.costs == "measured" else None,
             compiler_options={} if inside else self.compiler_options(),
             platform=platform,
+            offload=self.offload and can_offload(),
         )
+
+
+def can_offload() -> bool:
+    """Whether what moves to the host leaves the memory of the device. Raises ValueError if there is nowhere to move."""
+    device = jax.devices()[0]
+    kinds = [each.kind for each in device.addressable_memories()]
+    if "pinned_host" not in kinds:
+        raise ValueError(
+            f"offload=True moves values to pinned_host, which the {device.platform} backend does not have (it has "
+            f"{', '.join(kinds) or 'no memories'}): leave offload out"
+        )
+    if device.platform != "cpu":
+        return True
+    warnings.warn(
+        "offload=True moves nothing here: on the cpu backend pinned_host is the same memory, and XLA leaves transfers "
+        "out; values are repeated instead",
+        UserWarning,
+        stacklevel=2,
+    )
+    return False

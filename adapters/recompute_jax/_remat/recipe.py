@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from recompute_jax._branches.rewrite import Choice, joined
 from recompute_jax._emit.emit import emit
 from recompute_jax._emit.gates import Gate
+from recompute_jax._emit.moves import with_moves
 from recompute_jax._emit.regions import Region, regions_of
 from recompute_jax._program.jaxpr import Flat, flatten, struct
 from recompute_jax._program.segments import Segments, segment
@@ -38,6 +39,8 @@ class Recipe:
     """What the branches of conditionals keep for later ones; the numbers above are those of the function after that."""
     free: list[int] = field(default_factory=list)
     """Numbers of the regions behind no gate."""
+    moved: list[int] = field(default_factory=list)
+    """Numbers of the segments whose results move to the memory of the host."""
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Recipe:
@@ -47,7 +50,7 @@ class Recipe:
             at: {name: [each and cls.read(each) for each in found] for name, found in params.items()}
             for at, params in made.bodies.items()
         }
-        return cls(made.gate, made.order, made.regions, made.scans, bodies, made.joined, made.free)
+        return cls(made.gate, made.order, made.regions, made.scans, bodies, made.joined, made.free, made.moved)
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def follow(flat: Flat, recipe: Recipe, name: str) -> Followed:
     if recipe.scans:
         flat = flatten(rewrite(flat, _parts(flat, recipe.scans)), inline_custom=False)
         constants = (*flat.consts, *constants)
-    segments = segment(flat, name)
+    segments = with_moves(segment(flat, name), recipe.moved)
     cuts = pairwise(accumulate(recipe.regions, initial=0))
     steps = regions_of(segments, [recipe.order[start:stop] for start, stop in cuts])
     for number in recipe.free:

@@ -46,6 +46,7 @@ class _Options(TypedDict, total=False):
     effort: float
     compilations: int
     seed: int
+    offload: bool
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Iterable[str] | None
     donate_argnums: int | Sequence[int] | None
@@ -73,6 +74,7 @@ def remat(
     effort: float = 1.0,
     compilations: int = 8,
     seed: int = 0,
+    offload: bool = False,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -105,6 +107,10 @@ def remat(
         as XLA compiles the function.
     compilations
         How many schedules are compiled, at most, to see what memory XLA needs for them.
+    offload
+        Values may also move to the memory of the host (`pinned_host`) and come back, where that costs less than to
+        repeat them. ValueError at the first call if the backend has none; on CPU, where it is the same memory, a
+        warning, and nothing moves.
     static_argnums, static_argnames, donate_argnums, donate_argnames, compiler_options
         As of `jax.jit`. By default the scheduler of XLA on CPU is the one for memory, unless the budget is 100 %.
 
@@ -118,7 +124,7 @@ def remat(
     share, size = (None, None) if budget is None else parsed(budget)
     checked(gate, costs, effort, compilations, seed)
     saved = None if plan is None else plan.saved if isinstance(plan, RematPlan) else SavedPlan.load(plan)
-    requested = Requested(share, size, gate, costs, effort, compilations, seed, compiler_options, saved)
+    requested = Requested(share, size, gate, costs, effort, compilations, seed, compiler_options, saved, offload)
     options: dict[str, Any] = {
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,

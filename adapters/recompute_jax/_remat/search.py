@@ -97,7 +97,12 @@ class _Search:
         else:
             budget = options.budget
         self.candidates: AnyCandidates = candidates_of(
-            flatten(self.closed, inline_custom=False), self.name, options.gate, options.seed, options.price
+            flatten(self.closed, inline_custom=False),
+            self.name,
+            options.gate,
+            options.seed,
+            options.price,
+            options.offload,
         )
         self.effort = self._effort()
         segments, predicted = self.candidates.plain, self.candidates.predicted
@@ -282,7 +287,7 @@ class _Search:
             extra_flops=extra,
             gate=best.gate if len(best.regions) > 1 else None,
             overhead=candidate.overhead,
-            loops=candidate.looped.texts + (_BODIES if candidate.length else ()),
+            loops=candidate.looped.texts + (_BODIES if candidate.length else ()) + _about_moves(candidate),
             regions=len(best.regions),
             plan=candidate.plan,
         )
@@ -339,6 +344,13 @@ class _Search:
             loops=loops,
             **more,
         )
+
+
+def _about_moves(candidate: Candidate) -> tuple[str, ...]:
+    if not candidate.moved:
+        return ()
+    made = [var for number in candidate.moved for var in candidate.segments.segments[number].outputs]
+    return (f"{len(made)} values ({format_bytes(sum(nbytes(var.aval) for var in made))}) move to the host and back",)
 
 
 def _check_once(segments: Segments, sequence: Sequence[int]) -> None:
