@@ -128,34 +128,38 @@ def test_what_is_kept_falls_with_the_budget() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scanned", [False, True])
-def test_fits_where_a_checkpoint_in_the_branch_does(scanned: bool) -> None:
+def test_fits_where_a_checkpoint_in_the_branch_does() -> None:
     """Where `jax.checkpoint` of each layer in the branches fits, a plan does, and needs no more FLOPs."""
     w, x = arrays(64)
 
-    def loss(each: Any) -> Any:
+    def gradient(each: Any) -> Any:
         branches = [layers(jnp.tanh, 8, each), layers(jax.nn.gelu, 8, each)]
-
-        def run(w: Any, x: Any, index: Any) -> Any:
-            if scanned:
-                step = lambda x, at: (lax.switch(jnp.minimum(index + at, 1), branches, w, x), None)
-                x, _ = lax.scan(step, x, jnp.arange(3))
-            else:
-                x = lax.switch(index, branches, w, x)
-            return (x**2).mean()
-
-        return jax.grad(run)
+        return jax.grad(lambda w, x, index: (lax.switch(index, branches, w, x) ** 2).mean())
 
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-    rival = jax.jit(loss(jax.checkpoint), compiler_options=options).lower(w, x, 0).compile()
+    rival = jax.jit(gradient(jax.checkpoint), compiler_options=options).lower(w, x, 0).compile()
     budget = rival.memory_analysis().temp_size_in_bytes
-    planned = remat(loss(lambda step: step), budget, compilations=4)
-    plan = planned.plan(w, x, 0)
-    assert plan.compiled <= budget
+    planned = remat(gradient(lambda step: step), budget, compilations=4)
+    assert planned.plan(w, x, 0).compiled <= budget
     flops = planned.lower(w, x, 0).compile().cost_analysis()["flops"]
     assert flops <= 1.02 * rival.cost_analysis()["flops"]
+    expected = jax.jit(gradient(lambda step: step))
     for index in (0, 1):
-        np.testing.assert_allclose(planned(w, x, index), loss(lambda step: step)(w, x, index), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(planned(w, x, index), expected(w, x, index), rtol=1e-4, atol=1e-6)
+
+
+def test_a_loop_of_steps_with_a_conditional() -> None:
+    """Where the body of a loop holds a conditional and its gradient, what is kept between them is planned."""
+
+    def steps(w: Any, x: Any) -> Any:
+        loss = lambda w: lax.cond(w[0, 0] > 0, layers(jnp.tanh, 6), layers(jnp.sin, 6), w, x).sum()
+        return lax.fori_loop(0, 2, lambda _, w: w - 0.1 * jax.grad(loss)(w), w)
+
+    flat = flatten(jax.make_jaxpr(steps)(*arrays(32)), inline_custom=False)
+    candidates = candidates_of(flat, "steps", "branch", 0, None)
+    found = candidates.candidate(int(0.6 * candidates.predicted), 0.05)
+    recipes = [each for params in found.fitted.bodies.values() for bodies in params.values() for each in bodies]
+    assert any(each is not None and each.joined for each in recipes)
 
 
 def test_effects_stay_where_they_are() -> None:
