@@ -1,0 +1,338 @@
+"""`recompute_jax.remat` on programs that other libraries write: right results, memory within the budget, planning time.
+
+`python benchmarks/jax_others.py --into docs/results` writes jax-others.md there; `--programs linen,nnx` chooses. It
+wants flax, optax, equinox, diffrax, numpyro, blackjax, dm-haiku and orbax-checkpoint; what is not installed is said.
+For each program the plain function is compiled with jax.jit, then planned within a share of its temporaries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import jax
+import numpy as np
+from _common import facts, markdown, say
+from _jax_other_programs import PROGRAMS, Program
+
+import recompute as rc
+from recompute_jax import remat
+
+PACKAGES: Final = ("flax", "optax", "equinox", "diffrax", "numpyro", "blackjax", "dm-haiku", "orbax-checkpoint")
+SMALL: Final = 1e-6  # of the largest element of all results: what is smaller may be rounding
+SAME: Final = 2e-5  # of the largest element of each result
+
+HEAD: Final = """# JAX: programs of other libraries
+
+`recompute_jax.remat` on what flax, optax, equinox, diffrax, numpyro, blackjax, haiku and orbax users write, by
+`python benchmarks/jax_others.py --into docs/results`. Each program is compiled by `jax.jit` (plain), and planned within
+a share of plain's temporaries. "difference" is the largest of all results, as a share of the largest element of the
+same array; arrays that are below 1e-6 of the largest one of all results count as a share of that. "planning" is all
+that comes before the compilation of the planned function: tracing, planning, compilations for a look at memory.
+
+"""
+
+
+@dataclass
+class Line:
+    """What was found for one program."""
+
+    name: str
+    what: str
+    equations: int
+    plain: int
+    compile_seconds: float
+    share: float
+    budget: int
+    compiled: int
+    overhead: float
+    planning_seconds: float
+    planned_compile_seconds: float
+    difference: float
+    where: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.difference <= SAME and self.compiled <= self.budget
+
+
+def measure(program: Program) -> list[Line]:
+    """One line for each share."""
+    fn, args, options = program.fn, program.args, program.options
+    jitted = jax.jit(fn, **options)
+    started = perf_counter()
+    compiled = jitted.lower(*args).compile()
+    took = perf_counter() - started
+    plain = compiled.memory_analysis().temp_size_in_bytes
+    equations = _size(jax.make_jaxpr(fn, static_argnums=options.get("static_argnums", ()))(*args))
+    expected = jitted(*map(_copied, args))
+    found = []
+    for share in program.shares:
+        planned = remat(fn, share, **options)
+        started = perf_counter()
+        try:
+            plan = planned.plan(*args)
+        except rc.BudgetError as error:
+            say(f"  {program.name} at {share:.0%}: {error}")
+            found.append(
+                Line(
+                    program.name,
+                    program.what,
+                    equations,
+                    plain,
+                    took,
+                    share,
+                    int(share * plain),
+                    0,
+                    0.0,
+                    perf_counter() - started,
+                    0.0,
+                    float("inf"),
+                    str(error),
+                )
+            )
+            continue
+        planning = perf_counter() - started
+        started = perf_counter()
+        again = planned.lower(*args).compile()
+        compiling = perf_counter() - started
+        size = again.memory_analysis().temp_size_in_bytes
+        difference, where = compared(expected, planned(*map(_copied, args)))
+        found.append(
+            Line(
+                program.name,
+                program.what,
+                equations,
+                plain,
+                took,
+                share,
+                plan.budget,
+                size,
+                plan.overhead,
+                planning,
+                compiling,
+                difference,
+                where,
+            )
+        )
+        say(
+            f"  {program.name} at {share:.0%}: {size:,} of {plan.budget:,} bytes, overhead {plan.overhead:.3f}, "
+            f"planned in {planning:.1f} s, compiled in {took:.1f} s, difference {difference:.1e} {where}"
+        )
+    return found
+
+
+def compared(expected: Any, found: Any) -> tuple[float, str]:
+    """The largest difference as a share of the largest element of the same array, and where it is."""
+    worst, where = 0.0, ""
+    whole = max((float(np.max(np.abs(each), initial=0.0)) for each in _floats(expected)), default=0.0)
+    one, two = jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found)
+    for (path, left), right in zip(one, two, strict=True):
+        if jax.dtypes.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        left, right = np.asarray(left, np.float64), np.asarray(right, np.float64)
+        if not np.array_equal(np.isfinite(left), np.isfinite(right)):
+            return float("inf"), jax.tree_util.keystr(path)
+        apart = float(np.max(np.abs(left - right), initial=0.0, where=np.isfinite(left)))
+        scale = float(np.max(np.abs(left), initial=0.0, where=np.isfinite(left)))
+        scale = scale if scale > SMALL * whole else whole
+        relative = apart / scale if scale else apart
+        if relative > worst:
+            worst, where = relative, jax.tree_util.keystr(path)
+    return worst, where
+
+
+def _floats(tree: Any) -> list[Any]:
+    leaves = [np.asarray(each) for each in jax.tree.leaves(tree) if jax.numpy.issubdtype(each.dtype, np.inexact)]
+    return [each[np.isfinite(each)] for each in leaves]
+
+
+def zero_gradients() -> list[list[str]]:
+    """The gradients of an nnx transformer that are all rounding: with jit, without jit, and planned."""
+    program = PROGRAMS["nnx transformer"]()
+    trees = [
+        jax.jit(program.fn)(*program.args),
+        program.fn(*program.args),
+        remat(program.fn, program.shares[0])(*program.args),
+    ]
+    whole = max(float(np.abs(each).max()) for each in jax.tree.leaves(trees[0]))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(trees[0])]
+    lines = []
+    for path, plain, eager, planned in zip(paths, *map(jax.tree.leaves, trees), strict=True):
+        largest = float(np.abs(plain).max())
+        if largest < SMALL * whole:
+            apart = [f"{float(np.abs(plain - other).max()) / largest:.1e}" for other in (eager, planned)]
+            lines.append([path, f"{largest:.1e}", f"{largest / whole:.1e}", *apart])
+    return lines
+
+
+def cached_twice() -> list[list[str]]:
+    """Seconds to plan and to compile in two processes with one persistent compilation cache."""
+    lines = []
+    with tempfile.TemporaryDirectory() as directory:
+        for number in ("first", "second"):
+            environment = {
+                **os.environ,
+                "JAX_COMPILATION_CACHE_DIR": directory,
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+            }
+            made = subprocess.run(
+                [sys.executable, __file__, "--cached"], env=environment, capture_output=True, text=True, check=True
+            )
+            lines.append([number, *made.stdout.split()])
+    return lines
+
+
+def in_this_process() -> None:
+    """Seconds to plan and compile the haiku program, and the sum of its results."""
+    program = PROGRAMS["haiku"]()
+    planned = remat(program.fn, program.shares[0])
+    started = perf_counter()
+    planned.plan(*program.args)
+    planning = perf_counter() - started
+    started = perf_counter()
+    planned.lower(*program.args).compile()
+    total = sum(float(np.abs(each).sum()) for each in jax.tree.leaves(planned(*program.args)))
+    print(f"{planning:.1f} {perf_counter() - started:.1f} {total:.9g}")
+
+
+def _size(closed: Any) -> int:
+    from recompute_jax._program.jaxpr import flatten
+
+    return len(flatten(closed, inline_custom=False).equations)
+
+
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(lambda each: each.copy() if isinstance(each, jax.Array) else each, tree)
+
+
+def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: list[list[str]]) -> str:
+    right = sum(each.is_right for each in lines)
+    text = HEAD + f"Right and within the budget: {right} of {len(lines)}.\n\n"
+    text += markdown(
+        [
+            "program",
+            "equations",
+            "plain MB",
+            "compiled s",
+            "budget",
+            "budget MB",
+            "planned MB",
+            "overhead",
+            "planning s",
+            "compiling s",
+            "difference",
+        ],
+        [
+            [
+                each.name,
+                f"{each.equations:,}",
+                _mega(each.plain),
+                f"{each.compile_seconds:.1f}",
+                f"{each.share:.0%}",
+                _mega(each.budget),
+                _mega(each.compiled) if each.compiled else "none fits",
+                f"{each.overhead:.3f}" if each.compiled else "",
+                f"{each.planning_seconds:.1f}",
+                f"{each.planned_compile_seconds:.1f}",
+                f"{each.difference:.1e}" if each.compiled else "",
+            ]
+            for each in lines
+        ],
+    )
+    text += "\n\nThe programs:\n\n" + "\n".join(
+        f"* {name}: {what}" for name, what in dict.fromkeys((each.name, each.what) for each in lines)
+    )
+    for each in lines:
+        if not each.is_right:
+            size = f", {each.compiled:,} of {each.budget:,} bytes" if each.compiled else ""
+            text += f"\n\nNot met: {each.name} at {each.share:.0%}: {each.where}{size}."
+    if missing:
+        text += "\n\nNot measured: " + "; ".join(missing) + "."
+    if zeros:
+        text += (
+            "\n\n## Gradients that are zero\n\n"
+            + ZEROS
+            + markdown(["leaf", "float64", "plain", "planned", "plain, of the largest gradient"], zeros)
+        )
+    if cache:
+        text += (
+            "\n\n## The persistent compilation cache\n\n"
+            + CACHE
+            + markdown(["process", "planning s", "compiling s", "sum of results"], cache)
+        )
+    return text + "\n"
+
+
+ZEROS: Final = """Adding the same number to all scores of a softmax changes nothing, so the gradient with respect to
+the bias of the keys of an attention layer is zero. In float32 it is what rounding leaves, and that differs with the
+order of sums: between `jax.jit` and JAX without jit as much as between `jax.jit` and a plan. The table has every leaf
+of the transformer's gradient that is below 1e-6 of the largest, and differences as shares of its own size.
+
+"""
+CACHE: Final = """With `jax_compilation_cache_dir` set, two processes that run the same program, one after the other.
+What is compiled for a look at memory is found there, too. A plan can also be saved, and then nothing is searched for.
+
+"""
+
+
+def _mega(size: int) -> str:
+    return f"{size / 1e6:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--into", type=Path, help="a directory for jax-others.md")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, with commas between them")
+    parser.add_argument("--cached", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.cached:
+        in_this_process()
+        return
+    lines: list[Line] = []
+    missing: list[str] = []
+    zeros: list[list[str]] = []
+    cache: list[list[str]] = []
+    chosen = options.programs.split(",")
+    extras: dict[str, Callable[[], None]] = {
+        "nnx transformer": lambda: zeros.extend(zero_gradients()),
+        "haiku": lambda: cache.extend(cached_twice()),
+    }
+    for name in chosen:
+        say(name)
+        try:
+            lines += measure(PROGRAMS[name]())
+            extras.get(name, lambda: None)()
+        except ImportError as error:
+            missing.append(f"{name} ({error.name} is not installed)")
+        text = page(lines, missing, zeros, cache) + "\n" + _about()
+        if options.into:
+            options.into.mkdir(parents=True, exist_ok=True)
+            (options.into / "jax-others.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def _about() -> str:
+    about = facts() | {name: _version(name) for name in ("jax", "jaxlib", *PACKAGES)}
+    return "## Machine and versions\n\n" + "\n".join(f"* {name}: {value}" for name, value in about.items()) + "\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    main()
