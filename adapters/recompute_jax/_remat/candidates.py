@@ -125,7 +125,7 @@ class Candidates:
         gate: Gate,
         seed: int,
         price: Callable[[Segment], float] | None,
-        of_body: Callable[[Flat], AnyCandidates],
+        of_body: Callable[[Flat], AnyCandidates] | None = None,
         offload: bool = False,
     ) -> None:
         self.flat = flat
@@ -133,7 +133,9 @@ class Candidates:
         self.gate = gate
         self.seed = seed
         self.price = price
-        self.of_body = of_body
+        self.of_body: Callable[[Flat], AnyCandidates] = of_body or (
+            lambda flat: Candidates(flat, name, gate, seed, price)
+        )
         self.offload = offload
         self.plain = segment(flat, name, price)
         self.predicted = peak(self.plain)
