@@ -70,6 +70,7 @@ def test_a_donated_step_is_the_same_step() -> None:
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_too_little_says_what_donation_costs() -> None:
     """The least is more with donation: the error says so, and why."""
     least = []
