@@ -17,6 +17,8 @@ whole.
     leave_small                           never evict what is smaller
     cure_thrashing                        what the warning of thrashing says
     lap, counts, pools                    the peak of a part of a run; what it did; what is in memory now
+    hold, let_go, room, watched           count memory that is no value's, and see whether it fits
+    count_operation                       count what was run without the cache
     outlive                               keep memory that goes with what refers to it
     tell, advise, Advice, Pool            know of operations before they run, and say what is not needed for a while
     foresee                               tell listeners what is known
@@ -43,6 +45,7 @@ from recompute._engine import requests
 from recompute._engine.advice import Advice
 from recompute._engine.arguments import Container, Outputs, pack
 from recompute._engine.bindings import bound
+from recompute._engine.finalizer import Held
 from recompute._engine.frames import Frame, HandleOf
 from recompute._engine.frames import running as _running
 from recompute._engine.graph import EVICTED, Node, Options, ReleaseMode, name_of
@@ -197,6 +200,26 @@ def exchange(one: Recomputable[Any], other: Recomputable[Any]) -> None:
     requests.exchange(one.engine, one, other)
 
 
+def hold(cache: Cache, buffer: Any, device: str, nbytes: int) -> Held:
+    """Count memory as in use, and no more, until `buffer` goes or `let_go`: it is no value, and cannot be evicted."""
+    return requests.hold(cache.engine, buffer, device, nbytes)
+
+
+def let_go(cache: Cache, held: Held) -> None:
+    """What was held is not counted any more."""
+    requests.let_go(cache.engine, held)
+
+
+def room(cache: Cache, device: str) -> float:
+    """Bytes of a device that can be taken without an eviction; none where the budget is a function."""
+    return requests.room(cache.engine, device)
+
+
+def watched(cache: Cache) -> bool:
+    """Whether somebody is told of operations: listeners, traces, foresight."""
+    return cache.engine.observed or cache.engine.before is not None
+
+
 def dependents(cache: Cache, node: Node, most: float = inf) -> list[Node] | None:
     """What the program refers to and what would have to be made from `node`; None: more than `most` values to see."""
     return requests.dependents(cache.engine, node, most)
@@ -289,6 +312,11 @@ def lap(cache: Cache) -> dict[str, int]:
 def pools(cache: Cache) -> dict[str, Pool]:
     """The memory of each device that has been used."""
     return dict(cache.engine.memory.pools)
+
+
+def count_operation(cache: Cache) -> None:
+    """An adapter has run an operation itself, since there was nothing to be done about it."""
+    cache.engine.journal.operations += 1
 
 
 def counts(cache: Cache) -> tuple[int, int, int]:

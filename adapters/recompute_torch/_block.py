@@ -208,12 +208,13 @@ class budget:
 
     def _steps_now(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer is about to make a step."""
-        self._tracker.stepping.add(get_ident())
+        self._tracker.begin_step()
         self._tracker.holders.meet_optimizer(optimizer)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer has made a step; with that of the first one a round of training ends."""
         for tensor in self._tracker.holders.remembered(optimizer):
+            self._tracker.meet(tensor)
             self._tracker.keep(tensor)  # what it is made of, such as gradients, need not stay for it
         self._tracker.stepping.discard(get_ident())
         first = None if self._optimizer is None else self._optimizer()

@@ -15,6 +15,7 @@ import torch
 
 from recompute.extend import Outputs
 from recompute_torch._memory import Memory, Storage, copy, device_name, new_memory, quietly, storage_of
+from recompute_torch._rules import Rule
 from recompute_torch._random import States, replaying, states, turn
 from recompute_torch._shortage import out_of_memory, try_again
 
@@ -22,9 +23,10 @@ Tensor = torch.Tensor
 
 _NUMBER: Final = 16  # bytes
 _TINY: Final = 1024  # bytes
+_NUMBERS: Final = frozenset({int, float, bool, complex})
 
-Geometry = tuple[torch.dtype, int, torch.Size, tuple[int, ...], bool, bool]
-"""dtype, storage offset, shape, strides, conjugated, negated. No argument of an operator is a tuple otherwise."""
+Geometry = tuple[tuple[torch.dtype, torch.Size, tuple[int, ...]], int, bool, bool]
+"""(dtype, shape, strides), storage offset, conjugated, negated. No argument of an operator is a tuple otherwise."""
 
 
 class Blank:
@@ -47,26 +49,29 @@ class Blank:
 class Call:
     """An operator call on tensors of the program that made new ones. As a function of memory it can be run again."""
 
-    __slots__ = ("args", "dtype", "func", "grad", "kwargs", "live", "made", "result", "seeded", "states")
+    __slots__ = ("args", "dtype", "func", "grad", "kwargs", "live", "made", "result", "rule", "states")
+
+    sizes_alone = True
+    """`size_key` says all that decides the sizes of the outputs, those of the arguments included."""
 
     def __init__(
         self,
         func: Callable[..., Any],
+        rule: Rule,
         args: Sequence[Any],
         kwargs: dict[str, Any] | None,
         live: Any,
-        seeded: bool,
     ) -> None:
         self.func = func
+        self.rule = rule
         self.args = args  # a geometry in the place of each tensor that has memory, also inside of lists
         self.kwargs = kwargs
-        self.seeded = seeded  # it draws from generators
-        self.states: States = ()  # that these were in
+        self.states: States = ()  # that generators were in, if it draws from these
         self.grad = torch.is_grad_enabled()  # some kernels make more when it is
         self.dtype = torch.get_default_dtype()  # that of a quotient of integers
         self.live: Any = live  # the arguments themselves and those by name, for the first run
         self.result: Any = None  # of the first run, for the program
-        self.made: Storage | None = None  # by the first run, if it is one tensor on a new storage
+        self.made: list[Storage] | None = None  # new ones, by the first run, if all that it made is plain
 
     def __call__(self, *memories: Memory) -> Any:
         """The memory of each output."""
@@ -74,7 +79,7 @@ class Call:
         if live is None:
             return _given(self.again(memories, {}))
         args, kwargs = live
-        if self.seeded:
+        if self.rule.seeded:
             return self._first_draw(args, kwargs or {})
         try:
             self.result = result = self.func(*args, **kwargs) if kwargs else self.func(*args)
@@ -82,17 +87,18 @@ class Call:
             if not out_of_memory(error):
                 raise
             self.result = result = try_again(error, self.func, args, kwargs or {})
-        if (
-            type(result) is Tensor and result.is_cpu and not result.is_nested and not result.is_quantized
-        ):  # mostly it is one new tensor
-            try:
-                storage = storage_of(result)
-                size = storage.nbytes()
-                if size and not hasattr(storage, "_recompute"):
-                    self.made = storage
-                    return Memory("cpu", size, ref(storage), None, size <= _TINY and tiny(result, size))
-            except NotImplementedError:  # it has none
-                return None
+        if type(result) is Tensor:  # mostly it is one new tensor
+            made: list[Storage] = []
+            memory = _plain(result, made)
+            if memory is not None:
+                self.made = made
+                return memory
+        elif type(result) is tuple:
+            made = []
+            memories = [_plain(each, made) for each in result if each is not None]
+            if memories and None not in memories:
+                self.made = made
+                return Outputs(memories)
         return _given(new_memories(result))
 
     def _first_draw(self, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -130,8 +136,23 @@ class Call:
         return []
 
     def size_key(self) -> Hashable:
-        """What decides the sizes of the outputs, with the sizes of the arguments."""
-        return id(self.func), _constant(self.args), _constant(list(self.kwargs.values())) if self.kwargs else None
+        """What decides the sizes of the outputs. Of a number beside tensors it is the type."""
+        numbers, kwargs = self.rule.numbers, self.kwargs
+        parts: list[Any] = [id(self.func)]
+        for position, each in enumerate(self.args):
+            cls = type(each)
+            parts.append(
+                each[0]
+                if cls is tuple
+                else _constant(each)
+                if cls is list
+                else cls
+                if position in numbers and cls in _NUMBERS
+                else each
+            )
+        if kwargs:
+            parts.append(_constant(list(kwargs.values())))
+        return tuple(parts)
 
     def expect(self, device: str) -> list[tuple[str, int]]:
         """(device, bytes) of the outputs, as torch reckons them without content; empty if it cannot say."""
@@ -177,8 +198,8 @@ class Write(Call):
         if live is None:
             return _given(self.again(memories, self._copies(memories)))
         args, kwargs = live
-        with turn if self.seeded else nullcontext():
-            if self.seeded:
+        with turn if self.rule.seeded else nullcontext():
+            if self.rule.seeded:
                 self.states = states(args, kwargs)
             self.result = result = self.func(*args, **kwargs)
         if self.blank:
@@ -222,6 +243,20 @@ class Look:
         return str(self.func)
 
 
+def _plain(result: Any, made: list[Storage]) -> Memory | None:
+    """Memory in the storage of a tensor that is new, and no more than that, which is added to `made`; else None."""
+    if type(result) is Tensor and result.is_cpu and not result.is_nested and not result.is_quantized:
+        try:
+            storage = storage_of(result)
+        except NotImplementedError:  # it has none
+            return None
+        size = storage.nbytes()
+        if size and not hasattr(storage, "_recompute") and storage not in made:
+            made.append(storage)
+            return Memory("cpu", size, ref(storage), None, size <= _TINY and tiny(result, size))
+    return None
+
+
 def _given(outputs: list[Memory]) -> Any:
     return outputs[0] if len(outputs) == 1 else Outputs(outputs) if outputs else None
 
@@ -246,26 +281,19 @@ def _without_content(argument: Any) -> Any:
     if cls is Blank:
         argument = argument.geometry
     if type(argument) is tuple:
-        dtype, _, shape, strides, _, _ = argument
+        (dtype, shape, strides), *_ = argument
         return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     return [_without_content(each) for each in argument] if cls is list else argument
 
 
 def geometry_of(tensor: Any) -> Geometry:
     """What a tensor is beyond its memory."""
-    return (
-        tensor.dtype,
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
+    return (tensor.dtype, tensor.shape, tensor.stride()), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
 
 
 def tensor_on(storage: Storage, geometry: Geometry) -> Tensor:
     """A tensor on given memory."""
-    dtype, offset, shape, strides, conjugated, negated = geometry
+    (dtype, shape, strides), offset, conjugated, negated = geometry
     tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
     if conjugated:
         torch._C._set_conj(tensor, True)
@@ -339,7 +367,7 @@ def _constant(arguments: Iterable[Any]) -> Hashable:
     """What of the arguments decides sizes: all but where in its storage a tensor begins."""
     return tuple(
         [
-            each[:1] + each[2:4] if type(each) is tuple else _constant(each) if type(each) is list else each
+            each[0] if type(each) is tuple else _constant(each) if type(each) is list else each
             for each in arguments
         ]
     )

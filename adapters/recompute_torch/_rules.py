@@ -46,6 +46,8 @@ class Rule:
     plain: bool = False  # it only makes, and neither hides nor draws anything
     single: bool = False  # it makes or writes one tensor, as far as the schema says
     own: bool = False  # it is one of torch's own: no function in Python runs in it
+    pointwise: bool = False  # it makes one tensor, element by element
+    numbers: frozenset[int] = frozenset()  # positions of numbers that do not decide the size of what it makes
 
     def hides(self, args: tuple[Any, ...]) -> bool:
         """Whether this call writes its running statistics."""
@@ -65,7 +67,7 @@ def rule_of(func: Any) -> Rule:
     direct = any(func.has_kernel_for_dispatch_key(each) for each in (keys.CPU, keys.CUDA))
     if not direct and func.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
         return Rule("composes", name)  # it arrives here as a whole only in inference mode
-    if name == "aten::_efficientzerotensor":  # it has a size, and no memory
+    if name in ("aten::_efficientzerotensor", "aten::_unsafe_view"):  # no memory; that of its argument
         return Rule("views", name)
     if torch.Tag.inplace_view in func.tags:
         return Rule("reshapes", name)
@@ -96,4 +98,25 @@ def rule_of(func: Any) -> Rule:
         return Rule("views", name)
     plain = not hidden and not seeded
     single = len(returns) == 1 and str(returns[0].type) == "Tensor"
-    return Rule("makes", name, hidden=hidden, training=training, seeded=seeded, plain=plain, single=single)
+    return Rule(
+        "makes",
+        name,
+        hidden=hidden,
+        training=training,
+        seeded=seeded,
+        plain=plain,
+        single=single,
+        own=own,
+        pointwise=own and plain and single and torch.Tag.pointwise in func.tags,
+        numbers=_numbers(schema),
+    )
+
+
+_OPERANDS: Final = frozenset({"Tensor", "Optional[Tensor]", "number", "Optional[number]"})
+
+
+def _numbers(schema: Any) -> frozenset[int]:
+    """Positions of operands: a number there stands beside tensors. Sizes, dimensions and steps are of other types."""
+    given = [str(each.type) for each in schema.arguments]
+    beside = "Tensor" in given  # else they may be the ends of a range
+    return frozenset([position for position, kind in enumerate(given) if beside and kind in _OPERANDS])

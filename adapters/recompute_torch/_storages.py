@@ -32,7 +32,7 @@ from recompute_torch._memory import (
     same,
     storage_of,
 )
-from recompute_torch._recipe import immaterial, ordinary
+from recompute_torch._recipe import immaterial, new_storages, ordinary
 from recompute_torch._swapping import MemoryAdapter
 
 Tensor = torch.Tensor
@@ -69,6 +69,7 @@ class Storages:
         self.closed = False
         self._hooks: list[Any] = []  # on parameters
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
+        self.spare: dict[str, float] = {}  # bytes by device that such a step must leave free if it records nothing
         self.orphans: Final = extend.released_sources(cache)
         self._kept: list[Node] = []  # those of them that were found to be worth their memory
         self._history = history
@@ -99,6 +100,9 @@ class Storages:
                 return self._enter(
                     storage, extend.source(self.cache, new_memory(copy(storage)), Handle, moves=False), special
                 )
+            if hasattr(storage, "_passing"):
+                extend.let_go(self.cache, storage._passing)
+                del storage._passing
             memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
             try:
                 memory.keep()
@@ -139,16 +143,38 @@ class Storages:
         if gradient is not None and not self.closed and ordinary(gradient):
             self.keep(gradient)
 
+    def begin_step(self) -> None:
+        """An optimizer makes a step in this thread, which may take half of what is free without a record of it."""
+        self.spare = {device: extend.room(self.cache, device) / 2 for device in extend.pools(self.cache)}
+        self.stepping.add(get_ident())
+
+    def meet(self, tensor: Tensor) -> None:
+        """What an optimizer remembers is known, if its step has made it without a record."""
+        if ordinary(tensor) and hasattr(storage_of(tensor), "_passing"):
+            self._source(storage_of(tensor))
+
     def keep(self, tensor: Tensor) -> None:
         """What a tensor has stays from now on, whatever it was made of."""
         handle = getattr(storage_of(tensor), "_recompute", None)
         if handle is not None:
             self._fix(handle.node)
 
+    def _count(self, tensor: Tensor) -> None:
+        """A tensor that nothing will depend on, as long as it is no value: its bytes are counted until they go."""
+        for storage in new_storages(tensor):
+            self._known[id(storage)] = ref(storage)
+            device = device_name(storage.device)
+            storage._passing = extend.hold(  # type: ignore[attr-defined]  # ours
+                self.cache, storage, device, storage.nbytes()
+            )
+
     def _free_source(self, tensor: Tensor) -> bool:
         """Whether a tensor is a source on which nothing depends."""
-        handle = getattr(storage_of(tensor), "_recompute", None) if ordinary(tensor) else None
-        if handle is None or handle.tracker is not self or handle.special:
+        storage = storage_of(tensor) if ordinary(tensor) else None
+        handle = getattr(storage, "_recompute", None)
+        if handle is None:
+            return hasattr(storage, "_passing")
+        if handle.tracker is not self or handle.special:
             return False
         node = handle.node
         return node.operation is None and (node.users is None or not extend.needed(self.cache, node))
@@ -361,6 +387,9 @@ class Storages:
             hook.remove()
         self._hooks.clear()
         errors: list[BaseException] = []
+        for storage in filter(None, [each() for each in list(self._known.values())]):
+            if hasattr(storage, "_passing"):
+                self._source(storage)
         for storage in sorted(self.known(), key=_last_evicted):
             node = storage._recompute.node  # type: ignore[attr-defined]  # ours
             try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from sys import _getframe
+from threading import get_ident
 from types import FrameType
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ import recompute as rc
 from recompute import extend
 from recompute.extend import Node
 from recompute_torch._floor import Floor
-from recompute_torch._memory import Lost, Storage, storage_of
+from recompute_torch._memory import Lost, Storage, device_name, storage_of
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
 from recompute_torch._storages import Handle, Storages
@@ -74,9 +75,14 @@ class Tracker(Storages):
 
     def _makes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """All outputs are new: an operation."""
+        if self.stepping and rule.pointwise and self._passing(args, kwargs):
+            result = func(*args, **kwargs)
+            extend.count_operation(self.cache)
+            self._count(result)
+            return result
         simple = self._simple(args) if rule.plain and not kwargs else None
         if simple is not None:
-            call = Call(func, simple[0], None, (args, None), False)
+            call = Call(func, rule, simple[0], None, (args, None))
             nodes: Sequence[Node] = simple[1]
         else:
             if _on_meta(kwargs):
@@ -87,14 +93,15 @@ class Tracker(Storages):
                 for made in new_storages(result):
                     self._source(made)
                 return result
-            call = Call(func, *packed[1:])
+            call = Call(func, rule, *packed[1:])
             nodes = tuple(packed[0])
         handles = self._run(call, nodes, rule.single, _getframe(1))
         result, call.result = call.result, None
-        storage = call.made
-        if storage is not None:
+        made = call.made
+        if made is not None:
             call.made = None
-            self._enter(storage, handles[0])
+            for storage, handle in zip(made, handles, strict=True):
+                self._enter(storage, handle)
         else:
             self._enter_all(new_storages(result), handles)
             self._kept_by(result, args, kwargs)
@@ -107,11 +114,12 @@ class Tracker(Storages):
         if rule.self_only:
             if self._free_source(args[0]):  # mostly a parameter, or what an optimizer remembers
                 if rule.own and self._stay(args) and (not kwargs or self._stay(kwargs.values())):
+                    extend.count_operation(self.cache)
                     return func(*args, **kwargs)
                 return self._other(func, rule, args, kwargs, written=args[:1])
             simple = None if kwargs or rule.replaced or rule.seeded else self._simple(args)
             if simple is not None and simple[1][0].operation is not None:
-                write = Write(func, simple[0], None, (args, {}), False)
+                write = Write(func, rule, simple[0], None, (args, {}))
                 return self._takes_over(write, simple[1], [storage_of(args[0])], False, rule.single)
         targets: list[Any] = [kwargs.get(each) if isinstance(each, str) else args[each] for each in rule.written]
         hidden = [args[each] for each in rule.hidden] if rule.hidden and rule.hides(args) else []
@@ -123,7 +131,7 @@ class Tracker(Storages):
             packed = self._packed(rule, args, kwargs, targets if blank else ()) if blank or not first else None
             if packed is not None:
                 storages = list(dict.fromkeys(storage_of(each) for each in targets))
-                return self._takes_over(Write(func, *packed[1:]), packed[0], storages, blank, rule.single)
+                return self._takes_over(Write(func, rule, *packed[1:]), packed[0], storages, blank, rule.single)
         written = [*tensors(targets), *tensors(hidden)]
         self.own(written)
         outs = [each for each in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(each)]
@@ -219,6 +227,7 @@ class Tracker(Storages):
         """It makes nothing that could be made again: it runs while its arguments stay."""
         if rule.own and not strangers and self._stay(args) and (not kwargs or self._stay(kwargs.values())):
             result = func(*args, **kwargs)
+            extend.count_operation(self.cache)
             self._kept_by(result, args, kwargs)
             return result
         nodes: list[Node] = []
@@ -234,13 +243,33 @@ class Tracker(Storages):
         self._kept_by(look.result, args, kwargs)
         return look.result
 
+    def _passing(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a step of an optimizer makes something for the moment, out of what stays.
+
+        It is counted, as long as half of the memory that the step has found free is left, and not remembered.
+        """
+        if get_ident() not in self.stepping or torch.is_grad_enabled() or extend.watched(self.cache):
+            return False
+        if not self._stay(args) or (kwargs and not self._stay(kwargs.values())):
+            return False
+        given = next((each for each in args if isinstance(each, Tensor)), None)
+        if given is None:
+            return False
+        device = device_name(given.device)
+        return extend.room(self.cache, device) - given.nbytes >= self.spare.get(device, 0.0)
+
     def _stay(self, given: Iterable[Any]) -> bool:
         """Whether all tensors among these stay in memory anyway, so that nothing is to be done while they are used."""
         for each in given:
             if isinstance(each, Tensor):
                 try:
-                    handle = storage_of(each)._recompute  # type: ignore[attr-defined]  # ours
-                except (AttributeError, NotImplementedError):  # it is new, or has no storage
+                    storage = storage_of(each)
+                    handle = storage._recompute  # type: ignore[attr-defined]  # ours
+                except AttributeError:  # it is new
+                    if hasattr(storage, "_passing"):
+                        continue
+                    return False
+                except NotImplementedError:  # it has no storage
                     return False
                 if handle.special or handle.tracker is not self or not handle.node.stays:
                     return False
@@ -300,7 +329,7 @@ class Tracker(Storages):
                     return None
                 nodes.append(handle.node)
                 template.append(
-                    (each.dtype, each.storage_offset(), each.shape, each.stride(), each.is_conj(), each.is_neg())
+                    ((each.dtype, each.shape, each.stride()), each.storage_offset(), each.is_conj(), each.is_neg())
                 )
             elif cls in _CONSTANTS:
                 template.append(each)
@@ -310,7 +339,7 @@ class Tracker(Storages):
 
     def _packed(
         self, rule: Rule, args: Any, kwargs: dict[str, Any], blank: Sequence[Tensor] = ()
-    ) -> tuple[list[Node], list[Any], dict[str, Any], Any, bool] | None:
+    ) -> tuple[list[Node], list[Any], dict[str, Any], Any] | None:
         """Nodes, and what makes a `Call` of the arguments; None if one of the tensors has no storage to evict."""
         if rule.hidden and rule.hides(args):
             blank = [args[each] for each in rule.hidden if args[each] is not None]
@@ -322,7 +351,7 @@ class Tracker(Storages):
             named = {name: self._argument(each, nodes, blank) for name, each in kwargs.items()}
         except NotImplementedError:
             return None
-        return nodes, template, named, (args, kwargs), rule.seeded
+        return nodes, template, named, (args, kwargs)
 
     def _argument(self, argument: Any, nodes: list[Node], blank: Sequence[Tensor]) -> Any:
         if isinstance(argument, Tensor):

@@ -473,7 +473,9 @@ class Engine:
                 break
             self._make_room_for(frame, made)
         if frame.key is not None:
-            memory.sizes.learn(frame.key, own_memory(made), frame.rough)
+            needed = own_memory(made)
+            if needed != frame.needs or frame.rough is not None:
+                memory.sizes.learn(frame.key, needed, frame.rough)
         return following
 
     def _restore(self, operation: Operation, made: list[Made]) -> None:

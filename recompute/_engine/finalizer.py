@@ -27,13 +27,13 @@ _ALONE: Final = 3
 
 
 class Held:
-    """Bytes that were evicted while somebody outside kept the buffer: counted as used until that ends."""
+    """Bytes that somebody outside keeps, mostly of an evicted value: counted as used until that ends."""
 
     __slots__ = ("buffer", "number", "pool", "reference", "settles", "size")
 
     def __init__(self, pool: Pool, size: int, number: int, buffer: int) -> None:
         self.buffer = buffer  # its identity
-        self.number = number  # of the storage
+        self.number = number  # of the storage; 0: it was never one
         self.pool = pool
         self.size = size
         self.reference: HeldReference | None = None

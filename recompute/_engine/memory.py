@@ -316,6 +316,14 @@ class Memory:
         """Set bytes aside for the outputs of an operation, if they fit without an eviction."""
         if not needs:
             return True
+        if len(needs) == 1:  # nearly always
+            ((device, size),) = needs
+            pool = self.pools.get(device) or self.pool(device)
+            if pool.used + size > pool.limit or pool.adaptive is not None:
+                return False
+            pool.reserve(size)
+            frame.reserved = ((pool, size), *frame.reserved)
+            return True
         by_pool = self.by_pool(needs)
         for pool, size in by_pool.items():
             if pool.used + size > pool.limit or pool.adaptive is not None:

@@ -13,7 +13,7 @@ from recompute._adapters.adapter import fingerprint, kinds
 from recompute._engine import destroyed
 from recompute._engine.copies import copy_of
 from recompute._engine.events import Accessed, Added, Detached, Foresaw, Pinned, Unpinned
-from recompute._engine.finalizer import Stay, StayReference
+from recompute._engine.finalizer import Held, HeldReference, Stay, StayReference
 from recompute._engine.frames import Frame, HandleOf, Request, running
 from recompute._engine.graph import EVICTED, Operation, Options, Value, remains_of
 from recompute._engine.results import attach, buffer_of
@@ -328,6 +328,34 @@ def needed(engine: Engine, value: Value) -> bool:
     """Whether an operation takes `value` that runs now, or that somebody can still need an output of."""
     settle(engine)
     return value.users is not None or engine.references.in_flight(value.storage)
+
+
+def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
+    """Count the memory of a buffer that is no value of the cache as in use until the buffer goes."""
+    memory = engine.memory
+    reference = HeldReference(buffer, engine.note)
+    with engine.lock, engine.changes:
+        engine.settling.drain()
+        pool = memory.pool(device)
+        held = reference.held = Held(pool, size, 0, id(buffer))
+        held.reference = reference
+        memory.hold(held)
+    if pool.used > pool.limit:
+        engine.make_room(device, 0)
+    settle(engine)
+    return held
+
+
+def let_go(engine: Engine, held: Held) -> None:
+    """What was held is not counted any more."""
+    with engine.lock, engine.changes:
+        engine.memory.let_go(held)
+
+
+def room(engine: Engine, device: str) -> float:
+    """Bytes that can be taken without an eviction; none where the budget is a function."""
+    pool = engine.memory.pool(device)
+    return 0.0 if pool.adaptive is not None else pool.limit - pool.used
 
 
 def forget_outline(value: Value) -> None:

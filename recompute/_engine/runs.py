@@ -64,6 +64,11 @@ class Runs:
             frame.needs = ()
         elif all(argument.payload is not EVICTED for argument in operation.arguments):
             sizes = self._memory.sizes
+            if getattr(operation.function, "sizes_alone", False):
+                frame.key = operation.function.size_key()  # type: ignore[attr-defined]  # so it has one
+                frame.needs = sizes.get(frame.key, operation)
+                if frame.needs is not None:
+                    return
             call: tuple[Any, ...] = operation.function, fill(operation.positional)
             if options is not None:
                 call += keywords_of(operation), options.nout or 1

@@ -94,9 +94,10 @@ class Settling:
                 reference.storage.pool.unlock(reference.storage)
                 self._references.unlocked(reference.storage.values)
                 self._scheduler.notify()
-        elif isinstance(reference, HeldReference) and self._memory.let_go(reference.held) and self._journal.listeners:
+        elif isinstance(reference, HeldReference) and self._memory.let_go(reference.held):
             held = reference.held
-            self._journal.events.append(LetGo(self._meter.now, held.pool.used, held.number))
+            if held.number and self._journal.listeners:
+                self._journal.events.append(LetGo(self._meter.now, held.pool.used, held.number))
 
     def settle_departures(self) -> None:
         """Destroy what was evicted, once its adapters know; then its bytes are free. Without the lock."""

@@ -56,7 +56,10 @@ class Foresight:
     def _mark(self, thread: int | None) -> None:
         self._marked, self._repetition, self._thread = True, None, thread
         self._rounds.begin()
-        extend.tell(self._cache, self.begins, self.wants)
+        if self._rounds.listens:
+            extend.tell(self._cache, self.begins, self.wants)
+        else:
+            extend.tell(self._cache, None)
 
     # Rounds that are found
 

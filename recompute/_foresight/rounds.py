@@ -88,6 +88,11 @@ class Rounds:
         if recording is not None and spent.evictions:
             self._plan(recording)
 
+    @property
+    def listens(self) -> bool:
+        """Whether this round is recorded, or a plan is followed."""
+        return self._recording is not None or self._follower is not None
+
     def begins(self, operation: Node) -> None:
         """An operation is about to run for the first time."""
         if self._recording is not None:
