@@ -89,8 +89,9 @@ def perform(
     ----------
     function
         Called with the payloads, outside of the lock. It may have `size_key()`, a hashable that decides the sizes of
-        its results together with the signatures of its arguments, and `expect(device)`, which gives (device, bytes) of
-        the results before the first run. Neither is asked under the lock.
+        its results together with the signatures of its arguments (alone, if it has an attribute `sizes_alone` that is
+        true), and `expect(device)`, which gives (device, bytes) of the results before the first run. Neither is asked
+        under the lock.
     positional, keywords
         What the function takes, with nodes in the place of values.
     arguments

@@ -27,6 +27,15 @@ class Floor:
 
     def note(self, function: Any, nodes: Sequence[Node], made: Sequence[Node]) -> None:
         """An operator has run: what it took and made was in memory together, beside what stays."""
+        if made and made[0].storage.values:  # mostly it is none of the tightest, which is seen at once
+            pool = made[0].storage.pool
+            known = self.parts.get(pool.device)
+            most = sum([each.storage.size for each in nodes]) + sum([each.storage.size for each in made])
+            if known is not None and pool.sources + most <= known.total:
+                return
+        self._note(function, nodes, made)
+
+    def _note(self, function: Any, nodes: Sequence[Node], made: Sequence[Node]) -> None:
         pool: Pool | None = None
         size = 0
         for storage in {each.storage for each in (*nodes, *made) if each.storage.values}:

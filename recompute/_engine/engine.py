@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from gc import collect
 from typing import Any, Final
 from weakref import WeakSet
@@ -260,27 +260,29 @@ class Engine:
     def _begins_at_once(self, frame: Frame) -> bool:
         """Whether all that a first run takes is in memory, and what it makes fits: nearly always. Without the lock.
 
-        Then it runs with its arguments unlocked: they are locked as soon as anybody else changes anything (`begin`).
+        Then it runs with its arguments unlocked and nothing reserved: that is done as soon as anybody else changes
+        anything (`begin`).
         """
-        operation, stacks = frame.operation, self.scheduler.stacks
+        operation, stacks, memory = frame.operation, self.scheduler.stacks, self.memory
         if operation is None or operation.runs or self.scheduler.leader is not None or self.options.program_order:
             if self.options.expected_cost is not None and operation is not None and not operation.runs:
                 operation.cost = self.options.expected_cost(operation.function)
                 self.memory.neighbourhood.waiting = operation
             stacks[frame] = None
             return False
+        needs: Sequence[tuple[str, int]] | None = ()
         if not self.reservations.only_declared or operation.options is not None:
             self.runs.expect(frame)
             needs = frame.needs
             if needs is None:
                 stacks[frame] = None
                 return False
-            if needs:
+            if needs and not memory.has_room(needs):  # maybe there is when what has gone is seen to
                 stacks[frame] = None
                 with self.lock:
                     self.begin()
                     self.settling.drain()
-                    fits = self.memory.reserve(frame, needs)
+                    fits = memory.reserve(frame, needs)
                     self.end()
                 if not fits:
                     return False
@@ -289,7 +291,9 @@ class Engine:
         frame.born = self.results.number
         stacks.pop(frame, None)
         now = self.meter.now
-        there = not self.changes.unfinished  # else a change that began before may still take an argument away
+        there = not self.changes.unfinished  # else a change that began before may still take an argument, or room, away
+        if needs and not frame.reserved and not memory.has_room(needs):
+            there = False
         for argument in operation.arguments:
             argument.storage.last_access = now
             if argument.payload is EVICTED:
@@ -351,6 +355,8 @@ class Engine:
         if self.unlocked:
             for frame in list(self.unlocked):
                 frame.lock_arguments(self.meter.now, self.order)
+                if frame.needs and not frame.reserved:
+                    self.memory.reserve(frame, frame.needs)
                 frame.counts = True
                 self.scheduler.executing += 1
                 self.scheduler.stacks[frame] = None

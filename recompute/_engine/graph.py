@@ -258,7 +258,9 @@ class Node:
     def needed_outside(self) -> bool:
         """Whether somebody outside refers to a value on it."""
         values = self.values
-        return values[0].referred if len(values) == 1 else any(each.referred for each in values)
+        if len(values) == 1:
+            return values[0].references is not None
+        return any(each.referred for each in values)
 
     def neighbours_up(self) -> Iterator[Storage]:
         """The storages it is made from."""

@@ -312,6 +312,14 @@ class Memory:
             by_pool[pool] = by_pool.get(pool, 0) + size
         return by_pool
 
+    def has_room(self, needs: Sequence[tuple[str, int]]) -> bool:
+        """Whether so much fits without an eviction. Also without the lock."""
+        if len(needs) == 1:  # nearly always
+            ((device, size),) = needs
+            pool = self.pools.get(device)
+            return pool is not None and pool.used + size <= pool.limit and pool.adaptive is None
+        return all(pool.used + size <= pool.limit and pool.adaptive is None for pool, size in self.by_pool(needs).items())
+
     def reserve(self, frame: Frame, needs: Sequence[tuple[str, int]]) -> bool:
         """Set bytes aside for the outputs of an operation, if they fit without an eviction."""
         if not needs:
@@ -322,7 +330,7 @@ class Memory:
             if pool.used + size > pool.limit or pool.adaptive is not None:
                 return False
             pool.reserve(size)
-            frame.reserved = ((pool, size), *frame.reserved)
+            frame.reserved += ((pool, size),)
             return True
         by_pool = self.by_pool(needs)
         for pool, size in by_pool.items():

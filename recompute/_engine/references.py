@@ -264,16 +264,17 @@ class References:
             operation, storage = value.operation, value.storage
             if value.pinned:
                 self.unpin(value)
-            if value.stays:
-                if sum(other.stays for other in storage.values) == 1:
-                    storage.pool.sources -= storage.size
-                storage.pool.unlock(storage)
-            elif operation is None and storage.resident and len(storage.values) > 1:
-                storage.pool.movable -= storage.size
+            if operation is None:
+                if value.stays:
+                    if sum(other.stays for other in storage.values) == 1:
+                        storage.pool.sources -= storage.size
+                    storage.pool.unlock(storage)
+                elif storage.resident and len(storage.values) > 1:
+                    storage.pool.movable -= storage.size
             if len(storage.values) == 1:
-                self.waiting.discard(storage)
-                self._to_banish.discard(storage)
-                self._on_advice.discard(storage)
+                for waiting in (self.waiting, self._to_banish, self._on_advice):
+                    if waiting:
+                        waiting.discard(storage)
                 if storage.pool.tiers is not None:
                     storage.pool.tiers.fixed.discard(storage)
                 if storage.resident:
@@ -326,8 +327,11 @@ class References:
         for argument in arguments:
             if argument.users is None:
                 continue
-            argument.remove_user(operation)
-            if argument.users is None and not argument.referred:
+            if argument.users is operation:  # mostly
+                argument.users = None
+            else:
+                argument.remove_user(operation)
+            if argument.users is None and argument.references is None:
                 self.history -= 1
                 if argument.storage.locks and self.in_flight(argument.storage):
                     self.waiting.add(argument.storage)

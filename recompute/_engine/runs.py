@@ -62,14 +62,18 @@ class Runs:
             frame.needs = [(device, size) for size in options.declared]
         elif self._memory.unlimited:
             frame.needs = ()
-        elif all(argument.payload is not EVICTED for argument in operation.arguments):
+        else:
+            for argument in operation.arguments:
+                if argument.payload is EVICTED:
+                    return
             sizes = self._memory.sizes
-            if getattr(operation.function, "sizes_alone", False):
-                frame.key = operation.function.size_key()  # type: ignore[attr-defined]  # so it has one
+            function: Any = operation.function
+            if getattr(function, "sizes_alone", False):
+                frame.key = function.size_key()
                 frame.needs = sizes.get(frame.key, operation)
                 if frame.needs is not None:
                     return
-            call: tuple[Any, ...] = operation.function, fill(operation.positional)
+            call: tuple[Any, ...] = function, fill(operation.positional)
             if options is not None:
                 call += keywords_of(operation), options.nout or 1
             frame.key = sizes.key(*call)
