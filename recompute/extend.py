@@ -17,7 +17,7 @@ whole.
     leave_small                           never evict what is smaller
     cure_thrashing                        what the warning of thrashing says
     lap, counts, pools                    the peak of a part of a run; what it did; what is in memory now
-    hold, let_go, room, watched           count memory that is no value's, and see whether it fits
+    hold, let_go, room                    count memory that is no value's, and see whether it fits
     count_operation                       count what was run without the cache
     outlive                               keep memory that goes with what refers to it
     tell, advise, Advice, Pool            know of operations before they run, and say what is not needed for a while
@@ -202,7 +202,10 @@ def exchange(one: Recomputable[Any], other: Recomputable[Any]) -> None:
 
 
 def hold(cache: Cache, buffer: Any, device: str, nbytes: int) -> Held:
-    """Count memory as in use, and no more, until `buffer` goes or `let_go`: it is no value, and cannot be evicted."""
+    """Count memory as in use, and no more, until `buffer` goes or `let_go`: it is no value, and cannot be evicted.
+
+    Listeners hear of it as of a source.
+    """
     return requests.hold(cache.engine, buffer, device, nbytes)
 
 
@@ -214,11 +217,6 @@ def let_go(cache: Cache, held: Held) -> None:
 def room(cache: Cache, device: str) -> float:
     """Bytes of a device that can be taken without an eviction; none where the budget is a function."""
     return requests.room(cache.engine, device)
-
-
-def watched(cache: Cache) -> bool:
-    """Whether somebody is told of operations: listeners, traces, foresight."""
-    return cache.engine.observed or cache.engine.before is not None
 
 
 def dependents(cache: Cache, node: Node, most: float = inf) -> list[Node] | None:

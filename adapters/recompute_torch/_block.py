@@ -115,7 +115,7 @@ class budget:
         Storages of fewer bytes ("1MB") are never evicted to make room: many small ones are not worth the search.
     only_checkpointed
         Only what is made from tensors that were given to `checkpoint` takes part.
-    policy, search, foresight, trace, verify
+    policy, search, foresight, trace, verify, clock
         As for `recompute.Cache`. A round ends with a step of the first optimizer.
     tiers
         As for `recompute.Cache`: `{"cuda:0": [rc.Host("64GB")]}`. Parameters, gradients and what an optimizer remembers
@@ -142,13 +142,21 @@ class budget:
         tiers: Any = (),
         trace: str | os.PathLike[str] | None = None,
         verify: bool = False,
+        clock: Callable[[], float] = perf_counter,
         history: int = 100_000,
     ) -> None:
         if budget is not None and activations is not None:
             raise TypeError("give budget, for all memory, or activations, for these alone; not both")
         named = {} if policy is None else {"policy": policy}
         self.cache: Final = rc.Cache(
-            _bytes(budget), search=search, foresight=foresight, tiers=tiers, trace=trace, verify=verify, **named
+            _bytes(budget),
+            search=search,
+            foresight=foresight,
+            tiers=tiers,
+            trace=trace,
+            verify=verify,
+            clock=clock,
+            **named,
         )
         extend.cure_thrashing(self.cache, _CURE, "torch")
         extend.leave_small(self.cache, parse_budget(smallest, of="what", what="smallest"))

@@ -15,8 +15,8 @@ import torch
 
 from recompute.extend import Outputs
 from recompute_torch._memory import Memory, Storage, copy, device_name, new_memory, quietly, storage_of
-from recompute_torch._rules import Rule
 from recompute_torch._random import States, replaying, states, turn
+from recompute_torch._rules import Rule
 from recompute_torch._shortage import out_of_memory, try_again
 
 Tensor = torch.Tensor
@@ -95,10 +95,10 @@ class Call:
                 return memory
         elif type(result) is tuple:
             made = []
-            memories = [_plain(each, made) for each in result if each is not None]
-            if memories and None not in memories:
+            several = [_plain(each, made) for each in result if each is not None]
+            if several and None not in several:
                 self.made = made
-                return Outputs(memories)
+                return Outputs(several)
         return _given(new_memories(result))
 
     def _first_draw(self, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -114,7 +114,7 @@ class Call:
     def _again(self, memories: tuple[Memory, ...], copies: dict[int, Storage]) -> list[Memory]:
         with (
             torch.autograd.grad_mode.set_grad_enabled(self.grad),
-            _default(self.dtype),
+            nullcontext() if torch.get_default_dtype() is self.dtype else _default(self.dtype),
             replaying(self.states) if self.states else nullcontext(),
         ):
             found = [copies.get(number) or memory.storage for number, memory in enumerate(memories)]
@@ -366,8 +366,5 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
 def _constant(arguments: Iterable[Any]) -> Hashable:
     """What of the arguments decides sizes: all but where in its storage a tensor begins."""
     return tuple(
-        [
-            each[0] if type(each) is tuple else _constant(each) if type(each) is list else each
-            for each in arguments
-        ]
+        [each[0] if type(each) is tuple else _constant(each) if type(each) is list else each for each in arguments]
     )

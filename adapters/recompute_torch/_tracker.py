@@ -97,11 +97,10 @@ class Tracker(Storages):
             nodes = tuple(packed[0])
         handles = self._run(call, nodes, rule.single, _getframe(1))
         result, call.result = call.result, None
-        made = call.made
-        if made is not None:
+        plain = call.made
+        if plain is not None:
             call.made = None
-            for storage, handle in zip(made, handles, strict=True):
-                self._enter(storage, handle)
+            self._enter_all(plain, handles)
         else:
             self._enter_all(new_storages(result), handles)
             self._kept_by(result, args, kwargs)
@@ -248,7 +247,7 @@ class Tracker(Storages):
 
         It is counted, as long as half of the memory that the step has found free is left, and not remembered.
         """
-        if get_ident() not in self.stepping or torch.is_grad_enabled() or extend.watched(self.cache):
+        if get_ident() not in self.stepping or torch.is_grad_enabled():
             return False
         if not self._stay(args) or (kwargs and not self._stay(kwargs.values())):
             return False

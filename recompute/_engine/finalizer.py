@@ -29,11 +29,12 @@ _ALONE: Final = 3
 class Held:
     """Bytes that somebody outside keeps, mostly of an evicted value: counted as used until that ends."""
 
-    __slots__ = ("buffer", "number", "pool", "reference", "settles", "size")
+    __slots__ = ("alone", "buffer", "number", "pool", "reference", "settles", "size")
 
-    def __init__(self, pool: Pool, size: int, number: int, buffer: int) -> None:
+    def __init__(self, pool: Pool, size: int, number: int, buffer: int, alone: bool = False) -> None:
+        self.alone = alone  # it was never a value's: to listeners it is a source
         self.buffer = buffer  # its identity
-        self.number = number  # of the storage; 0: it was never one
+        self.number = number  # of the storage
         self.pool = pool
         self.size = size
         self.reference: HeldReference | None = None

@@ -318,7 +318,9 @@ class Memory:
             ((device, size),) = needs
             pool = self.pools.get(device)
             return pool is not None and pool.used + size <= pool.limit and pool.adaptive is None
-        return all(pool.used + size <= pool.limit and pool.adaptive is None for pool, size in self.by_pool(needs).items())
+        return all(
+            pool.used + size <= pool.limit and pool.adaptive is None for pool, size in self.by_pool(needs).items()
+        )
 
     def reserve(self, frame: Frame, needs: Sequence[tuple[str, int]]) -> bool:
         """Set bytes aside for the outputs of an operation, if they fit without an eviction."""

@@ -337,9 +337,12 @@ def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
     with engine.lock, engine.changes:
         engine.settling.drain()
         pool = memory.pool(device)
-        held = reference.held = Held(pool, size, 0, id(buffer))
+        engine.results.number = number = engine.results.number + 1
+        held = reference.held = Held(pool, size, number, id(buffer), alone=True)
         held.reference = reference
         memory.hold(held)
+        if engine.journal.listeners:
+            engine.journal.events.append(Added(engine.meter.now, pool.used, number, size, device))
     if pool.used > pool.limit:
         engine.make_room(device, 0)
     settle(engine)
@@ -349,7 +352,8 @@ def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
 def let_go(engine: Engine, held: Held) -> None:
     """What was held is not counted any more."""
     with engine.lock, engine.changes:
-        engine.memory.let_go(held)
+        engine.settling.gone(held)
+    settle(engine)
 
 
 def room(engine: Engine, device: str) -> float:

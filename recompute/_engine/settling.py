@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recompute._engine.changes import Changes
 from recompute._engine.copies import tier_of
-from recompute._engine.events import Evicted, LetGo
-from recompute._engine.finalizer import Departure, Finalizer, HeldReference, StayReference
+from recompute._engine.events import Evicted, Forgotten, LetGo, Released
+from recompute._engine.finalizer import Departure, Finalizer, Held, HeldReference, StayReference
 from recompute._engine.frames import Frame
 from recompute._engine.graph import Reference, Value, remains_of
 from recompute._engine.journal import Journal
@@ -94,10 +94,14 @@ class Settling:
                 reference.storage.pool.unlock(reference.storage)
                 self._references.unlocked(reference.storage.values)
                 self._scheduler.notify()
-        elif isinstance(reference, HeldReference) and self._memory.let_go(reference.held):
-            held = reference.held
-            if held.number and self._journal.listeners:
-                self._journal.events.append(LetGo(self._meter.now, held.pool.used, held.number))
+        elif isinstance(reference, HeldReference):
+            self.gone(reference.held)
+
+    def gone(self, held: Held) -> None:
+        """Nobody outside holds a buffer any more. Under the lock."""
+        if self._memory.let_go(held) and self._journal.listeners:
+            kinds = (Released, Forgotten) if held.alone else (LetGo,)
+            self._journal.events += [kind(self._meter.now, held.pool.used, held.number) for kind in kinds]
 
     def settle_departures(self) -> None:
         """Destroy what was evicted, once its adapters know; then its bytes are free. Without the lock."""

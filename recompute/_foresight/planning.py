@@ -25,7 +25,13 @@ _BUSY: Final = 3e-4
 """Seconds of planning in the background after which it pauses."""
 
 _PAUSE: Final = 5e-5
-"""Seconds of such a pause."""
+"""Seconds of such a pause, at least."""
+
+_LONG: Final = 2.5e-3
+"""Seconds of an operation beside which planning takes all the time that it can have."""
+
+_LEAST: Final = 0.2
+"""Of the time, that planning takes beside operations so short that all that they wait for is the interpreter's lock."""
 
 
 class Planning:
@@ -49,6 +55,7 @@ class Planning:
         self._stopped = False
         self._rests = False
         self._rested = perf_counter()
+        self._pause = _pause_beside(recorded)
 
     def start(self) -> None:
         """In the background. Not by `Thread.start`, which waits: Ctrl-C there can come out as a RuntimeError."""
@@ -89,7 +96,7 @@ class Planning:
         if self._stopped:
             raise _Stopped
         if perf_counter() - self._rested > _BUSY:
-            sleep(_PAUSE)
+            sleep(self._pause)
             self._rested = perf_counter()
 
     def _scripts(self) -> Iterator[Script]:
@@ -103,6 +110,14 @@ class Planning:
         for effort in self._efforts:
             sequence, _ = own(problem, None, Effort(effort), online=lambda: known)
             yield script_of(recorded, problem, sequence)
+
+
+def _pause_beside(recorded: Round) -> float:
+    """Seconds of a pause: each operation may wait for the interpreter's lock, which a long one does not feel."""
+    calls = recorded.program.calls
+    mean = recorded.model_cost / len(calls) if calls else 0.0
+    share = min(1.0, max(_LEAST, mean / _LONG))
+    return max(_PAUSE, _BUSY * (1 / share - 1))
 
 
 class _Stopped(Exception):

@@ -10,6 +10,7 @@ from recompute._plans.schedule import Action
 
 def prune(problem: Problem, sequence: Sequence[int]) -> list[int]:
     """The sequence of operations without repeated runs whose results nobody uses. O(arguments)."""
+    problem.rest()
     needed = bytearray(len(problem.storages))
     first = _first_runs(problem, sequence)
     kept: list[int] = []
@@ -31,6 +32,7 @@ def schedule(problem: Problem, sequence: Sequence[int]) -> tuple[tuple[Action, .
 
     A use of a value is served by the last run before it that made the value; in between its storage stays.
     """
+    problem.rest()
     frees = frees_after(problem, sequence)
     sizes, needs, makes = problem.sizes, problem.needs, problem.makes
     resident = bytearray(problem.fixed)
