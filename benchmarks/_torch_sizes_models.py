@@ -13,6 +13,11 @@ Run = Callable[..., Any]
 """Calls a block with what it is given."""
 
 
+def straight(block: Any, *given: Any) -> Any:
+    """A block of a model as it is."""
+    return block(*given)
+
+
 class Training:
     """A model, its optimizer, and a batch that stays the same."""
 
@@ -74,6 +79,11 @@ def _words(scores: Tensor, words: Tensor) -> Tensor:
 def gpt2(run: Run, small: bool) -> Training:
     """GPT-2, 6 blocks of width 384, 4 x 512 tokens, AdamW"""
     width, depth, length, batch, words = (64, 2, 32, 2, 100) if small else (384, 6, 512, 4, 8_000)
+    return gpt2_of(run, width, depth, length, batch, words)
+
+
+def gpt2_of(run: Run, width: int, depth: int, length: int, batch: int, words: int) -> Training:
+    """GPT-2 of any size."""
     module = _Transformer(run, nn.Embedding(words, width), width, depth, length, words, causal=True)
     x = torch.randint(words, (batch, length))
     return Training(module, x, x.roll(-1, 1), _words)

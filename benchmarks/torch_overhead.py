@@ -1,35 +1,50 @@
-"""Measures what an operator call costs in a block without memory pressure: `python benchmarks/torch_overhead.py`.
+"""Measures what a block without memory pressure costs: whole training steps, and single operators.
 
-Bursts of 100 calls on tensors with 16 elements, in turns: in plain torch, in a dispatch mode that only passes calls on
-(the floor of everything that is made in Python), in a block without a limit, and in one with a budget that is never
-reached. The least burst is the figure.
+`python benchmarks/torch_overhead.py --into docs/results` writes torch_overhead.md there. In turns: plain torch, a
+dispatch mode that only passes calls on (the floor of everything that is made in Python), a block without a limit, and
+one with a budget that is never reached. Steps are those of two trainings; bursts are 100 calls on tensors with 16
+elements. The least is the figure, in seconds of the processor: others on the machine make it no larger.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from time import perf_counter
+from pathlib import Path
+from time import process_time
 from typing import Any, Final
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
-from _common import MICRO, markdown
+from _common import MICRO, facts, markdown, say
+from _torch_sizes_models import Training, gpt2_of, straight
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute_torch as rt
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "docs" / "examples"))
+
+from _torch_training import treelstm  # it lies in the examples
+
+ROUNDS: Final = 12
+"""In each of which a training is begun anew in every way."""
+STEPS: Final = 4
 BURSTS: Final = 200
 CALLS: Final = 100
 
 
 class Passing(TorchDispatchMode):
-    """Does nothing itself."""
+    """Does nothing itself but count."""
+
+    operators = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -84,10 +99,10 @@ def burst(function: Callable[[Tensor], Tensor], way: Callable[[], AbstractContex
         x = torch.ones(16) * 1
         for _ in range(5):
             x = function(x)
-        began = perf_counter()
+        began = process_time()
         for _ in range(CALLS):
             x = function(x)
-        return (perf_counter() - began) / CALLS
+        return (process_time() - began) / CALLS
 
 
 def overheads() -> list[dict[str, Any]]:
@@ -102,10 +117,99 @@ def overheads() -> list[dict[str, Any]]:
     return found
 
 
-if __name__ == "__main__":
-    print(
-        markdown(
-            ("", *WAYS, ""),
-            [(each["what"], *(f"{each[name]:.1f}" for name in WAYS), "us") for each in overheads()],
+def _gpt2() -> Callable[[], Any]:
+    training: Training = gpt2_of(straight, width=256, depth=3, length=64, batch=2, words=1_000)
+    return training.step
+
+
+def _treelstm() -> Callable[[], Any]:
+    step = treelstm(128, 20, 96).step
+
+    def same_tree() -> Any:
+        torch.manual_seed(3)
+        return step()
+
+    return same_tree
+
+
+TRAININGS: Final[dict[str, Callable[[], Callable[[], Any]]]] = {
+    "GPT-2, 3 blocks of width 256, 2 x 64 tokens, AdamW": _gpt2,
+    "TreeLSTM, 20 leaves, width 96, batch 128, Adagrad": _treelstm,
+}
+"""Each begins a training, of which it gives the step."""
+
+
+def steps() -> list[dict[str, Any]]:
+    """Seconds of the processor of a step, of each training in each way, and how many operators it has."""
+    found = []
+    for what, begin in TRAININGS.items():
+        best = dict.fromkeys(WAYS, float("inf"))
+        step = begin()
+        step()
+        with Passing() as counting:
+            step()
+        for _ in range(ROUNDS):
+            for name, way in WAYS.items():
+                step = begin()
+                with way():
+                    for _ in range(2):
+                        step()
+                    for _ in range(STEPS):
+                        began = process_time()
+                        step()
+                        best[name] = min(best[name], process_time() - began)
+        say(f"{what}: {best}")
+        found.append({"what": what, "operators": counting.operators} | best)
+    return found
+
+
+def page(trainings: list[dict[str, Any]], bursts: list[dict[str, Any]], machine: dict[str, str]) -> str:
+    """Ratios first: to plain torch, and to the mode that only passes on."""
+    ratios = [
+        (
+            f"{each['what']}: {each['operators']} operators",
+            f"{each['plain'] / MICRO / each['operators']:.1f}",
+            *(f"{each[name] / each['plain']:.2f}" for name in ("mode", "free", "large")),
+            *(f"{each[name] / each['mode']:.2f}" for name in ("free", "large")),
         )
-    )
+        for each in trainings
+    ]
+    return "\n\n".join(
+        [
+            "# PyTorch: what a block costs without pressure",
+            "Made by `python benchmarks/torch_overhead.py --into docs/results`, in one run on one thread. `mode` is a "
+            "dispatch mode that only passes calls on, `free` a block without a limit, `large` one with a budget that "
+            "is never reached. The least of many, taken in turns, in seconds of the processor.",
+            "## Steps",
+            "Goals: at most 1.25 times the mode without a limit, 1.5 times with a budget; the TreeLSTM at most twice "
+            "plain torch without a limit.",
+            markdown(
+                ("", "plain, us an operator", "mode / plain", "free / plain", "large / plain", "free / mode",
+                 "large / mode"), ratios
+            ),
+            "## Operators",
+            "Microseconds of one call on 16 elements.",
+            markdown(
+                ("", "plain", "mode", "free", "large"),
+                [(each["what"], *(f"{each[name]:.1f}" for name in WAYS)) for each in bursts],
+            ),
+            "## Machine",
+            markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]),
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--into", metavar="FOLDER", type=Path, help="write torch_overhead.md there")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = facts() | {"torch": torch.__version__, "threads": "1"}
+    text = page(steps(), overheads(), machine)
+    if options.into:
+        (options.into / "torch_overhead.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

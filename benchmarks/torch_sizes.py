@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # after the number of threads
 from _common import facts, markdown, say
 from _torch_measures import allocated
-from _torch_sizes_models import MODELS, Training
+from _torch_sizes_models import MODELS, Training, straight
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import recompute as rc
@@ -98,11 +98,6 @@ def selective(block: Any, *given: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(
         block, *given, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(products)
     )
-
-
-def straight(block: Any, *given: Any) -> Any:
-    """A block of a model as it is."""
-    return block(*given)
 
 
 RUNS: Final[dict[str, Callable[..., Any]]] = {"checkpoint": checkpointed, "selective": selective}

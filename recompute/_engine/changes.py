@@ -35,6 +35,8 @@ class Changes:
         self.lock = shared.lock
         self.unfinished = False
         """A change has begun and not ended."""
+        self.unlocked: dict[Any, None] = {}
+        """Frames that have begun at once: while there are any, `prepare` is called when a change begins."""
         self._make_good = make_good
         self._prepare = prepare
 
@@ -49,7 +51,8 @@ class Changes:
         if self.unfinished:
             self._make_good()
         self.unfinished = True
-        self._prepare()
+        if self.unlocked:
+            self._prepare()
 
     def end(self) -> None:
         """It has ended, and everything that is counted is right."""

@@ -107,7 +107,7 @@ class Engine:
         """Whether somebody listens or verifies."""
         self.watchful = verify
         """Whether `get` of a resident value is more than a look: somebody listens, verifies, or runs a function."""
-        self.unlocked: dict[Frame, None] = {}
+        self.unlocked: dict[Frame, None] = self.changes.unlocked
         """Frames that have begun at once, and whose arguments are not locked yet."""
         self.note: Callable[[Any], None] = finalizer.queue.append
         """Told when a Recomputable has gone."""
@@ -352,15 +352,14 @@ class Engine:
 
     def _prepare(self) -> None:
         """A change begins: what runs with unlocked arguments must not lose them, and is a frame like others now."""
-        if self.unlocked:
-            for frame in list(self.unlocked):
-                frame.lock_arguments(self.meter.now, self.order)
-                if frame.needs and not frame.reserved:
-                    self.memory.reserve(frame, frame.needs)
-                frame.counts = True
-                self.scheduler.executing += 1
-                self.scheduler.stacks[frame] = None
-                self.unlocked.pop(frame, None)
+        for frame in list(self.unlocked):
+            frame.lock_arguments(self.meter.now, self.order)
+            if frame.needs and not frame.reserved:
+                self.memory.reserve(frame, frame.needs)
+            frame.counts = True
+            self.scheduler.executing += 1
+            self.scheduler.stacks[frame] = None
+            self.unlocked.pop(frame, None)
 
     def _reserve(self, frame: Frame) -> bool:
         """Make room for the outputs, and start; False if the arguments must be locked again."""

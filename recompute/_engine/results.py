@@ -63,7 +63,10 @@ class Results:
         if kind.atomic and self._fingerprints is None:
             return payload, kind.nbytes(payload) if declared is None else declared, 0, "cpu", None, None
         arguments = operation.arguments
-        taken = _is_argument(payload, arguments)
+        taken = False
+        for value in arguments:  # written out, as below: this is on the path of every operation
+            if value.payload is payload:
+                taken = True
         if kind.enter is not None and not taken:
             size, owner = kind.enter(payload)
             buffer = 0 if owner is None else id(owner)
@@ -79,15 +82,20 @@ class Results:
         digest = None
         if self._fingerprints is not None:
             digest = fingerprint(payload)
-            value = operation.outputs[number] if operation.runs else None
-            if value is not None:
-                self._fingerprints.check_repeated(operation, value, digest)
+            output = operation.outputs[number] if operation.runs else None
+            if output is not None:
+                self._fingerprints.check_repeated(operation, output, digest)
         device = "cpu" if kind.device is None else kind.device(payload)
         if kind.timer is not None and device != "cpu":
             self._meter.timers.setdefault(device, kind.timer)
         if kind.destroyed is not None:
             self.fragile = True
-        shares = shared_storage(arguments, buffer) if buffer else None
+        shares = None
+        if buffer:
+            for value in arguments:
+                if value.storage.buffer == buffer:
+                    shares = value.storage
+                    break
         return payload, size if declared is None else declared, buffer, device, digest, shares
 
     # Under the lock
@@ -355,13 +363,6 @@ def _no_result(operation: Operation, payload: Any, part: Any) -> str:
         "value a dependency of the operation; or call the function itself in the place of rc.ap, and join what it "
         f"returns by rc.sequence (created at {operation.created})"
     )
-
-
-def _is_argument(payload: Any, values: tuple[Value, ...]) -> bool:
-    for value in values:  # noqa: SIM110  # a generator takes longer, and this is on the path of every operation
-        if value.payload is payload:
-            return True
-    return False
 
 
 def _no_function() -> None:

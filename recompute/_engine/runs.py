@@ -101,8 +101,8 @@ class Runs:
         options, arguments = operation.options, operation.arguments
         positional: Sequence[Any]
         named = _NONE
-        if operation.positional is arguments and len(arguments) == 1:  # mostly, and quicker
-            positional = (arguments[0].payload,)
+        if operation.positional is arguments:  # mostly, and quicker
+            positional = [argument.payload for argument in arguments]
             if options is not None:
                 named = keywords_of(operation, operation.runs > 0)
         elif operation.runs:
