@@ -1,11 +1,10 @@
 """Measures trainings at sizes where people train, beside every other way to save memory, at equal memory.
 
 `python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there;
-`--models gpt2,vit` chooses, and `--small` only asks whether it runs. Each way is a process of its own: a few steps by
-the clock, then two
-under torch's profiler. Three meters: storages, as a block without a limit counts them; allocations, by the profiler;
-resident memory of the process, beyond what it was before the first step. After each other way, a block gets as many
-bytes of storages as that took, with a plan (foresight) and without one.
+`--models gpt2,vit` chooses, and `--small` only asks whether it runs. Each way is a process of its own, on two threads:
+a few steps by the clock, then two under torch's profiler. Three meters: storages, as a block without a limit counts
+them; allocations, by the profiler; resident memory of the process, beyond what it was before the first step. After each
+other way, a block gets as many bytes of storages as that took, with a plan (foresight) and without one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, Final
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import torch  # after the number of threads
 from _common import facts, markdown, say
@@ -35,9 +34,10 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 import recompute as rc
 import recompute_torch as rt
 
-STEPS: Final = 6
+STEPS: Final = 5
 WARM: Final = 2
-SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5)
+THREADS: Final = 2
+SHARES: Final = (0.8, 0.65, 0.5)
 """Of what lies between what has to stay and the peak."""
 
 
@@ -124,7 +124,7 @@ def ways(model: str, way: str, small: bool, folder: str) -> tuple[Training, Abst
 
 def measure(model: str, way: str, small: bool, steps: int) -> Taken:
     """In a process of its own: time and resident memory first, then storages and allocations."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     with TemporaryDirectory() as folder:
         training, around = ways(model, way, small, folder)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -230,7 +230,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(asdict(measure(*options.one, options.small, options.steps))))
         return
-    machine = facts() | {"torch": torch.__version__, "threads": "1"}
+    machine = facts() | {"torch": torch.__version__, "threads": str(THREADS)}
     found = {name: all_of(name, options.small, options.steps) for name in options.models.split(",")}
     text = page(found, machine)
     if options.into:

@@ -559,7 +559,7 @@ def test_an_interrupt_in_a_destructor_is_raised_by_the_next_use(unraisable: list
     """What strikes while a value goes that nobody refers to any more cannot be raised there; the next use does."""
 
     def work(blocks: Blocks) -> None:
-        del blocks.values[-1], blocks.expected[-1]
+        del blocks.values[-2:], blocks.expected[-2:]
 
     def attempt(blocks: Blocks, tracing: Tracing) -> None:
         before = len(unraisable)
