@@ -172,17 +172,18 @@ class _Run:
         count, levels = block.levels[0], block.levels[1:]
         read = self._names(what).union(*map(self._names, again))
         names = [var for var in block.stacks if var in read]
-        stacks = [_split(block.stacks[var], count) for var in names]
+        size = prod(levels)
+        stacks = [_split(block.stacks[var], count, size) for var in names]
         entries = {id(each.body): within[id(each.body)] for each in again}
 
         def body(carry: Carry, given: Any) -> Any:
             slices, entries = given
-            inner = _Block(levels, dict(zip(names, slices, strict=True)), entries, {})
+            inner = _Block(levels, dict(zip(names, [_long(each, size) for each in slices], strict=True)), entries, {})
             after, made, _ = self.run(what, carry, inner)
-            return after, ([made[var] for var in what.wanted], {at: carry[at] for at in keep})
+            return after, ([_short(made[var], size) for var in what.wanted], {at: carry[at] for at in keep})
 
         after, (made, kept) = lax.scan(body, carry, (stacks, entries), count, reverse=what.body.reverse)
-        return after, dict(zip(what.wanted, map(_join, made), strict=True)), kept
+        return after, dict(zip(what.wanted, [_join(each, size) for each in made], strict=True)), kept
 
     def _steps(self, what: Again, carry: Carry, block: _Block) -> tuple[Carry, Stacks]:
         body, needs = what.body, what.needs
@@ -216,9 +217,20 @@ class _Run:
         return {at: carry[at] for at in needs.carries}
 
 
-def _split(value: Any, count: int) -> Any:
-    return lax.reshape(value, (count, value.shape[0] // count, *value.shape[1:]))
+def _split(value: Any, count: int, size: int) -> Any:
+    """A stack as `count` blocks of `size` steps. Of one step: as it is, which spares XLA a copy."""
+    return value if size == 1 else lax.reshape(value, (count, size, *value.shape[1:]))
 
 
-def _join(value: Any) -> Any:
-    return lax.reshape(value, (value.shape[0] * value.shape[1], *value.shape[2:]))
+def _long(value: Any, size: int) -> Any:
+    """A block of a stack that was split, as a stack."""
+    return lax.expand_dims(value, (0,)) if size == 1 else value
+
+
+def _short(value: Any, size: int) -> Any:
+    """A stack, as a block of one that is to be joined."""
+    return lax.squeeze(value, (0,)) if size == 1 else value
+
+
+def _join(value: Any, size: int) -> Any:
+    return value if size == 1 else lax.reshape(value, (value.shape[0] * size, *value.shape[2:]))
