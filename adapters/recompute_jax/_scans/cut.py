@@ -1,7 +1,8 @@
 """Which values of each step of a scan to stack, so that the rest can be had from them without what is dear to run.
 
 A vertex cut of least bytes between what is not to run again and what later scans read (Ford and Fulkerson 1956; the
-cut nearest to the readers, which leaves least to run). Raising what counts as dear gives several such sets.
+cut nearest to the readers, which leaves least to run). Raising what counts as dear gives several such sets. So does what
+the policies of `jax.checkpoint` save: products of matrices, or those of them that have no batch dimensions.
 """
 
 from __future__ import annotations
@@ -28,14 +29,23 @@ def choices(body: Body, read: Sequence[Var], kept: Collection[Var], alone: bool 
     O(levels x stacked values x equations).
     """
     needs = body.needs(read, given=kept, alone=alone)
-    heavy = {_intensity(eqn) for eqn in needs.equations if kind(eqn) == "heavy"}
-    levels = sorted(heavy)
+    heavy = [eqn for eqn in needs.equations if kind(eqn) == "heavy"]
+    levels = sorted(set(map(_intensity, heavy)))
     step = max(1, -(-len(levels) // _LEVELS))
+    dear = [frozenset(eqn.outvars[0] for eqn in heavy if _intensity(eqn) >= level) for level in levels[::step]]
+    dear += [frozenset(eqn.outvars[0] for eqn in heavy if saves(eqn)) for saves in (_is_dot, _is_dot_without_batch)]
     found: dict[frozenset[Var], None] = {}
-    for level in levels[::step]:
-        found[frozenset(_cut(body, read, kept, level, () if alone else needs.carries, alone))] = None
-    found.pop(frozenset(), None)
+    for firm in dict.fromkeys(each for each in dear if each):
+        found[frozenset(_cut(body, read, kept, firm, () if alone else needs.carries, alone))] = None
     return list(found)
+
+
+def _is_dot(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "dot_general"
+
+
+def _is_dot_without_batch(eqn: JaxprEqn) -> bool:
+    return _is_dot(eqn) and not any(eqn.params["dimension_numbers"][1])
 
 
 def _intensity(eqn: JaxprEqn) -> float:
@@ -44,9 +54,9 @@ def _intensity(eqn: JaxprEqn) -> float:
 
 
 def _cut(
-    body: Body, read: Sequence[Var], kept: Collection[Var], level: float, carries: Sequence[int], alone: bool
+    body: Body, read: Sequence[Var], kept: Collection[Var], dear: Collection[Var], carries: Sequence[int], alone: bool
 ) -> set[Var]:
-    """What makes that many FLOPs for a byte, or more, is not to run again, nor for these carries."""
+    """What makes `dear` values is not to run again, nor for these carries."""
     needs = body.needs(read, given=kept, alone=alone)
     sinks = {*read, *(after for at in carries if isinstance(after := body.next[at], Var))} - set(kept)
     made = [var for eqn in needs.equations for var in eqn.outvars if var not in kept]
@@ -59,7 +69,7 @@ def _cut(
         room[two].setdefault(one, 0.0)
 
     for eqn in needs.equations:
-        firm = kind(eqn) == "heavy" and _intensity(eqn) >= level
+        firm = any(var in dear for var in eqn.outvars)
         for var in eqn.outvars:
             if var not in number:
                 continue
@@ -85,7 +95,7 @@ def _cut(
     left = body.needs(read, given={*kept, *found}).carries
     if len(left) == len(carries):
         return found
-    fewer = _cut(body, read, kept, level, left, alone)  # the others need not be had again
+    fewer = _cut(body, read, kept, dear, left, alone)  # the others need not be had again
     return fewer if set(body.needs(read, given={*kept, *fewer}).carries) <= set(left) else found
 
 

@@ -25,6 +25,8 @@ class Again:
     body: Body
     wanted: tuple[Var, ...]
     needs: Needs
+    alone: Needs | None = None
+    """Of one step from which nothing is carried on; None: something is."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Group:
             names = tuple(wanted.get(id(maker), ()))
             if names:
                 needs = maker.needs(names, given=real)
-                found.append(Again(maker, names, needs))
+                found.append(Again(maker, names, needs, maker.needs(names, given=real, alone=True)))
                 ask(maker, needs.stacks)
         found.reverse()
         return found
@@ -145,7 +147,7 @@ class Group:
         for each in self.readers(real):
             work = max(work, sum(nbytes(var.aval) for again in each for var in again.wanted))
             cost += sum(again.needs.cost for again in each)
-            alone += sum(again.body.needs(again.wanted, given=real, alone=True).cost for again in each)
+            alone += sum(again.alone.cost for again in each if again.alone is not None)
         carried = self.entries(real)
         entry = sum(nbytes(body.carries[at].aval) for body in self.bodies for at in carried.get(id(body), ()))
         stacked = sum(nbytes(var.aval) for var in real if var not in self.results)

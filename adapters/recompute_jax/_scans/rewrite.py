@@ -8,7 +8,7 @@ the carries at the beginning of the blocks within; and at a block of k steps the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -187,6 +187,8 @@ class _Run:
 
     def _steps(self, what: Again, carry: Carry, block: _Block) -> tuple[Carry, Stacks]:
         body, needs = what.body, what.needs
+        if block.levels[0] == 1 and what.alone is not None:
+            needs = replace(what.alone, carries=())
         slices = {body.stacks[at]: block.stacks[self._name(body, at)] for at in needs.stacks}
         slices |= {var: block.stacks[var] for var in needs.given}
 
