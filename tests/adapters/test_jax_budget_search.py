@@ -1,6 +1,8 @@
-"""The search for what the planner may get, against a compiler that is a formula."""
+"""The search for the cheapest plan that fits, against compilers that make anything of a plan."""
 
 from __future__ import annotations
+
+from bisect import bisect_left
 
 import pytest
 from hypothesis import given
@@ -8,78 +10,61 @@ from hypothesis import strategies as st
 
 pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
-from recompute_jax._emit.regions import LENGTH  # after importorskip
-from recompute_jax._remat.budget_search import BudgetSearch  # after importorskip
+from recompute_jax._remat.budget_search import cheapest  # after importorskip
 
-BUDGET = 1_000_000
-LENGTHS = {LENGTH: 4, 4: 1, 1: 0}
+compilers = st.lists(st.integers(1, 100), min_size=1, max_size=40)
 
 
-def search(factor: float, waste: dict[int, int], least: int, compilations: int) -> tuple[int, int, list[int]]:
-    """The most that fitted (0: nothing), the number of compilations, and all that the planner got.
+def taken(compiled: list[int], budget: int, stride: int, upwards: bool) -> tuple[int | None, list[int]]:
+    """What is taken for a budget, and what was compiled for that. Predictions fall with the number of the plan."""
+    predictions = sorted(range(len(compiled)), reverse=True)
+    start = bisect_left([-each for each in predictions], -(budget * len(compiled) // 100))
+    seen: list[int] = []
 
-    What is compiled needs `factor` times what was planned, and `waste` by the length of regions.
-    """
-    aim = BudgetSearch(BUDGET, compilations)
-    best, got = 0, []
-    looks = 0
-    while (planned := aim.given) is not None:
-        got.append(planned)
-        if planned < least:
-            aim.no_plan()
-            continue
-        looks += 1
-        compiled = int(factor * planned) + waste[aim.length]
-        if compiled <= BUDGET:
-            best = max(best, planned)
-            aim.fitted(compiled, 3 - planned / BUDGET)
-        else:
-            aim.exceeded(compiled, planned, LENGTHS[aim.length])
-    return best, looks, got
+    def fits(number: int) -> bool:
+        seen.append(number)
+        return compiled[number] <= budget
+
+    return cheapest(len(compiled), start, fits, stride, upwards), seen
 
 
-@given(
-    st.floats(0.5, 2.0), st.lists(st.integers(0, 200_000), min_size=3, max_size=3), st.integers(0, 300_000), st.data()
-)
-def test_what_fits_is_found(factor: float, waste: list[int], least: int, data: st.DataObject) -> None:
-    """A compiler that needs a multiple of what was planned and some more is seen through in eight compilations."""
-    best, looks, got = search(factor, dict(zip(LENGTHS, waste, strict=True)), least, 8)
-    assert looks <= len(got) <= 8
-    assert all(each > 0 for each in got)
-    if factor * least + max(waste) <= 0.9 * BUDGET:
-        assert best
-    if best:
-        roomy = min((BUDGET - max(waste)) / factor, 1.6 * BUDGET)
-        assert best >= 0.5 * min(roomy, BUDGET)
+@given(compilers, st.integers(1, 100), st.integers(1, 100), st.integers(1, 5), st.booleans())
+def test_more_bytes_never_cost_more(compiled: list[int], one: int, two: int, stride: int, upwards: bool) -> None:
+    """Whatever the compiler makes of each plan, a larger budget gets a plan that is no dearer."""
+    small, large = sorted((one, two))
+    dearer = taken(compiled, small, stride, upwards)[0]
+    if dearer is not None:
+        cheaper = taken(compiled, large, stride, upwards)[0]
+        assert cheaper is not None
+        assert cheaper <= dearer
 
 
-def test_longer_regions_come_back() -> None:
-    """Shorter regions that need more are given up, and the planner gets less."""
-    aim = BudgetSearch(BUDGET, 5)
-    aim.exceeded(1_200_000, 900_000, 4)
-    assert (aim.length, aim.anew) == (4, False)
-    aim.exceeded(1_300_000, 900_000, 1)
-    assert (aim.length, aim.anew) == (LENGTH, True)
-    assert aim.given is not None
-    assert aim.given < 900_000
-    aim.exceeded(1_100_000, aim.given, 4)
-    assert aim.length == LENGTH
+@given(compilers, st.integers(1, 100), st.integers(1, 5), st.booleans())
+def test_what_is_taken_fits(compiled: list[int], budget: int, stride: int, upwards: bool) -> None:
+    """It was compiled, it fits, and nothing is compiled twice."""
+    number, seen = taken(compiled, budget, stride, upwards)
+    assert len(seen) == len(set(seen))
+    if number is not None:
+        assert number in seen
+        assert compiled[number] <= budget
 
 
-def test_shorter_regions_stay() -> None:
-    """Where they need less, later plans are made of them, too."""
-    aim = BudgetSearch(BUDGET, 5)
-    aim.exceeded(1_200_000, 900_000, 4)
-    aim.exceeded(1_100_000, 900_000, 0)
-    assert (aim.length, aim.anew) == (4, True)
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=40, unique=True), st.integers(1, 100), st.integers(1, 5))
+def test_the_cheapest_is_found(sizes: list[int], budget: int, stride: int) -> None:
+    """Where what is dearer needs less, it is the first that fits."""
+    compiled = sorted(sizes, reverse=True)
+    first = next((number for number, size in enumerate(compiled) if size <= budget), None)
+    assert taken(compiled, budget, stride, True)[0] == first
 
 
-@pytest.mark.parametrize("compilations", [1, 2, 5])
-def test_no_more_compilations_than_asked(compilations: int) -> None:
-    """Nothing fits: so many are tried, and the last is announced."""
-    aim = BudgetSearch(BUDGET, compilations)
-    for left in range(compilations, 0, -1):
-        assert aim.given is not None
-        assert aim.is_last == (left == 1)
-        aim.exceeded(50 * BUDGET, aim.given, 0)
-    assert aim.given is None
+@pytest.mark.parametrize(("budget", "upwards", "calls"), [(20, False, 1), (20, True, 2), (18, True, 3)])
+def test_few_are_compiled_if_the_start_is_right(budget: int, upwards: bool, calls: int) -> None:
+    """One if what is cheaper is left aside, or else one more that does not fit, and one for each plan too few."""
+    seen: list[int] = []
+
+    def fits(number: int) -> bool:
+        seen.append(number)
+        return 40 - number <= budget
+
+    assert cheapest(40, 20, fits, 1, upwards) == 40 - budget
+    assert len(seen) == calls

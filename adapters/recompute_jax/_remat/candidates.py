@@ -104,6 +104,8 @@ class AnyCandidates(Protocol):
     plain: Segments
     predicted: int
     """Bytes of the function as it is."""
+    has_loops: bool
+    """Whether scans hand stacks to each other."""
 
     def candidate(self, given: int, effort: float, before: Candidate | None = None, length: int = LENGTH) -> Candidate:
         """The best plan that is found for so many bytes. Raises PlanError if there is none."""
@@ -113,6 +115,9 @@ class AnyCandidates(Protocol):
 
     def leasts(self, effort: float) -> Iterator[Candidate]:
         """The same in several shapes."""
+
+    def uniform(self, effort: float) -> Iterator[Candidate]:
+        """With each step of a loop run again by itself."""
 
 
 class Candidates:
@@ -141,7 +146,10 @@ class Candidates:
         self.predicted = peak(self.plain)
         """Bytes of the function as it is."""
         self._inside = {id(eqn): inside(eqn) for eqn in flat.equations}
-        self._optional = frozenset(var for group in groups_of(flat) for var in group.optional)
+        groups = groups_of(flat)
+        self.has_loops = bool(groups)
+        """Whether scans hand stacks to each other."""
+        self._optional = frozenset(var for group in groups for var in group.optional)
         """Stacks that loops may leave out."""
         self._smallest: Candidate | None = None
         self._bodies: dict[int, AnyCandidates] = {}
@@ -175,6 +183,13 @@ class Candidates:
             fitted = self._fitted(0, effort / 2, 1)
             self._smallest = self._least(Loops(fitted.flat, 1).within(0), effort, fitted)
         return self._smallest
+
+    def uniform(self, effort: float) -> Iterator[Candidate]:
+        """With each step of a loop run again by itself, from what one of its modes keeps; nothing else runs again."""
+        as_it_is = Fitted(self.flat, 0.0, 0, {})
+        for looped in Loops(self.flat, self.predicted).uniform():
+            segments = self._segments(looped.flat)
+            yield self._planned(looped, segments, peak(segments), effort, None, as_it_is)
 
     def leasts(self, effort: float) -> Iterator[Candidate]:
         """The same with loops in several shapes, by rising cost: XLA may need less for one that should need more."""

@@ -1,7 +1,8 @@
 """What XLA makes of a program: bytes of temporaries, by compiling it for a look.
 
 XLA has the last word on memory: it fuses, orders and places buffers. The compilations for looking are done without
-LLVM's optimizations, which change no buffer. Of a program for several devices the bytes are those of one of them.
+LLVM's optimizations and with the simplest code for fusions, which change no buffer. Of a program for several devices
+the bytes are those of one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from recompute_jax._emit.gates import explicit_sharding, varying_axes
 from recompute_jax._remat.report import Trial
 
 _Spec: Any = jax.sharding.PartitionSpec  # which has no types
-_LOOKING: Final[dict[str, Any]] = {"xla_backend_optimization_level": 0}
+_LOOKING: Final[dict[str, Any]] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
 class Argument(NamedTuple):

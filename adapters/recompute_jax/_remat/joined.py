@@ -46,6 +46,7 @@ class JoinedCandidates:
         self.flat = alone.flat
         self.plain = alone.plain
         self.predicted = alone.predicted
+        self.has_loops = alone.has_loops
         self._known: dict[Choice, Candidates] = {}
 
     def candidate(self, given: int, effort: float, before: Candidate | None = None, length: int = LENGTH) -> Candidate:
@@ -53,13 +54,14 @@ class JoinedCandidates:
         best: Candidate | None = None
         failure: PlanError | None = None
         try:
-            best = self._alone.candidate(given, effort / 2, before, length)
+            best = self._alone.candidate(given, effort / 2, before if before and not before.joined else None, length)
         except PlanError as error:
             failure = error
         choices = self._choices(given, effort / 4) if best is None or best.overhead > _SLIGHT else []
         for choice in choices:
             try:
-                inner = self._joined(choice).candidate(given, effort / 4 / len(choices), None, length)
+                start = before if before and before.joined == choice else None
+                inner = self._joined(choice).candidate(given, effort / 4 / len(choices), start, length)
             except PlanError:
                 continue
             found = self._of(inner, choice)
@@ -81,6 +83,13 @@ class JoinedCandidates:
         yield from self._alone.leasts(effort / 2)
         choice = self._nothing()
         for each in self._joined(choice).leasts(effort / 2):
+            yield self._of(each, choice)
+
+    def uniform(self, effort: float) -> Iterator[Candidate]:
+        """With each step of a loop run again by itself."""
+        yield from self._alone.uniform(effort / 2)
+        choice = self._nothing()
+        for each in self._joined(choice).uniform(effort / 2):
             yield self._of(each, choice)
 
     def _choices(self, given: int, effort: float) -> list[Choice]:

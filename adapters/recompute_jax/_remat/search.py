@@ -15,17 +15,17 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from recompute import BudgetError
 from recompute.extend import format_bytes
-from recompute.planners import PlanError
 from recompute_jax._emit.gates import Gate
 from recompute_jax._emit.regions import LENGTH, Region, updates_apart
 from recompute_jax._program.costs import nbytes, size_of
 from recompute_jax._program.fingerprint import fingerprint
 from recompute_jax._program.jaxpr import flatten, struct
 from recompute_jax._program.segments import Segments
-from recompute_jax._remat.budget_search import BudgetSearch
+from recompute_jax._remat.budget_search import cheapest
 from recompute_jax._remat.candidates import AnyCandidates, Candidate
 from recompute_jax._remat.compile import Argument, Compilations
 from recompute_jax._remat.joined import candidates_of
+from recompute_jax._remat.ladder import Ladder
 from recompute_jax._remat.options import Options
 from recompute_jax._remat.planned import Planned
 from recompute_jax._remat.recipe import Recipe
@@ -35,13 +35,14 @@ from recompute_jax._remat.saved import SavedPlan, made_with
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
 _SLIGHT: Final = 1.005  # overhead not worth a trial of the other gate
 _QUICK: Final = 1_500  # equations that compile soon enough to be tried in another way, too
-_MORE: Final = 1.02  # of the budget, for that trial: what is fused is not in memory
 _HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's count is not compiled
 _BODIES: Final = ("bodies of loops and branches are planned, too",)
 _FIRST: Final = 0.02  # effort for any function: some 0.2 seconds
-_EQUATION: Final = 1e-4  # effort for each equation of the function: about what XLA takes to compile it
-_SCRAP: Final = 0.002  # effort that is left in any case
-_ROOMY: Final = 0.85  # of the budget: a schedule that leaves more of it unused may not be the best
+_EQUATION: Final = 5e-5  # effort for each equation of the function: a part of what XLA takes to compile it
+_SCRAP: Final = 0.002  # effort for bodies that are planned once more
+_EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs for large functions, often
+_STRIDE: Final = 2  # plans that are passed over at once in the search
+_NEAR: Final = 1.3  # times the budget: shorter regions may help
 _SHORT: Final = 4  # segments in a region, when more need too much memory
 
 
@@ -86,7 +87,9 @@ class _Search:
         )
         """Bytes of arguments."""
         self.effort = 0.0
-        """What is left of it, in units of `recompute.planners.plan`."""
+        """In units of `recompute.planners.plan`."""
+        self.looks = options.compilations
+        """How many schedules may be compiled yet."""
 
     def make(self) -> Planned:
         options = self.options
@@ -120,30 +123,12 @@ class _Search:
         return self._search(budget)
 
     def _search(self, budget: int) -> Planned:
-        best: _Schedule | None = None
-        wanted = BudgetSearch(budget, self.options.compilations)
-        candidate: Candidate | None = None
-        before: Candidate | None = None
-        while (given := wanted.given) is not None:
-            if candidate is None or wanted.anew or candidate.length:
-                try:
-                    candidate = before = self._candidate(given, wanted.is_last, before, wanted.length)
-                except PlanError:
-                    candidate = None
-                    wanted.no_plan()
-                    continue
-            found = self._schedule(candidate, given, wanted.length, f"planned for {format_bytes(given)}")
-            if found.trial.compiled > budget:
-                peak = int(self.scale * candidate.plan.peak)
-                wanted.exceeded(found.trial.compiled, peak, self._shorter(wanted.length, found))
-                continue
-            if best is None or found.trial.overhead < best.trial.overhead:
-                best = found
-            wanted.fitted(found.trial.compiled, found.trial.overhead)
+        """Of the plans that fit, the cheapest that is found; see `cheapest` for why more bytes never cost more."""
+        equations = size_of(self.closed.jaxpr)
+        ladder = Ladder(self.candidates, self.effort, equations)
+        best = self._of(ladder.common, budget, ladder.is_large) or self._of(ladder.scarce, budget, ladder.is_large)
         if best is None:
-            best = self._smallest(budget)
-        elif best.candidate.looped.texts and best.trial.compiled < _ROOMY * budget:
-            best = self._roomier(best, budget)
+            best = self._smallest(ladder, budget)
         if best.trial.compiled > budget:
             least = min(each.compiled for each in self.compilations.trials)
             raise BudgetError(
@@ -151,8 +136,6 @@ class _Search:
                 f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that, or "
                 "let it look longer (compilations=, effort=)" + self._about_donation()
             )
-        if self.options.other is not None:
-            best = self._through(self.options.other, best, budget)
         return self._planned(best, budget)
 
     def _about_donation(self) -> str:
@@ -167,62 +150,71 @@ class _Search:
         """All of it: it grows with the function, as the time of compiling does."""
         return self.options.effort * (_FIRST + _EQUATION * size_of(self.closed.jaxpr))
 
-    def _candidate(self, given: int, is_last: bool, before: Candidate | None, length: int = LENGTH) -> Candidate:
-        part = self.effort if is_last else self.effort / 2
-        self.effort = max(_SCRAP, self.effort - part)
-        return self.candidates.candidate(int(given / self.scale), part, before, length)
-
-    def _smallest(self, budget: int) -> _Schedule:
-        """The first that fits of some schedules for little memory, or else the last."""
-        candidate: Candidate | None = None
-        found: _Schedule | None = None
-        for candidate in self.candidates.leasts(self._effort() / 6):
-            if self.scale * candidate.plan.peak <= _HOPELESS * budget:
-                found = self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, "a plan for little")
-                if found.trial.compiled <= budget:
-                    return found
-                again = self._without_copies(candidate, budget)
-                if again is not None:
-                    return again
-        assert candidate is not None, "there is one at least"
-        if found is not None:
-            return found
-        found = self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, "the least plan")
-        return found if found.trial.compiled <= budget else self._without_copies(candidate, budget) or found
-
-    def _without_copies(self, candidate: Candidate, budget: int) -> _Schedule | None:
-        """The same behind the other gate, if it fits: XLA copies donated arguments that a branch reads."""
-        if self.options.other is None or not self.donated:
+    def _of(self, rungs: Sequence[Candidate], budget: int, is_large: bool) -> _Schedule | None:
+        """The cheapest of these plans that is found to fit."""
+        expected = [self.scale * each.plan.peak * (_EXPECTED if is_large else 1.0) for each in rungs]
+        if not rungs or min(expected) > _HOPELESS * budget:
             return None
-        given = int(self.scale * candidate.plan.budget)
-        what = f"a plan for little, gate {self.options.other}"
-        found = self._schedule(candidate, given, 1, what, self.options.other)
-        return found if found.trial.compiled <= budget else None
+        known: dict[int, _Schedule | None] = {}
 
-    def _roomier(self, best: _Schedule, budget: int) -> _Schedule:
-        """The cheapest of the schedules for little memory that fit, where the search has left room: XLA needs less for
+        def fits(number: int) -> bool:
+            if number not in known:
+                known[number] = self._fitting(rungs[number], budget)
+            return known[number] is not None
 
-        some shapes of loops than is counted.
-        """
-        for candidate in self.candidates.leasts(self._effort() / 6):
-            if candidate.overhead < best.candidate.overhead:
-                given = int(self.scale * candidate.plan.budget)
-                found = self._schedule(candidate, given, 1, "a plan for little")
-                if found.trial.compiled <= budget:
+        start = next((number for number, size in enumerate(expected) if size <= budget), len(rungs) - 1)
+        number = cheapest(len(rungs), start, fits, 1 if is_large else _STRIDE, upwards=not is_large)
+        if number is None:
+            return None
+        best = known[number]
+        assert best is not None, "it fits"
+        return self._through(rungs[max(0, number - 1)], best, budget)
+
+    def _fitting(self, candidate: Candidate, budget: int) -> _Schedule | None:
+        """The plan in regions that fit, which leave XLA less to order where they must; None: it does not fit."""
+        length = LENGTH
+        given = candidate.plan.budget
+        while self.looks > 0:
+            self.looks -= 1
+            what = f"planned for {format_bytes(int(self.scale * given))}"
+            found = self._schedule(candidate, int(self.scale * given), length, what)
+            if found.trial.compiled <= budget:
+                return found
+            length = self._shorter(length, found) if found.trial.compiled <= _NEAR * budget else 0
+            if not length:
+                return None
+            if candidate.length:
+                candidate = self.candidates.candidate(given, _SCRAP, None, length)
+        return None
+
+    def _smallest(self, ladder: Ladder, budget: int) -> _Schedule:
+        """The first that fits of some schedules for little memory, or else the one that needs least."""
+        best: _Schedule | None = None
+        gates = [None] if self.options.other is None or not self.donated else [None, self.options.other]
+        for candidate in ladder.little():
+            for gate in gates:  # XLA copies donated arguments that a branch reads: another gate has none
+                what = "a plan for little" + (f", gate {gate}" if gate else "")
+                found = self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, what, gate)
+                if best is None or found.trial.compiled < best.trial.compiled:
                     best = found
+                if best.trial.compiled <= budget:
+                    return best
+        assert best is not None, "there is one at least"
         return best
 
-    def _through(self, other: Gate, best: _Schedule, budget: int) -> _Schedule:
-        """The better of `best` and a plan for a little more behind the other gate, over which XLA fuses."""
-        if best.trial.overhead <= _SLIGHT or not best.is_quick or best.candidate.looped.texts or best.candidate.length:
+    def _through(self, cheaper: Candidate, best: _Schedule, budget: int) -> _Schedule:
+        """The next cheaper plan if it fits behind the other gate, over which XLA fuses; or else `best` behind it."""
+        other = self.options.other
+        if other is None or best.trial.overhead <= _SLIGHT or not best.is_quick:
             return best
-        given = int(_MORE * budget)
-        try:
-            candidate = self._candidate(given, True, best.candidate)
-        except PlanError:
-            return best
-        found = self._schedule(candidate, given, LENGTH, f"planned for {format_bytes(given)}, gate {other}", other)
-        return found if found.trial.compiled <= budget and found.trial.flops < best.trial.flops else best
+        for candidate in (cheaper, best.candidate):
+            if candidate.looped.texts or candidate.length or candidate.is_plain:
+                continue
+            given = int(self.scale * candidate.plan.budget)
+            found = self._schedule(candidate, given, LENGTH, f"planned for {format_bytes(given)}, gate {other}", other)
+            if found.trial.compiled <= budget and (candidate is cheaper or found.trial.flops < best.trial.flops):
+                return found
+        return best
 
     def _shorter(self, length: int, found: _Schedule) -> int:
         """Segments in a region, if so many may need too much memory; 0: no fewer are worth another compilation."""

@@ -20,6 +20,7 @@ from recompute_jax._program.text import short
 from recompute_jax._scans.groups import Group, Mode
 
 _BISECTIONS: Final = 12
+_WORTH: Final = 0.97  # of the bytes of what is cheaper: more are not worth the cost
 _DEPTHS: Final = (1, 2)  # levels of blocks, where nothing has fitted yet
 _NAMED: Final = 4  # kinds of stacks, in a text
 
@@ -106,6 +107,12 @@ def shape(group: Group, room: int) -> Shape:
     return min(found, key=lambda each: each.peak)
 
 
+def uniform(group: Group) -> list[Shape]:
+    """Each step by itself, for each mode, as `jax.checkpoint` around the body does."""
+    ways = [_Way(mode, 1, alone=True) for mode in group.modes[1:]]
+    return [_parts(group, [_lay(way, group.length, 0, 0)]) for way in ways]
+
+
 def smallest(group: Group) -> list[Shape]:
     """Shapes for little memory, by rising cost: blocks of one step, then of few levels, last the smallest.
 
@@ -123,21 +130,19 @@ def smallest(group: Group) -> list[Shape]:
 
 
 def _ways(group: Group) -> list[_Way]:
-    """By falling bytes and rising costs, about."""
-    ways = [_Way(group.modes[0], 0)]
-    for mode in group.modes[1:]:
-        ways += [_Way(mode, 1, alone=True), _Way(mode, 1)]
-    last = group.modes[-1]
-    if len(group.modes) > 1:
-        smallest = _parts(group, [_lay(ways[-1], group.length, 0, group.modes[0].stacked)]).peak
-        for depth in range(2, group.length.bit_length()):
-            way = _Way(last, depth)
-            peak = _parts(group, [_lay(way, group.length, 0, group.modes[0].stacked)]).peak
-            if peak > 0.95 * smallest:
-                break
-            smallest = peak
-            ways.append(way)
-    return ways
+    """By falling bytes and rising costs, those worth it if all steps are run in that way."""
+    plain = group.modes[0].stacked
+    first = _Way(group.modes[0], 0)
+    ways = [_Way(mode, 1, alone) for mode in group.modes[1:] for alone in (True, False)]
+    ways += [_Way(group.modes[-1], depth) for depth in range(2, group.length.bit_length()) if len(group.modes) > 1]
+    shapes = [(_parts(group, [_lay(way, group.length, 0, plain)]), way) for way in ways]
+    found: list[_Way] = []
+    least = float(group.length * plain)
+    for made, way in sorted(shapes, key=lambda each: (each[0].cost, each[0].peak)):
+        if made.peak <= _WORTH * least:
+            least = made.peak
+            found.append(way)
+    return [first, *found]
 
 
 def _mixed(group: Group, less: _Way, more: _Way, steps: int) -> Shape:

@@ -31,6 +31,17 @@ class Needs:
     """Of one step."""
 
 
+@dataclass(frozen=True)
+class Spread:
+    """A constant of a scan that is broadcast from little: each step makes it anew, so that it takes no memory."""
+
+    eqn: JaxprEqn
+    values: Sequence[Any]
+
+    def made(self) -> Any:
+        return bind(self.eqn, self.values)[0]
+
+
 class Body:
     """A scan of the function, and its equations for one step."""
 
@@ -98,7 +109,8 @@ class Body:
     ) -> tuple[dict[int, Any], list[Any]]:
         """One step: the next of the needed carries, and the wanted values. `known`: carries, slices, given values."""
         env: dict[Var, Any] = dict(zip(self.flat.constvars, self.flat.consts, strict=True))
-        env.update(zip(self.constants, constants, strict=True))
+        values = [each.made() if isinstance(each, Spread) else each for each in constants]
+        env.update(zip(self.constants, values, strict=True))
         env.update(known)
 
         def read(atom: Atom) -> Any:

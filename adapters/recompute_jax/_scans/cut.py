@@ -1,8 +1,8 @@
 """Which values of each step of a scan to stack, so that the rest can be had from them without what is dear to run.
 
 A vertex cut of least bytes between what is not to run again and what later scans read (Ford and Fulkerson 1956; the
-cut nearest to the readers, which leaves least to run). Raising what counts as dear gives several such sets. So does what
-the policies of `jax.checkpoint` save: products of matrices, or those of them that have no batch dimensions.
+cut nearest to the readers, which leaves least to run). Raising what counts as dear gives several such sets; so do the
+policies of `jax.checkpoint`: products of matrices are dear, or those that have no batch dimensions.
 """
 
 from __future__ import annotations

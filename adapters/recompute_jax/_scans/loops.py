@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recompute_jax._program.jaxpr import Flat, flatten
-from recompute_jax._scans.blocks import Shape, shape, smallest
+from recompute_jax._scans.blocks import Shape, shape, smallest, uniform
 from recompute_jax._scans.groups import Group, groups_of
 from recompute_jax._scans.rewrite import rewrite
 
@@ -59,6 +59,12 @@ class Loops:
         shapes = [smallest(group) for group in self.groups]
         for place in range(max(map(len, shapes), default=1)):
             yield self._looped(tuple([each[max(0, place - max(map(len, shapes)) + len(each))] for each in shapes]))
+
+    def uniform(self) -> Iterator[Looped]:
+        """The function with each step of its loops run again by itself; all loops in the same mode, by its place."""
+        shapes = [uniform(group) for group in self.groups]
+        for place in range(max(map(len, shapes), default=0)):
+            yield self._looped(tuple([each[min(place, len(each) - 1)] for each in shapes]))
 
     def _looped(self, shapes: tuple[Shape, ...]) -> Looped:
         changed = [(each.group, each.parts) for each in shapes if not each.is_plain]

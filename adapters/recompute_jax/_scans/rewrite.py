@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from recompute_jax._program.costs import nbytes
 from recompute_jax._program.jaxpr import Flat, bind, struct
 from recompute_jax._scans.blocks import Part
-from recompute_jax._scans.body import Body, Needs
+from recompute_jax._scans.body import Body, Needs, Spread
 from recompute_jax._scans.groups import Again, Group
 
 Carry = dict[int, Any]
@@ -37,14 +38,26 @@ def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> Close
             emitting = _Emitting(group, parts)
             owner.update((id(body.eqn), (emitting, body)) for body in group.bodies)
         env: dict[Var, Any] = dict(zip([*flat.constvars, *flat.invars], sources, strict=True))
+        spread: dict[Var, Spread] = {}
         for eqn in flat.equations:
             values = [atom.val if isinstance(atom, Literal) else env[atom] for atom in eqn.invars]
             found = owner.get(id(eqn))
-            results = bind(eqn, list(map(_whole, values))) if found is None else found[0].scan(found[1], values)
+            if found is None:
+                results = bind(eqn, list(map(_whole, values)))
+                if eqn.primitive.name == "broadcast_in_dim" and _widens(eqn):
+                    spread[eqn.outvars[0]] = Spread(eqn, list(map(_whole, values)))
+            else:
+                constants = len(found[1].constants)
+                late = [spread.get(atom, value) for atom, value in zip(eqn.invars, values, strict=True)]  # type: ignore[arg-type]  # a literal is not there
+                results = found[0].scan(found[1], [*late[:constants], *values[constants:]])
             env.update(zip(eqn.outvars, results, strict=True))
         return [atom.val if isinstance(atom, Literal) else _whole(env[atom]) for atom in flat.outvars]
 
     return jax.make_jaxpr(run)(*[struct(var.aval) for var in (*flat.constvars, *flat.invars)])
+
+
+def _widens(eqn: JaxprEqn) -> bool:
+    return all(2 * nbytes(each.aval) <= nbytes(eqn.outvars[0].aval) for each in eqn.invars)
 
 
 class _Stack:

@@ -1,0 +1,84 @@
+"""Plans of one function for a series of budgets: the same series whatever is asked for, each cheaper than the last.
+
+A plan for more bytes starts from the one for fewer, so it is no dearer. To these come the loops of the function in
+uniform shapes, which are what `jax.checkpoint` makes of a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
+from math import ceil, log
+from typing import Final
+
+from recompute.planners import PlanError
+from recompute_jax._remat.candidates import AnyCandidates, Candidate
+
+_MIDDLE: Final = 0.3  # of the plain function's bytes: plans for less are made only where they are asked for
+_STEP: Final = 0.93  # of one budget to the next
+_LONG_STEP: Final = 0.85  # where planning must be quick, or loops can be in many shapes anyway
+_LARGE: Final = 1_000  # equations, above which it must
+_UNIFORM: Final = 1.1  # times the bytes of what costs no more: XLA needs less for uniform loops than for others
+_LEAST: Final = 3  # plans that are compiled where no other fits
+_SAME: Final = 1e-4  # of the cost of the function: no gain
+
+
+class Ladder:
+    """The series, in two parts: `common` for most budgets, `scarce` for little memory. By rising cost, each."""
+
+    def __init__(self, candidates: AnyCandidates, effort: float, equations: int) -> None:
+        self._candidates = candidates
+        self._effort = effort
+        self.is_large = equations > _LARGE
+        self._step = _LONG_STEP if self.is_large or candidates.has_loops else _STEP
+
+    @cached_property
+    def common(self) -> list[Candidate]:
+        """Plans for about a third of the plain function's bytes and more, and with loops in uniform shapes."""
+        most = self._candidates.predicted
+        found = self._climb(int(_MIDDLE * most), most, None)
+        return _worth(found, list(self._candidates.uniform(self._effort / 4)))
+
+    @cached_property
+    def scarce(self) -> list[Candidate]:
+        """Plans for less. None is cheaper than those for more."""
+        dearest = self.common[-1].overhead if self.common else 1.0
+        least = self._candidates.least(self._effort / 4)
+        found = self._climb(least.plan.budget, int(_MIDDLE * self._candidates.predicted), least)
+        return _worth([each for each in [least, *found] if each.overhead > dearest or not self.common], [])
+
+    def little(self) -> list[Candidate]:
+        """Plans for little memory, the compiler may make less of some than of others: those that should need least."""
+        pool = [*self.common, *self.scarce, *self._candidates.leasts(self._effort / 4)]
+        return sorted(pool, key=lambda each: each.plan.peak)[:_LEAST]
+
+    def _climb(self, low: int, high: int, before: Candidate | None) -> list[Candidate]:
+        count = max(1, ceil(log(max(1.0, high / max(1, low))) / -log(self._step)))
+        found: list[Candidate] = []
+        for place in range(count, -1, -1):
+            given = max(2, int(high * self._step**place))
+            for made in self._plans(given, self._effort / (count + 1), before):
+                if before is None or made.overhead < before.overhead - _SAME:
+                    before = made
+                    found.append(made)
+        return found
+
+    def _plans(self, given: int, effort: float, before: Candidate | None) -> Iterator[Candidate]:
+        """Made from the one before, and, where that is quick or there is none, anew."""
+        starts = [None] if before is None else [before] if self.is_large else [before, None]
+        for start in starts:
+            with suppress(PlanError):
+                yield self._candidates.candidate(given, effort, start)
+
+
+def _worth(found: list[Candidate], uniform: list[Candidate]) -> list[Candidate]:
+    """By rising cost, those that need less than all that cost less, about."""
+    worth: list[Candidate] = []
+    least = float("inf")
+    special = set(map(id, uniform))
+    for each in sorted([*found, *uniform], key=lambda each: (each.overhead, each.plan.peak)):
+        if each.plan.peak < (_UNIFORM if id(each) in special else 1.0) * least:
+            worth.append(each)
+            least = min(least, each.plan.peak)
+    return worth

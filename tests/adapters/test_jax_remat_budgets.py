@@ -1,0 +1,152 @@
+"""Budgets of `remat`: more bytes never cost more, and where a policy of `jax.checkpoint` fits, it does no worse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recompute import BudgetError
+
+jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
+
+from recompute_jax import remat  # noqa: E402  # after importorskip
+from recompute_jax._program.costs import flops, subjaxprs  # noqa: E402  # after importorskip
+from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates  # noqa: E402  # after importorskip
+from recompute_jax._remat.compile import Argument, Compilations  # noqa: E402  # after importorskip
+from recompute_jax._remat.ladder import Ladder  # noqa: E402  # after importorskip
+from recompute_jax._remat.report import Trial  # noqa: E402  # after importorskip
+
+jnp = jax.numpy
+lax = jax.lax
+
+MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+POLICIES = "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
+WORSE = 1.02
+Wrap = Callable[[Any], Any]
+
+
+def compiled(function: Any, args: Any) -> Trial:
+    """Temporaries and FLOPs; the bodies of scans count once."""
+    closed = jax.make_jaxpr(function)(*args)
+    assert not closed.consts
+    return Compilations("cpu").compile(closed, [Argument()] * len(closed.in_avals), "", MEMORY)
+
+
+@cache
+def sequence(kinds: str) -> Any:
+    """The gradient of a chain of layers, a kind for each letter."""
+
+    def loss(w: Any, x: Any) -> Any:
+        first = x
+        for kind in kinds:
+            if kind == "t":
+                x = jnp.tanh(x @ w)
+            elif kind == "s":
+                x = x + jnp.sin(x) * 0.5
+            elif kind == "f":
+                x = x * 0.5 + first
+            else:
+                x = x + jnp.exp(-((x @ w @ w.T) ** 2))
+        return (x**2).mean()
+
+    return jax.grad(loss)
+
+
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)
+@given(kinds=st.text("tsfe", min_size=3, max_size=9), one=st.floats(0.3, 1.0), two=st.floats(0.3, 1.0))
+def test_more_bytes_never_cost_more(kinds: str, one: float, two: float) -> None:
+    """Of two budgets the larger has a plan if the smaller has, at no higher planned cost, nor more compiled FLOPs."""
+    args = jnp.eye(16) * 0.9, jnp.ones((128, 16))
+    small, large = sorted((one, two))
+    try:
+        dearer = remat(sequence(kinds), small).plan(*args)
+    except BudgetError:
+        return
+    cheaper = remat(sequence(kinds), large).plan(*args)
+    assert cheaper.overhead <= dearer.overhead
+    flops = [next(each.flops for each in plan.trials if each.compiled == plan.compiled) for plan in (cheaper, dearer)]
+    assert flops[0] <= WORSE * flops[1]
+
+
+@settings(max_examples=10, deadline=None)
+@given(kinds=st.text("tsfe", min_size=3, max_size=9))
+def test_plans_of_the_series_are_worth_their_bytes(kinds: str) -> None:
+    """By rising cost, each plan for little memory dearer than the others, and each needs less than the one before."""
+    args = jnp.eye(16) * 0.9, jnp.ones((128, 16))
+    flat = flatten(jax.make_jaxpr(sequence(kinds))(*args), inline_custom=False)
+    ladder = Ladder(Candidates(flat, kinds, "branch", 0, None), 0.02, len(flat.equations))
+    plans = [*ladder.common, *ladder.scarce]
+    assert plans[0].overhead == 1
+    assert all(one.overhead < two.overhead for one, two in pairwise(plans))
+    for part in ladder.common, ladder.scarce:
+        assert all(one.plan.peak > two.plan.peak for one, two in pairwise(part))
+
+
+def plain_scan(wrap: Wrap) -> Any:
+    def loss(weights: Any, x: Any) -> Any:
+        return (lax.scan(wrap(layer), x, weights)[0] ** 2).mean()
+
+    return jax.grad(loss)
+
+
+def unrolled_scan(wrap: Wrap) -> Any:
+    def loss(weights: Any, x: Any) -> Any:
+        return (lax.scan(wrap(layer), x, weights, unroll=2)[0] ** 2).mean()
+
+    return jax.grad(loss)
+
+
+def layers(wrap: Wrap) -> Any:
+    def loss(weights: Any, x: Any) -> Any:
+        for number in range(8):
+            x = wrap(layer)(x, jax.tree.map(lambda each, at=number: each[at], weights))[0]
+        return (x**2).mean()
+
+    return jax.grad(loss)
+
+
+def layer(x: Any, weights: Any) -> Any:
+    up, down = weights
+    centred = x - x.mean(-1, keepdims=True)
+    return x + jax.nn.gelu(centred * lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) @ up) @ down, None
+
+
+def weights_and_x() -> Any:
+    one, two, three = jax.random.split(jax.random.key(0), 3)
+    up, down = jax.random.normal(one, (8, 32, 128)), jax.random.normal(two, (8, 128, 32))
+    return (up / 6, down / 12), jax.random.normal(three, (256, 32))
+
+
+def products(jaxpr: Any) -> float:
+    """FLOPs of the products of matrices in it, of every step of scans."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        inner = sum(map(products, subjaxprs(eqn)), 0.0) * eqn.params.get("length", 1)
+        total += inner if inner else flops(eqn) if eqn.primitive.name == "dot_general" else 0.0
+    return total
+
+
+@pytest.mark.parametrize(
+    "model",
+    [plain_scan, pytest.param(unrolled_scan, marks=pytest.mark.slow), pytest.param(layers, marks=pytest.mark.slow)],
+    ids=lambda each: each.__name__,
+)
+def test_no_worse_than_the_policies_of_checkpoint(model: Any) -> None:
+    """Where a policy fits, so does a plan, with at most 1.02 of its products; so the least is no larger than theirs."""
+    args = weights_and_x()
+    for policy in POLICIES:
+        save = getattr(jax.checkpoint_policies, policy)
+        rival = model(lambda f, save=save: jax.checkpoint(f, policy=save))
+        budget = compiled(rival, args).compiled
+        function = remat(model(lambda f: f), budget)
+        assert function.plan(*args).compiled <= budget
+        made = products(function.trace(*args).jaxpr.jaxpr)
+        assert 0 < made <= WORSE * products(jax.make_jaxpr(rival)(*args).jaxpr)
