@@ -17,7 +17,7 @@ from recompute_jax._remat.candidates import AnyCandidates, Candidate
 
 _MIDDLE: Final = 0.3  # of the plain function's bytes: plans for less are made only where they are asked for
 _STEP: Final = 0.93  # of one budget to the next
-_LONG_STEP: Final = 0.85  # where planning must be quick, or loops can be in many shapes anyway
+_LONG_STEP: Final = 0.82  # where planning must be quick, or loops can be in many shapes anyway
 _LARGE: Final = 1_000  # equations, above which it must
 _UNIFORM: Final = 1.1  # times the bytes of what costs no more: XLA needs less for uniform loops than for others
 _LEAST: Final = 3  # plans that are compiled where no other fits
@@ -29,8 +29,8 @@ class Ladder:
 
     def __init__(self, candidates: AnyCandidates, effort: float, equations: int) -> None:
         self._candidates = candidates
-        self._effort = effort
         self.is_large = equations > _LARGE
+        self._effort = effort / 2 if self.is_large else effort
         self._step = _LONG_STEP if self.is_large or candidates.has_loops else _STEP
 
     @cached_property

@@ -54,7 +54,7 @@ class Options:
     other: Gate | None
     """Tried, too, where compiling is quick."""
     effort: float
-    """Of planning: 1 takes about as long as compiling the function once."""
+    """Of planning: 1 takes at most about as long as compiling the function once."""
     compilations: int
     """At most so many schedules are compiled to look at their memory."""
     seed: int

@@ -104,7 +104,7 @@ def remat(
         "estimated" from shapes (FLOPs and bytes), or "measured": each kind of segment is compiled and timed, once.
     effort
         How long to plan, in steps, not in seconds, so that a plan is the same on every machine: 1 takes about as long
-        as XLA compiles the function.
+        as XLA compiles a small function, and less than that for a large one.
     compilations
         How many schedules are compiled, at most, to see what memory XLA needs for them.
     offload

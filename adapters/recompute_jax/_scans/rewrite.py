@@ -48,7 +48,10 @@ def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> Close
                     spread[eqn.outvars[0]] = Spread(eqn, list(map(_whole, values)))
             else:
                 constants = len(found[1].constants)
-                late = [spread.get(atom, value) for atom, value in zip(eqn.invars, values, strict=True)]  # type: ignore[arg-type]  # a literal is not there
+                late = [
+                    spread.get(atom, value) if isinstance(atom, Var) else value
+                    for atom, value in zip(eqn.invars, values, strict=True)
+                ]
                 results = found[0].scan(found[1], [*late[:constants], *values[constants:]])
             env.update(zip(eqn.outvars, results, strict=True))
         return [atom.val if isinstance(atom, Literal) else _whole(env[atom]) for atom in flat.outvars]
