@@ -20,7 +20,7 @@ _STEP: Final = 0.93  # of one budget to the next
 _LONG_STEP: Final = 0.82  # where planning must be quick, or loops can be in many shapes anyway
 _LARGE: Final = 1_000  # equations, above which it must
 _UNIFORM: Final = 1.1  # times the bytes of what costs no more: XLA needs less for uniform loops than for others
-_LEAST: Final = 3  # plans that are compiled where no other fits
+_LEAST: Final = 2  # plans of the series that are tried once more, in the shortest regions
 _SAME: Final = 1e-4  # of the cost of the function: no gain
 
 
@@ -48,10 +48,14 @@ class Ladder:
         found = self._climb(least.plan.budget, int(_MIDDLE * self._candidates.predicted), least)
         return _worth([each for each in [least, *found] if each.overhead > dearest or not self.common], [])
 
-    def little(self) -> list[Candidate]:
-        """Plans for little memory, the compiler may make less of some than of others: those that should need least."""
-        pool = [*self.common, *self.scarce, *self._candidates.leasts(self._effort / 4)]
-        return sorted(pool, key=lambda each: each.plan.peak)[:_LEAST]
+    def little(self, most: float) -> list[Candidate]:
+        """Plans for little memory: the compiler may make less of some than of others. Those that need at most so many
+
+        bytes by the planner's count, or else the few that need least.
+        """
+        series = sorted([*self.common, *self.scarce], key=lambda each: each.plan.peak)[:_LEAST]
+        pool = [*self._candidates.leasts(self._effort / 4), *series]
+        return [each for each in pool if each.plan.peak <= most] or sorted(pool, key=lambda each: each.plan.peak)[:2]
 
     def _climb(self, low: int, high: int, before: Candidate | None) -> list[Candidate]:
         count = max(1, ceil(log(max(1.0, high / max(1, low))) / -log(self._step)))

@@ -191,7 +191,7 @@ class _Search:
         """The first that fits of some schedules for little memory, or else the one that needs least."""
         best: _Schedule | None = None
         gates = [None] if self.options.other is None or not self.donated else [None, self.options.other]
-        for candidate in ladder.little():
+        for candidate in ladder.little(_HOPELESS * budget / self.scale):
             for gate in gates:  # XLA copies donated arguments that a branch reads: another gate has none
                 what = "a plan for little" + (f", gate {gate}" if gate else "")
                 found = self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, what, gate)
