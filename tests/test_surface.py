@@ -177,8 +177,9 @@ LAYERS = {
         _engine.verify""",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
     "parts": """_engine.changes _engine.journal _engine.meter _engine.copies _engine.finalizer _engine.frames
-        _engine.memory _engine.advice _engine.scheduler _engine.moving _engine.results _engine.runs _engine.reservations
-        _engine.recovery _engine.references _engine.settling _engine.ahead _engine.destroyed""",
+        _engine.device_tiers _engine.memory _engine.advice _engine.scheduler _engine.moving _engine.results
+        _engine.runs _engine.reservations _engine.recovery _engine.references _engine.settling _engine.ahead
+        _engine.destroyed""",
     "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
     "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
@@ -208,12 +209,12 @@ FOR_TYPES = {
     "_engine.advice": "_engine.memory",  # it asks
     "_engine.ahead": "_engine.moving",  # says that the program has waited
     "_foresight.foresight": "_cache",  # it has one
-    "_engine.memory": """_engine.graph _engine.copies _engine.finalizer _engine.frames
+    "_engine.memory": """_engine.graph _engine.finalizer _engine.frames _engine.device_tiers
         _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
     "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling _engine.thrashing
         _engine.ahead _engine.destroyed""",  # whose part they are
     "_engine.copies": "_engine.graph",  # what a tier has of a value
-    "_engine.finalizer": "_engine.graph _engine.copies",  # what a storage leaves when somebody outside holds it
+    "_engine.finalizer": "_engine.graph",  # what a storage leaves when somebody outside holds it
     "_policy.neighbourhoods": "_engine.graph",  # the component that a storage is in
     "_adapters.arrays": "_adapters.adapter",  # an adapter says whether it is one of arrays
     "_cache": "_context _watching",
