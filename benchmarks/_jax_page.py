@@ -22,10 +22,10 @@ temporaries (`memory_analysis().temp_size_in_bytes`).
 
 Times: after one run to warm up, all compiled programs of a model run once each in turns, forwards and backwards, for
 several rounds. "ms" is the median of a program. Programs are compared by the median over the rounds of the ratio of
-their times in the same round, so that what else the machine does hits both. Plain jit is compiled and timed twice; what
-the ratio of the two differs from 1 is the noise of that model. Processor time is that of all threads of the process: it
-is less disturbed by what else runs, which the load at the end of the page tells. Times belong to the machine below.
-Nothing here was measured on a GPU.
+their times in the same round, so that other work of the machine affects both. Plain jit is compiled and timed twice;
+the distance of the ratio of the two from 1 is the noise of that model. Processor time is that of all threads of the
+process: other programs disturb it less (see the load at the end of the page). Times are for the machine below. Nothing
+here was measured on a GPU.
 
 """
 
@@ -195,8 +195,8 @@ def _compilation(less: Sequence[tuple[Result, Found]]) -> list[str]:
     longest = max(each.plan_seconds for _, each in less)
     return [
         "* To trace, lower and compile the planned function took at most twice what the plain one took plus "
-        f"{max(final, 0.0):.1f} s ({one}). Before, once a signature, come planning and up to "
-        f"{max(each.compilations for _, each in less)} compilations for a look at memory: at most twice what the plain "
+        f"{max(final, 0.0):.1f} s ({one}). Before that, once a signature, come planning and up to "
+        f"{max(each.compilations for _, each in less)} compilations to check memory: at most twice what the plain "
         f"one took plus {max(most, 0.0):.1f} s ({two}), and {longest:.0f} s in all."
     ]
 

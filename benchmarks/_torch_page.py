@@ -16,10 +16,10 @@ HEAD: Final = """# PyTorch: training in a memory budget
 `rt.budget` around trainings of the models of the DTR paper, in sizes for a CPU, measured by
 `python benchmarks/torch_training.py --into docs/results` in one run on one thread. Nothing here was measured on a GPU.
 
-Storages: the most bytes of storages at once, parameters, gradients, the optimizer's memory and inputs included, as the
-block counts them; the budget is about these. Allocated: the most that torch's allocator had given out at once, by its
-own profiler: the storages, and what kernels need while they run (a convolution's scratch memory), which no budget can
-see. Times are seconds of the processor for one step, the least of four; ratios are to plain torch.
+Storages: the most bytes of storages at once, as the block counts them, including parameters, gradients, the optimizer's
+state and inputs; the budget limits these. Allocated: the most that torch's allocator had given out at once, by its own
+profiler: the storages, and what kernels need while they run (a convolution's scratch memory), which no budget can see.
+Times are seconds of the processor for one step, the least of four; ratios are to plain torch.
 """
 
 

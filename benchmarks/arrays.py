@@ -40,9 +40,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 HEAD: Final = """# The cost of wrapped arrays
 
-What `rc.array` adds to NumPy's own time for an operation, measured by
-`python benchmarks/arrays.py --into docs/results`. Times belong to the machine below and to no other; they were taken in
-turns, in one run.
+What `rc.array` adds to NumPy's own time for an operation, measured by `python benchmarks/arrays.py --into
+docs/results`. Times are for the machine below only; they were taken in turns, in one run.
 
 """
 

@@ -43,8 +43,8 @@ HEAD: Final = """# Dask
 """
 THREADS: Final = """## One machine: a budget for the threaded scheduler
 
-CPU time of the process (of all threads, with what recomputing takes) as a multiple of plain threads, below a share of
-the peak that the same program has without a budget. The least of {times} runs in turns.
+CPU time of the process (of all threads, including recomputation) as a multiple of plain threads, within a share of
+the peak that the same program has without a budget. The least of {times} runs, taken in turns.
 
 | program | peak without a budget | no budget | all of it | a half | a quarter |
 |---|---|---|---|---|---|
@@ -53,9 +53,9 @@ CLUSTER: Final = """
 ## Two workers: recomputing or spilling
 
 {chunks} chunks of 4 MB are persisted on two workers of one thread each, with room for {room} MB of them each; then
-{reads} tasks each read one of them, in a random order. `shallow`: a chunk is drawn at random. `deep`: and then goes
-through {steps} more steps, of which only the last is kept. Seconds of all of it; the disk is that of this machine,
-whose page cache holds it all, or slowed down to 200 MB/s for both.
+{reads} tasks each read one of them, in a random order. `shallow`: a chunk is drawn at random. `deep`: it then
+goes through {steps} more steps, of which only the last is kept. Seconds of the whole program; the disk is that of this
+machine, whose page cache holds everything, or is slowed down to 200 MB/s for both.
 
 | graph | disk | Dask's own spilling | recompute or spill | times faster | written by Dask | by us | runs again |
 |---|---|---|---|---|---|---|---|

@@ -50,14 +50,15 @@ HEAD: Final = """# Foresight
 
 What the default policy learns from one round of a program for the next, on training iterations that the DTR authors
 recorded (and one of their GAN, unrolled), by `python benchmarks/foresight.py FOLDER`. Overheads: all compute of a round
-divided by its compute without eviction. The plans are waited for; their effort is counted in steps, so the figures are
+divided by its compute without eviction. Each round waits for its plan; effort is counted in steps, so the figures are
 the same on every machine.
 
 """
 
 SAME: Final = """## Rounds that are the same
 
-The best figures known come from planning in advance. An asterisk marks what is more than {aim} above.
+The best figures known come from planning in advance. An asterisk marks figures more than {aim} above
+them.
 
 """
 
@@ -66,7 +67,7 @@ DIFFERENT: Final = """## Rounds that differ
 In every round each cost is up to {costs:.0%} higher or lower than recorded, and so many operations are new: each takes
 a value that is referred to, makes one of the same size, and has the name and cost of some recorded operation; what it
 makes is dropped up to eight operations later. The means are over rounds {first} to {last}, the same copies for both.
-The last column is the round that compares worst with the cache by itself. Plans had a tenth of the effort.
+The last column is the round that is worst compared with the cache without foresight. Plans had a tenth of the effort.
 
 """
 

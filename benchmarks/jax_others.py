@@ -33,11 +33,12 @@ SAME: Final = 2e-5  # of the largest element of each result
 
 HEAD: Final = """# JAX: programs of other libraries
 
-`recompute_jax.remat` on what flax, optax, equinox, diffrax, numpyro, blackjax, haiku and orbax users write, by
-`python benchmarks/jax_others.py --into docs/results`. Each program is compiled by `jax.jit` (plain), and planned within
-a share of plain's temporaries. "difference" is the largest of all results, as a share of the largest element of the
-same array; arrays that are below 1e-6 of the largest one of all results count as a share of that. "planning" is all
-that comes before the compilation of the planned function: tracing, planning, compilations for a look at memory.
+`recompute_jax.remat` on programs as users of flax, optax, equinox, diffrax, numpyro, blackjax, haiku and orbax write
+them, by `python benchmarks/jax_others.py --into docs/results`. Each program is compiled by `jax.jit` (plain), and
+planned within a share of plain's temporaries. "difference" is the largest of all results, as a share of the largest
+element of the same array; arrays that are below 1e-6 of the largest one of all results count as a share of that.
+"planning" is everything before the compilation of the planned function: tracing, planning, compilations to see how much
+memory is needed.
 
 """
 
@@ -281,7 +282,7 @@ of the transformer's gradient that is below 1e-6 of the largest, and differences
 
 """
 CACHE: Final = """With `jax_compilation_cache_dir` set, two processes that run the same program, one after the other.
-What is compiled for a look at memory is found there, too. A plan can also be saved, and then nothing is searched for.
+Compilations that only look at memory are found there, too. A plan can also be saved; then there is no search.
 
 """
 

@@ -32,8 +32,8 @@ BEFORE: Final = {
 
 HEAD: Final = """# Plans
 
-Overheads of schedules made in advance, on the four training iterations that the DTR authors recorded, by
-`python benchmarks/plans.py FOLDER`: the library's planner and Chen's, beside the best figures known before and the
+Overheads of schedules made in advance, on the four training iterations that the DTR authors recorded, by `python
+benchmarks/plans.py FOLDER`: the library's planner and Chen's, compared with the best figures known before and the
 default policy, which knows only the past. Every plan was checked by the verifier.
 
 """

@@ -49,14 +49,14 @@ LIMIT: Final = 20.0
 
 HEAD: Final = """# Tiers
 
-Computing again, moving, and whichever is cheaper, by `python benchmarks/tiers.py FOLDER`.
+Recomputing, moving, and whichever is cheaper, by `python benchmarks/tiers.py FOLDER`.
 
 """
 
 SIMULATED: Final = """## Simulated
 
 Training iterations that the DTR authors recorded. Each cell: overhead by computing again alone / by moving alone, the
-least recently used first / by both, with what a prototype reached with both in brackets. An asterisk marks what is more
+least recently used first / by both, with what a prototype reached with both in brackets. An asterisk marks figures more
 than 0.005 above that, or more than 1 % above the better of the first two. Transfers that overlap share one link beside
 the compute: a lower bound. Sources move, too.
 
@@ -67,8 +67,8 @@ the compute: a lower bound. Sources move, too.
 SMALLEST: Final = """
 ### The smallest budget
 
-Of the shares of the peak in steps of 0.01, the smallest at which a run finishes with an overhead of at most 20;
-transfers of 25 GB/s block.
+The smallest share of the peak, in steps of 0.01, at which a run finishes with an overhead of at most 20; transfers of
+25 GB/s stop the compute.
 
 | | computing again | moving | both | known for moving |
 |---|---|---|---|---|
@@ -90,7 +90,7 @@ DISK: Final = """
 ## On a disk
 
 Wall time of one program under a budget, relative to the run without one; the least of {rounds} runs. "Both" moves what
-is dear to compute, "ahead" does so in a thread before the room is needed. Bytes written and read in brackets.
+is expensive to compute, "ahead" does so in a thread before the room is needed. Bytes written and read in brackets.
 
 | | disk | computing again | moving | both | both, ahead |
 |---|---|---|---|---|---|
@@ -176,7 +176,7 @@ ROUNDS: Final = 3
 
 
 def parse(path: Path) -> Any:
-    """A file of numbers in text: dear."""
+    """A file of numbers in text: expensive."""
     return np.array(path.read_text().split(), dtype=float).reshape(LINES, -1)
 
 

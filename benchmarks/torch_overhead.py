@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "docs" / "examples"
 from _torch_training import treelstm  # it lies in the examples
 
 ROUNDS: Final = 12
-"""In each of which a training is begun anew in every way."""
+"""In each of these a training starts again in every variant."""
 STEPS: Final = 4
 BURSTS: Final = 200
 CALLS: Final = 100
@@ -179,7 +179,7 @@ def page(trainings: list[dict[str, Any]], bursts: list[dict[str, Any]], machine:
             "# PyTorch: what a block costs without pressure",
             "Made by `python benchmarks/torch_overhead.py --into docs/results`, in one run on one thread. `mode` is a "
             "dispatch mode that only passes calls on, `free` a block without a limit, `large` one with a budget that "
-            "is never reached. The least of many, taken in turns, in seconds of the processor.",
+            "is never reached. The least of many runs, taken in turns, in processor seconds.",
             "## Steps",
             "Goals: at most 1.25 times the mode without a limit, 1.5 times with a budget; the TreeLSTM at most twice "
             "plain torch without a limit.",

@@ -199,7 +199,7 @@ def measure(quick: bool) -> list[Report]:
                 found + rebuilding,
                 "us",
                 f"Search, eviction and the new one's place: {found:.1f} us; and {rebuilding:.1f} us, the share of each "
-                "in building the tournament anew, which comes once in about as many evictions as candidates and "
+                "in rebuilding the tournament, which comes once in about as many evictions as candidates and "
                 f"then takes {rebuilding * most / 1e6:.2f} s at once.",
             )
         )
