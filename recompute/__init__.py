@@ -4,9 +4,9 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
 
     command      _cli: the command `recompute`
     package      this file: what `import recompute` gives
-    testing      testing: Identity, the conformance kit, the check of a cache's books
+    testing      testing: Identity, the conformance kit, the check of what a cache counts
     tools        _staging (a function recorded, planned and run as a straight line), _arrays (the transparent wrapper),
-                 _pictures, _simulator (traces replayed through this same cache), _plans (schedules made in advance),
+                 _pictures, _simulator (traces replayed through this cache), _plans (schedules made in advance),
                  _traces (recorded programs)
     surface      extend, events, policies (the engine and the policies for everybody above); _recomputable
                  (Recomputable, pure, ap, lift); _cache (Cache); _context (which cache is the current one)
@@ -21,8 +21,8 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
     protocol     _adapters: what the cache asks of a type of values, the registry, and plain Python objects
     base         _budget, _errors, _workers (processes)
 
-Above the surface nobody imports `_engine` or `_policy`: what they need of it is in `extend`, `events` and `policies`.
-The public modules (`recompute.simulator`, ...) re-export what is private by name; they are loaded when they are used.
+Above the surface no module imports `_engine` or `_policy`: what they need is in `extend`, `events` and `policies`.
+The public modules (`recompute.simulator`, ...) re-export names from private modules, and are loaded when used.
 """
 
 from typing import TYPE_CHECKING

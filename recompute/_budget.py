@@ -43,13 +43,13 @@ def parse_budget(
     """The bytes of a budget.
 
     An int is bytes, and so is text with a unit: "512MB" (10^6), "1.5 GiB" (2^30). A float above 0 and at most 1 is a
-    share of `whole`, and so is a percentage: "50%". Any other float is an error. The text of a number means the number:
+    share of `whole`, and so is a percentage: "50%". Any other float is an error. A number as text means the number:
     "0.5", "1000".
 
     Parameters
     ----------
     whole
-        The bytes that a share is taken of, or a function that finds them out, called only if need be; None: unknown.
+        The bytes that a share refers to, or a function that finds them, called only if needed; None: unknown.
     of, what
         What they are, and what the budget is called, in errors.
 
@@ -67,7 +67,7 @@ def parse_budget(
 def bytes_or_share(budget: Any, what: str = "budget") -> int | float:
     """A budget as the number that it stands for: bytes are an int, at least 1; a share is a float, above 0, at most 1.
 
-    For who learns only later what a share is taken of. Raises as `parse_budget` does.
+    For callers that learn only later what a share refers to. Raises as `parse_budget` does.
     """
     number = _number(budget, what)
     if isinstance(number, int):
@@ -113,7 +113,7 @@ def _exact(number: str) -> Fraction:
 
 
 def parse_bytes(size: object, what: str = "budget") -> int:
-    """Bytes where there is nothing to take a share of; see `parse_budget`."""
+    """Bytes where a share makes no sense; see `parse_budget`."""
     return parse_budget(size, what=what)
 
 
@@ -127,7 +127,7 @@ def format_bytes(size: float) -> str:
 
 
 def device_memory(device: str) -> int | None:
-    """All bytes of a device, free or not, as far as Python alone can tell: of the machine's memory. None: unknown."""
+    """All bytes of a device, free or not, or None if it is unknown: Python alone knows only the machine's memory."""
     if device != "cpu":
         return None
     if hasattr(os, "sysconf"):
@@ -142,9 +142,10 @@ def device_memory(device: str) -> int | None:
 class available:  # reads as a function: budget=rc.available(0.8)
     """A budget that follows the free memory of the machine, so that several processes can share it.
 
-    The budget is `fraction` (0.8 or "80%") of what the cache uses now plus what the machine has free now: when others
-    need memory it shrinks, when they leave it grows. `probe` returns the free bytes; the default asks psutil (the extra
-    `adaptive`). It is asked again when `seconds` have passed or when usage has changed by 1 % of the last answer.
+    The budget is `fraction` (0.8 or "80%") of what the cache uses now plus what the machine has free now: when other
+    programs need memory it shrinks, when they end it grows. `probe` returns the free bytes; the default asks psutil
+    (the extra `adaptive`). It is called again when `seconds` have passed or when usage has changed by 1 % of the last
+    answer.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The cache that people make: its settings, its budget, what it tells about itself."""
+"""The cache as users see it: its settings, its budget, what it reports about itself."""
 
 from __future__ import annotations
 
@@ -51,23 +51,24 @@ class Cache:
     search
         How to look for it: "exact", "sample", "ignore small", "batch", or a `Search`.
     release
-        What happens when the last outside reference to a value goes: "eager" evicts it, "ignore" does nothing,
-        "banish" also forgets how it was made as soon as nothing evicted needs it (the three modes of Kirisame et al.).
+        What happens when the last outside reference to a value is dropped: "eager" evicts it, "ignore" does
+        nothing, "banish" also forgets how it was made as soon as nothing evicted needs it (the three modes of Kirisame
+        et al.).
     clock
         Seconds; operations are costed by it.
     foresight
         Learn from a program that repeats, with the default policy: see `iteration`. Another policy decides alone.
     tiers
-        Where evicted bytes may go, the fastest first: `[Disk("50GB")]`; or a mapping from device to that. What is
-        quicker to fetch than to compute again is moved there, and so are sources, which can only move.
+        Where evicted bytes may go, the fastest first: `[Disk("50GB")]`; or a mapping from device to that. Values that
+        are quicker to fetch than to recompute move there, and so do sources, which can only move.
     verify
         Compare digests of results: `ImpureError` if a second run differs or a value was changed in place. Slow.
     trace
         A file that every event is written to, for `recompute.traces.read`: JSON lines, compressed if it ends in ".gz".
-        Complete whenever the outermost `with cache:` ends, and when the cache goes. Raises OSError if it cannot be
+        Complete whenever the outermost `with cache:` ends, and when the cache is freed. Raises OSError if it cannot be
         opened; an error while writing is a warning. Cost: some microseconds an event.
     engine
-        For `recompute.simulator` and studies like it: see `recompute.extend.EngineOptions`.
+        For simulators and studies: see `recompute.extend.EngineOptions`.
     """
 
     def __init__(
@@ -141,15 +142,15 @@ class Cache:
         requests.set_limits(self.engine, _limits(budget))
 
     def release_memory(self, nbytes: int | str | None = None, device: str = "cpu") -> int:
-        """Evict until `nbytes` are free that were not before, or all that can be (None); the bytes freed.
+        """Evict until `nbytes` more are free, or everything it can (None); returns the bytes freed.
 
-        For an allocator or a host application that runs short itself. Safe to call from inside an operation.
+        For an allocator or a host application that runs short of memory itself. Safe to call from inside an operation.
         """
         wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
         return requests.release_memory(self.engine, wanted, device)
 
     def stats(self) -> Stats:
-        """What the cache did and holds, as of now. O(devices)."""
+        """What the cache has done and holds now. O(devices)."""
         engine = self.engine
         engine.tidy()
         for pool in list(engine.memory.pools.values()):
@@ -201,11 +202,12 @@ class Cache:
     def iteration(self) -> Iterator[None]:
         """A round of a program that repeats: a step of training, of a sampler, of a solver.
 
-        What is known of one round guides the next: what is needed when, and what never again. A plan is made in the
-        background, and followed as soon as it is there. It is advice: results and budget are as ever, and a round that
-        differs is learnt anew. Without marks rounds are found: the same functions on the same shapes in the same order.
+        The cache learns from one round for the next: what is needed when, and what is not needed again. A plan is made
+        in the background, and followed as soon as it is ready. It is only advice: results and budget stay the same, and
+        a round that differs is recorded again. Unmarked rounds are found, too: the same functions on the same shapes in
+        the same order.
 
-        Raises RuntimeError inside of another iteration of this cache.
+        Raises RuntimeError inside another iteration of this cache.
         """
         if self._inside:
             raise RuntimeError("this cache is in an iteration already; one begins when the one before it has ended")
@@ -223,9 +225,9 @@ class Cache:
                 foresight.end(failed=failed)
 
     def next_iteration(self, *, last: bool = False) -> None:
-        """One round of a program that repeats ends here and the next begins: `iteration`, where no block can be.
+        """One round of a program that repeats ends here and the next begins: `iteration` without a block.
 
-        `last`: no other one begins. Inside of a block it does nothing.
+        `last`: no other one begins. Inside a block it does nothing.
         """
         if last and not self._inside and self._foresight is not None:
             self._foresight.stop()
@@ -249,11 +251,11 @@ class Cache:
         return self.engine.subscribe(listener)
 
     def watch(self, *, every: float = 0.25) -> View:
-        """Show what the cache does while it does it, from now on: in a terminal on stderr, or below a notebook's cell.
+        """Show what the cache does while it runs, from now on: in a terminal on stderr, or below a notebook's cell.
 
         As a statement, or `with cache.watch():`; `stop()` ends it, and so does the end of the cache or of the program.
-        In a terminal it is a panel if rich is installed (the extra `cli`), else a line; where nobody watches, nothing.
-        Drawn every so many seconds if something has happened. Cost: about a microsecond for each event.
+        In a terminal it is a panel if rich is installed (the extra `cli`), else a line; elsewhere nothing is shown.
+        Redrawn every `every` seconds if something has happened. Cost: about a microsecond for each event.
         """
         return View(self, every)
 

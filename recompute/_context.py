@@ -25,7 +25,7 @@ def current_cache() -> Cache:
 
 
 def default_cache() -> Cache:
-    """The cache of code that entered none: unlimited, unless `set_default_cache` said otherwise."""
+    """The cache of code that entered none: unlimited, unless `set_default_cache` has set another."""
     if not _default:
         from recompute._cache import Cache
 

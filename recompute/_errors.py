@@ -7,7 +7,7 @@ class BudgetError(MemoryError):
     """The budget cannot hold what must be in memory at once.
 
     The message names the operation, what it needs, what is locked, pinned or held outside, and how much is missing.
-    The cache is as it was: every value can still be had under a larger budget.
+    The cache stays as it was: with a larger budget every value can still be computed.
     """
 
     device: str | None = None
@@ -23,18 +23,18 @@ class ImpureError(RuntimeError):
 
 
 class StagingError(ValueError):
-    """A function cannot be staged, or a staged one was called with what it was not staged for; nothing has changed."""
+    """A function cannot be staged, or a staged one was called with other arguments; nothing has changed."""
 
 
 class SizeWarning(UserWarning):
-    """The cache counts too few bytes of a type, perhaps: it was not made in Python, and does not say how large it is.
+    """The cache may count too few bytes for a type: it was not written in Python, and does not report its size.
 
     Shown once for each type in a process. `recompute.register_size` says how large its values are.
     """
 
 
 class ThrashWarning(UserWarning):
-    """Most of the computing of a while was repeated computing: the budget is too small for what the program does.
+    """For a while most of the computing was repeated computing: the budget is too small for what the program does.
 
-    Shown once for each cache, with what is known: the share, the functions that ran again most, what takes the room.
+    Shown once for each cache, with the share, the functions that ran again most, and what takes the room.
     """

@@ -72,7 +72,7 @@ class Recomputable(Forgotten, Generic[T_co]):
         return self.engine.cache  # type: ignore[no-any-return]  # the engine knows no more of it
 
     def get(self) -> T_co:
-        """The value; recomputed, with whatever that takes, if it was evicted.
+        """The value; recomputed, with everything it needs, if it was evicted.
 
         Inside an operation's function, the value becomes a dependency of the operation. O(1) while resident. Raises
         BudgetError if the recomputation does not fit, and whatever the functions raise.
@@ -102,7 +102,7 @@ class Recomputable(Forgotten, Generic[T_co]):
     def detach(self) -> Self:
         """Keep the value, recomputed if need be, and forget how it was made: a source from now on. Returns itself.
 
-        What it was made from can go, and repeated steps (`w = step(w).detach()`) keep no history.
+        What it was made from can be freed, and repeated steps (`w = step(w).detach()`) keep no history.
         """
         requests.detach(self.engine, self.node)
         return self
@@ -160,7 +160,7 @@ class Recomputable(Forgotten, Generic[T_co]):
         return self.node.storage.number
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[T_co]]:
-        """Copies and pickles as a source of the current cache: the value travels, its history does not."""
+        """Copies and pickles as a source of the current cache: with the value, without its history."""
         return pure, (self.get(),)
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class Recomputable(Forgotten, Generic[T_co]):
 
 
 def pure(value: T) -> Recomputable[T]:
-    """A source: a value without a recipe; it stays in memory, or moves to a tier. Not copied: leave it as it is.
+    """A source: a value without a recipe; it stays in memory, or moves to a tier. Not copied: do not change it.
 
     Raises BudgetError if it does not fit into the budget, TypeError if it can be read only once.
     """
@@ -243,17 +243,17 @@ def ap(
     function
         Pure: its result depends on nothing but its arguments. A callable, or a Recomputable that holds one.
     *args, **kwargs
-        Passed on. Recomputables among them, and inside tuples, lists and dicts of them, are dependencies: the function
-        sees their values.
+        Passed to the function. Recomputables among them, and inside tuples, lists and dicts of them, are dependencies:
+        the function sees their values.
     nout
         How many outputs it returns as one tuple or list; with more than one, `ap` returns a tuple of Recomputables,
         each with a storage of its own.
     nbytes
-        The size of each output, if you know better than the adapter, or before the first run: that much room is made,
-        and that much is counted. One number for all outputs, or one each.
+        The size of each output, if you know it better than the adapter, or before the first run: that much room is
+        made, and that much is counted. One number for all outputs, or one for each.
 
-    What the function raises passes through, with a note that says where the operation was created. Raises BudgetError
-    if arguments and result do not fit into the budget together. Cost: a few microseconds, and the function
+    An exception from the function passes through, with a note that says where the operation was created. Raises
+    BudgetError if arguments and result do not fit into the budget together. Cost: a few microseconds, plus the function
     (docs/results/machinery.md).
     """
     return _apply(function, args, kwargs, nout, nbytes, sys._getframe(1))

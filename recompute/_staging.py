@@ -104,19 +104,19 @@ def stage(
     """A function that does what `function` does, within `budget`, by a plan made in advance.
 
     `function` is run once, with the example arguments. It makes its results with `ap` (or `lift`, `map`, ...) from its
-    arguments and returns Recomputables, in tuples, lists and dicts if it likes; the staged function takes arguments
+    arguments and returns Recomputables, alone or in tuples, lists and dicts; the staged function takes arguments
     like the examples, and returns plain values in the same tuples, lists and dicts.
 
     Parameters
     ----------
     *example_args, **example_kwargs
-        Arrays (what an adapter serves) and Recomputables, also inside tuples, lists and dicts, become inputs: later
-        ones must have the same shapes and types. Everything else is part of the graph: later ones must be equal.
+        Arrays (values that an adapter serves) and Recomputables, also inside tuples, lists and dicts, become inputs:
+        later ones must have the same shapes and types. Everything else is part of the graph: later ones must be equal.
     budget
         Bytes ("512MB") for inputs, constants, intermediate and final results together, or a share (0.4, "40%") of the
         peak of the example without a budget. For bytes, the example runs within the budget, too.
     method, time_limit
-        Of `recompute.planners.plan`: how to plan, and how many seconds that may take.
+        As for `recompute.planners.plan`: how to plan, and how many seconds that may take.
 
     Raises StagingError if the graph depends on a value (`get` or `detach` while it is recorded), PlanError if nothing
     fits, and what the function raises. Calls raise StagingError if arguments or results are not as planned.

@@ -1,33 +1,33 @@
-"""The engine's public interface, for adapters and for whoever writes one; the surface is all else they need.
+"""The engine's public interface, for authors of adapters; besides it, they need only the surface.
 
-A value is known by a handle, which is a `Recomputable` (or of a subclass with slots of its own), and inside of that by
-its `node`: one object for an operation, its output and the storage that this lives on (see `Node`). Nodes are to be
-read, not written. All functions here are called without any lock, may be interrupted anywhere, and leave the cache
-whole.
+A value is known by a handle, which is a `Recomputable` (or of a subclass with slots of its own), and inside that by its
+`node`: one object for an operation, its output and the storage of that output (see `Node`). Read nodes, but do not
+write to them. All functions here are called without any lock, may be interrupted anywhere, and leave the cache in a
+valid state.
 
-    perform, source, adopt, view          make values: run an operation, enter what is there, view what is evicted
-    bring, keep_resident, detach          have them in memory: now, for a block, for good
+    perform, source, adopt, view          make values: run an operation, enter an existing value, view an evicted one
+    bring, keep_resident, detach          bring them into memory: now, for a block, permanently
     overwrite, exchange, written          let handles refer to something else; sources change
     needed, dependents, history           what the graph knows
     released_sources, forget_outline      what an adapter may do about what it made
     outline_of                            what an adapter wanted to know of an evicted value
-    running, clock_of, spend_elsewhere    what the function that runs now is billed for
+    running, clock_of, spend_elsewhere    the time that counts as the cost of the running function
     set_room, flush                       sizes that become known later; traces
-    be_lenient                            let in what cannot fit: at the end, when values are given back
-    leave_small                           never evict what is smaller
+    be_lenient                            admit what cannot fit: at the end, when values are given back
+    leave_small                           never evict smaller values
     cure_thrashing                        what the warning of thrashing says
     lap, counts, pools                    the peak of a part of a run; what it did; what is in memory now
-    hold, let_go, room                    count memory that is no value's, and see whether it fits
-    count_operation                       count what was run without the cache
-    outlive                               keep memory that goes with what refers to it
+    hold, let_go, room                    count memory that belongs to no value, and see whether it fits
+    count_operation                       count an operation that ran without the cache
+    outlive                               keep memory that would be freed with the references to it
     tell, advise, Advice, Pool            know of operations before they run, and say what is not needed for a while
     foresee                               tell listeners what is known
     resident, referred, fullest, load, spent      what there is, and what it took
-    identity, constant, Outputs           what a function says of itself: see `perform`
+    identity, constant, Outputs           what a function says about itself: see `perform`
     bound                                 a function with what its names are bound to now
     handle_like                           the class of handles of results, by that of the arguments
     Table, List, seconds, warn, outside   for people: tables, warnings and what they point to
-    Tier, Store, Link, lie_above          a place of your own for what is evicted
+    Tier, Store, Link, lie_above          a tier of your own for evicted values
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ def perform(
     Parameters
     ----------
     function
-        Called with the payloads, outside of the lock. It may have `size_key()`, a hashable that decides the sizes of
+        Called with the payloads, without the lock. It may have `size_key()`, a hashable that decides the sizes of
         its results together with the signatures of its arguments (alone, if it has an attribute `sizes_alone` that is
         true), and `expect(device)`, which gives (device, bytes) of the results before the first run. Neither is asked
         under the lock.
     positional, keywords
-        What the function takes, with nodes in the place of values.
+        The arguments of the function, with nodes in place of values.
     arguments
         All nodes among them. All belong to `cache`.
     nout
-        How many outputs there are; 0: the first run tells, by returning one value or an `Outputs` of several.
+        How many outputs there are; 0: the first run decides, by returning one value or an `Outputs` of several.
     nbytes
-        The size of each output, if it is known better than by the adapter.
+        The size of each output, if it is known better than the adapter knows it.
     handle
         The class of the handles, or a function from a payload to that. Slots beyond those of Recomputable are unset.
 
@@ -118,7 +118,7 @@ def perform(
 def source(cache: Cache, payload: Any, handle: type[H], *, moves: bool = True) -> H:
     """A value without a recipe, as `pure` makes it, with a handle of some class.
 
-    `moves`: a tier may have it. Not if it changes and nobody says so (`written`): a copy in a tier would not.
+    `moves`: it may move to a tier. Not if it changes without a call of `written`: a copy in a tier would not change.
     """
     return requests.add_source(cache.engine, payload, handle, moves)  # type: ignore[no-any-return]  # of that class
 
@@ -134,7 +134,7 @@ def adopt(
     cost: float,
     handle: type[H],
 ) -> H:
-    """A value that exists already, with how to make it again and the seconds that takes. Nothing runs.
+    """A value that exists already, with its recipe and the seconds that the recipe takes. Nothing runs.
 
     Raises BudgetError if there is no room for it.
     """
@@ -144,7 +144,7 @@ def adopt(
 
 
 def view(of: H, function: Callable[[Any], Any], outline: Any, place: FrameType) -> H | None:
-    """A view of an evicted value, as an evicted value: nothing runs before it is needed. None: it is not evicted.
+    """A view of an evicted value, as an evicted value: nothing runs until it is needed. None: the value is not evicted.
 
     `outline` is what its adapter's `evicted` would say of it.
     """
@@ -153,13 +153,13 @@ def view(of: H, function: Callable[[Any], Any], outline: Any, place: FrameType) 
 
 
 def bring(cache: Cache, node: Node) -> None:
-    """Have a value in memory now; recomputed if need be. It may be evicted again at any time."""
+    """Bring a value into memory now; recompute it if needed. It may be evicted again at any time."""
     requests.bring(cache.engine, node, lambda value: None)
 
 
 @contextmanager
 def keep_resident(cache: Cache, node: Node) -> Iterator[None]:
-    """Have a value in memory inside the block."""
+    """Keep a value in memory inside the block."""
     stay = requests.keep_resident(cache.engine, node)
     try:
         yield
@@ -181,36 +181,36 @@ def detach(cache: Cache, node: Node, *, moves: bool | None = None) -> None:
 
 
 def written(cache: Cache, node: Node) -> None:
-    """What writes to the memory of a source, which an operation that runs now takes, says so first.
+    """Call this before writing to the memory of a source that a running operation takes.
 
-    What a tier has of it is out of date from then on. Values that an operation made are never written.
+    A copy in a tier is out of date from then on. Never write to values that an operation made.
     """
     requests.written(cache.engine, node)
 
 
 def overwrite(handle: Recomputable[Any], by: Recomputable[Any]) -> None:
-    """Let `handle` refer to the output that `by` refers to, whose memory was that of what `handle` referred to.
+    """Let `handle` refer to the output of `by`, which took over the memory of the value that `handle` referred to.
 
-    The old value is not in memory any more: should it be needed, it is made again, elsewhere.
+    The old value is no longer in memory: if it is needed, it is recomputed elsewhere.
     """
     requests.overwrite(handle.engine, handle, by)
 
 
 def exchange(one: Recomputable[Any], other: Recomputable[Any]) -> None:
-    """Let two handles refer to what the other one did."""
+    """Swap what two handles refer to."""
     requests.exchange(one.engine, one, other)
 
 
 def hold(cache: Cache, buffer: Any, device: str, nbytes: int) -> Held:
-    """Count memory as in use, and no more, until `buffer` goes or `let_go`: it is no value, and cannot be evicted.
+    """Only count memory as in use, until `buffer` is freed or `let_go`: it is no value, and cannot be evicted.
 
-    Listeners hear of it as of a source.
+    For listeners it is a source.
     """
     return requests.hold(cache.engine, buffer, device, nbytes)
 
 
 def let_go(cache: Cache, held: Held) -> None:
-    """What was held is not counted any more."""
+    """Stop counting memory that was held."""
     requests.let_go(cache.engine, held)
 
 
@@ -220,27 +220,27 @@ def room(cache: Cache, device: str) -> float:
 
 
 def dependents(cache: Cache, node: Node, most: float = inf) -> list[Node] | None:
-    """What the program refers to and what would have to be made from `node`; None: more than `most` values to see."""
+    """The values that the program refers to and that are made from `node`; None: more than `most` to search."""
     return requests.dependents(cache.engine, node, most)
 
 
 def needed(cache: Cache, node: Node) -> bool:
-    """Whether an operation takes `node` that runs now, or that something somebody can still need was made by."""
+    """Whether `node` is an argument of a running operation, or of one whose results may still be needed."""
     return requests.needed(cache.engine, node)
 
 
 def forget_outline(node: Node) -> None:
-    """Should an evicted value be made again, `Adapter.restored` is not called: what `evicted` left holds no longer."""
+    """Do not call `Adapter.restored` when an evicted value comes back: what `evicted` returned is no longer valid."""
     requests.forget_outline(node)
 
 
 def history(cache: Cache) -> int:
-    """How many values are remembered that nobody refers to but operations."""
+    """How many values are remembered that only operations refer to."""
     return cache.engine.references.history
 
 
 def history_exceeded(cache: Cache) -> int:
-    """The same if it is more than ever, by a factor of ten: then the program should be warned. Else 0."""
+    """The same if it is ten times as many as ever before: then the program should be warned. Otherwise 0."""
     references = cache.engine.references
     if references.history <= references.history_limit:
         return 0
@@ -249,17 +249,17 @@ def history_exceeded(cache: Cache) -> int:
 
 
 def released_sources(cache: Cache) -> deque[Node]:
-    """Sources that nobody refers to any more but operations: each is added when its last handle has gone."""
+    """Sources that only operations still refer to: each is added when its last handle is gone."""
     return requests.released_sources(cache.engine)
 
 
 def count_coercion(handle: Recomputable[Any]) -> None:
-    """A wrapped value was given as a plain one."""
+    """Count that a wrapped value was turned into a plain one."""
     handle.engine.journal.coercions += 1
 
 
 def outline_of(node: Node) -> Any:
-    """What its adapter wanted to know of a value while it is evicted; None if it is not, or there is nothing."""
+    """What its adapter keeps of an evicted value; None if it is not evicted, or nothing was kept."""
     return None if node.remains is None else node.remains.outline
 
 
@@ -275,7 +275,7 @@ def clock_of(frame: Frame) -> Callable[[], float]:
 
 
 def spend_elsewhere(seconds: float) -> None:
-    """The function that runs here, if one does, has spent these seconds on what is not its cost: compilation."""
+    """Seconds that the function running here, if any, has spent on something that is not its cost: compilation."""
     frame = running()
     if frame is not None:
         frame.elsewhere += seconds
@@ -287,22 +287,22 @@ def set_room(node: Node, sizes: Sequence[tuple[str, int]]) -> None:
 
 
 def be_lenient(cache: Cache) -> None:
-    """From now on what cannot fit is let in all the same, as an overshoot: for values that have to be given back."""
+    """From now on admit what cannot fit, too, as an overshoot: for values that have to be given back."""
     cache.engine.memory.lenient = True
 
 
 def leave_small(cache: Cache, nbytes: int) -> None:
-    """Never evict what has fewer bytes to make room. For a cache in which nothing was made yet."""
+    """Never evict values of fewer bytes to make room. For a cache in which nothing was made yet."""
     cache.engine.memory.smallest = nbytes
 
 
 def cure_thrashing(cache: Cache, cure: str, package: str) -> None:
-    """What to tell who thrashes, in the words of an adapter, and the package whose calls are not the program's own."""
+    """What the warning of thrashing advises, and the package whose calls are not the program's own."""
     cache.engine.thrashing.cure, cache.engine.thrashing.inside = cure, package
 
 
 def lap(cache: Cache) -> dict[str, int]:
-    """The most bytes in use on each device since this was last asked."""
+    """The most bytes in use on each device since the last call."""
     engine = cache.engine
     with engine.lock, engine.changes:
         return {device: pool.lap() for device, pool in engine.memory.pools.items()}
@@ -314,29 +314,29 @@ def pools(cache: Cache) -> dict[str, Pool]:
 
 
 def count_operation(cache: Cache) -> None:
-    """An adapter has run an operation itself, since there was nothing to be done about it."""
+    """Count an operation that an adapter has run itself, because there was nothing for the cache to do."""
     cache.engine.journal.operations += 1
 
 
 def counts(cache: Cache) -> tuple[int, int, int]:
-    """(operations, evictions, operations that ran again) so far: as of `stats`, but at once."""
+    """(operations, evictions, operations that ran again) so far: as in `stats`, but quicker."""
     journal = cache.engine.journal
     return journal.operations, journal.evictions, journal.rematerializations
 
 
 def tell(cache: Cache, before: Callable[[Node], None] | None, wanted: Callable[[Node], None] | None = None) -> None:
-    """Call `before(operation)` before each first run, and `wanted(value)` before an evicted value is got.
+    """Call `before(operation)` before each first run, and `wanted(value)` before an evicted value is brought back.
 
-    Without the lock. None: nobody wants to know.
+    They are called without the lock. None: call nothing.
     """
     cache.engine.before = before
     cache.engine.wanted = wanted
 
 
 def advise(cache: Cache, advice: Advice | None) -> None:
-    """Ask this advice from now on: what to evict, and what to keep though nobody refers to it; None: nobody is asked.
+    """Follow this advice from now on: what to evict, and what to keep without references to it; None: no advice.
 
-    What is kept on older advice alone goes.
+    Values kept only by older advice are dropped.
     """
     requests.advise(cache.engine, advice)
 
@@ -350,18 +350,18 @@ def resident(cache: Cache) -> list[Node]:
 
 
 def referred(cache: Cache) -> list[Node]:
-    """The values in memory that somebody refers to, the oldest first. O(n log n)."""
+    """The values in memory that have outside references, the oldest first. O(n log n)."""
     return [value for storage in resident(cache) for value in storage.values if value.referred]
 
 
 def fullest(cache: Cache) -> Pool | None:
-    """Of the devices that have a budget the one with most bytes in use."""
+    """Of the devices with a budget, the one with most bytes in use."""
     pools = [pool for pool in list(cache.engine.memory.pools.values()) if pool.limit < inf]
     return max(pools, key=lambda pool: pool.used, default=None)
 
 
 def outlive(value: Node) -> bool:
-    """Have the memory of a value stay when nobody refers to it any more; False if it is not there, or cannot stay."""
+    """Keep the memory of a value when nothing refers to it any more; False if it is not there, or cannot stay."""
     payload = value.payload
     if payload is EVICTED:
         return False
@@ -376,7 +376,7 @@ def load(cache: Cache) -> tuple[int, int]:
 
 
 def foresee(cache: Cache, state: str, why: str) -> None:
-    """Tell listeners what is known of the rounds of a program."""
+    """Tell listeners the state of planning for a program that repeats."""
     requests.foresee(cache.engine, state, why)
 
 

@@ -1,6 +1,6 @@
 """Schedules made in advance: `plan(program, 0.4)` says what to compute and to free; `verify` checks a plan.
 
-`least` and `peak` tell between which budgets a plan is worth looking for; `replan` goes on from a known order of runs.
+`least` and `peak` say between which budgets a plan is worth searching for; `replan` starts from a known order of runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Policies and searches as objects, to choose their parameters: `Cache(policy=Random(seed=3), search=Batch(4.0))`.
 
-`POLICIES` and `SEARCHES` are those with a name, `DEFAULT` is the name of the policy of a cache that is told nothing,
+`POLICIES` and `SEARCHES` are those with a name, `DEFAULT` is the name of the default policy,
 `policy_of` and `search_of` give the object that an argument of `Cache` stands for.
 """
 

@@ -1,7 +1,7 @@
-"""HIPS autograd over recomputable arrays: importing this registers them, and that is all of it.
+"""HIPS autograd over recomputable arrays: import this module to register them.
 
-Checkpointing is then no part of the autodiff: it differentiates ordinary array code, and the cache decides which of the
-arrays that the backward pass will ask for stay in memory.
+Then checkpointing is not part of the autodiff: it differentiates ordinary array code, and the cache decides which of
+the arrays that the backward pass will need stay in memory.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Dask for recompute: its threaded scheduler within a budget, and workers that recompute or spill.
 
     get, budget, stats      the scheduler, for every collection of Dask's in this process
-    Worker, Nanny           for a cluster (dask.distributed, which is imported when they are asked for)
+    Worker, Nanny           for a cluster (dask.distributed, which is imported when they are used)
 
 The layers, from the top: _scheduler and _worker; _values (what a worker holds); _recipe (a task as a function of its
-arguments); _payloads (what tasks are given, and what leaves); _versions.
+arguments); _payloads (what tasks are given, and what they return); _versions.
 """
 
 from typing import TYPE_CHECKING

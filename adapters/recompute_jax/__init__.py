@@ -2,11 +2,11 @@
 
 How a function becomes a planned function (`remat`), one folder a stage; imports run downwards:
 
-    _remat      the function is traced; the search asks for candidates until one, compiled, is within the budget
-    _branches   conditionals that hand values to each other keep less of them, and run equations of a branch again
+    _remat      the function is traced; the search compiles candidates until one is within the budget
+    _branches   conditionals that pass values to each other keep fewer of them, and run equations of a branch again
     _emit       a candidate's order of segments becomes equations again: regions behind gates
-    _scans      scans that hand stacks to each other keep less of them, and run steps again in blocks
-    _program    the traced function: flat equations, what they cost, the segments that XLA makes of them
+    _scans      scans that pass stacks to each other keep less of them, and run steps again in blocks
+    _program    the traced function: flat equations, what they cost, the segments that XLA makes from them
 
     _eager      the other way: `evaluate` runs the equations one by one through the cache, `ap` a function as one
     _arrays     how the cache sees arrays: bytes, devices, the time of compilation

@@ -14,7 +14,7 @@ bands."""
 
 
 class PillowAdapter(rc.Adapter):
-    """Images. One that was opened counts the pixels that it will read when they are first needed."""
+    """Images. An opened image counts the pixels that it will read when they are first needed."""
 
     name = "pillow"
 
@@ -24,7 +24,7 @@ class PillowAdapter(rc.Adapter):
         return module is not None and issubclass(cls, module.Image)
 
     def nbytes(self, value: Any) -> int:
-        """Pixels, each line of a multiple of four bytes, and what `info` holds."""
+        """Pixels, each line rounded up to four bytes, and what `info` holds."""
         mode: str = value.mode
         width, height = map(int, value.size)
         line = width * (2 if mode.startswith("I;") else _PIXEL.get(mode, 4))
@@ -35,7 +35,7 @@ class PillowAdapter(rc.Adapter):
         return (type(value), value.mode, value.size)
 
     def fingerprint(self, value: Any) -> bytes | None:
-        """A digest of mode, size, palette, `info` and pixels, which are read if they were not yet."""
+        """A digest of mode, size, palette, `info` and pixels, which are read if they have not been yet."""
         cls = type(value)
         content = value.tobytes()
         head = [f"{cls.__module__}.{cls.__qualname__}", value.mode, value.size]

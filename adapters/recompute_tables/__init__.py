@@ -1,4 +1,4 @@
-"""pandas, Arrow, Polars and xarray for recompute: sizes and digests. Imports none before a value of its exists."""
+"""pandas, Arrow, Polars and xarray for recompute: sizes and digests. Imports each only when it sees its values."""
 
 from recompute_tables._arrow import arrow
 from recompute_tables._pandas import pandas

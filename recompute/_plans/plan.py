@@ -41,19 +41,19 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
     Parameters
     ----------
     budget
-        Bytes ("512MB"), or a share (0.4, "40%") of the peak without a budget. What the program's sources take counts.
+        Bytes ("512MB"), or a share (0.4, "40%") of the peak without a budget. The program's sources count.
     method
-        "own": the library's planner, whose plans are never dearer than what the cache does by itself within the same
+        "own": the library's planner, whose plans never cost more than what the cache does by itself within the same
         budget. Options: `effort` (1 is about ten seconds, counted in steps, so that a plan does not depend on the
         machine), `rounds`, `time_limit` (seconds), whichever ends first, `seed`, `workers` (processes, each with a seed
         of its own), `progress(share done, least overhead so far)`, `tier` ("12GB/s", "200MB/s,1ms"): results may be
         fetched, where that is cheaper; transfers stop the compute, and sources stay in memory.
         "chen-sqrt", "chen-greedy": segments of the forward pass. Option of the second: `trials`.
-        "revolve": the optimum on uniform training chains; others are refused.
+        "revolve": the optimum on uniform training chains, and for no other program.
         "checkmate": integer programming, for some 60 operations. Options: `time_limit` (seconds), `operations` (merge
-        neighbours until so many are left), `most` (refuse more).
+        neighbours until that many are left), `most` (an error above that).
 
-    Raises PlanError if there is no such plan or none was found, with the cure; ValueError for a wrong argument, or a
+    Raises PlanError, with advice, if there is no such plan or none was found; ValueError for a wrong argument, or a
     program on several devices; ImportError if the method's solver is not installed.
     """
     if method not in _OPTIONS:

@@ -46,22 +46,22 @@ def simulate(program: Program, budget: Amount | Mapping[str, Amount], **options:
         Bytes for each device ("512MB"), a share (0.4, "40%") of the peak of each without a budget, or a mapping from
         device to one of these.
     policy, search, release
-        As of `Cache`.
+        As for `Cache`.
     limit
         The overhead above which the run is given up as thrashing: more than `limit` - 1 times the model time has been
         spent on recomputation. By default 2.0.
     machine
-        "published": as the DTR authors' simulator, see `_simulator/machine.py`; "library": the cache as it is. By
+        "published": like the DTR authors' simulator, see `_simulator/machine.py`; "library": the cache as it is. By
         default the published one for the published policies on published traces, else the library's.
     peak
-        What `baseline` gave, if it is known.
+        What `baseline` returned, if it was called.
     listener
-        Hears the events of the cache.
+        Called with the events of the cache.
     progress
         Called now and then with the number of steps done, of `len(program.steps)`.
     tier
-        Where evicted bytes may go, as a `SimulatedTier` or in words: "12GB/s", or "12GB/s,overlap" when transfers do
-        not stop the compute. Further words are a latency ("1ms"), a limit ("50GB") and "always", to move whatever fits.
+        Where evicted bytes may go, as a `SimulatedTier` or as text: "12GB/s", or "12GB/s,overlap" when transfers do
+        not stop the compute. You can add a latency ("1ms"), a limit ("50GB") and "always", to move whatever fits.
 
     Raises ValueError for a limit below 1, and for what `Cache` does not take.
     """
@@ -80,13 +80,13 @@ def iterate(
 ) -> Iterator[Run]:
     """Replay a program several times in one cache, as rounds of a program that repeats it: each run as it is ready.
 
-    In between all references go, constants included. A run that does not fit is the last one; one above the limit is
-    run to its end, for the next one to learn from it. Parameters as of `simulate`, and
+    Between rounds all references are dropped, constants included. A run that does not fit is the last one; one above
+    the limit is run to its end, so that the next one can learn from it. Parameters as of `simulate`, and
 
     foresight
-        Whether the cache learns from one round for the next; the default policy alone does.
+        Whether the cache learns from one round for the next; only the default policy does.
     effort
-        For the plan of a round, which is waited for: 1 is about ten seconds.
+        Effort for the plan of a round, for which the next round waits: 1 is about ten seconds.
     """
     if iterations < 1:
         raise ValueError(f"iterations is a number of rounds, at least 1, not {iterations!r}")

@@ -1,1 +1,1 @@
-"""Where evicted bytes may go: host memory, disk, or whatever a `Tier` makes of it."""
+"""Where evicted bytes may go: host memory, disk, or any other `Tier`."""

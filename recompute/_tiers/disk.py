@@ -1,6 +1,6 @@
-"""A disk as a tier: one file for each copy, in a private folder that goes with the cache.
+"""A disk as a tier: one file for each copy, in a private folder that is removed with the cache.
 
-A folder that a crash has left behind is removed by the next process that uses the same place: its lock is free.
+After a crash the next process that uses the same place removes the folder, because its lock is free.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Disk(Tier):
         Where the private folder is made; None: in TMPDIR if that is set, else in /var/tmp or where Python has temporary
         files. Best on a local disk.
     bandwidth
-        Bytes a second that are moved at most ("200MB"): to leave some of it to others. None: all there is.
+        At most so many bytes a second ("200MB"), to leave bandwidth to others. None: no limit.
     always
         Move whatever fits, instead of recomputing what is cheaper to recompute.
     ahead
@@ -62,7 +62,7 @@ class Disk(Tier):
             parse_bytes(self.bandwidth, "the bandwidth of a disk")
 
     def open(self) -> Store:
-        """Raises OSError if there can be no folder there."""
+        """Raises OSError if the folder cannot be made."""
         return _DiskStore(self)
 
 
@@ -165,15 +165,15 @@ class _Folder:
 
     @property
     def mine(self) -> bool:
-        """Whether it was not made by a process of which this one is a fork."""
+        """Whether this process made it, and not one that it was forked from."""
         return self._process == os.getpid()
 
     def belongs_here(self) -> None:
-        """This process, a fork of the one that made it, has it from now on."""
+        """It belongs to this process from now on, a fork of the one that made it."""
         self._process = os.getpid()
 
     def leave(self) -> None:
-        """Another process has it."""
+        """It belongs to another process."""
         self._lock.close()
 
     def make_again(self) -> None:
@@ -189,14 +189,14 @@ class _Folder:
 
 
 class Pace:
-    """Keeps to a bandwidth, in bytes a second, whichever threads move bytes; None: there is no limit."""
+    """Keeps all threads together within a bandwidth, in bytes a second; None: no limit."""
 
     def __init__(self, bandwidth: float | None) -> None:
         self._bandwidth = bandwidth
         self._until = -inf
 
     def wait(self, nbytes: int, since: float, now: float) -> float:
-        """Seconds to wait after so many bytes were moved since then, until they and those of others have their time.
+        """Seconds to wait, after so many bytes were moved since then, to stay within the bandwidth with all threads.
 
         Without a lock, which a fork could leave locked: threads that come at the same moment may be a chunk too fast.
         """

@@ -1,4 +1,4 @@
-"""What a transfer takes: a latency and a bandwidth, found out by what transfers took, smoothed."""
+"""How long a transfer takes: a latency and a bandwidth, measured from transfers and smoothed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Link:
         """Seconds of all transfers."""
 
     def seconds(self, nbytes: int) -> float:
-        """What it takes to move so many bytes, as far as is known."""
+        """How long it takes to move so many bytes, as far as is known."""
         return self.latency + nbytes / self.bandwidth
 
     def learn(self, nbytes: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What a tier is: the words in which it is asked for, and the store that a cache opens of it."""
+"""What a tier is: its description by the user, and the store that a cache opens for it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Tier(ABC):
 
 
 class Store(ABC):
-    """A tier as one cache has it: keeps bytes, and tells what transfers take.
+    """A tier in use by one cache: keeps bytes, and says how long transfers take.
 
-    `write`, `read` and `remove` are called without any lock, by several threads at once. What is counted changes under
+    `write`, `read` and `remove` are called without any lock, by several threads at once. Counts change under
     the lock of the cache.
     """
 
@@ -77,21 +77,21 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, parts: Sequence[memoryview], nbytes: int) -> Any:
-        """Keep these bytes; by what they are known. Raises OSError if that fails.
+        """Keep these bytes; returns what identifies them. Raises OSError if that fails.
 
-        `nbytes` is what they count in memory: about as many, and all that a simulation has.
+        `nbytes` is what the value counts in memory: about as many, and all that a simulation knows.
         """
 
     @abstractmethod
     def read(self, where: Any) -> AbstractContextManager[Load]:
-        """Inside the block, what is called with writable memory fills it with the next bytes.
+        """Inside the block, a function that fills the writable memory it gets with the next bytes.
 
-        Raises OSError if they are not there any more, or too few.
+        Raises OSError if they are gone, or too few.
         """
 
     @abstractmethod
     def remove(self, where: Any) -> None:
-        """Forget these bytes. Raises nothing: called at any time and in any thread."""
+        """Forget these bytes. Must not raise: called at any time and in any thread."""
 
     def describe(self, where: Any) -> str:
         """What to call these bytes in an error."""
@@ -123,7 +123,7 @@ class Store(ABC):
         return self.reserved + self._kept
 
     def is_full(self, nbytes: int) -> None:
-        """So many bytes, which are reserved, could not be written: no more is tried until something leaves."""
+        """So many reserved bytes could not be written: nothing more is tried until something is removed."""
         self.limit = min(self.limit, self.used - nbytes)
 
     def recount(self, writing: int, copies: Sequence[Any]) -> None:
@@ -136,21 +136,21 @@ class Store(ABC):
             self.enter(copy.key, copy)
 
     def enter(self, key: Key, copy: Any) -> None:
-        """The bytes are there, and belong to a copy."""
+        """The bytes are written, and belong to a copy."""
         self.settle()  # one that has gone may have had the same number
         key.counted = True
         self._kept += key.nbytes
         self._copies[id(key)] = ref(copy)
 
     def leave(self, key: Key) -> None:
-        """The bytes of a key do not count any more: they go in a moment."""
+        """The bytes of a key no longer count: they will soon be removed."""
         if key.counted:
             key.counted = False
             self._kept -= key.nbytes
             self._copies.pop(id(key), None)
 
     def settle(self) -> None:
-        """See to the copies that have gone with their values."""
+        """Remove the copies whose values were freed."""
         while self._gone:
             number, nbytes = self._gone.popleft()
             if self._copies.pop(number, None) is not None:
@@ -162,7 +162,7 @@ class Store(ABC):
             self._gone.append((id(key), key.nbytes))
 
     def oldest(self, most: int) -> Iterator[Any]:
-        """So many copies: those that were written, or looked at here, first."""
+        """So many copies: those that were written, or returned from here, longest ago."""
         for number in list(islice(self._copies, most)):
             reference = self._copies[number] = self._copies.pop(number)
             copy = reference()
@@ -171,7 +171,7 @@ class Store(ABC):
 
 
 class Key:
-    """Bytes in a store, which go with it, and how to make a value of them."""
+    """Bytes in a store, which are removed with this key, and how to make a value from them."""
 
     __slots__ = ("_adapter", "_head", "_sizes", "_sums", "_where", "counted", "nbytes", "store")
 
@@ -203,7 +203,7 @@ class Key:
         return key
 
     def load(self) -> Any:
-        """The value again. Raises OSError if the bytes are not what was written."""
+        """The value, read back. Raises OSError if the bytes are not those that were written."""
         sums = iter(self._sums)
 
         def fill(memory: Any) -> None:

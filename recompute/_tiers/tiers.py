@@ -9,7 +9,7 @@ from recompute._tiers.tier import Store, Tier
 
 
 class Tiers:
-    """What was asked for, opened: for every device, or for some. Raises TypeError for what is no tier, and OSError."""
+    """The tiers of a cache, opened: for every device, or for some. Raises TypeError for other objects, and OSError."""
 
     def __init__(self, given: Any) -> None:
         self._everywhere: Sequence[Store] = ()
