@@ -156,7 +156,7 @@ class Cache:
         for pool in list(engine.memory.pools.values()):
             pool.ask_limit()
         journal, meter = engine.journal, engine.meter
-        with engine.lock, engine.changes:
+        with engine.lock, engine.changes.begun():
             pools = tuple(
                 PoolStats(
                     pool.device,

@@ -73,6 +73,7 @@ def _set(entered: tuple[Cache, ...]) -> None:
         shared.change = _entered
         disable()
         _entered.set(entered)
+        _ = shared, shared, shared  # as in `Changes.end`
         if shared.collects:
             enable()
         shared.change = None

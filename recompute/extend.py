@@ -304,7 +304,7 @@ def cure_thrashing(cache: Cache, cure: str, package: str) -> None:
 def lap(cache: Cache) -> dict[str, int]:
     """The most bytes in use on each device since the last call."""
     engine = cache.engine
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         return {device: pool.lap() for device, pool in engine.memory.pools.items()}
 
 
@@ -344,7 +344,7 @@ def advise(cache: Cache, advice: Advice | None) -> None:
 def resident(cache: Cache) -> list[Node]:
     """The storages that are in memory, the oldest first. O(n log n)."""
     engine = cache.engine
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         found = [storage for storage in engine.memory.storages if storage.resident]
     return sorted(found, key=lambda storage: storage.number)
 

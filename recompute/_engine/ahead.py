@@ -85,7 +85,7 @@ class Ahead:
             pool = engine.memory.pools[device]
             while not signals.over and pool.used + free > pool.limit:
                 found = False
-                with engine.lock, engine.changes:
+                with engine.lock, engine.changes.begun():
                     if engine.memory.advice is None:
                         for victim in engine.memory.victims(pool, free, engine.meter.now):
                             if victim.resident and not victim.locks and _must_be_written(victim):

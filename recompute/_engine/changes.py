@@ -28,8 +28,33 @@ class Shared:
 shared: Final = Shared()
 
 
+class _Change:
+    """Ends a change with its block. Its methods are static, since `with` makes an object to bind one that is not."""
+
+    @staticmethod
+    def __enter__() -> None: ...
+
+    @staticmethod
+    def __exit__(kind: type[BaseException] | None, error: object, trace: object) -> None:
+        change = shared.change
+        if kind is None and isinstance(change, Changes):
+            change.end()
+            return
+        _ = kind, error, trace  # as in `end`
+        if shared.collects:
+            enable()
+        shared.change = None
+
+
+_change: Final = _Change()
+
+
 class Changes:
-    """`with changes.lock, changes: ...` is a change; on the path of every operation, `begin` and `end` are called."""
+    """`with changes.lock, changes.begun(): ...` is a change; the path of every operation has `begin` and `end` instead.
+
+    Nothing between the lock and `begin`, or between `end` and the lock, makes an object that the garbage collector
+    tracks: it could run there, and destructors under the lock.
+    """
 
     def __init__(self, make_good: Callable[[], None], prepare: Callable[[], None]) -> None:
         self.lock = shared.lock
@@ -56,21 +81,20 @@ class Changes:
 
     def end(self) -> None:
         """It has ended, and everything that is counted is right."""
+        _ = (
+            self,
+            self,
+            self,
+        )  # memory for the three arguments of the lock's `__exit__`, which is kept for the next tuple
         if shared.collects:
             enable()
         shared.change = None
         self.unfinished = False
 
-    def __enter__(self) -> None:
+    def begun(self) -> _Change:
+        """A change has begun: to be entered with the lock."""
         self.begin()
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self.end()
-            return
-        if shared.collects:
-            enable()
-        shared.change = None
+        return _change
 
     def pause(self, wait: Callable[[], object]) -> None:
         """In the middle of a change: what was changed so far is one by itself; then wait, and begin another."""

@@ -46,7 +46,7 @@ def see_to(engine: Engine, storages: Iterable[Storage]) -> None:
     found = destroyed(storages)
     held = [each for each in list(engine.memory.held) if each.reference is not None and _word(each.reference())]
     if found or held:
-        with engine.lock, engine.changes:
+        with engine.lock, engine.changes.begun():
             for storage, what in found:
                 lose(engine, storage, what)
             for each in held:

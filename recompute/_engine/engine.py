@@ -132,7 +132,7 @@ class Engine:
         while True:
             pool.ask_limit()
             victims = self._rank(pool) if self._foreign and pool.used + size > pool.limit else None
-            with self.lock, self.changes:
+            with self.lock, self.changes.begun():
                 found = True
                 fits = pool.used + size <= pool.limit
                 if fits:
@@ -158,7 +158,7 @@ class Engine:
                     continue
                 if not self.memory.lenient:
                     raise pool.shortage(size, what)
-                with self.lock, self.changes:
+                with self.lock, self.changes.begun():
                     pool.reserve(size)
                     pool.note(pool.used)
                     frame.reserved += ((pool, size),)
@@ -254,7 +254,7 @@ class Engine:
 
     def _start_over(self, frame: Frame) -> None:
         """A copy could not be fetched: what needs its value looks for another way back. Without the lock."""
-        with self.lock, self.changes:
+        with self.lock, self.changes.begun():
             self.leave(frame)
 
     def _begins_at_once(self, frame: Frame) -> bool:
@@ -300,7 +300,7 @@ class Engine:
                 there = False
         if not there:
             stacks[frame] = None
-            with self.lock, self.changes:  # which has locked the arguments
+            with self.lock, self.changes.begun():  # which has locked the arguments
                 self._stop(frame)
                 frame.running = False
                 frame.unlock()
@@ -375,10 +375,10 @@ class Engine:
                     raise
                 break  # it was a guess: the run will tell
             if not there:
-                with self.lock, self.changes:
+                with self.lock, self.changes.begun():
                     frame.give_back()
                 return False
-        with self.lock, self.changes:
+        with self.lock, self.changes.begun():
             self._start(frame)
         return True
 
@@ -397,7 +397,7 @@ class Engine:
     def _make_room_for(self, frame: Frame, made: list[Made]) -> None:
         """Make room for what was not known before the run, after the fact: it is there already. Without the lock."""
         self.scheduler.stacks[frame.stack[0]] = None  # as in `_store`: what it reserves must be found
-        with self.lock, self.changes:
+        with self.lock, self.changes.begun():
             self._stop(frame)
             short = self.reservations.shortage(frame, made)
             for pool, extra in short.items():
@@ -493,13 +493,13 @@ class Engine:
 
     def make_room(self, device: str, size: int, then: Callable[[], None] | None = None) -> None:
         """Evict until `size` more bytes fit on a device, and call `then` under the lock when they do."""
-        with self.lock, self.changes:
+        with self.lock, self.changes.begun():
             pool = self.memory.pool(device)
         bottom = Frame(self, None)
         self.scheduler.stacks[bottom] = None
         try:
             self.allocate(pool, size, bottom, None)
-            with self.lock, self.changes:
+            with self.lock, self.changes.begun():
                 bottom.give_back()
                 if then is not None:
                     then()
@@ -516,7 +516,7 @@ class Engine:
         """Whom to evict next, whatever is free."""
         if self._foreign:
             return self._rank(pool)
-        with self.lock, self.changes:
+        with self.lock, self.changes.begun():
             return pool.candidates.choose(self.meter.now)
 
     # When memory is short, or somebody else is at it
@@ -525,12 +525,12 @@ class Engine:
         """Whether there are sources that no tier could take, and one may have room for now."""
         if pool.tiers is None or not pool.tiers.fixed:
             return False
-        with self.lock, self.changes:
+        with self.lock, self.changes.begun():
             return self.references.let_sources_move(pool.tiers)
 
     def _rank(self, pool: Pool) -> list[Storage]:
         """The victim of a policy that is the user's own code, which runs without the lock."""
-        with self.lock, self.changes:
+        with self.lock, self.changes.begun():
             snapshot = pool.candidates.snapshot(self.meter.now)
         memory = self.memory
         best = rank(memory.policy, memory.search, snapshot)
@@ -609,7 +609,7 @@ class Engine:
         self.settling.settle()
         self.learn_costs()
         if self.scheduler.stacks and running.frame is None:
-            with self.lock, self.changes:
+            with self.lock, self.changes.begun():
                 self.left_behind()
             self.settling.settle()
 
@@ -620,7 +620,7 @@ class Engine:
         known = self.meter.answers()
         if not known:
             return
-        with self.lock, self.changes:
+        with self.lock, self.changes.begun():
             for operation, launched, again, seconds in known:
                 self.meter.bill(seconds - launched, again)
                 if operation.outputs and (not again or seconds < operation.c0):

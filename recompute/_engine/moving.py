@@ -50,7 +50,7 @@ class Moving:
         except Exception as error:  # of the adapter, of pickle, or of the disk
             if isinstance(error, OSError):
                 departure.full = True
-                with self._changes.lock, self._changes:
+                with self._changes.lock, self._changes.begun():
                     copy.store.is_full(copy.nbytes)
             self._warn(copy, error)
             return
@@ -59,7 +59,7 @@ class Moving:
         seconds = self._meter.checked(clock() - start)
         tiers = departure.pool.tiers
         assert tiers is not None, "a copy is for a tier"
-        with self._changes.lock, self._changes:
+        with self._changes.lock, self._changes.begun():
             if copy.key is not None or copy.root.copy is not copy:
                 return  # a destructor that ran here has seen to it, or the value has gone meanwhile
             tiers.written(copy, key)
@@ -88,7 +88,7 @@ class Moving:
             except Exception as error:  # one tier cannot be read, or the other one not written
                 self._warn(each, error)
             seconds = self._meter.checked(clock() - start)
-            with self._changes.lock, self._changes:
+            with self._changes.lock, self._changes.begun():
                 if each.moves_down:
                     tiers.moved_down(each, key)
                     if key is not None:
@@ -134,7 +134,7 @@ class Moving:
         root = copy.root
         if root.operation is None:
             return False
-        with self._changes.lock, self._changes:
+        with self._changes.lock, self._changes.begun():
             copy.fetching.outputs = ()
             tiers = root.storage.pool.tiers
             if tiers is not None:

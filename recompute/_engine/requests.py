@@ -142,7 +142,7 @@ def get(engine: Engine, value: Value) -> Any:
 
 def evict(engine: Engine, value: Value) -> bool:
     """Drop a value now; False if it cannot be."""
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         storage = value.storage
         evictable = value.payload is not EVICTED and not storage.locks
         if evictable:
@@ -161,7 +161,7 @@ def pin(engine: Engine, value: Value) -> None:
 
 
 def unpin(engine: Engine, value: Value) -> None:
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         if value.pinned:
             engine.references.unpin(value)
             if engine.journal.listeners:
@@ -188,7 +188,7 @@ def written(engine: Engine, value: Value) -> None:
     """The memory of a source is about to be written, so that a copy in a tier holds no longer. It is in memory."""
     tiers = value.storage.pool.tiers
     if tiers is not None:
-        with engine.lock, engine.changes:
+        with engine.lock, engine.changes.begun():
             copy = copy_of(value.storage)
             if copy is not None and value.storage.resident:
                 tiers.lose(copy)
@@ -211,7 +211,7 @@ def keep_resident(engine: Engine, value: Value) -> Stay:
 
 def refer_again(engine: Engine, value: Value, handle: Any) -> None:
     """One more Recomputable of a value."""
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         attach(handle, engine, value, engine.note)
 
 
@@ -221,7 +221,7 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
     if engine.fingerprints is not None:
         return None
     made = None
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         if argument.payload is EVICTED:
             storage = operation.storage = argument.storage
             engine.results.number = operation.number = engine.results.number + 1
@@ -247,7 +247,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
 
     Should the old value be needed again, it is made again, elsewhere.
     """
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         value = handle.node
         operation = value.operation
         assert operation is not None, "a source that is written over cannot be made again"
@@ -268,7 +268,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
 
 def exchange(engine: Engine, one: Any, other: Any) -> None:
     """Let two Recomputables refer to what the other one did."""
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         _exchange(one, other)
 
 
@@ -287,7 +287,7 @@ def set_limits(engine: Engine, limits: Limits) -> None:
     memory = engine.memory
     before = memory.limits
     try:
-        with engine.lock, engine.changes:
+        with engine.lock, engine.changes.begun():
             engine.set_limits(limits)
         for device in list(memory.pools):
             try:
@@ -295,7 +295,7 @@ def set_limits(engine: Engine, limits: Limits) -> None:
             except BudgetError as error:
                 raise BudgetError(f"the new budget is too small: {error}") from None
     except BaseException:
-        with engine.lock, engine.changes:
+        with engine.lock, engine.changes.begun():
             engine.set_limits(before)
         raise
     finally:
@@ -305,7 +305,7 @@ def set_limits(engine: Engine, limits: Limits) -> None:
 def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
     """Evict until `wanted` bytes are free that were not before, or all that can be (None); the bytes freed."""
     memory = engine.memory
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         pool = memory.pool(device)
         before = pool.used
         if wanted is None and memory.policy.name != "none":
@@ -316,7 +316,7 @@ def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
         victims = engine.next_victims(pool)
         if not victims:
             break
-        with engine.lock, engine.changes:
+        with engine.lock, engine.changes.begun():
             for victim in victims:
                 if victim.resident and not victim.locks:
                     engine.evict(victim, "request")
@@ -334,7 +334,7 @@ def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
     """Count the memory of a buffer that is no value of the cache as in use until the buffer goes."""
     memory = engine.memory
     reference = HeldReference(buffer, engine.note)
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         engine.settling.drain()
         pool = memory.pool(device)
         engine.results.number = number = engine.results.number + 1
@@ -351,7 +351,7 @@ def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
 
 def let_go(engine: Engine, held: Held) -> None:
     """What was held is not counted any more."""
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         engine.settling.gone(held)
     settle(engine)
 
@@ -374,7 +374,7 @@ def dependents(engine: Engine, source: Value, most: float) -> list[Value] | None
     seen = {source}
     stack = [source]
     settle(engine)
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         while stack and len(seen) <= most:
             for user in stack.pop().each_user():
                 for output in user.outputs:
@@ -406,7 +406,7 @@ def set_room(value: Value, sizes: Sequence[tuple[str, int]]) -> None:
 def advise(engine: Engine, advice: Advice | None) -> None:
     """Ask this advice from now on; what was kept on older advice alone goes."""
     references = engine.references
-    with engine.lock, engine.changes:
+    with engine.lock, engine.changes.begun():
         engine.memory.advise(advice)
         for storage in references.on_advice():
             references.evict_unreferenced(storage)

@@ -137,7 +137,7 @@ class Runs:
             frame.ask = timer()
         del positional, named
         if frame.found is not None:
-            with self._changes.lock, self._changes:
+            with self._changes.lock, self._changes.begun():
                 self._results.depend(operation, frame.found, operation.runs > 0)
         if options is None:
             return [self._results.measure(operation, 0, result)], cost

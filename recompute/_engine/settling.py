@@ -70,13 +70,13 @@ class Settling:
         """Whether the lock could be had, and references have been seen to."""
         changes = self._changes
         if blocking:
-            with changes.lock, changes:
+            with changes.lock, changes.begun():
                 self.drain()
             return True
         try:
             if not changes.lock.acquire(blocking=False):
                 return False
-            with changes:
+            with changes.begun():
                 self.drain()
             return True
         finally:
@@ -110,7 +110,7 @@ class Settling:
         for departure in list(finalizer.departures):
             if self.takes_over(departure):
                 if not departure.taken:  # an interrupt has struck: beginning a change makes that good
-                    with self._changes.lock, self._changes:
+                    with self._changes.lock, self._changes.begun():
                         pass
                 try:
                     self._give_up(departure)
@@ -149,7 +149,7 @@ class Settling:
         return guard.operation is None and departure.owner == get_ident() and not _is_at_it(departure)
 
     def _depart(self, departure: Departure) -> None:
-        with self._changes.lock, self._changes:
+        with self._changes.lock, self._changes.begun():
             self._departed(departure)
 
     def _departed(self, departure: Departure) -> None:
