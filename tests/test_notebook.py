@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+CELL = re.compile(r"[^\s>]*ipykernel_\d+/\d+\.py")
+"""The file of a cell, whose name is another one in each process."""
 NOTEBOOK = Path(__file__).resolve().parent.parent / "docs" / "notebook.ipynb"
 nbformat = pytest.importorskip("nbformat", reason="the extra 'docs' is not installed")
 nbclient = pytest.importorskip("nbclient", reason="the extra 'docs' is not installed")
@@ -25,7 +28,7 @@ def shown(notebook: Any) -> list[list[tuple[str, ...]]]:
 
 
 def _texts(data: dict[str, str]) -> list[str]:
-    return [text if kind.startswith("text/") else kind for kind, text in sorted(data.items())]
+    return [CELL.sub("cell.py", text) if kind.startswith("text/") else kind for kind, text in sorted(data.items())]
 
 
 @pytest.mark.filterwarnings("default")  # of Jupyter

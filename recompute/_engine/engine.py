@@ -414,7 +414,7 @@ class Engine:
         assert operation is not None
         again = operation.runs > 0
         name = operation.name if self.journal.listeners else ""
-        room = frame.reserved  # before the run, when a size that is new was not known
+        room = frame.reserved or frame.needs or ()  # before the run, when a size that is new was not known
         following: Frame | None = None
         copy = frame.copy
         if again:

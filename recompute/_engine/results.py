@@ -19,7 +19,7 @@ from recompute._engine.memory import Memory, Pool, shared_storage
 from recompute._engine.meter import Meter
 from recompute._engine.verify import Fingerprints, Samples
 
-Room = tuple[tuple[Pool, int], ...]
+Room = Sequence[tuple[Pool | str, int]]
 """Bytes that were reserved, by pool."""
 
 Made: TypeAlias = "tuple[Any, int, int, str, bytes | None, Storage | None]"

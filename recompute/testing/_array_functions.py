@@ -134,7 +134,7 @@ FUNCTIONS: Final[dict[str, tuple[str, ...]]] = {
         "xp.tril_indices_from(a)",
         "xp.triu_indices_from(a)",
         "xp.diag(a, {small})",
-        "xp.diag_indices_from(a)",
+        "xp.stack(xp.diag_indices_from(a))",
         "xp.vander(a, 3)",
         "xp.full_like(a, {number})",
         "xp.full_like(a, b)",
