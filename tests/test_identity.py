@@ -79,6 +79,10 @@ def test_any_budget(program: Program, options: Settings, budget: int) -> None:
     Program([Source((0,)), Apply("add", (), "applied", peeks=(0,)), Apply("add", (), "applied")]),
     {"policy": "needed", "search": "exact", "release": "banish", "verify": False},
 )
+@example(
+    Program([Apply("twins", (), "applied", nbytes=40)]),
+    {"policy": "dtr", "search": "batch", "release": "ignore", "verify": True},
+)
 @given(programs(fickle=False), settings_of_caches())
 def test_down_to_the_feasible_minimum(program: Program, options: Settings) -> None:
     """From the peak of an unlimited run down to the smallest budget that works, and below it, results are equal."""

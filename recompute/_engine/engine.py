@@ -305,6 +305,8 @@ class Engine:
                 frame.running = False
                 frame.unlock()
                 frame.give_back()  # what brings the arguments back may need the room first
+        elif needs and not frame.reserved:
+            memory.will_take(needs)
         return there
 
     def _next(self, stack: list[Frame]) -> Frame | None:

@@ -322,6 +322,12 @@ class Memory:
             pool.used + size <= pool.limit and pool.adaptive is None for pool, size in self.by_pool(needs).items()
         )
 
+    def will_take(self, needs: Sequence[tuple[str, int]]) -> None:
+        """An operation begins that fits: the peak counts what is said of its outputs. Also without the lock."""
+        for pool, size in self.by_pool(needs).items():
+            if pool.used + size > pool.peak:
+                pool.peak = pool.used + size
+
     def reserve(self, frame: Frame, needs: Sequence[tuple[str, int]]) -> bool:
         """Set bytes aside for the outputs of an operation, if they fit without an eviction."""
         if not needs:
