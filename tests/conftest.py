@@ -39,10 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _short_collections() -> Iterator[None]:
-    """The garbage collector looks at what a test has made, and not at every module that is loaded, each time again."""
+    """The garbage collector looks at what a test has made, and not at every module that is loaded, each time again.
+
+    In the end it sees to the caches of the test: their threads and files go with them.
+    """
     gc.freeze()
     gc.collect()  # of nothing: now the collector knows that there is little, and looks at the old objects as often
     yield
+    gc.collect()
     gc.unfreeze()
 
 
