@@ -183,7 +183,7 @@ def test_exact_search_chooses_the_least_score(policy: str, monkeypatch: pytest.M
         assert not [seen for seen in found if seen[:2] == ("error", "AssertionError")], found
 
     over()
-    assert choices[0] > 10
+    assert choices[0] > settings().max_examples // 10  # with 100, more than 10
 
 
 @pytest.mark.parametrize("policy", LINES)
