@@ -49,8 +49,8 @@ from recompute._engine.finalizer import Held
 from recompute._engine.frames import Frame, HandleOf
 from recompute._engine.frames import running as _running
 from recompute._engine.graph import EVICTED, Node, Options, ReleaseMode, name_of
-from recompute._engine.memory import Pool
 from recompute._engine.options import EngineOptions
+from recompute._engine.pool import Pool
 from recompute._engine.sizes import constant, identity
 from recompute._engine.stats import TIER_COLUMNS, Stats
 from recompute._recomputable import Recomputable, common_engine, handle_like

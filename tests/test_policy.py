@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute._engine.graph import Storage
-from recompute._engine.memory import Pool
+from recompute._engine.pool import Pool
 from recompute._policy.formulas import (
     POLICIES,
     Dtr,

@@ -177,7 +177,7 @@ LAYERS = {
         _engine.verify""",
     "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
     "parts": """_engine.changes _engine.journal _engine.meter _engine.copies _engine.finalizer _engine.frames
-        _engine.device_tiers _engine.memory _engine.advice _engine.scheduler _engine.moving _engine.results
+        _engine.device_tiers _engine.pool _engine.memory _engine.advice _engine.scheduler _engine.moving _engine.results
         _engine.runs _engine.reservations _engine.recovery _engine.references _engine.settling _engine.ahead
         _engine.destroyed""",
     "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
@@ -209,7 +209,8 @@ FOR_TYPES = {
     "_engine.advice": "_engine.memory",  # it asks
     "_engine.ahead": "_engine.moving",  # says that the program has waited
     "_foresight.foresight": "_cache",  # it has one
-    "_engine.memory": """_engine.graph _engine.finalizer _engine.frames _engine.device_tiers
+    "_engine.memory": "_engine.device_tiers",  # whose part they are
+    "_engine.pool": """_engine.graph _engine.finalizer _engine.frames
         _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
     "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling _engine.thrashing
         _engine.ahead _engine.destroyed""",  # whose part they are

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from recompute._engine.graph import Storage
-from recompute._engine.memory import Pool
+from recompute._engine.pool import Pool
 
 
 class Advice(Protocol):

@@ -18,7 +18,7 @@ from recompute._engine.copies import copy_of
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
     from recompute._engine.graph import Storage
-    from recompute._engine.memory import Pool
+    from recompute._engine.pool import Pool
 
 _SHARE: Final = 1 / 8
 """Of a budget, which is kept free at most."""

@@ -39,10 +39,11 @@ from recompute._engine.frames import (
 )
 from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Storage, Value
 from recompute._engine.journal import Journal
-from recompute._engine.memory import Memory, Pool, ProgramOrderPool
+from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter, checked_clock
 from recompute._engine.moving import Moving
 from recompute._engine.options import EngineOptions
+from recompute._engine.pool import Pool, ProgramOrderPool
 from recompute._engine.recount import recount
 from recompute._engine.recovery import Recovery
 from recompute._engine.references import References

@@ -19,7 +19,7 @@ from recompute._engine.graph import EVICTED, Operation, Reference, Storage, Valu
 
 if TYPE_CHECKING:
     from recompute._engine.copies import Copy
-    from recompute._engine.memory import Pool
+    from recompute._engine.pool import Pool
 
 
 _ALONE: Final = 3

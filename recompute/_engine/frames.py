@@ -15,8 +15,8 @@ from recompute._engine.graph import EVICTED, Operation, Storage, Value
 if TYPE_CHECKING:
     from recompute._engine.copies import Copy
     from recompute._engine.engine import Engine
-    from recompute._engine.memory import Pool
     from recompute._engine.meter import Ask
+    from recompute._engine.pool import Pool
 
 Order = Callable[[list[Value]], list[Value]]
 """In which evicted arguments are brought back."""

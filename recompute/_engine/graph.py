@@ -14,7 +14,7 @@ from weakref import ReferenceType, ref
 if TYPE_CHECKING:
     from recompute._engine.copies import Copy
     from recompute._engine.finalizer import Held
-    from recompute._engine.memory import Pool
+    from recompute._engine.pool import Pool
     from recompute._policy.neighbourhoods import Component
 
 ReleaseMode = Literal["ignore", "eager", "banish"]

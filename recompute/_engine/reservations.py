@@ -10,7 +10,8 @@ from typing import Final
 from recompute._budget import Limits
 from recompute._engine.frames import Frame
 from recompute._engine.graph import EVICTED, Operation
-from recompute._engine.memory import Memory, Pool
+from recompute._engine.memory import Memory
+from recompute._engine.pool import Pool
 from recompute._engine.results import Made, own_memory
 
 _NOTHING: Final[dict[Pool, int]] = {}

@@ -15,8 +15,9 @@ from recompute._engine.copies import copy_of
 from recompute._engine.events import Performed
 from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Storage, Value, remains_of
 from recompute._engine.journal import Journal
-from recompute._engine.memory import Memory, Pool, shared_storage
+from recompute._engine.memory import Memory, shared_storage
 from recompute._engine.meter import Meter
+from recompute._engine.pool import Pool
 from recompute._engine.verify import Fingerprints, Samples
 
 Room = Sequence[tuple[Pool | str, int]]

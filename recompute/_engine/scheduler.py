@@ -16,7 +16,7 @@ from recompute._engine.graph import Operation
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
-    from recompute._engine.memory import Pool
+    from recompute._engine.pool import Pool
 
 
 class Scheduler:

@@ -16,9 +16,10 @@ from recompute._engine.finalizer import Departure, Finalizer, Held, HeldReferenc
 from recompute._engine.frames import Frame
 from recompute._engine.graph import Reference, Value, remains_of
 from recompute._engine.journal import Journal
-from recompute._engine.memory import Memory, Pool
+from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
 from recompute._engine.moving import Moving
+from recompute._engine.pool import Pool
 from recompute._engine.references import References
 from recompute._engine.scheduler import Scheduler, frames_on_stacks
 

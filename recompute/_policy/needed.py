@@ -25,7 +25,7 @@ from recompute._policy.neighbourhoods import (
 )
 
 if TYPE_CHECKING:
-    from recompute._engine.memory import Pool
+    from recompute._engine.pool import Pool
 
 _WALK: Final = 32
 """How many evicted storages a walk visits before it extrapolates."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from recompute._engine.graph import Operation, Storage, Value
 
 if TYPE_CHECKING:
-    from recompute._engine.memory import Pool
+    from recompute._engine.pool import Pool
 
 OnDecrease = Callable[[Storage], None]
 Direction = Callable[[Storage], list[Storage]]

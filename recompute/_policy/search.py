@@ -23,7 +23,7 @@ from recompute._policy.neighbourhoods import Neighbourhood
 from recompute._policy.tournament import Tournament
 
 if TYPE_CHECKING:
-    from recompute._engine.memory import Pool
+    from recompute._engine.pool import Pool
 
 SearchName = Literal["exact", "sample", "ignore small", "batch"]
 

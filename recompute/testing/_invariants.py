@@ -11,7 +11,7 @@ from recompute._cache import Cache
 from recompute._engine.copies import copy_of, moves_source
 from recompute._engine.engine import Engine
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
-from recompute._engine.memory import Pool
+from recompute._engine.pool import Pool
 from recompute._policy.needed import Needs
 from recompute._policy.neighbourhoods import Closure, Component, Components
 

@@ -23,8 +23,9 @@ from recompute._engine.engine import Engine
 from recompute._engine.finalizer import Departure, Finalizer
 from recompute._engine.frames import Frame, Request
 from recompute._engine.journal import Journal
-from recompute._engine.memory import Memory, Pool
+from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
+from recompute._engine.pool import Pool
 from recompute._engine.references import References
 from recompute._engine.results import Results
 from recompute._engine.scheduler import Scheduler
