@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,24 @@ class Reference:
     seconds: float
     allocated: int
     state: dict[str, Tensor] = field(repr=False)
+
+
+def files(folder: str) -> AbstractContextManager[Any]:
+    """What autograd saves lies in files of a folder until it is needed."""
+    count = 0
+
+    def pack(tensor: torch.Tensor) -> Path:
+        nonlocal count
+        count += 1
+        path = Path(folder) / str(count)
+        torch.save(tensor, path)
+        return path
+
+    def unpack(path: Path) -> torch.Tensor:
+        found: torch.Tensor = torch.load(path)
+        return found
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 class Late(KeyboardInterrupt):

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 from _common import facts, say
+from _torch_measures import files
 from torch.nn import functional
 
 import recompute as rc
@@ -106,24 +107,6 @@ def arrays(folder: str) -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} |\n"
 
 
-class InFiles:
-    """What autograd saves lies in files until it is needed."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._count = 0
-
-    def pack(self, tensor: torch.Tensor) -> Path:
-        self._count += 1
-        path = self._folder / str(self._count)
-        torch.save(tensor, path)
-        return path
-
-    @staticmethod
-    def unpack(path: Path) -> torch.Tensor:
-        return torch.load(path)  # type: ignore[no-any-return]  # it is what was saved
-
-
 def trained() -> tuple[list[float], list[torch.Tensor], int]:
     """A few steps: losses, parameters, and the bytes of parameters, gradients and the optimizer's memory."""
     torch.manual_seed(0)
@@ -149,9 +132,8 @@ def training(folder: str) -> Iterator[str]:
     weights = sum(each.numel() for each in parameters) / 1e6
     yield TRAINING.format(weights=weights, steps=STEPS, floor=floor / 1e6)
     yield f"| plain | {peak.peak / 1e6:.0f} MB | {whole:.2f}, x 1.00 | |\n"
-    files = InFiles(folder)
-    seconds, _, _ = least(trained, lambda: torch.autograd.graph.saved_tensors_hooks(files.pack, files.unpack))
-    with rt.budget() as block, torch.autograd.graph.saved_tensors_hooks(files.pack, files.unpack):
+    seconds, _, _ = least(trained, partial(files, folder))
+    with rt.budget() as block, files(folder):
         trained()
         most = block.stats().peak
     yield f"| `saved_tensors_hooks`, to files | {most / 1e6:.0f} MB | {seconds:.2f}, x {seconds / whole:.2f} | |\n"

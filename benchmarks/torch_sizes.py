@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import torch  # after the number of threads
 from _common import facts, markdown, say
-from _torch_measures import allocated
+from _torch_measures import allocated, files
 from _torch_sizes_models import MODELS, Training, straight
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -54,24 +54,6 @@ class Taken:
     repeated_share: float = 0.0
     loss: float = 0.0
     failed: str = ""
-
-
-def files(folder: str) -> AbstractContextManager[Any]:
-    """What autograd saves lies in files."""
-    count = 0
-
-    def pack(tensor: torch.Tensor) -> Path:
-        nonlocal count
-        count += 1
-        path = Path(folder) / str(count)
-        torch.save(tensor, path)
-        return path
-
-    def unpack(path: Path) -> torch.Tensor:
-        found: torch.Tensor = torch.load(path)
-        return found
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 _PRODUCTS: Final = {

@@ -29,6 +29,7 @@ from _torch_measures import (
     allocated,
     begin,
     counted,
+    files,
     fits,
     reference,
     several,
@@ -88,24 +89,6 @@ def recomputing(block: Any, *given: Any) -> Any:
     return checkpoint(block, *given, use_reentrant=False)
 
 
-class OnDisk:
-    """What autograd saves lies in files until it is needed."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._count = 0
-
-    def pack(self, tensor: torch.Tensor) -> Path:
-        self._count += 1
-        path = self._folder / str(self._count)
-        torch.save(tensor, path)
-        return path
-
-    @staticmethod
-    def unpack(path: Path) -> torch.Tensor:
-        return torch.load(path)  # type: ignore[no-any-return]  # it is what was saved
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--models", default=",".join(MODELS), help="some of these, with commas; %(default)s")
@@ -163,14 +146,13 @@ def rivals(name: str, make: Make, plain: Reference) -> list[dict[str, Any]]:
     if name in BLOCKS:
         found.append(rival(name, "torch.utils.checkpoint around each block", BLOCKS[name](recomputing), make, plain))
     with TemporaryDirectory() as folder:
-        files = OnDisk(folder)
 
         def saving() -> Any:
             task = make()
             step = task.step
 
             def stepped() -> torch.Tensor:
-                with torch.autograd.graph.saved_tensors_hooks(files.pack, files.unpack):
+                with files(folder):
                     return step()
 
             return type(task)(task.modules, task.optimizers, stepped)

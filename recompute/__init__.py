@@ -9,11 +9,12 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
                  _pictures, _simulator (traces replayed through this cache), _plans (schedules made in advance),
                  _traces (recorded programs)
     surface      extend, events, policies (the engine and the policies for everybody above); _recomputable
-                 (Recomputable, pure, ap, lift); _cache (Cache); _context (which cache is the current one)
+                 (Recomputable, pure, ap); _applicative (lift, sequence, traverse); _cache (Cache); _context (which
+                 cache is the current one)
     engine       _engine: requests (what is asked of the engine), engine (the four callbacks), recount (after an
                  interrupt)
-    parts        _engine: settling, references, runs, results, moving, scheduler, memory, frames, finalizer, copies,
-                 meter, journal, changes
+    parts        _engine: settling, references, runs, results, moving, scheduler, memory, pool, frames, finalizer,
+                 copies, meter, journal, changes
     policy       _policy: search and tournament (of the smallest score), needed and neighbourhoods (evicted components),
                  formulas
     graph        _engine: graph (operation, storage, value); arguments, sizes, verify, events, stats
@@ -33,6 +34,7 @@ from recompute import _mixed_up as _mixed_up  # first of all: it refuses an inst
 
 from recompute._adapters.adapter import Adapter, register, register_size, sizeof
 from recompute._adapters.arrays import ArrayAdapter, Outline
+from recompute._applicative import lift, sequence, traverse
 from recompute._arrays.array import RecomputableArray
 from recompute._arrays.namespace import namespace
 from recompute._arrays.wrap import array, asarray, wrap
@@ -41,7 +43,7 @@ from recompute._cache import Cache
 from recompute._context import current_cache, default_cache, set_default_cache
 from recompute._engine.stats import Stats
 from recompute._errors import BudgetError, ImpureError, SizeWarning, StagingError, ThrashWarning
-from recompute._recomputable import Recomputable, ap, lift, pure, sequence, traverse
+from recompute._recomputable import Recomputable, ap, pure
 from recompute._staging import stage
 from recompute._tiers.disk import Disk
 from recompute._tiers.host import Host

@@ -1,13 +1,12 @@
-"""The surface: `Recomputable`, a value that may be dropped and recomputed, and the applicative around it."""
+"""The surface: `Recomputable`, a value that may be dropped and recomputed; `pure` and `ap` make them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
 from threading import current_thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar, overload
 
 from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
@@ -27,12 +26,9 @@ if TYPE_CHECKING:
 _NO_NAMES: Final[Mapping[str, Any]] = {}
 _ONE: Final = 1  # compared by identity, which True is not
 
-K = TypeVar("K")
-P = ParamSpec("P")
 R = TypeVar("R")
 R1 = TypeVar("R1")
 R2 = TypeVar("R2")
-R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -109,7 +105,7 @@ class Recomputable(Forgotten, Generic[T_co]):
 
     def map(self, function: Callable[[T_co], R]) -> Recomputable[R]:
         """`ap(function, self)`."""
-        return _apply(function, (self,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
+        return apply_at(function, (self,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
 
     @overload
     def apply(
@@ -137,7 +133,7 @@ class Recomputable(Forgotten, Generic[T_co]):
     ) -> tuple[Recomputable[Any], ...]: ...
     def apply(self, *args: Any, nout: int = 1, nbytes: int | Sequence[int] | None = None, **kwargs: Any) -> Any:
         """`ap(self, *args)`: the value is a function, applied inside. The `<*>` of an applicative."""
-        return _apply(self, args, kwargs, nout, nbytes, sys._getframe(1))
+        return apply_at(self, args, kwargs, nout, nbytes, sys._getframe(1))
 
     @classmethod
     def _class_of_results(cls, payload: Any) -> type[Recomputable[Any]]:
@@ -256,10 +252,10 @@ def ap(
     BudgetError if arguments and result do not fit into the budget together. Cost: a few microseconds, plus the function
     (docs/results/machinery.md).
     """
-    return _apply(function, args, kwargs, nout, nbytes, sys._getframe(1))
+    return apply_at(function, args, kwargs, nout, nbytes, sys._getframe(1))
 
 
-def _apply(
+def apply_at(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -267,6 +263,7 @@ def _apply(
     nbytes: int | Sequence[int] | None,
     caller: FrameType,
 ) -> Any:
+    """`ap` of what `caller` gave: tracebacks of a repeated run name the line that it is at."""
     if isinstance(function, Recomputable):
         args = (function, *args)
         function = _call
@@ -363,93 +360,3 @@ def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] 
     if len(sizes) != nout or not all(hasattr(size, "__index__") and size >= 0 for size in sizes):
         raise ValueError(f"nbytes must be bytes, at least 0: one number, or {nout} of them, not {nbytes!r}")
     return tuple(size.__index__() for size in sizes)
-
-
-class Lifted(Protocol[P, R_co]):
-    """A function of values as a function of Recomputables: with its own parameters, each of them plain or not."""
-
-    __name__: str
-
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
-
-
-@overload
-def lift(  # type: ignore[overload-overlap]  # 1 is an int, too
-    function: Callable[P, R], /, *, nout: Literal[1] = 1, nbytes: int | Sequence[int] | None = None
-) -> Lifted[P, Recomputable[R]]: ...
-@overload
-def lift(
-    function: Callable[P, tuple[R1, R2]], /, *, nout: Literal[2], nbytes: int | Sequence[int] | None = None
-) -> Lifted[P, tuple[Recomputable[R1], Recomputable[R2]]]: ...
-@overload
-def lift(
-    function: Callable[P, Any], /, *, nout: int, nbytes: int | Sequence[int] | None = None
-) -> Lifted[P, tuple[Recomputable[Any], ...]]: ...
-@overload
-def lift(  # type: ignore[overload-overlap]  # 1 is an int, too
-    *, nout: Literal[1] = 1, nbytes: int | Sequence[int] | None = None
-) -> Callable[[Callable[P, R]], Lifted[P, Recomputable[R]]]: ...
-@overload
-def lift(
-    *, nout: Literal[2], nbytes: int | Sequence[int] | None = None
-) -> Callable[[Callable[P, tuple[R1, R2]]], Lifted[P, tuple[Recomputable[R1], Recomputable[R2]]]]: ...
-@overload
-def lift(
-    *, nout: int, nbytes: int | Sequence[int] | None = None
-) -> Callable[[Callable[P, Any]], Lifted[P, tuple[Recomputable[Any], ...]]]: ...
-def lift(
-    function: Callable[..., Any] | None = None, /, *, nout: int = 1, nbytes: int | Sequence[int] | None = None
-) -> Any:
-    """A function of values as a function of Recomputables: `lift(f)(x)` is `ap(f, x)`. Also a decorator."""
-    if function is None:
-        return lambda function: _lifted(function, nout, nbytes)
-    return _lifted(function, nout, nbytes)
-
-
-def _lifted(function: Callable[..., Any], nout: int, nbytes: int | Sequence[int] | None) -> Callable[..., Any]:
-    if not callable(function):
-        raise TypeError(f"lift takes a function, not {function!r}")
-
-    @wraps(function)
-    def lifted(*args: Any, **kwargs: Any) -> Any:
-        return _apply(function, args, kwargs, nout, nbytes, sys._getframe(1))
-
-    return lifted
-
-
-@overload
-def sequence(  # type: ignore[overload-overlap]  # tuples and dicts are iterables, too
-    values: tuple[Recomputable[R1], Recomputable[R2]],
-) -> Recomputable[tuple[R1, R2]]: ...
-@overload
-def sequence(  # type: ignore[overload-overlap]
-    values: tuple[Recomputable[R], ...],
-) -> Recomputable[tuple[R, ...]]: ...
-@overload
-def sequence(  # type: ignore[overload-overlap]
-    values: dict[K, Recomputable[R]],
-) -> Recomputable[dict[K, R]]: ...
-@overload
-def sequence(  # type: ignore[overload-overlap]
-    values: dict[K, Any],
-) -> Recomputable[dict[K, Any]]: ...
-@overload
-def sequence(values: Iterable[Recomputable[R]]) -> Recomputable[list[R]]: ...
-def sequence(values: Any) -> Recomputable[Any]:
-    """A tuple, list or dict of Recomputables as a Recomputable of a tuple, list or dict; another iterable as a list."""
-    if not isinstance(values, (tuple, list, dict)):
-        values = list(values)
-    return _apply(_same, (values,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
-
-
-def traverse(function: Callable[[T], Recomputable[R]], values: Iterable[T]) -> Recomputable[list[R]]:
-    """`sequence` of `function` of each value: a list in, a Recomputable of a list out."""
-    results = [function(value) for value in values]
-    return _apply(_same, (results,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
-
-
-def _same(value: T) -> T:
-    return value

@@ -179,9 +179,10 @@ LAYERS = {
     "parts": """_engine.changes _engine.journal _engine.meter _engine.copies _engine.finalizer _engine.frames
         _engine.device_tiers _engine.pool _engine.memory _engine.advice _engine.scheduler _engine.moving _engine.results
         _engine.runs _engine.reservations _engine.recovery _engine.references _engine.settling _engine.ahead
-        _engine.destroyed""",
+        _engine.destroyed _engine.forking""",
     "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
-    "surface": "_context _logged _watching _cache _described _forgotten _recomputable extend events policies",
+    "surface": """_context _logged _watching _cache _described _forgotten _recomputable _applicative extend events
+        policies""",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
     "simulator": """_simulator.machine _simulator.tier _simulator.run _simulator.replay _simulator.simulate
         _simulator.order _simulator.many _simulator.varied simulator""",
@@ -213,7 +214,7 @@ FOR_TYPES = {
     "_engine.pool": """_engine.graph _engine.finalizer _engine.frames
         _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
     "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling _engine.thrashing
-        _engine.ahead _engine.destroyed""",  # whose part they are
+        _engine.ahead _engine.destroyed _engine.forking""",  # whose part they are
     "_engine.copies": "_engine.graph",  # what a tier has of a value
     "_engine.finalizer": "_engine.graph",  # what a storage leaves when somebody outside holds it
     "_policy.neighbourhoods": "_engine.graph",  # the component that a storage is in

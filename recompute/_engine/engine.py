@@ -14,20 +14,19 @@ whoever holds the lock next (see recount).
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from gc import collect
 from typing import Any, Final
-from weakref import WeakSet
 
 from recompute._budget import Limits
 from recompute._engine import destroyed, late
 from recompute._engine.ahead import Ahead
-from recompute._engine.changes import Changes, after_fork
+from recompute._engine.changes import Changes
 from recompute._engine.copies import copy_of, tier_of
 from recompute._engine.events import Evicted, Listener, Reason
 from recompute._engine.finalizer import Finalizer
+from recompute._engine.forking import engines
 from recompute._engine.frames import (
     Frame,
     Order,
@@ -119,7 +118,7 @@ class Engine:
         self.pressed: Callable[[], None] | None = None
         """Told when something is evicted to make room."""
         self._foreign = policy.foreign
-        _engines.add(self)
+        engines.add(self)
 
     # The four callbacks
 
@@ -641,30 +640,4 @@ class Engine:
         return unsubscribe
 
 
-_engines: Final[WeakSet[Engine]] = WeakSet()
-
 _REQUESTS: Final = (Engine.perform.__code__, Engine.make_room.__code__)
-
-
-def _after_fork() -> None:
-    """In a child process the other threads are gone, and what they were at must be made good."""
-    after_fork()
-    for engine in list(_engines):
-        engine.after_fork()
-
-
-def _before_fork() -> None:
-    """What lies in tiers will be needed by two processes."""
-    for engine in list(_engines):
-        if engine.memory.tiers is not None:
-            engine.memory.tiers.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for engine in list(_engines):
-        if engine.memory.tiers is not None:
-            engine.memory.tiers.after_fork(child=False)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

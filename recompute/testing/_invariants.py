@@ -267,10 +267,10 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
     found: set[Storage] = set()
     for direction in (parents, children) if descendants else (parents,):
         reached: set[Storage] = set()
-        rim = {storage}
-        while rim:
-            rim = {each for one in rim for each in direction(one) if each.dropped} - reached
-            reached |= rim
+        frontier = {storage}
+        while frontier:
+            frontier = {each for one in frontier for each in direction(one) if each.dropped} - reached
+            reached |= frontier
         found |= reached
     found.discard(storage)
     return found
