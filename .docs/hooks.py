@@ -10,6 +10,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import recompute
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -20,6 +22,13 @@ def modules() -> list[str]:
     packages = [each.parent.name for each in sorted(core.glob("*/__init__.py")) if not each.parent.name.startswith("_")]
     adapters = [each.parent.name for each in sorted((ROOT / "adapters").glob("*/__init__.py"))]
     return ["recompute", *(f"recompute.{name}" for name in sorted(own + packages)), *adapters]
+
+
+def taught() -> list[str]:
+    """The names of `recompute`, in the order in which docs/everything.md comes to them."""
+    text = (ROOT / "docs" / "everything.md").read_text(encoding="utf-8").partition("\n## ")[2]
+    found = {name: re.search(rf"`(rc\.)?{name}\b", text) for name in recompute.__all__}
+    return sorted(recompute.__all__, key=lambda name: found[name].start() if found[name] else len(text))
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -44,7 +53,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     names = modules()
     lines = ["# Reference", "", "Every public module, from its docstrings and types.", ""]
     for name in names:
-        files.append(File.generated(config, f"reference/{name}.md", content=f"# {name}\n\n::: {name}\n"))
+        order = "".join(f"\n        - {each}" for each in taught() if name == "recompute")
+        options = f"    options:\n      members:{order}\n" if order else ""
+        files.append(File.generated(config, f"reference/{name}.md", content=f"# {name}\n\n::: {name}\n{options}"))
         lines.append(f"* [`{name}`]({name}.md)")
     files.append(File.generated(config, "reference/index.md", content="\n".join(lines) + "\n"))
     return files
