@@ -54,7 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     lines = ["# Reference", "", "Every public module, from its docstrings and types.", ""]
     for name in names:
         order = "".join(f"\n        - {each}" for each in taught() if name == "recompute")
-        options = f"    options:\n      members:{order}\n" if order else ""
+        options = f"    options:\n      group_by_category: false\n      members:{order}\n" if order else ""
         files.append(File.generated(config, f"reference/{name}.md", content=f"# {name}\n\n::: {name}\n{options}"))
         lines.append(f"* [`{name}`]({name}.md)")
     files.append(File.generated(config, "reference/index.md", content="\n".join(lines) + "\n"))
