@@ -44,7 +44,7 @@ from recompute._context import current_cache, default_cache, set_default_cache
 from recompute._engine.stats import Stats
 from recompute._errors import BudgetError, ImpureError, SizeWarning, StagingError, ThrashWarning
 from recompute._recomputable import Recomputable, ap, pure
-from recompute._staging import stage
+from recompute._staging.stage import stage
 from recompute._tiers.disk import Disk
 from recompute._tiers.host import Host
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._staging import Staged
+from recompute._staging.stage import Staged
 from recompute.planners import PlanError, verify
 from recompute.testing._vectors import Buffer, Vector, vector
 

@@ -196,7 +196,7 @@ LAYERS = {
         _pictures.overhead _pictures.accesses _pictures.chain _pictures.planned pictures""",
     "arrays": """_arrays.call _arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.parts
         _arrays.attributes _arrays.coercions _arrays.array _arrays.wrap _arrays.namespace""",
-    "staging": "_staging",
+    "staging": "_staging.arguments _staging.line _staging.graph _staging.stage",
     "testing": """testing._clock testing._identity testing._log testing._invariants testing._vectors testing._functions
         testing.programs testing._array_blanks testing._array_changes testing._array_functions testing._array_syntax
         testing._array_code testing.array_programs testing.conformance testing testing.strategies""",

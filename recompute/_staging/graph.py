@@ -1,0 +1,105 @@
+"""What was recorded: the operations that the results need, as a program for the planner and as functions to call."""
+
+from __future__ import annotations
+
+from recompute._cache import Cache
+from recompute._errors import StagingError
+from recompute._staging.line import Compute
+from recompute._traces.program import Program
+from recompute.events import Event, Performed
+from recompute.extend import EngineOptions, Node
+
+
+class Recorder(Cache):
+    """The cache that the example runs in: it refuses what would make the graph depend on a value."""
+
+    def __init__(self, budget: int | None) -> None:
+        super().__init__(budget, engine=EngineOptions(before_bringing=_refuse, warns=False))
+        self.made: dict[int, tuple[int, int]] = {}  # value -> (storage, bytes)
+        self.subscribe(self._record_sizes)
+
+    def _record_sizes(self, event: Event) -> None:
+        if isinstance(event, Performed) and not event.again:
+            sizes = dict(zip(event.storages, event.nbytes, strict=True))
+            self.made.update(
+                (value, (storage, sizes[storage])) for value, storage in zip(event.results, event.homes, strict=True)
+            )
+
+
+def _refuse() -> None:
+    raise StagingError(
+        "get, pin and detach cannot be staged: what is recorded would depend on the values of this one run; return "
+        "the Recomputable, or make the value before and pass it as an argument"
+    )
+
+
+class Graph:
+    """The recorded operations that the results need, as a program and as functions to call."""
+
+    def __init__(self, name: str, recorder: Recorder, inputs: list[Node], wanted: list[Node]) -> None:
+        operations: dict[Node, None] = {}
+        sources: dict[Node, None] = dict.fromkeys(inputs)
+        stack = [*wanted]
+        seen = set(stack)
+        while stack:
+            value = stack.pop()
+            if value.operation is None:
+                sources.setdefault(value)
+            elif value.operation not in operations:
+                operations[value.operation] = None
+                new = [argument for argument in value.operation.arguments if argument not in seen]
+                seen.update(new)
+                stack += new
+        program = self.program = Program(name)
+        self.slots: dict[Node, int] = {}
+        for value in sources:
+            self.slots[value] = program.add_source(value.storage.size, value.storage.pool.device)
+        self.inputs = [self.slots[value] for value in inputs]
+        self.constants = [(slot, value.payload) for value, slot in self.slots.items() if value not in set(inputs)]
+        self.computes: list[Compute] = []
+        storages = {value.storage.number: program.storages[slot] for value, slot in self.slots.items()}
+        for operation in sorted(operations, key=_first):
+            self._add(operation, recorder, storages)
+        results = dict.fromkeys(self.slots[value] for value in wanted)
+        program.outputs = [slot for slot in results if program.makers[slot] >= 0]
+        _drop_after_use(program)
+
+    def _add(self, operation: Node, recorder: Recorder, storages: dict[int, int]) -> None:
+        numbers = range(_first(operation), _first(operation) + operation.nout)
+        made = [recorder.made[number] for number in numbers]
+        device = next(output.storage.pool.device for output in operation.outputs if output is not None)
+        for storage, size in made:
+            if storage not in storages:
+                storages[storage] = self.program.add_storage(size, device)
+        missing = [argument for argument in operation.arguments if argument not in self.slots]
+        assert not missing, f"{operation} takes values that nothing made"
+        arguments = [self.slots[argument] for argument in operation.arguments]
+        results = self.program.add_call(
+            operation.name, arguments, [storages[storage] for storage, _ in made], operation.c0
+        )
+        for slot, value in zip(results, operation.outputs, strict=True):
+            if value is not None:
+                self.slots[value] = slot
+        self.computes.append(Compute(operation, self.slots, list(results), [size for _, size in made]))
+
+
+def _drop_after_use(program: Program) -> None:
+    """Drop each value after its last use: the peak is what the function needs if nothing is computed twice."""
+    last = dict.fromkeys(program.outputs, len(program.calls))
+    steps = [step for step in program.steps if step[0] == "source"]
+    dropped: list[list[int]] = [[] for _ in program.calls]
+    for number in range(len(program.calls) - 1, -1, -1):
+        call = program.calls[number]
+        for value in (*call.arguments, *call.results):
+            if value not in last and program.makers[value] >= 0:
+                last[value] = number
+                dropped[number].append(value)
+    for number, values in enumerate(dropped):
+        steps.append(("call", number))
+        steps += [("drop", value) for value in values]
+    program.steps[:] = steps
+
+
+def _first(operation: Node) -> int:
+    """The number of its first output, which may be forgotten: those of one operation are consecutive."""
+    return next(value.number - at for at, value in enumerate(operation.outputs) if value is not None)
