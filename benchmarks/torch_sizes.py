@@ -2,7 +2,7 @@
 
 `python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there;
 `--models gpt2,vit` chooses, and `--small` only asks whether it runs. Each way is a process of its own, on two threads:
-a few steps by the clock, then two under torch's profiler. Three meters: storages, as a block without a limit counts
+a few steps by the clock (a block has made its plan by then), then two under torch's profiler. Three meters: storages, as a block without a limit counts
 them; allocations, by the profiler; resident memory of the process, beyond what it was before the first step. After each
 other way, a block gets as many bytes of storages as that took, with a plan (foresight) and without one.
 """
@@ -37,6 +37,8 @@ import recompute_torch as rt
 STEPS: Final = 5
 WARM: Final = 2
 THREADS: Final = 2
+LEARNING: Final = 15
+"""Steps of a block, at most, before it is timed: by then it has a plan, or will have none."""
 SHARES: Final = (0.8, 0.65, 0.5)
 """Of what lies between what has to stay and the peak."""
 
@@ -114,6 +116,10 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
         seconds = []
         try:
             with around as block:
+                for _ in range(LEARNING if isinstance(block, rt.budget) else 0):
+                    training.step()
+                    if not block.stats().foresight.startswith(("recording", "planning")):
+                        break
                 for _ in range(steps):
                     began = perf_counter()
                     taken.loss = training.step().item()
@@ -121,7 +127,7 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
                 if isinstance(block, rt.budget):
                     stats = block.stats()
                     taken.counted = stats.peak
-                    recent = block.report().steps[WARM:]
+                    recent = block.report().steps[WARM - steps :]
                     total = sum(step.compute for step in recent) or 1.0
                     taken.repeated_share = sum(step.repeated_compute for step in recent) / total
         except (rc.BudgetError, RuntimeError) as error:

@@ -6,9 +6,11 @@ The thread reads what was recorded and nothing else, so it holds no lock of the 
 from __future__ import annotations
 
 import os
+import sys
 from _thread import start_new_thread
 from collections.abc import Iterator, Sequence
-from threading import Event
+from contextlib import suppress
+from threading import Event, get_native_id
 from time import perf_counter, sleep
 from typing import Final
 
@@ -32,6 +34,10 @@ _LONG: Final = 2.5e-3
 
 _LEAST: Final = 0.2
 """Of the time, that planning takes beside operations so short that all that they wait for is the interpreter's lock."""
+
+
+_NICENESS: Final = 15
+"""Of the thread: some 4 % of a core that others want all of. With 19 it would hardly move on a machine that is full."""
 
 
 class Planning:
@@ -77,6 +83,7 @@ class Planning:
 
     def _run_quietly(self) -> None:
         """A plan is advice: should making it fail, whatever for, the program goes on without."""
+        step_back()
         try:
             self.run()
         except _Stopped:
@@ -110,6 +117,16 @@ class Planning:
         for effort in self._efforts:
             sequence, _ = own(problem, None, Effort(effort), online=lambda: known)
             yield script_of(recorded, problem, sequence)
+
+
+def step_back() -> None:
+    """Let this thread have what time others leave, where a thread has a priority of its own: on Linux.
+
+    Operators that run on all cores would else wait for the one of their threads that shares its core with planning.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), _NICENESS)
 
 
 def _pause_beside(recorded: Round) -> float:
