@@ -2,9 +2,10 @@
 
 `python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there;
 `--models gpt2,vit` chooses, and `--small` only asks whether it runs. Each way is a process of its own, on two threads:
-a few steps by the clock (a block has made its plan by then), then two under torch's profiler. Three meters: storages, as a block without a limit counts
-them; allocations, by the profiler; resident memory of the process, beyond what it was before the first step. After each
-other way, a block gets as many bytes of storages as that took, with a plan (foresight) and without one.
+a few steps by the clock (a block has made its plan by then), then two under torch's profiler. Three meters: storages,
+as a block without a limit counts them; allocations, by the profiler; resident memory of the process, beyond what it was
+before the first step. After each other way, a block gets as many bytes of storages as that took, with a plan
+(foresight) and without one.
 """
 
 from __future__ import annotations
