@@ -36,8 +36,8 @@ _LEAST: Final = 0.2
 """Of the time, that planning takes beside operations so short that all that they wait for is the interpreter's lock."""
 
 
-_NICENESS: Final = 15
-"""Of the thread: some 4 % of a core that others want all of. With 19 it would hardly move on a machine that is full."""
+_NICER: Final = 15
+"""Than the program: some 4 % of a core that it wants all of. With 19 planning would hardly move on a full machine."""
 
 
 class Planning:
@@ -126,7 +126,8 @@ def step_back() -> None:
     """
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), _NICENESS)
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), min(19, own + _NICER))
 
 
 def _pause_beside(recorded: Round) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 import recompute as rc
@@ -38,6 +41,25 @@ def test_planning_stops_when_nobody_waits() -> None:
     planning.over.wait()
     assert planning.is_over
     assert planning.failed == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux a thread has a priority of its own")
+def test_planning_takes_the_time_that_others_leave() -> None:
+    """The thread that plans has a lower priority than the program."""
+    planning = Planning(recorded_chain(200), 3000, 400.0)
+    before = set(os.listdir("/proc/self/task"))
+    planning.start()
+    try:
+        while not (new := set(os.listdir("/proc/self/task")) - before):
+            pass
+        thread = int(new.pop())
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        while os.getpriority(os.PRIO_PROCESS, thread) == own < 19:
+            assert not planning.is_over
+        assert os.getpriority(os.PRIO_PROCESS, thread) == min(19, own + 15)
+    finally:
+        planning.stop()
+        planning.over.wait()
 
 
 def test_a_program_that_repeats_for_long_still_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
