@@ -58,7 +58,7 @@ def destroyed(storages: Iterable[Storage]) -> list[tuple[Storage, str]]:
     """Those that are, and the words of their adapters for it. Without the lock."""
     found = []
     for storage in storages:
-        for value in storage.values:
+        for value in tuple(storage.values):
             what = _word(value.payload)
             if what is not None:
                 found.append((storage, what))

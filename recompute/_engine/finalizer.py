@@ -154,7 +154,7 @@ class Departure:
         self.payloads = []  # destroyed here, unless somebody outside holds them
         buffer = None if self.watched is None else self.watched()
         if buffer is None:
-            for value in self.storage.values:
+            for value in tuple(self.storage.values):
                 if value.remains is not None:
                     value.remains.payload = None  # nobody has it
         else:
@@ -186,7 +186,7 @@ class Finalizer:
         `copy`: to be written first.
         """
         values = storage.values
-        if len(values) == 1 and copy is None:
+        if type(values) is tuple and copy is None:
             value = values[0]
             payload = value.payload
             kind = kinds.get(type(payload))  # without an adapter that is asked for the first time

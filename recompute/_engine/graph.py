@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, getweakrefs, ref
 
 if TYPE_CHECKING:
     from recompute._engine.copies import Copy
@@ -91,8 +91,8 @@ class Node:
     arguments: tuple[Value, ...]
     """Every value it depends on, those that its function asked for at run time included."""
     options: Options | None
-    outputs: tuple[Value | None, ...]
-    """None: can never be needed again. Empty: it has not run yet, or can never be needed again."""
+    outputs: Sequence[Value | None]
+    """None: can never be needed again. Empty: it has not run yet, or can never be needed again. A list if several."""
     c0: float
     """Seconds that one run takes, without what it spends in the cache."""
     runs: int
@@ -106,7 +106,8 @@ class Node:
     storage: Storage
     number: int
     """In order of creation; events and traces know it by this. A storage has the number of its first value."""
-    references: Reference | list[Reference] | None
+    references: Reference | dict[int, Reference] | None
+    """Of the Recomputables that refer to it; several by identity."""
     users: Node | dict[Node, None] | None
     """The operations that take it: mostly one, so no dict is made for that."""
     pinned: bool
@@ -129,7 +130,8 @@ class Node:
     resident: bool
     dropped: bool
     """Evicted, and only its recipe brings it back. One with a copy in a tier is neither resident nor dropped."""
-    values: tuple[Value, ...]
+    values: tuple[Value, ...] | dict[Value, None]
+    """Those on it, in the order in which they came; a dict if they are several."""
     nearby: Component | tuple[float, float] | None
     """What the evicted neighbourhood remembers of it."""
 
@@ -194,7 +196,8 @@ class Node:
         references = self.references
         if references is None or type(references) is Reference:
             return references
-        return next((reference for reference in references if reference() is handle), None)  # type: ignore[union-attr]
+        mine = (each for each in getweakrefs(handle) if type(each) is Reference and each.value is self)
+        return next(mine, None)
 
     def forget_reference(self, reference: Reference) -> bool:
         """One outside reference less; whether it was known."""
@@ -202,10 +205,10 @@ class Node:
         if known is reference:
             self.references = None
             return True
-        if isinstance(known, list):
-            left = [other for other in known if other is not reference]
-            self.references = left or None
-            return len(left) < len(known)
+        if isinstance(known, dict) and known.pop(id(reference), None) is not None:
+            if not known:
+                self.references = None
+            return True
         return False
 
     def refer(self, reference: Reference) -> None:
@@ -214,10 +217,10 @@ class Node:
         known = self.references
         if known is None:
             self.references = reference
-        elif isinstance(known, list):
-            known.append(reference)
+        elif isinstance(known, dict):
+            known[id(reference)] = reference
         else:
-            self.references = [known, reference]
+            self.references = {id(known): known, id(reference): reference}
 
     def each_user(self) -> Iterable[Operation]:
         """The operations that take this value."""
@@ -258,9 +261,46 @@ class Node:
     def needed_outside(self) -> bool:
         """Whether somebody outside refers to a value on it."""
         values = self.values
-        if len(values) == 1:
-            return values[0].references is not None
-        return any(each.referred for each in values)
+        if type(values) is tuple:
+            return bool(values) and values[0].references is not None
+        newest = next(reversed(values))
+        return newest.references is not None or any(each.references is not None for each in values)
+
+    def add_value(self, value: Value) -> None:
+        """One more value lives on it."""
+        values = self.values
+        if isinstance(values, dict):
+            values[value] = None
+        else:
+            self.values = (value,) if not values else dict.fromkeys((*values, value))
+
+    def remove_value(self, value: Value) -> None:
+        """One value less."""
+        values = self.values
+        if isinstance(values, dict):
+            values.pop(value, None)
+            left = len(values)
+            if left == 1:
+                self.values = tuple(values)
+            elif not left & left - 1:  # now and then without the gaps that those before it have left
+                self.values = dict.fromkeys(values)
+        elif value in values:
+            self.values = ()
+
+    def is_made_by(self, operation: Operation, but: Value) -> bool:
+        """Whether a value on it is an output of the operation, other than one: mostly the next output is."""
+        outputs, options = operation.outputs, operation.options
+        if len(outputs) < 2 or options is None:
+            return False
+        if len(self.values) < len(outputs):
+            return any(each is not but and each.operation is operation for each in self.values)
+        place = but.number - options.first
+        for distance in range(1, len(outputs)):
+            for near in (place - distance, place + distance):
+                each = outputs[near] if 0 <= near < len(outputs) else None
+                if each is not None and each.storage is self:
+                    return True
+        return False
 
     def neighbours_up(self) -> Iterator[Storage]:
         """The storages it is made from."""
@@ -303,7 +343,7 @@ NOWHERE.resident = NOWHERE.dropped = False
 class Options:
     """What few operations have: arguments by name, several outputs, declared sizes."""
 
-    __slots__ = ("declared", "keywords", "nout", "room")
+    __slots__ = ("declared", "first", "keywords", "living", "nout", "room")
 
     def __init__(
         self, keywords: dict[str, Any] | None = None, nout: int = 1, declared: tuple[int, ...] | None = None
@@ -311,6 +351,8 @@ class Options:
         self.keywords = keywords
         self.nout = nout  # outputs; 0: the first run tells
         self.declared = declared  # bytes of each output, if the caller said
+        self.first = 0  # the number of the first of several outputs: the others follow it
+        self.living = 0  # how many of several outputs may still be needed
         self.room: Sequence[tuple[str, int]] | None = None
         """(device, bytes) that several outputs took, forgotten ones too."""
 

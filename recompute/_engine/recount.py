@@ -78,20 +78,21 @@ def _made_by(frame: Frame) -> list[Storage]:
 
 def _values_by_storage(storages: set[Storage]) -> dict[Storage, list[Value]]:
     known = dict.fromkeys(value for storage in storages for value in storage.values)
-    for value in list(known):  # one that was about to move, or to be entered
-        if value.operation is not None:
-            known.update(dict.fromkeys(output for output in value.operation.outputs if output is not None))
-            known.update(dict.fromkeys(value.operation.arguments))
+    operations = dict.fromkeys(value.operation for value in known if value.operation is not None)
+    for operation in operations:  # one that was about to move, or to be entered
+        known.update(dict.fromkeys(output for output in operation.outputs if output is not None))
+        known.update(dict.fromkeys(operation.arguments))
+    made = {value.operation for value in known if value.operation is not None}
+    outputs = {operation: set(operation.outputs) for operation in made}
     kept: dict[Storage, list[Value]] = {storage: [] for storage in sorted(storages, key=lambda one: one.number)}
     for value in sorted(known, key=lambda one: one.number):
-        operation = value.operation
-        if operation is not None and value not in operation.outputs:
-            operation = value.operation = None  # made, but not yet entered, or half forgotten
-        lost = operation is None and value.payload is EVICTED and value.copy is None
+        if value.operation is not None and value not in outputs[value.operation]:
+            value.operation = None  # made, but not yet entered, or half forgotten
+        lost = value.operation is None and value.payload is EVICTED and value.copy is None
         if value.storage in kept and value.storage.pool is not None and not lost:
             kept[value.storage].append(value)
     for storage, values in kept.items():
-        storage.values = tuple(values)
+        storage.values = tuple(values) if len(values) < 2 else dict.fromkeys(values)
     for storage in [storage for storage, values in kept.items() if not values]:
         del kept[storage]
         storages.discard(storage)
@@ -103,14 +104,14 @@ def _look_for_references(values: list[Value]) -> None:
     alive: dict[Value, list[Reference]] = {}
     for value in values:
         references = value.references
-        for reference in references if isinstance(references, list) else (references,):
+        for reference in list(references.values()) if isinstance(references, dict) else (references,):
             handle = None if reference is None else reference()
             if reference is not None and handle is not None:
                 alive.setdefault(handle.node, []).append(reference)
     for value, kept in alive.items():  # first what they have, then what they have no more: an interrupt loses nothing
         for reference in kept:
             reference.value = value
-        value.references = kept if len(kept) > 1 else kept[0]
+        value.references = {id(each): each for each in kept} if len(kept) > 1 else kept[0]
     for value in values:
         if value not in alive:
             value.references = None
@@ -121,12 +122,14 @@ def _link_users(by_storage: dict[Storage, list[Value]], frames: list[Frame]) -> 
     operations = {value.operation for value in values if value.operation is not None}
     alive = set(values)
     for operation in operations:
-        operation.outputs = tuple(
-            [
-                output if output is not None and output.operation is operation and output in alive else None
-                for output in operation.outputs
-            ]
-        )
+        outputs = [
+            output if output is not None and output.operation is operation and output in alive else None
+            for output in operation.outputs
+        ]
+        operation.outputs = outputs if len(outputs) > 1 else tuple(outputs)
+        living = [output.number - place for place, output in enumerate(outputs) if output is not None]
+        if operation.options is not None and living:
+            operation.options.first, operation.options.living = living[0], len(living)
     for value in values:
         value.users = None
     for operation in operations:

@@ -132,7 +132,12 @@ class References:
 
     def in_flight(self, storage: Storage) -> bool:
         """Whether an operation that runs now has locked it: another thread may let go of an array that it takes."""
-        return storage.locks > sum(value.stays + value.pinned for value in storage.values)
+        left = storage.locks
+        for value in storage.values:  # sources come first, so mostly it ends there
+            left -= value.stays + value.pinned
+            if not left:
+                return False
+        return left > 0
 
     def _stays(self, value: Value) -> bool:
         """Whether a value without a use stays until its room is needed."""
@@ -188,7 +193,7 @@ class References:
             storage.pool.movable += storage.size
         else:
             self.keep(value)
-        if all(other.operation is not operation for other in storage.values):
+        if not storage.is_made_by(operation, value):
             self._memory.add_cost(storage, -operation.c0)
         self.forget(self._unlink(value, operation))
         if self.release == "ignore":  # those without a use waited for an eviction, which will not come now
@@ -287,7 +292,7 @@ class References:
             else:
                 if not storage.resident:
                     memory.neighbourhood.unlinking(storage)
-                storage.values = tuple([other for other in storage.values if other is not value])
+                storage.remove_value(value)
                 if value.payload is not EVICTED:
                     finalizer.garbage.append(value.payload)
                     value.payload = EVICTED
@@ -300,7 +305,7 @@ class References:
             if operation is None:
                 self._results.samples.forget(value)
             if operation is not None:
-                if storage.values and all(other.operation is not operation for other in storage.values):
+                if storage.values and not storage.is_made_by(operation, value):
                     memory.add_cost(storage, -operation.c0)
                 value.operation = None
                 dead += self._unlink(value, operation)
@@ -310,10 +315,11 @@ class References:
 
     def _unlink(self, value: Value, operation: Operation) -> list[Value]:
         """Take an output off its operation, which goes with its last one; the arguments that this leaves unused."""
-        outputs = operation.outputs
-        if len(outputs) > 1:
-            operation.outputs = outputs = tuple([None if output is value else output for output in outputs])
-            if any(output is not None for output in outputs):
+        outputs, options = operation.outputs, operation.options
+        if isinstance(outputs, list) and options is not None:
+            outputs[value.number - options.first] = None
+            options.living -= 1
+            if options.living:
                 return []
         return self.forget_operation(operation)
 

@@ -228,7 +228,7 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
             operation.operation = operation
             operation.outputs, operation.runs = (operation,), 1
             remains_of(operation).outline = outline
-            storage.values += (operation,)
+            storage.add_value(operation)
             argument.add_user(operation)
             engine.journal.operations += 1
             made = object.__new__(handle)

@@ -157,6 +157,7 @@ class Results:
         now = self._meter.now
         outputs: list[Value] = []
         own: dict[int, Storage] = {}  # by buffer: outputs may share memory with each other
+        paid: set[Storage] = set()  # they have the cost of the operation
         for payload, size, buffer, device, digest, shares in made:
             value = operation if len(made) == 1 else Value(_no_function, (), ())
             self.number = value.number = self.number + 1
@@ -176,12 +177,15 @@ class Results:
                 if buffer:
                     own[buffer] = storage
             else:
-                self._join(value, operation, storage)
+                self._join(value, operation, storage, costs=storage not in paid)
+            paid.add(storage)
             storage.last_access = now
             outputs.append(value)
             if self._fingerprints is not None:
                 self._fingerprints.note(value, digest)
-        operation.outputs = tuple(outputs)
+        operation.outputs = outputs if len(outputs) > 1 else tuple(outputs)
+        if operation.options is not None and outputs:
+            operation.options.first, operation.options.living = outputs[0].number, len(outputs)
 
     def _make_resident(self, storage: Storage, size: int, buffer: int, device: str) -> None:
         memory = self._memory
@@ -242,12 +246,12 @@ class Results:
         users = memory.neighbourhood.moving(value)
         if not before.resident:
             memory.neighbourhood.unlinking(before)
-        before.values = tuple([other for other in before.values if other is not value])
-        self._join(value, operation, storage)
+        before.remove_value(value)
+        self._join(value, operation, storage, costs=not storage.is_made_by(operation, value))
         if not before.values:
             self.forget_storage(before)
         else:
-            if all(other.operation is not operation for other in before.values):
+            if not before.is_made_by(operation, value):
                 memory.add_cost(before, -operation.c0)
             if not before.resident and not before.dropped and copy_of(before) is None:
                 memory.drop(before)  # the copy has gone with the value
@@ -264,14 +268,17 @@ class Results:
         elif memory.neighbourhood.active:
             memory.neighbourhood.restored(storage)
 
-    def _join(self, value: Value, operation: Operation, storage: Storage) -> None:
-        """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once."""
+    def _join(self, value: Value, operation: Operation, storage: Storage, *, costs: bool) -> None:
+        """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once.
+
+        `costs`: no other value there is made by the operation.
+        """
         value.storage = storage
         if not storage.values:
             storage.cost += operation.c0
-        elif all(other.operation is not operation for other in storage.values):
+        elif costs:
             self._memory.add_cost(storage, operation.c0)
-        storage.values += (value,)
+        storage.add_value(value)
 
     def reprice(self, operation: Operation, cost: float) -> None:
         """A repeated run was cheaper, or a device knows better: that is the cost from now on."""

@@ -93,7 +93,7 @@ class Settling:
             if reference in self._finalizer.stays:
                 self._finalizer.stays.discard(reference)
                 reference.storage.pool.unlock(reference.storage)
-                self._references.unlocked(reference.storage.values)
+                self._references.unlocked(tuple(reference.storage.values))
                 self._scheduler.notify()
         elif isinstance(reference, HeldReference):
             self.gone(reference.held)

@@ -125,12 +125,18 @@ def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
 def _check_value(value: Value) -> None:
     storage, operation = value.storage, value.operation
     who = f"a value of storage {storage.number}"
-    assert storage.values.count(value) == 1, f"{who} is listed {storage.values.count(value)} times"
+    assert value in storage.values, f"{who} is not listed there"
+    assert isinstance(storage.values, dict) == (len(storage.values) > 1), f"{who} is one of {storage.values!r}"
     if operation is None:
         assert value.payload is not EVICTED or value.copy is not None, f"{who} is a source and lost"
     else:
         assert _lives(operation), f"{who} was made by {operation}, which is dead"
         assert value in operation.outputs, f"{who} is not among the outputs of {operation}"
+        options = operation.options
+        if len(operation.outputs) > 1 and options is not None:
+            assert operation.outputs[value.number - options.first] is value, f"{who} is elsewhere among the outputs"
+            living = sum(output is not None for output in operation.outputs)
+            assert options.living == living, f"{operation} counts {options.living} outputs, and has {living}"
     if value.pinned:
         assert value.payload is not EVICTED, f"{who} is pinned and evicted"
 

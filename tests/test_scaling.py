@@ -1,0 +1,129 @@
+"""Many of anything around one value: the work grows with their number, and not with its square."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import recompute as rc
+
+SMALL, LARGE = 60, 480
+
+Make = Callable[[int], list[Any]]
+
+
+def steps(run: Callable[[], object]) -> int:
+    """How many instructions of the interpreter a call takes."""
+    count = 0
+
+    def each(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return each
+
+    before = sys.gettrace()
+    sys.settrace(each)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def outputs(n: int) -> list[Any]:
+    return list(rc.ap(lambda: tuple(bytes(8) for _ in range(n)), nout=n))
+
+
+def shared_outputs(n: int) -> list[Any]:
+    numpy = pytest.importorskip("numpy", reason="views are those of arrays")
+    return list(rc.ap(lambda: tuple(numpy.zeros((n, 4))), nout=n))
+
+
+def views_of_a_source(n: int) -> list[Any]:
+    numpy = pytest.importorskip("numpy", reason="views are those of arrays")
+    x = rc.array(numpy.zeros((n, 4)))
+    return [x[row] for row in range(n)]
+
+
+def views_of_a_result(n: int) -> list[Any]:
+    numpy = pytest.importorskip("numpy", reason="views are those of arrays")
+    x = rc.array(numpy.zeros((n, 4))) + 1
+    return [x[row] for row in range(n)]
+
+
+def users(n: int) -> list[Any]:
+    x = rc.ap(bytes, 8)
+    return [rc.ap(bytearray, x) for _ in range(n)]
+
+
+def handles(n: int) -> list[Any]:
+    x = rc.ap(bytes, 8)
+    return [rc.Recomputable(x.cache, x.node) for _ in range(n)]
+
+
+def arguments(n: int) -> list[Any]:
+    xs = [rc.ap(bytes, 8) for _ in range(n)]
+    return [*xs, rc.ap(b"".join, xs)]
+
+
+def chain(n: int) -> list[Any]:
+    xs = [rc.ap(bytes, 8)]
+    for _ in range(n):
+        xs.append(rc.ap(bytes, xs[-1]))
+    return xs
+
+
+MANY = [outputs, shared_outputs, views_of_a_source, views_of_a_result, users, handles, arguments, chain]
+
+
+@pytest.mark.parametrize("order", ["first", "last", "any"])
+@pytest.mark.parametrize("make", MANY, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("release", ["eager", "banish", "ignore"])
+def test_the_work_grows_with_the_number(make: Make, order: str, release: Any) -> None:
+    """Eight times as many take at most ten times the work, to make them and to drop them one by one in any order."""
+
+    def program(n: int) -> tuple[int, int]:
+        with rc.Cache(release=release) as cache:
+            kept: list[Any] = []
+            making = steps(lambda: kept.extend(make(n)))
+            if order == "first":
+                kept.reverse()
+            elif order == "any":
+                random.Random(0).shuffle(kept)
+
+            def drop() -> None:
+                while kept:
+                    kept.pop()
+                cache.flush()
+
+            return making, steps(drop)
+
+    program(SMALL)  # what is learnt once is learnt now
+    small, large = program(SMALL), program(LARGE)
+    assert large[0] <= 10 * small[0]
+    assert large[1] <= 10 * small[1]
+
+
+@pytest.mark.parametrize("make", MANY, ids=lambda make: make.__name__)
+def test_the_work_to_bring_all_back_grows_with_the_number(make: Make) -> None:
+    """Eight times as many take at most twelve times the work to be evicted and got, one by one."""
+
+    def program(n: int) -> int:
+        with rc.Cache("1GB"):
+            kept = make(n)
+            def bring_back() -> None:
+                for value in kept:
+                    rc.Recomputable.evict(value)
+                for value in kept:
+                    rc.Recomputable.get(value)
+
+            return steps(bring_back)
+
+    program(SMALL)
+    assert program(LARGE) <= 12 * program(SMALL)
