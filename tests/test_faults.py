@@ -186,7 +186,7 @@ def test_a_coroutine_is_refused() -> None:
         return made[-1]
 
     with rc.Cache() as cache:
-        with pytest.raises(TypeError, match="read only once"):
+        with pytest.raises(TypeError, match="not async"):
             rc.ap(start)
         check_invariants(cache)
     made[0].close()

@@ -361,6 +361,11 @@ def _outputs(operation: Operation, nout: int, result: Any) -> tuple[Any, ...]:
 def _no_result(operation: Operation, payload: Any, part: Any) -> str:
     inside = "" if part is payload else f" with a {type(part).__name__} in it"
     returned = f"{operation.name} returned a {type(payload).__name__}{inside}"
+    if hasattr(part, "__await__"):
+        return (
+            f"{returned}, which has not run yet, and can be awaited only once; let a function that is not async give "
+            f"what it returns, such as lambda: asyncio.run(...) (created at {operation.created})"
+        )
     if not kinds[type(part)].handle:
         return (
             f"{returned}, which can be read only once, but its result is kept and read again; return a list or a tuple "
