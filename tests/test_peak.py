@@ -287,3 +287,18 @@ def test_an_error_says_what_would_do() -> None:
         cache.budget = error.value.needed
         assert rc.ap(np.zeros, 300).resident
         assert x.resident
+
+
+def test_arguments_that_can_never_fit_are_not_tried() -> None:
+    """An operation whose arguments exceed the budget together fails at once: nothing is computed again for it."""
+    with rc.Cache(20_000) as cache:
+        parts = [rc.ap(bytes, 1000) for _ in range(30)]
+        evicted = [part for part in parts if not part.resident]
+        before = cache.stats()
+        with pytest.raises(rc.BudgetError, match="more on cpu"):
+            rc.ap(b"".join, parts)
+        after = cache.stats()
+        check_invariants(cache, parts)
+        assert evicted
+        assert (after.rematerializations, after.evictions) == (before.rematerializations, before.evictions)
+        assert all(part.get() == bytes(1000) for part in parts)

@@ -117,6 +117,7 @@ def test_the_work_to_bring_all_back_grows_with_the_number(make: Make) -> None:
     def program(n: int) -> int:
         with rc.Cache("1GB"):
             kept = make(n)
+
             def bring_back() -> None:
                 for value in kept:
                     rc.Recomputable.evict(value)
@@ -127,3 +128,22 @@ def test_the_work_to_bring_all_back_grows_with_the_number(make: Make) -> None:
 
     program(SMALL)
     assert program(LARGE) <= 12 * program(SMALL)
+
+
+def test_an_eviction_looks_at_a_sample_of_many_users() -> None:
+    """To find a victim takes hardly more work where ten thousand operations take one value than where a thousand do."""
+
+    def program(n: int) -> int:
+        with rc.Cache(200_000) as cache:
+            trunk = rc.ap(bytes, 1000)
+            kept = [rc.ap(bytes, trunk, nbytes=1000) for _ in range(n)]
+
+            def more() -> None:
+                for _ in range(20):
+                    kept.append(rc.ap(bytes, trunk, nbytes=1000))
+
+            more()
+            assert cache.stats().evictions > n // 2
+            return steps(more)
+
+    assert program(10_000) <= 2 * program(1_000)

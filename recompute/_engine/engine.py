@@ -36,7 +36,7 @@ from recompute._engine.frames import (
     running,
     running_here,
 )
-from recompute._engine.graph import EVICTED, Operation, ReleaseMode, Storage, Value
+from recompute._engine.graph import EVICTED, NOWHERE, Operation, ReleaseMode, Storage, Value
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter, checked_clock
@@ -178,6 +178,8 @@ class Engine:
         self.watchful = True
         try:
             frame: Frame | None = bottom if self._begins_at_once(bottom) else None
+            if frame is None and self.options.patient:
+                self._check_arguments(bottom)
             while stack:
                 frame = frame or self.rematerialize(stack)
                 if frame is not None and (frame.running or self._reserve(frame)):
@@ -251,6 +253,18 @@ class Engine:
         return frame
 
     # One operation
+
+    def _check_arguments(self, frame: Frame) -> None:
+        """Raise BudgetError if what an operation takes can never be in memory at once: nothing is tried in vain."""
+        memory, operation = self.memory, frame.operation
+        if operation is None or memory.lenient:
+            return
+        for pool in {value.storage.pool for value in operation.arguments if value.storage is not NOWHERE}:
+            pool.ask_limit()
+        short = memory.too_small_for(operation.arguments)
+        if short is not None:
+            pool, size = short
+            raise pool.shortage(size, operation)
 
     def _start_over(self, frame: Frame) -> None:
         """A copy could not be fetched: what needs its value looks for another way back. Without the lock."""

@@ -13,7 +13,7 @@ from recompute._budget import Limits
 from recompute._engine.copies import copy_of, moves_source
 from recompute._engine.device_tiers import DeviceTiers
 from recompute._engine.finalizer import Finalizer, Held
-from recompute._engine.graph import Operation, Storage
+from recompute._engine.graph import NOWHERE, Operation, Storage, Value
 from recompute._engine.pool import Pool
 from recompute._engine.sizes import LearntSizes
 from recompute._policy.formulas import Policy
@@ -107,6 +107,17 @@ class Memory:
             pool = self.pools.get(device) or self.pool(device)
             by_pool[pool] = by_pool.get(pool, 0) + size
         return by_pool
+
+    def too_small_for(self, values: Sequence[Value]) -> tuple[Pool, int] | None:
+        """A pool that cannot have these values at once, whatever goes, and the bytes of those that may be evicted."""
+        needed: dict[Pool, int] = {}
+        for storage in {value.storage for value in values} - {NOWHERE}:
+            needed[storage.pool] = needed.get(storage.pool, 0) + storage.size
+        for pool, size in needed.items():
+            if size > pool.limit:
+                locked = {value.storage for value in values if value.storage.locks and value.storage.pool is pool}
+                return pool, size - sum(storage.size for storage in locked)
+        return None
 
     def has_room(self, needs: Sequence[tuple[str, int]]) -> bool:
         """Whether so much fits without an eviction. Also without the lock."""

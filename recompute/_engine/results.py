@@ -246,8 +246,8 @@ class Results:
         users = memory.neighbourhood.moving(value)
         if not before.resident:
             memory.neighbourhood.unlinking(before)
-        before.remove_value(value)
         self._join(value, operation, storage, costs=not storage.is_made_by(operation, value))
+        before.remove_value(value)  # not before it has a new place: an interrupt would leave it without one
         if not before.values:
             self.forget_storage(before)
         else:

@@ -22,6 +22,7 @@ from recompute._policy.neighbourhoods import (
     below,
     boundary,
     fetch,
+    sample_below,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _WALK: Final = 32
 """How many evicted storages a walk visits before it extrapolates."""
+
+_WIDE: Final = 256
+"""Where more operations take a value, a walk looks at a sample of at least half as many."""
 
 _ENDS: Final = 4
 """How many of the storages where a segment ends are remembered."""
@@ -248,16 +252,17 @@ class Needs(Neighbourhood):
         path = [storage]
         ends: list[Storage] = []
         for visited in path:  # grows
-            for descendant in below(visited):
+            descendants, stride = sample_below(visited, _WIDE)
+            for descendant in descendants:
                 if descendant not in seen:
                     seen.add(descendant)
                     if descendant.resident:
                         ends.append(descendant)
                     elif descendant in needs:
-                        cost += descendant.cost
+                        cost += stride * descendant.cost
                         path.append(descendant)
                     elif descendant.dropped and visited is storage:
-                        unneeded += descendant.cost
+                        unneeded += stride * descendant.cost
             if len(path) > _WALK:
                 return self._extrapolate(_DOWN, cost, path[path.index(visited) + 1 :], seen), unneeded
         return (cost, tuple(ends[:_ENDS])), unneeded

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -146,6 +147,18 @@ def below(storage: Storage) -> list[Storage]:
                     if output is not None:
                         found.append(output.storage)
     return found
+
+
+def sample_below(storage: Storage, most: int) -> tuple[list[Storage], int]:
+    """The same, or of each value that many operations take only each so many'th of these: that number, too."""
+    stride = 1
+    for value in storage.values:
+        if isinstance(value.users, dict) and len(value.users) > most:
+            stride = max(stride, len(value.users) // most + 1)
+    if stride == 1:
+        return below(storage), 1
+    users = (user for value in storage.values for user in islice(value.each_user(), 0, None, stride))
+    return [output.storage for user in users for output in user.outputs if output is not None], stride
 
 
 def evicted_neighbours(storage: Storage) -> list[Storage]:
