@@ -7,6 +7,7 @@ valid state.
 
     perform, source, adopt, view          make values: run an operation, enter an existing value, view an evicted one
     bring, keep_resident, detach          bring them into memory: now, for a block, permanently
+    look                                  a value if it is in memory
     overwrite, exchange, written          let handles refer to something else; sources change
     needed, dependents, history           what the graph knows
     released_sources, forget_outline      what an adapter may do about what it made
@@ -22,10 +23,11 @@ valid state.
     outlive                               keep memory that would be freed with the references to it
     tell, advise, Advice, Pool            know of operations before they run, and say what is not needed for a while
     foresee                               tell listeners what is known
-    resident, referred, fullest, load, spent      what there is, and what it took
+    resident, referred, fullest, load, moved, spent      what there is, and what it took
     identity, constant, Outputs           what a function says about itself: see `perform`
     bound                                 a function with what its names are bound to now
     handle_like                           the class of handles of results, by that of the arguments
+    is_array                              whether an adapter for arrays serves a value
     Table, List, seconds, warn, outside   for people: tables, warnings and what they point to
     Tier, Store, Link, lie_above          a tier of your own for evicted values
 """
@@ -36,7 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from recompute._adapters.adapter import kinds
 from recompute._background import BackgroundThread
@@ -115,14 +117,20 @@ def perform(
     return requests.apply(cache.engine, operation, handle)
 
 
-def source(cache: Cache, payload: Any, handle: type[H], *, moves: bool = True) -> H:
+@overload
+def source(cache: Cache, payload: Any, handle: type[H], *, moves: bool = True, waits: Literal[True] = True) -> H: ...
+@overload
+def source(cache: Cache, payload: Any, handle: type[H], *, moves: bool = True, waits: bool) -> H | None: ...
+def source(cache: Cache, payload: Any, handle: type[H], *, moves: bool = True, waits: bool = True) -> H | None:
     """A value without a recipe, as `pure` makes it, with a handle of some class.
 
     `moves`: it may move to a tier. Not if it changes without a call of `written`: a copy in a tier would not change.
+    `waits`: as for `adopt`.
     """
-    return requests.add_source(cache.engine, payload, handle, moves)  # type: ignore[no-any-return]  # of that class
+    return requests.add_source(cache.engine, payload, handle, moves, waits)  # type: ignore[no-any-return]  # as asked
 
 
+@overload
 def adopt(
     cache: Cache,
     payload: Any,
@@ -133,14 +141,46 @@ def adopt(
     *,
     cost: float,
     handle: type[H],
-) -> H:
+    waits: Literal[True] = True,
+) -> H: ...
+@overload
+def adopt(
+    cache: Cache,
+    payload: Any,
+    function: Callable[..., Any],
+    positional: Sequence[Any],
+    arguments: Sequence[Node],
+    place: Place,
+    *,
+    cost: float,
+    handle: type[H],
+    waits: bool,
+) -> H | None: ...
+def adopt(
+    cache: Cache,
+    payload: Any,
+    function: Callable[..., Any],
+    positional: Sequence[Any],
+    arguments: Sequence[Node],
+    place: Place,
+    *,
+    cost: float,
+    handle: type[H],
+    waits: bool = True,
+) -> H | None:
     """A value that exists already, with its recipe and the seconds that the recipe takes. Nothing runs.
 
-    Raises BudgetError if there is no room for it.
+    `waits`: evict for it if need be. Otherwise nothing that takes time happens here, as an event loop requires, and
+    the result is None if there is no room. Raises BudgetError if there can be none.
     """
     code, instruction = place if isinstance(place, tuple) else (place.f_code, place.f_lasti)
     operation = Node(function, tuple(positional), tuple(arguments), code, instruction)
-    return requests.adopt(cache.engine, payload, operation, cost, handle)  # type: ignore[no-any-return]  # of that class
+    return requests.adopt(cache.engine, payload, operation, cost, handle, waits)  # type: ignore[no-any-return]  # as asked
+
+
+def look(handle: Recomputable[Any]) -> Any:
+    """The value if it is in memory, at once, and without an event; otherwise EVICTED."""
+    return requests.look(handle.engine, handle.node)
 
 
 def view(of: H, function: Callable[[Any], Any], outline: Any, place: FrameType) -> H | None:
@@ -360,6 +400,11 @@ def fullest(cache: Cache) -> Pool | None:
     return max(pools, key=lambda pool: pool.used, default=None)
 
 
+def is_array(value: Any) -> bool:
+    """Whether an adapter for arrays serves the value."""
+    return kinds[type(value)].array is not None
+
+
 def outlive(value: Node) -> bool:
     """Keep the memory of a value when nothing refers to it any more; False if it is not there, or cannot stay."""
     payload = value.payload
@@ -373,6 +418,13 @@ def load(cache: Cache) -> tuple[int, int]:
     """(bytes that are evicted but referred to, bytes in use), on all devices. The former: with the default policy."""
     memory = cache.engine.memory
     return memory.neighbourhood.missing, sum([pool.used for pool in memory.pools.values()])
+
+
+def moved(cache: Cache) -> int:
+    """Bytes of the copies in tiers."""
+    engine = cache.engine
+    with engine.lock, engine.changes.begun():
+        return 0 if engine.memory.tiers is None else sum([store.used for _, store in engine.memory.tiers.all()])
 
 
 def foresee(cache: Cache, state: str, why: str) -> None:
@@ -440,11 +492,14 @@ __all__ = [
     "history",
     "history_exceeded",
     "identity",
+    "is_array",
     "keep_resident",
     "lap",
     "leave_small",
     "lie_above",
     "load",
+    "look",
+    "moved",
     "name_of",
     "needed",
     "outline_of",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from threading import Barrier, Event, Thread
 from typing import Any
 
@@ -378,3 +379,41 @@ def test_a_collector_run_inside_the_lock() -> None:
     gc.collect()
     assert cache.stats().used == 0
     check_invariants(cache)
+
+
+def test_a_destructor_does_not_write_what_another_thread_has_evicted(tmp_path: Path) -> None:
+    """It may run in an event loop, and anywhere else: a transfer is for the thread that has made it necessary."""
+    begun, go_on, writers = Event(), Event(), []
+
+    class Slow:
+        """Goes when the other thread may go on."""
+
+        def __init__(self) -> None:
+            self.parts = bytearray(10_000)
+
+        def __del__(self) -> None:
+            if threading.current_thread() is other:
+                begun.set()
+                go_on.wait(_LONG)
+
+    class Noted:
+        """Notes who writes it."""
+
+        def __init__(self) -> None:
+            self.parts = bytearray(10_000)
+
+        def __reduce__(self) -> tuple[type, tuple[int]]:
+            writers.append(threading.current_thread())
+            return bytearray, (1,)
+
+    with rc.Cache("1MB", tiers=rc.Disk(folder=tmp_path)) as cache:
+        slow, noted, dropped = rc.ap(Slow), rc.pure(Noted()), rc.ap(bytearray, 10_000)
+        other = Thread(target=cache.release_memory)
+        other.start()
+        assert begun.wait(_LONG)
+        del dropped
+        assert writers == []
+        go_on.set()
+        other.join()
+        assert writers == [other]
+        check_invariants(cache, [slow, noted])

@@ -4,12 +4,13 @@
     Worker, Nanny           for a cluster (dask.distributed, which is imported when they are used)
 
 The layers, from the top: _scheduler and _worker; _values (what a worker holds); _recipe (a task as a function of its
-arguments); _payloads (what tasks are given, and what they return); _versions.
+arguments); _payloads (what tasks are given, and what they return); _versions, _installed.
 """
 
 from typing import TYPE_CHECKING
 
-from recompute_dask import _versions as _versions  # first: it says what is wrong with another Dask
+from recompute_dask import _installed as _installed  # first, these two: they say what is wrong
+from recompute_dask import _versions as _versions
 from recompute_dask._scheduler import budget, get, stats
 
 if TYPE_CHECKING:

@@ -2,21 +2,151 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Mapping
 from copy import copy, deepcopy
+from copyreg import dispatch_table
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from io import BytesIO
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
+from uuid import UUID
 
-_CONTAINERS: Final = frozenset({list, dict, set})
+from recompute import extend
+
+CONTAINERS: Final = (list, tuple, dict, set, frozenset)
+_FIXED: Final = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented)),
+        *(type, FunctionType, BuiltinFunctionType, MethodType, ModuleType),
+        *(date, datetime, time, timedelta, Decimal, Fraction, UUID),
+    }
+)
+"""Types of what a task cannot change, or what belongs to the program."""
 
 
 def given(payload: Any) -> Any:
-    """A value as a task gets it: containers and frames as shallow copies, since a task may change them in place."""
-    if type(payload) in _CONTAINERS:
-        return copy(payload)
+    """A value as a task gets it, which may change that in place: the value itself stays as it is.
+
+    Arrays are read-only, and shared. Frames are shallow copies. Of anything else the task gets the structure as its
+    own: containers and instances with all their parts, but what cannot be copied (a lock, an open file) is shared.
+    """
+    if is_shared(payload):
+        return payload
     if _is_frame(payload):
         return payload.copy(deep=False)
-    return payload
+    if type(payload) in CONTAINERS and has_fixed_parts(payload):
+        return copy(payload)
+    try:
+        return own_structure(payload)
+    except Exception:  # somebody's `__reduce__`, or `__setstate__`
+        return copy(payload) if type(payload) in CONTAINERS else payload
+
+
+def is_given_at_once(payload: Any) -> bool:
+    """Whether a task is given a value without a copy of what may have many parts."""
+    return is_shared(payload) or _is_frame(payload)
+
+
+def is_fixed(payload: Any) -> bool:
+    """Whether nobody can change a container."""
+    return type(payload) in (tuple, frozenset) and has_fixed_parts(payload)
+
+
+def is_shared(payload: Any) -> bool:
+    """Whether tasks are given the value itself: they cannot change it, or whoever has made it takes care of that."""
+    if type(payload) in _FIXED or isinstance(payload, type):
+        return True
+    if extend.is_array(payload):
+        return not getattr(payload.dtype, "hasobject", False)
+    return False
+
+
+def has_fixed_parts(container: Any) -> bool:
+    """Whether there is nothing in a container that could be changed."""
+    kinds = set(map(type, container))
+    if type(container) is dict:
+        kinds.update(map(type, container.values()))
+    return kinds <= _FIXED
+
+
+def own_structure(payload: Any, kinds: type | tuple[type, ...] = object) -> Any:
+    """A copy of containers, and of instances of some classes, with all their parts; but for what cannot be copied.
+
+    Arrays in it are read-only views. Raises whatever a class does that cannot be copied after all.
+    """
+    file = BytesIO()
+    pickler = _Pickler(file, kinds)
+    pickler.dump(payload)
+    file.seek(0)
+    buffers = [each.raw().toreadonly() for each in pickler.buffers]
+    return _Unpickler(file, buffers, pickler.shared).load()
+
+
+def is_plain(payload: Any) -> bool:
+    """Whether an instance is nothing but its attributes: its class says nothing of copies, and all can be copied."""
+    cls = type(payload)
+    if any(getattr(cls, name) is not getattr(object, name) for name in _OF_COPIES):
+        return False
+    pickler = _Pickler(BytesIO(), object)
+    try:
+        pickler.dump(payload)
+    except Exception:  # of a part of it
+        return False
+    return not pickler.refused
+
+
+_OF_COPIES: Final = ("__reduce__", "__reduce_ex__", "__getstate__")
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves out what is shared."""
+
+    def __init__(self, file: BytesIO, kinds: Any) -> None:
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.shared: list[Any] = []
+        self.refused = False
+        """Whether there was something that cannot be copied."""
+        self._kinds = kinds
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=self.buffers.append)
+
+    def reducer_override(self, part: Any) -> Any:  # not called for numbers, strings and containers
+        if part is part_of:
+            return NotImplemented
+        if _is_frame(part):
+            return self._share(part.copy(deep=False))
+        if is_shared(part) or not isinstance(part, self._kinds):
+            return self._share(protected(part) if is_writable_array(part) else part)
+        if type(part) in dispatch_table:
+            return NotImplemented
+        try:
+            return part.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except Exception:  # by whatever its own methods raise
+            self.refused = True
+            return self._share(part)
+
+    def _share(self, part: Any) -> Any:
+        self.shared.append(part)
+        return part_of, (len(self.shared) - 1,)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BytesIO, buffers: list[memoryview], shared: list[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._shared = shared
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (__name__, part_of.__name__):
+            return self._shared.__getitem__
+        return super().find_class(module, name)
+
+
+def part_of(number: int) -> Any:
+    """Stands in a stream for what gives a shared part by its number."""
+    raise NotImplementedError
 
 
 def is_writable_array(value: Any) -> bool:
@@ -59,7 +189,7 @@ def returned(result: Any) -> tuple[Any, bool]:
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(result, numpy.ndarray) or result is numpy.ma.masked:
         return result, False
-    return result.view(), bool(result.flags.writeable)
+    return protected(result), bool(result.flags.writeable)
 
 
 def leaving(value: Any, writable: bool) -> Any:

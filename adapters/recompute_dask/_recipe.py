@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
+from dask._task_spec import DataNode, GraphNode
 from dask._task_spec import Task as SpecifiedTask
-from dask._task_spec import TaskRef
 from dask.utils import key_split
 
 import recompute as rc
-from recompute_dask._payloads import copied, given, is_writable_array, leaving, protected, refuses_writes, returned
+from recompute_dask._payloads import (
+    CONTAINERS,
+    copied,
+    given,
+    is_fixed,
+    is_plain,
+    is_writable_array,
+    leaving,
+    own_structure,
+    protected,
+    refuses_writes,
+    returned,
+)
 
 _SMALL: Final = 512
 _LARGE: Final = 64_000
-_CONTAINERS: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+_DATA: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+
+_TASK: Final = object()
 
 _STORING: Final = frozenset({"store_chunk", "load_store_chunk"})
 
-Task = Callable[[Mapping[Any, Any]], Any]
-"""Of `dask._task_spec`: called with its arguments by key."""
+Place = Callable[[], AbstractContextManager[None]]
+"""Where tasks run: what is around a call of one."""
 
 
 class Held(rc.Recomputable[Any]):
     """A value of a task that may be evicted.
 
-    Whether it could be written to when it was made, and how many results, each made of the one before, lead to it.
+    Whether it could be written to when it was made; how many results, each made of the one before, lead to it; and
+    whether it is one of a kind, of which tasks get no copy.
     """
 
-    __slots__ = ("depth", "writable")
+    __slots__ = ("depth", "unique", "writable")
     depth: int
+    unique: bool
     writable: bool
 
 
@@ -50,7 +67,7 @@ class Recipe:
     key
         Of the task.
     names
-        Of what it takes from the cache, in order.
+        Of what it takes from the cache, in order; whether that is one of a kind.
     plain
         What else it takes, by name: no matter of the cache.
     inlined
@@ -59,17 +76,20 @@ class Recipe:
         Names of the tasks that are known to write into their arguments: they run on copies.
     stores
         Whether the task writes into an argument on purpose: it gets the values themselves, which can be written to.
+    place
+        Where it runs.
     """
 
     def __init__(
         self,
         key: Hashable,
-        task: Task,
-        names: list[Any],
+        task: GraphNode,
+        names: dict[Any, bool],
         plain: dict[Any, Any],
         inlined: dict[Any, tuple[Recipe, int]],
         writers: set[str],
         stores: bool,
+        place: Place,
     ) -> None:
         self.key = key
         self.__name__ = key_split(key)
@@ -78,12 +98,14 @@ class Recipe:
         self.writable = False
         """Whether its result could be written to."""
         self._task = task
+        self._holds = not stores and any(holds(task))
         self._names = names
         self._plain = plain
         self._inlined = inlined
         self._writers = writers
         self._protects = bool(plain)
         self._stores = stores
+        self._place = place
 
     def size_key(self) -> Hashable:
         """Tasks of one layer make results of one size of arguments of one size, mostly."""
@@ -97,32 +119,40 @@ class Recipe:
 
     def run(self, payloads: list[Any]) -> Any:
         """The result of the task. What writes into its arguments runs again, on copies, as do others of its name."""
-        if self.__name__ not in self._writers:
-            try:
-                return self._task(self._arguments(payloads))
-            except (ValueError, TypeError, BufferError) as error:
-                if not refuses_writes(str(error)):
-                    raise
-                self._writers.add(self.__name__)
-        return self._task(copied(self._arguments(payloads)))
+        with self._place():
+            if self.__name__ not in self._writers:
+                try:
+                    return self._own_task()(self._arguments(payloads))
+                except (ValueError, TypeError, BufferError) as error:
+                    if not refuses_writes(str(error)):
+                        raise
+                    self._writers.add(self.__name__)
+            everything = copied({_TASK: self._own_task(), **self._arguments(payloads)})
+            return everything.pop(_TASK)(everything)
+
+    def _own_task(self) -> GraphNode:
+        """The task; if it holds what it could change, with a structure of its own."""
+        return own_task(self._task) if self._holds else self._task
 
     def _arguments(self, payloads: list[Any]) -> dict[Any, Any]:
         rest = iter(payloads)
         give = partial(leaving, writable=True) if self._stores else given
-        arguments = {name: give(next(rest)) for name in self._names}
+        arguments = {name: next(rest) if unique else give(next(rest)) for name, unique in self._names.items()}
         for name, (recipe, count) in self._inlined.items():
             arguments[name] = recipe.run([next(rest) for _ in range(count)])
-        return {**self._plain, **arguments}
+        for name, value in self._plain.items():
+            arguments[name] = given(value) if isinstance(value, CONTAINERS) else value
+        return arguments
 
 
 def recipe_of(
-    key: Hashable, task: Task, data: Mapping[Any, Any], writers: set[str], stores: bool = False
+    task: GraphNode, data: Mapping[Any, Any], writers: set[str], place: Place, stores: bool = False
 ) -> tuple[Recipe, list[Held]]:
     """How a task is run, and the values that the recipe takes, in order; it does not keep them.
 
     `data`: what the task takes, by name: `Held`, `Inlined`, or a plain value. The rest: as for a `Recipe`.
     """
-    names = [name for name, value in data.items() if isinstance(value, Held)]
+    names = {name: value.unique for name, value in data.items() if isinstance(value, Held)}
     held = [data[name] for name in names]
     inlined: dict[Any, tuple[Recipe, int]] = {}
     plain: dict[Any, Any] = {}
@@ -132,23 +162,15 @@ def recipe_of(
             held += value.held
         elif not isinstance(value, Held):
             plain[name] = protected(value) if is_writable_array(value) and not stores else value
-    return Recipe(key, task, names, plain, inlined, writers, stores), held
+    return Recipe(task.key, task, names, plain, inlined, writers, stores, place), held
 
 
-def with_arrays_apart(task: Any, data: Mapping[Any, Any]) -> tuple[Any, Mapping[Any, Any]]:
-    """A task, and what it takes: arrays among its arguments are data, too, so that it cannot write into them."""
-    if type(task) is not SpecifiedTask or not any(map(is_writable_array, task.args)):
-        return task, data
-    apart = {("argument", number): each for number, each in enumerate(task.args) if is_writable_array(each)}
-    arguments = [TaskRef(("argument", n)) if ("argument", n) in apart else each for n, each in enumerate(task.args)]
-    return SpecifiedTask(task.key, task.func, *arguments, **task.kwargs), {**data, **apart}
-
-
-def made(handle: Held, held: list[Held], writable: bool) -> Held:
+def made(handle: Held, held: list[Held], writable: bool, unique: bool) -> Held:
     """What refers to a result that was made of `held`, and could be written to; so could a view of one that could be.
 
     It is read-only only because a cache has it.
     """
+    handle.unique = unique
     handle.writable = writable or any(each.writable for each in held)
     handle.depth = 1 + max([each.depth for each in held], default=0)
     return handle
@@ -157,11 +179,50 @@ def made(handle: Held, held: list[Held], writable: bool) -> Held:
 def is_kept(value: Any, nbytes: int) -> bool:
     """Whether a result stays, and its task never runs again.
 
-    To evict what is small would free nothing, and a task with side effects mostly returns None. An object which is no
-    container, array or frame may have its state elsewhere, such as a file that tasks append to; not if it is large.
+    To evict what is small would free nothing, and a task with side effects mostly returns None.
     """
-    is_data = isinstance(value, _CONTAINERS) or hasattr(value, "shape")
-    return nbytes <= (_SMALL if is_data else _LARGE)
+    return nbytes <= _SMALL or _is_object(value, nbytes)
+
+
+def is_unique(value: Any, nbytes: int) -> bool:
+    """Whether a copy would not do: an object that is more than its attributes, such as a file that tasks append to."""
+    return _is_object(value, nbytes) and not is_plain(value)
+
+
+def _is_object(value: Any, nbytes: int) -> bool:
+    """Whether it may have its state elsewhere: it is no container, array or frame, and not large."""
+    return nbytes <= _LARGE and not isinstance(value, _DATA) and not hasattr(value, "shape")
+
+
+def holds(spec: Any) -> tuple[bool, int]:
+    """Whether a task itself holds arrays that it could write to; and how many containers that it could change.
+
+    With what is in them.
+    """
+    arrays, containers, stack = False, 0, [spec]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, SpecifiedTask):
+            stack += [part.func, *part.args, *part.kwargs.values()]
+        elif isinstance(part, DataNode):
+            stack.append(part.value)
+        elif isinstance(part, partial):
+            stack += [part.func, *part.args, *part.keywords.values()]
+        elif type(part) is dict and any(isinstance(each, GraphNode) for each in part.values()):  # fused tasks
+            stack += part.values()
+        elif is_writable_array(part):
+            arrays = True
+        elif type(part) in CONTAINERS and not is_fixed(part):
+            containers += 1 + len(part)
+    return arrays, containers
+
+
+def own_task(task: GraphNode) -> GraphNode:
+    """A task with a structure of its own, in which arrays are read-only; functions and other instances are shared."""
+    try:
+        return own_structure(task, (GraphNode, partial))  # type: ignore[no-any-return]  # as the task
+    except Exception:  # somebody's `__reduce__`, or `__setstate__`
+        return task
 
 
 def is_bound_to_worker(spec: Any) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from dask.threaded import get as get_threaded
 import recompute as rc
 from recompute import extend
 from recompute_dask._payloads import leaving
-from recompute_dask._recipe import Held, Inlined, Recipe, Task, is_kept, made, recipe_of, stores, with_arrays_apart
+from recompute_dask._recipe import Held, Inlined, Recipe, is_kept, is_unique, made, recipe_of, stores
 
 _last: Final[list[rc.Stats]] = []
 _running: Final[ContextVar[Computation | None]] = ContextVar("recompute_dask_running", default=None)
@@ -133,9 +134,7 @@ class Computation:
         if isinstance(task, Alias):
             return data[task.target]
         storing = stores(task)
-        if not storing:
-            task, data = with_arrays_apart(task, data)
-        recipe, held = recipe_of(task.key, self._inside(task), data, self._writers, storing)
+        recipe, held = recipe_of(task, data, self._writers, self._inside, storing)
         for each in held if storing else ():  # what is written into cannot be made again
             extend.detach(self.cache, each.node, moves=False)
         nodes = [each.node for each in held]
@@ -148,22 +147,20 @@ class Computation:
                 return Inlined(recipe, held)  # the cache has refused the result
             error.__dask_task__ = recipe, held  # type: ignore[attr-defined]  # for `_rerun`
             raise
-        payload = handle.node.payload
-        if payload is not extend.EVICTED and is_kept(payload, handle.node.storage.size):
+        payload, nbytes = handle.node.payload, handle.node.storage.size
+        there = payload is not extend.EVICTED
+        if there and is_kept(payload, nbytes):
             handle.detach()
-        return made(handle, held, recipe.writable)
+        return made(handle, held, recipe.writable, there and is_unique(payload, nbytes))
 
-    def _inside(self, task: Task) -> Task:
-        """A task, inside of which a computation is a part of this one."""
-
-        def run(values: Mapping[Any, Any]) -> Any:
-            token = _running.set(self)
-            try:
-                return task(values)
-            finally:
-                _running.reset(token)
-
-        return run
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """A computation in the block is a part of this one."""
+        token = _running.set(self)
+        try:
+            yield
+        finally:
+            _running.reset(token)
 
 
 def _prepared(sent: Any) -> Any:

@@ -7,21 +7,25 @@ So does what cannot run again: a task that talks to its worker, that holds data 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
+from threading import Lock
 from typing import Any, Final
 
 from dask.sizeof import sizeof
 from distributed.spill import SpilledSize
+from distributed.threadpoolexecutor import ThreadPoolExecutor  # at its end nobody waits for its threads
 
 import recompute as rc
 from recompute import extend
-from recompute_dask._payloads import given, is_writable_array, returned
-from recompute_dask._recipe import Held, Recipe, is_bound_to_worker, is_kept, made
+from recompute_dask._payloads import given, is_given_at_once, returned
+from recompute_dask._recipe import Held, Recipe, is_bound_to_worker, is_kept, is_unique, made
 
 _DEEP: Final = 256
 """Released results, one made of the other, that a recipe may need: then history begins anew."""
@@ -31,6 +35,8 @@ _MANY: Final = 256
 _LITTLE: Final = 1 / 4
 """Of the budget: as much is brought back before it is needed."""
 
+logger = logging.getLogger(__name__)
+
 _given: ContextVar[dict[Any, Any] | None] = ContextVar("recompute_dask_given", default=None)
 
 
@@ -38,7 +44,8 @@ class Values(MutableMapping[Any, Any]):
     """Keys and values of one worker, within a budget of bytes.
 
     To look up a value that was evicted brings it back, in the thread that asks: a worker brings what it needs before,
-    in a thread (`bring`), and then looks it up inside of `at_hand`.
+    in a thread (`bring`), and then looks it up inside of `at_hand`. To store a value never takes long: what something
+    has to be evicted for arrives later, in a thread.
     """
 
     def __init__(self, worker_local_directory: str, disk: int | None = None, bandwidth: Any = None) -> None:
@@ -48,8 +55,13 @@ class Values(MutableMapping[Any, Any]):
         extend.be_lenient(self.cache)  # as Dask: too much memory is no error
         self._released = extend.released_sources(self.cache)
         self._budget = inf
-        self._held: dict[Any, Held] = {}
+        self._held: dict[Any, Held | None] = {}
+        """None: it is arriving."""
         self._entered: dict[Any, tuple[Any, Held]] = {}
+        self._arriving: dict[Any, tuple[Any, Future[None]]] = {}
+        self._lock = Lock()
+        """Of what has arrived, or is released meanwhile."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="recompute-arrivals")
 
     # The mapping
 
@@ -60,14 +72,26 @@ class Values(MutableMapping[Any, Any]):
             if isinstance(value, _Lost):
                 raise value.error
             return value
-        return self._held[key].get()
+        arriving = self._arriving.get(key)
+        if arriving is not None:
+            return arriving[0]
+        held = self._held[key]
+        assert held is not None
+        return held.get()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         entered = self._entered.pop(key, None)
-        self._held[key] = entered[1] if entered is not None and entered[0] is value else self._source(value)
+        held = entered[1] if entered is not None and entered[0] is value else self._source(value, waits=False)
+        self._held[key] = held
+        if held is None:
+            arriving: tuple[Any, Future[None]] = (value, Future())
+            self._arriving[key] = arriving
+            self._thread.submit(self._arrive, key, arriving)
 
     def __delitem__(self, key: Any) -> None:
-        del self._held[key]
+        with self._lock:
+            del self._held[key]
+            self._arriving.pop(key, None)
 
     def __contains__(self, key: Any) -> bool:
         return key in self._held
@@ -78,11 +102,41 @@ class Values(MutableMapping[Any, Any]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def _arrive(self, key: Any, arriving: tuple[Any, Future[None]]) -> None:
+        """Have a value that had to wait until there was room; unless it was released meanwhile."""
+        value, done = arriving
+        try:
+            if self._arriving.get(key) is arriving:
+                held = self._source(value, waits=True)
+                with self._lock:
+                    if self._arriving.get(key) is arriving:
+                        self._held[key] = held
+                        del self._arriving[key]
+        except Exception:  # of an adapter: then it stays as it is
+            logger.warning("%r is in memory, and not counted", key, exc_info=True)
+        finally:
+            done.set_result(None)
+
     # What a worker does. In any thread
+
+    def arriving(self, keys: Iterable[Any]) -> list[Future[None]]:
+        """What ends when these keys have values that are held."""
+        return [self._arriving[key][1] for key in keys if key in self._arriving]
 
     def held(self, keys: Iterable[Any]) -> dict[Any, Held]:
         """The values of these keys, as far as there are any: they stay known as long as somebody has them."""
-        return {key: self._held[key] for key in keys if key in self._held}
+        found = {key: self._held.get(key) for key in keys}
+        return {key: held for key, held in found.items() if held is not None}
+
+    @staticmethod
+    def look(held: dict[Any, Held]) -> dict[Any, Any] | None:
+        """These values, if they are in memory and not much has to be copied for tasks: at once."""
+        values = {key: extend.look(each) for key, each in held.items()}
+        at_once = all(
+            value is not extend.EVICTED and (held[key].unique or is_given_at_once(value))
+            for key, value in values.items()
+        )
+        return {key: value if held[key].unique else given(value) for key, value in values.items()} if at_once else None
 
     @staticmethod
     def bring(held: dict[Any, Held]) -> dict[Any, Any]:
@@ -90,7 +144,7 @@ class Values(MutableMapping[Any, Any]):
         values: dict[Any, Any] = {}
         for key, each in held.items():
             try:
-                values[key] = given(each.get())
+                values[key] = each.get() if each.unique else given(each.get())
             except Exception as error:
                 values[key] = _Lost(error)
         return values
@@ -114,31 +168,30 @@ class Values(MutableMapping[Any, Any]):
         finally:
             _given.reset(token)
 
-    def enter(self, key: Any, value: Any) -> None:
-        """Have a value that will be stored in a moment, and cannot be made again."""
-        self._entered[key] = value, self._source(value)
+    def enter(self, key: Any, value: Any, *, waits: bool) -> bool:
+        """Have a value that will be stored in a moment, and cannot be made again.
 
-    def enter_made(self, key: Any, value: Any, recipe: Recipe, held: list[Held], cost: float) -> None:
-        """Have a value that will be stored in a moment, with how to make it again and the seconds that takes."""
+        Not `waits`: False if something has to be evicted for it.
+        """
+        handle = self._source(value, waits)
+        if handle is not None:
+            self._entered[key] = value, handle
+        return handle is not None
+
+    def enter_made(self, key: Any, value: Any, recipe: Recipe, held: list[Held], cost: float, *, waits: bool) -> bool:
+        """As `enter`, with how to make it again and the seconds that takes."""
         payload, writable = returned(value)
         nodes = [each.node for each in held]
         handle = extend.adopt(
-            self.cache, payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0), handle=Held
+            self.cache, payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0), handle=Held, waits=waits
         )
-        self._entered[key] = value, made(handle, held, writable)
+        if handle is not None:  # not unique: else `is_made_again` would have said no
+            self._entered[key] = value, made(handle, held, writable, unique=False)
+        return handle is not None
 
     def forget_entered(self, key: Any) -> None:
         """A value was not stored after all."""
         self._entered.pop(key, None)
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether nothing has to be evicted for so many more bytes, and nothing is on its way out.
-
-        Whoever uses the cache meanwhile may have to help with that.
-        """
-        pool = extend.fullest(self.cache)
-        used, departing = (0, 0) if pool is None else (pool.used, pool.departing)
-        return not departing and used + nbytes <= self._budget
 
     def is_little(self, nbytes: int) -> bool:
         """Whether these bytes leave most of the budget to others."""
@@ -153,7 +206,6 @@ class Values(MutableMapping[Any, Any]):
             and max([each.depth for each in held.values()], default=0) < _DEEP
             and sizeof(spec) < max(10_000, nbytes // 8)
             and not is_bound_to_worker(spec)
-            and not any(map(is_writable_array, getattr(spec, "args", ())))  # it may write into them
         )
 
     @property
@@ -169,33 +221,30 @@ class Values(MutableMapping[Any, Any]):
                 if value.payload is not extend.EVICTED:
                     extend.detach(self.cache, value)
 
-    def _source(self, value: Any) -> Held:
+    def _source(self, value: Any, waits: bool) -> Held | None:
         payload, writable = returned(value)
-        held = extend.source(self.cache, payload, Held)
+        held = extend.source(self.cache, payload, Held, waits=waits)
+        if held is None:
+            return None
         held.writable = writable
         held.depth = 0
+        held.unique = is_unique(payload, held.node.storage.size)
         return held
-
-    # What Dask asks of a buffer that spills
 
     @property
     def spilled_total(self) -> SpilledSize:
-        """Bytes of values that are not in memory, and those of copies on the disk."""
-        copies = sum(tier.used for tier in self.cache.stats().tiers)
-        return SpilledSize(extend.load(self.cache)[0], copies)
+        """For the dashboard: bytes of values that are not in memory, and those of copies on the disk."""
+        return SpilledSize(extend.load(self.cache)[0], extend.moved(self.cache))
 
-    @property
-    def fast(self) -> bool:
-        """Whether there is anything to evict."""
-        pool = extend.fullest(self.cache)
-        return pool is not None and pool.used > 0
+    def release(self, is_enough: Callable[[], bool]) -> None:
+        """Evict until it is enough, though there is room: the process has more memory than is known here."""
+        while not is_enough():
+            if not self.cache.release_memory(1):
+                return
 
-    def evict(self) -> int:
-        """Evict something, though there is room: the process has more memory than is known here. Bytes; -1: nothing."""
-        try:
-            return self.cache.release_memory(1) or -1
-        except OSError:
-            return -1
+    def close(self) -> None:
+        """Nothing more arrives."""
+        self._thread.shutdown(wait=False)
 
     def set_budget(self, nbytes: float) -> None:
         """Bytes of host memory."""

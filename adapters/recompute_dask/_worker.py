@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import Any, Final, TypeVar
 
@@ -23,8 +25,8 @@ from recompute_dask._versions import check
 check("distributed", distributed.__version__)  # type: ignore[attr-defined]  # it is there
 
 import dask  # noqa: E402
-from dask.utils import key_split, parse_bytes  # noqa: E402
-from distributed.sizeof import safe_sizeof  # noqa: E402
+from dask._task_spec import GraphNode  # noqa: E402
+from dask.utils import format_bytes, key_split, parse_bytes  # noqa: E402
 from distributed.threadpoolexecutor import ThreadPoolExecutor  # noqa: E402  # at its end nobody waits for its threads
 from distributed.utils import set_thread_state  # noqa: E402
 from distributed.worker import WORKER_ANY_RUNNING, _worker_cvar  # noqa: E402
@@ -33,12 +35,15 @@ from distributed.worker_state_machine import (  # noqa: E402
     ExecuteSuccessEvent,
     GatherDepSuccessEvent,
 )
+from tornado.ioloop import PeriodicCallback  # noqa: E402
 
 from recompute_dask._payloads import copied, refuses_writes, sendable  # noqa: E402
-from recompute_dask._recipe import Held, Task, recipe_of  # noqa: E402
+from recompute_dask._recipe import Held, holds, own_task, recipe_of  # noqa: E402
 from recompute_dask._values import Values  # noqa: E402
 
 T = TypeVar("T")
+_FEW: Final = 100
+"""Parts of containers that are copied at once, and not in a thread."""
 _NOTHING: Final[Mapping[Any, Any]] = {}
 
 logger = logging.getLogger(__name__)
@@ -72,13 +77,22 @@ class Worker(distributed.Worker):
         self._is_ahead = False
         self._writers: set[str] = set()
         self.handlers["update_data"] = self._update_data_in_thread
+        self._spills_at = limit * manager.memory_spill_fraction if limit and manager.memory_spill_fraction else inf
+        self._spills_until = limit * fraction if limit and fraction else inf
+        if self._spills_at < inf:
+            interval = manager.memory_monitor_interval * 1000  # milliseconds
+            self.periodic_callbacks["recompute_spill"] = PeriodicCallback(self._spill, interval)
 
     async def execute(self, key: Any, *, stimulus_id: str) -> Any:
         """Run a task whose arguments are in memory, and have its result with how to make it again."""
         state = self.state.tasks[key]
         spec, annotations = state.run_spec, state.annotations or {}
-        held = self._values.held([each.key for each in state.dependencies])
+        assert spec is not None
+        held = await self._held([each.key for each in state.dependencies])
         values = await self._bring(held)
+        arrays, containers = holds(spec)
+        if containers:  # before the task changes them
+            spec = own_task(spec) if containers <= _FEW else await self._in_thread(own_task, spec)
         if key_split(key) in self._writers:
             values = await self._in_thread(copied, values)
         self._bring_next()
@@ -91,28 +105,24 @@ class Worker(distributed.Worker):
                 event = await super().execute(key, stimulus_id=stimulus_id)
         del values
         if isinstance(event, ExecuteSuccessEvent) and key not in self.state.actors:
-            again = annotations.get("recompute", True) and self._values.is_made_again(
-                spec, event.value, event.nbytes, held
+            again = (
+                annotations.get("recompute", True)
+                and not arrays  # it may write into them
+                and self._values.is_made_again(spec, event.value, event.nbytes, held)
             )
-            await self._enter(
-                {key: event.value},
-                event.nbytes,
-                self._outside(key, spec) if again else None,
-                held,
-                event.stop - event.start,
-            )
+            await self._enter({key: event.value}, spec if again else None, held, event.stop - event.start)
         return event
 
     async def gather_dep(self, worker: str, to_gather: Collection[Any], total_nbytes: int, *, stimulus_id: str) -> Any:
         """Get values from another worker."""
         event = await super().gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
         if isinstance(event, GatherDepSuccessEvent):
-            await self._enter(event.data, total_nbytes)
+            await self._enter(event.data)
         return event
 
     async def get_data(self, comm: Any, keys: Collection[Any], *args: Any, **options: Any) -> Any:
         """Give values to another worker, or to a client."""
-        held = self._values.held(keys)
+        held = await self._held(keys)
         values = await self._bring(held)
         for key, each in held.items():
             values[key] = sendable(values[key], each.writable)
@@ -124,11 +134,12 @@ class Worker(distributed.Worker):
         closed = await super().close(*args, **options)
         for threads in (self._threads_to_bring, self._thread_ahead):
             threads.shutdown(wait=False)
+        self._values.close()
         return closed
 
     async def _update_data_in_thread(self, data: dict[Any, Any], **options: Any) -> Any:
         """Have values that a client sends."""
-        await self._enter(data, sum(map(safe_sizeof, data.values())))
+        await self._enter(data)
         return self.update_data(data, **options)
 
     # In threads
@@ -148,59 +159,76 @@ class Worker(distributed.Worker):
     def _is_not_ahead(self, _: object) -> None:
         self._is_ahead = False
 
+    async def _held(self, keys: Collection[Any]) -> dict[Any, Held]:
+        """The values of these keys, once they have arrived."""
+        for arriving in self._values.arriving(keys):
+            await asyncio.wrap_future(arriving)
+        return self._values.held(keys)
+
     async def _bring(self, held: dict[Any, Held]) -> dict[Any, Any]:
-        if all(each.resident for each in held.values()):
-            return self._values.bring(held)  # a look
-        return await self._in_thread(self._values.bring, held)
+        values = self._values.look(held)
+        return await self._in_thread(self._values.bring, held) if values is None else values
 
     async def _enter(
         self,
         values: Mapping[Any, Any],
-        nbytes: int,
-        task: Task | None = None,
+        task: GraphNode | None = None,
         held: Mapping[Any, Held] = _NOTHING,
         cost: float = 0.0,
     ) -> None:
         """Have values that Dask is about to store; `task`: what makes the one that there is, of `held`."""
 
-        def enter() -> None:
-            for key, value in values.items():
+        def enter(waits: bool) -> bool:
+            """Whether all could be entered."""
+            entered = True
+            for key in list(rest):
                 try:
                     if task is None:
-                        self._values.enter(key, value)
+                        entered = self._values.enter(key, rest[key], waits=waits)
                     else:
-                        recipe, arguments = recipe_of(key, task, held, self._writers)
-                        self._values.enter_made(key, value, recipe, arguments, cost)
+                        recipe, arguments = recipe_of(task, held, self._writers, partial(self._outside, key))
+                        entered = self._values.enter_made(key, rest[key], recipe, arguments, cost, waits=waits)
                 except Exception:  # it will be stored as what it is
                     logger.warning("The result of %r cannot be computed again", key, exc_info=True)
+                if not entered:
+                    return False
+                del rest[key]
+            return True
+
+        def enter_in_thread() -> None:
+            enter(waits=True)
             try:
                 self._values.forget_released_sources()
             except Exception:  # a value that has to come back for that, and cannot
                 logger.warning("What was released is remembered", exc_info=True)
 
-        if self._values.has_room(nbytes) and not self._values.has_released_sources:
-            enter()
-        else:
-            await self._in_thread(enter)
+        rest = dict(values)
+        if not enter(waits=False) or self._values.has_released_sources:
+            await self._in_thread(enter_in_thread)
         loop = asyncio.get_running_loop()
         for key in values:
             loop.call_later(1, self._values.forget_entered, key)
 
+    async def _spill(self) -> None:
+        """Evict while the process exceeds `distributed.worker.memory.spill`."""
+        memory = self.monitor.get_process_memory
+        if memory() > self._spills_at:
+            await self._in_thread(self._values.release, lambda: memory() <= self._spills_until)
+            if memory() > self._spills_at:
+                logger.warning("Unmanaged memory use is high: %s, and nothing is left to evict", format_bytes(memory()))
+
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads_to_bring, function, *arguments)
 
-    def _outside(self, key: Any, spec: Any) -> Callable[[Mapping[Any, Any]], Any]:
-        """A task that is run again, by whoever needs its result: this worker is where it runs."""
-
-        def run(values: Mapping[Any, Any]) -> Any:
-            token = _worker_cvar.set(self)
-            try:
-                with set_thread_state(execution_state=self.execution_state, key=key):
-                    return spec(values)
-            finally:
-                _worker_cvar.reset(token)
-
-        return run
+    @contextmanager
+    def _outside(self, key: Any) -> Iterator[None]:
+        """A task that runs in the block is run again, by whoever needs its result: this worker is where it runs."""
+        token = _worker_cvar.set(self)
+        try:
+            with set_thread_state(execution_state=self.execution_state, key=key):
+                yield
+        finally:
+            _worker_cvar.reset(token)
 
 
 class Nanny(distributed.Nanny):

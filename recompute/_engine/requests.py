@@ -40,8 +40,8 @@ def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
     return frame.handles
 
 
-def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = True) -> Any:
-    """A value without a recipe, and what refers to it. `moves`: it may lie in a tier."""
+def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = True, waits: bool = True) -> Any:
+    """A value without a recipe, and what refers to it. `moves`: it may lie in a tier. `waits`: see `_enter`."""
     kind = kinds[type(payload)]
     if kind.readonce:
         raise TypeError(
@@ -72,13 +72,16 @@ def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = Tr
 
     memory = engine.memory
     held = memory.held_as(buffer, size) if buffer and memory.held else None  # a result that was got is a source now
-    engine.make_room(device, size if held is None else 0, enter)
-    settle(engine)
-    return made
+    return made if _enter(engine, device, size if held is None else 0, enter, waits) else None
 
 
-def adopt(engine: Engine, payload: Any, operation: Operation, cost: float, handle: type[Any]) -> Any:
-    """A value that exists already, with the operation that makes it again and what that costs; what refers to it."""
+def adopt(
+    engine: Engine, payload: Any, operation: Operation, cost: float, handle: type[Any], waits: bool = True
+) -> Any:
+    """A value that exists already, with the operation that makes it again and what that costs; what refers to it.
+
+    `waits`: see `_enter`.
+    """
     made = engine.results.measure(operation, 0, payload)
     refers = object.__new__(handle)
 
@@ -99,9 +102,31 @@ def adopt(engine: Engine, payload: Any, operation: Operation, cost: float, handl
     _, size, _, device, _, shares = made
     if engine.before is not None:
         engine.before(operation)
-    engine.make_room(device, 0 if shares is not None else size, enter)
-    settle(engine)
-    return refers
+    return refers if _enter(engine, device, 0 if shares is not None else size, enter, waits) else None
+
+
+def _enter(engine: Engine, device: str, size: int, then: Callable[[], None], waits: bool) -> bool:
+    """Make room, and call `then` under the lock. Not `waits`: False if something has to be evicted for it first."""
+    if waits:
+        engine.make_room(device, size, then)
+        settle(engine)
+        return True
+    with engine.lock, engine.changes.begun():
+        pool = engine.memory.pool(device)
+        fits = pool.used + size <= pool.limit
+        if fits:
+            then()
+    engine.settling.settle(blocking=False)
+    return fits
+
+
+def look(engine: Engine, value: Value) -> Any:
+    """The payload, unless it is evicted, or somebody wants to know who asks for it: then EVICTED. Waits for nobody."""
+    payload = value.payload
+    if engine.observed or engine.results.fragile:
+        return EVICTED
+    value.storage.last_access = engine.meter.now
+    return payload
 
 
 def bring(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:

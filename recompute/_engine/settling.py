@@ -54,14 +54,17 @@ class Settling:
         self._journal = journal
 
     def settle(self, blocking: bool = True) -> None:
-        """See to references that went, destroy what was dropped, tell listeners. After each use; without the lock."""
+        """See to references that went, destroy what was dropped, tell listeners. After each use; without the lock.
+
+        Not `blocking`: waits for nobody, neither for the lock nor for a transfer that is another thread's to do.
+        """
         finalizer = self._finalizer
         while finalizer.queue:
             if not self._seen_to(blocking):
                 return  # whoever holds the lock will see to that
-            self.settle_departures()
+            self.settle_departures(others=blocking)
         if finalizer.garbage or finalizer.departures:
-            self.settle_departures()
+            self.settle_departures(others=blocking)
         if self._journal.events:
             self._journal.deliver()
         if finalizer.interrupts:
@@ -104,12 +107,15 @@ class Settling:
             kinds = (Released, Forgotten) if held.alone else (LetGo,)
             self._journal.events += [kind(self._meter.now, held.pool.used, held.number) for kind in kinds]
 
-    def settle_departures(self) -> None:
-        """Destroy what was evicted, once its adapters know; then its bytes are free. Without the lock."""
+    def settle_departures(self, others: bool = True) -> None:
+        """Destroy what was evicted, once its adapters know; then its bytes are free. Without the lock.
+
+        `others`: also what another thread has evicted, and was kept from seeing to.
+        """
         finalizer = self._finalizer
         finalizer.destroy_garbage()
         for departure in list(finalizer.departures):
-            if self.takes_over(departure):
+            if self.takes_over(departure) if others else departure.owner == get_ident():
                 if not departure.taken:  # an interrupt has struck: beginning a change makes that good
                     with self._changes.lock, self._changes.begun():
                         pass

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 LENGTH = 100
 ARRAY = 8 * LENGTH  # bytes
 _graphs = count()  # so that each has keys of its own: a cluster knows those of the one before, for a while
-KINDS = "make add write reverse same pair list alias embedded lazily".split()
+KINDS = "make add write reverse same pair list alias embedded lazily grow literal fused".split()
 
 
 def make(seed: int) -> Any:
@@ -44,6 +44,27 @@ def pair(one: Any, other: Any) -> Any:
 def take(two: Any) -> Any:
     two[1].append(two[0])  # in place
     return two[1][0] + len(two[1])
+
+
+class Thing:
+    """A type that nobody knows, with parts that tasks change."""
+
+    def __init__(self, array: Any) -> None:
+        self.parts = {"array": array + 1, "more": [array]}
+
+
+def thing(array: Any) -> Thing:
+    return Thing(array)
+
+
+def grow(one: Thing, two: tuple[Any, list[Any]], literal: list[Any]) -> Any:
+    """Changes what it takes in all ways there are."""
+    one.parts["array"] += 1
+    one.parts["more"].append(one.parts["array"])
+    two[0][:] *= 2
+    two[1].append(two[0])
+    literal.append(two[0])
+    return sum(one.parts["more"]) + sum(two[1]) + sum(literal)
 
 
 def lazily(array: Any) -> Any:
@@ -86,6 +107,16 @@ def graphs(draw: st.DrawFn, kinds: list[str] = KINDS) -> tuple[dict[Any, Any], l
         elif what == "pair":
             graph[f"pair-{own}", number] = Task((f"pair-{own}", number), pair, taken[0], taken[-1])
             graph[key] = Task(key, take, TaskRef((f"pair-{own}", number)))
+        elif what in ("grow", "literal", "fused"):
+            changed = draw(st.sampled_from(arrays))
+            graph.setdefault(f"thing-{changed}", Task(f"thing-{changed}", thing, TaskRef(changed)))
+            graph.setdefault(f"two-{changed}", Task(f"two-{changed}", pair, TaskRef(changed), TaskRef(changed)))
+            things = TaskRef(f"thing-{changed}"), TaskRef(f"two-{changed}")
+            literal = [make(number)] if what == "literal" else []
+            graph[key] = Task(key, grow, *things, literal)
+            if what == "fused":
+                inner = Task((f"inner-{own}", number), add_in_place, make(number), taken[0])
+                graph[key] = Task.fuse(inner, Task(key, add_in_place, TaskRef(inner.key), taken[-1]), key=key)
         elif what == "lazily":
             graph[f"lazy-{own}", number] = Task((f"lazy-{own}", number), lazily, taken[0])
             graph[key] = Task(key, read, TaskRef((f"lazy-{own}", number)))

@@ -19,10 +19,23 @@ da = pytest.importorskip("dask.array", reason="the extra 'dask' is not installed
 
 from dask._task_spec import DataNode, List, Task, TaskRef  # noqa: E402  # after importorskip
 from dask.callbacks import Callback  # noqa: E402
-from dask_graphs import ARRAY, LENGTH, add, check_equal, graphs, make, model, same  # noqa: E402
+from dask_graphs import (  # noqa: E402
+    ARRAY,
+    LENGTH,
+    add,
+    add_in_place,
+    check_equal,
+    graphs,
+    grow,
+    make,
+    model,
+    pair,
+    same,
+    thing,
+)
 
 import recompute_dask as rd  # noqa: E402
-from recompute_dask import _versions  # noqa: E402
+from recompute_dask import _payloads, _versions  # noqa: E402
 
 
 @settings(max_examples=60)
@@ -38,6 +51,30 @@ def test_a_graph_has_the_results_of_the_model(graph: Any, arrays: int, threads: 
     assert data.flags.writeable
     stats = rd.stats()
     assert stats.peak <= arrays * ARRAY + stats.overshoot
+
+
+@pytest.mark.parametrize("kind", ["argument", "literal", "fused"])
+def test_what_tasks_change_they_change_for_themselves(kind: str) -> None:
+    """Arguments of a type that nobody knows, parts of containers and literals are as they were when tasks run again."""
+    graph: dict[Any, Any] = {
+        "x": Task("x", make, 1),
+        "thing": Task("thing", thing, TaskRef("x")),
+        "two": Task("two", pair, TaskRef("x"), TaskRef("x")),
+    }
+    literal = [make(5)] if kind == "literal" else []
+    for number in range(12):
+        task = Task(("y", number), grow, TaskRef("thing"), TaskRef("two"), literal)
+        inner = Task(("z", number), add_in_place, make(number), TaskRef("x"))
+        last = Task(("y", number), add_in_place, TaskRef(inner.key), make(number))
+        graph["y", number] = Task.fuse(inner, last, key=task.key) if kind == "fused" else task
+    for number in range(0, 12, 3):
+        some = [TaskRef(("y", each % 12)) for each in range(number, number + 6)]
+        graph["sum", number] = Task(("sum", number), lambda *each: sum(each), *some)
+    keys = [("sum", 0), ("sum", 3), ("sum", 6), ("sum", 9), "x"]
+    wanted = model(graph, keys, {})
+    found = rd.get(graph, keys, budget=(11 if kind == "fused" else 15) * ARRAY, num_workers=1)
+    check_equal(wanted, found)
+    assert rd.stats().rematerializations > 0
 
 
 @pytest.mark.parametrize("name", ["anomalies", "svd", "covariance", "rechunked"])
@@ -207,6 +244,51 @@ def test_what_is_dear_moves_to_a_disk() -> None:
     rd.get(graph, [("y", n) for n in range(8)], budget=6 * ARRAY, disk=True, num_workers=1)
     assert sorted(runs) == list(range(8))
     assert rd.stats().tiers[0].moves > 0
+
+
+def test_objects_that_are_more_than_their_attributes_are_shared() -> None:
+    """A lock, or what has one, is one of its kind in a computation; so are functions made in a task."""
+
+    class Counter:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.count = 0
+
+        def up(self, array: Any) -> Any:
+            with self.lock:
+                self.count += 1
+            return array + 1
+
+    def call_first(local: Any, array: Any) -> Any:
+        return local["plus"][0](array)
+
+    graph: dict[Any, Any] = {"counter": Task("counter", Counter), "x": Task("x", make, 1)}
+    for number in range(5):
+        graph["y", number] = Task(("y", number), Counter.up, TaskRef("counter"), TaskRef("x"))
+        graph["local", number] = Task(("local", number), lambda n: {"plus": [lambda array: array + n]}, number)
+        graph["z", number] = Task(
+            ("z", number), lambda local, array: local["plus"][0](array), TaskRef(("local", number)), TaskRef("x")
+        )
+    found = rd.get(graph, ["counter", *[("y", n) for n in range(5)], *[("z", n) for n in range(5)]], budget="1MB")
+    assert found[0].count == 5
+    assert [array[0] for array in found[1:]] == [2.0] * 5 + [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_arrays_are_read_only_inside_whoever_serves_them() -> None:
+    """Without an adapter for NumPy, too; what leaves is the array that the task made."""
+    array = make(1)
+    kept, writable = _payloads.returned(array)
+    assert (kept.flags.writeable, array.flags.writeable, writable) == (False, True, True)
+    assert _payloads.leaving(kept, writable) is array
+
+
+def test_a_copy_that_is_not_installed_is_an_error() -> None:
+    """Nobody would find the adapters for arrays; the error says so, and the cure."""
+    code = "import importlib.metadata as m; m.entry_points = lambda **_: (); import recompute_dask"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "ImportError: recompute_dask was found on the path, but recompute-cache is not installed" in done.stderr
+    assert "pip install" in done.stderr
 
 
 def test_stats_before_any_computation_are_an_error() -> None:

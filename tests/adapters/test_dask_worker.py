@@ -183,6 +183,75 @@ async def test_nothing_runs_on_the_event_loop(client: Any, scheduler: Any, *work
     assert threading.current_thread() not in RUNS
 
 
+class Seen:
+    """A large value that notes the threads in which it is copied or packed."""
+
+    def __init__(self) -> None:
+        self.parts = [[float(number)] for number in range(20_000)]
+
+    def __reduce__(self) -> Any:
+        COPIED.append(threading.current_thread())
+        return Seen, ()
+
+
+COPIED: list[Any] = []
+
+
+@small_cluster(config={**MEMORY, "distributed.worker.memory.rebalance.sender-min": 0.0})
+async def test_nothing_is_read_or_written_on_the_event_loop(client: Any, scheduler: Any, *workers: Any) -> None:
+    """Whatever Dask does with values: runs tasks, sends, gets, replicates, rebalances, releases, retires, spills."""
+    loop = threading.current_thread()
+    store, moving, written, read = type(rc.Disk().open()), set(), [0], [0]
+    write, read_from = store.write, store.read
+    RUNS.clear()
+
+    def noted(disk: Any, parts: Any, nbytes: int) -> Any:
+        moving.add(threading.current_thread())
+        written[0] += 1
+        return write(disk, parts, nbytes)
+
+    def noted_read(disk: Any, where: Any) -> Any:
+        moving.add(threading.current_thread())
+        read[0] += 1
+        return read_from(disk, where)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "write", noted)
+        patch.setattr(store, "read", noted_read)
+        sent = await client.scatter([np.full(CHUNK // 8, float(number)) for number in range(15)], hash=False)
+        made = client.map(constant, range(10), pure=False)
+        with dask.annotate(recompute=False):
+            kept = client.map(constant, range(10), pure=False)
+        await wait([*made, *kept])
+        await client.replicate(sent[:8], 2)
+        await client.rebalance()
+        del made, kept[5:]
+        await client.gather(client.map(np.sum, [*sent, *kept], pure=False))
+        for worker in workers:
+            patch.setattr(worker.monitor, "get_process_memory", lambda: 2**40)
+            patch.setattr(worker, "_spills_at", 0)
+            await worker._spill()
+            assert worker.data.cache.stats().pools[0].used - worker.data.cache.stats().held < CHUNK
+        patch.undo()
+        patch.setattr(store, "write", noted)
+        patch.setattr(store, "read", noted_read)
+        await client.retire_workers([workers[0].address])
+        assert [array[0] for array in await client.gather(sent)] == list(range(15))
+    assert min(len(RUNS), written[0], read[0]) > 0
+    assert loop not in {*RUNS, *moving}
+
+
+@small_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_nothing_large_is_copied_on_the_event_loop(client: Any, scheduler: Any, worker: Any) -> None:
+    """What a task gets of its own of a value with many parts."""
+    COPIED.clear()
+    seen = client.submit(Seen, pure=False)
+    lengths = [client.submit(lambda one: len(one.parts), seen, pure=False) for _ in range(3)]
+    assert await client.gather(lengths) == [20_000] * 3
+    assert len(COPIED) > 0
+    assert threading.current_thread() not in COPIED
+
+
 @small_cluster()
 async def test_a_task_that_writes_into_its_arguments_gets_copies(client: Any, scheduler: Any, *workers: Any) -> None:
     """What others take stays as it was."""
