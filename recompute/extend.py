@@ -30,6 +30,7 @@ valid state.
     is_array                              whether an adapter for arrays serves a value
     Table, List, seconds, warn, outside   for people: tables, warnings and what they point to
     Tier, Store, Link, lie_above          a tier of your own for evicted values
+    end_ahead                             end the thread that moves values ahead
 """
 
 from __future__ import annotations
@@ -353,9 +354,16 @@ def pools(cache: Cache) -> dict[str, Pool]:
     return dict(cache.engine.memory.pools)
 
 
-def count_operation(cache: Cache) -> None:
-    """Count an operation that an adapter has run itself, because there was nothing for the cache to do."""
-    cache.engine.journal.operations += 1
+def count_operation(cache: Cache, cost: float = 0.0) -> None:
+    """Count an operation that an adapter has run itself, because there was nothing for the cache to do.
+
+    `cost`: the seconds that it took, by which the values in memory have become staler.
+    """
+    engine = cache.engine
+    engine.journal.operations += 1
+    if cost:
+        with engine.lock, engine.changes.begun():
+            engine.meter.bill(cost, False)
 
 
 def counts(cache: Cache) -> tuple[int, int, int]:
@@ -443,6 +451,12 @@ def lie_above(cache: Cache, tiers: Sequence[Tier]) -> None:
     cache.engine.memory.lie_above(Tiers(tiers))
 
 
+def end_ahead(cache: Cache) -> None:
+    """End the thread that moves values before their room is needed (`Tier.ahead`): the cache is about to be closed."""
+    if cache.engine.moving.ahead is not None:
+        cache.engine.moving.ahead.end()
+
+
 def flush(cache: Cache) -> None:
     """The trace of a cache, if it writes one, is a complete file from here on."""
     cache.flush()
@@ -481,6 +495,7 @@ __all__ = [
     "cure_thrashing",
     "dependents",
     "detach",
+    "end_ahead",
     "evict",
     "exchange",
     "flush",

@@ -26,7 +26,8 @@ from recompute_dask._payloads import (
     returned,
 )
 
-_SMALL: Final = 512
+SMALL: Final = 512
+"""Bytes: to evict what is smaller would free nothing."""
 _LARGE: Final = 64_000
 _DATA: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
 
@@ -181,7 +182,7 @@ def is_kept(value: Any, nbytes: int) -> bool:
 
     To evict what is small would free nothing, and a task with side effects mostly returns None.
     """
-    return nbytes <= _SMALL or _is_object(value, nbytes)
+    return nbytes < SMALL or _is_object(value, nbytes)
 
 
 def is_unique(value: Any, nbytes: int) -> bool:

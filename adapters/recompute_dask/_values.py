@@ -25,13 +25,17 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor  # at its end nobo
 import recompute as rc
 from recompute import extend
 from recompute_dask._payloads import given, is_given_at_once, returned
-from recompute_dask._recipe import Held, Recipe, is_bound_to_worker, is_kept, is_unique, made
+from recompute_dask._recipe import SMALL, Held, Recipe, is_bound_to_worker, is_kept, is_unique, made
 
 _DEEP: Final = 256
 """Released results, one made of the other, that a recipe may need: then history begins anew."""
 _MANY: Final = 256
 """Results that are looked at when something they were made of is released."""
 
+_FULL: Final = 1 / 2
+"""Of the budget: with less in memory it does not matter what is needed soon."""
+_SOON: Final = 3 / 4
+"""Of the budget: so much of what is in memory, and needed soon, stays."""
 _LITTLE: Final = 1 / 4
 """Of the budget: as much is brought back before it is needed."""
 
@@ -50,9 +54,10 @@ class Values(MutableMapping[Any, Any]):
 
     def __init__(self, worker_local_directory: str, disk: int | None = None, bandwidth: Any = None) -> None:
         folder = os.path.dirname(worker_local_directory)  # not inside: a thread may still write when that has gone
-        tier = rc.Disk(disk, folder=folder, bandwidth=bandwidth)
+        tier = rc.Disk(disk, folder=folder, bandwidth=bandwidth, ahead=True)
         self.cache = rc.Cache(None, tiers=[tier], foresight=False)
         extend.be_lenient(self.cache)  # as Dask: too much memory is no error
+        extend.leave_small(self.cache, SMALL)
         self._released = extend.released_sources(self.cache)
         self._budget = inf
         self._held: dict[Any, Held | None] = {}
@@ -168,13 +173,14 @@ class Values(MutableMapping[Any, Any]):
         finally:
             _given.reset(token)
 
-    def enter(self, key: Any, value: Any, *, waits: bool) -> bool:
-        """Have a value that will be stored in a moment, and cannot be made again.
+    def enter(self, key: Any, value: Any, cost: float, *, waits: bool) -> bool:
+        """Have a value that will be stored in a moment, and cannot be made again; the seconds that it took.
 
         Not `waits`: False if something has to be evicted for it.
         """
         handle = self._source(value, waits)
         if handle is not None:
+            extend.count_operation(self.cache, max(cost, 0.0))
             self._entered[key] = value, handle
         return handle is not None
 
@@ -183,7 +189,7 @@ class Values(MutableMapping[Any, Any]):
         payload, writable = returned(value)
         nodes = [each.node for each in held]
         handle = extend.adopt(
-            self.cache, payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0), handle=Held, waits=waits
+            self.cache, payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0.0), handle=Held, waits=waits
         )
         if handle is not None:  # not unique: else `is_made_again` would have said no
             self._entered[key] = value, made(handle, held, writable, unique=False)
@@ -192,6 +198,22 @@ class Values(MutableMapping[Any, Any]):
     def forget_entered(self, key: Any) -> None:
         """A value was not stored after all."""
         self._entered.pop(key, None)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether something may have to be evicted before long."""
+        pool = extend.fullest(self.cache)
+        return pool is not None and pool.used >= _FULL * pool.limit
+
+    def keep(self, keys: Iterable[Any]) -> None:
+        """These are needed soon, in this order: as far as they are here, and fit, others are evicted first."""
+        room = _SOON * self._budget
+        for key in keys:
+            held = self._held.get(key)
+            if held is not None and extend.look(held) is not extend.EVICTED:
+                room -= held.node.storage.size
+                if room < 0:
+                    return
 
     def is_little(self, nbytes: int) -> bool:
         """Whether these bytes leave most of the budget to others."""
@@ -245,6 +267,7 @@ class Values(MutableMapping[Any, Any]):
     def close(self) -> None:
         """Nothing more arrives."""
         self._thread.shutdown(wait=False)
+        extend.end_ahead(self.cache)
 
     def set_budget(self, nbytes: float) -> None:
         """Bytes of host memory."""

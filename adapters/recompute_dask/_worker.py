@@ -34,6 +34,7 @@ from distributed.worker_state_machine import (  # noqa: E402
     ExecuteFailureEvent,
     ExecuteSuccessEvent,
     GatherDepSuccessEvent,
+    TaskState,
 )
 from tornado.ioloop import PeriodicCallback  # noqa: E402
 
@@ -44,6 +45,8 @@ from recompute_dask._values import Values  # noqa: E402
 T = TypeVar("T")
 _FEW: Final = 100
 """Parts of containers that are copied at once, and not in a thread."""
+_SOON: Final = 128
+"""Tasks."""
 _NOTHING: Final[Mapping[Any, Any]] = {}
 
 logger = logging.getLogger(__name__)
@@ -75,6 +78,8 @@ class Worker(distributed.Worker):
         self._threads_to_bring = ThreadPoolExecutor(self.state.nthreads, thread_name_prefix="recompute")
         self._thread_ahead = ThreadPoolExecutor(1, thread_name_prefix="recompute-ahead")
         self._is_ahead = False
+        self._soon: list[TaskState] = []
+        self._until_next_look = 0
         self._writers: set[str] = set()
         self.handlers["update_data"] = self._update_data_in_thread
         self._spills_at = limit * manager.memory_spill_fraction if limit and manager.memory_spill_fraction else inf
@@ -88,6 +93,7 @@ class Worker(distributed.Worker):
         state = self.state.tasks[key]
         spec, annotations = state.run_spec, state.annotations or {}
         assert spec is not None
+        self._keep_what_is_needed_soon()
         held = await self._held([each.key for each in state.dependencies])
         values = await self._bring(held)
         arrays, containers = holds(spec)
@@ -142,6 +148,17 @@ class Worker(distributed.Worker):
         await self._enter(data)
         return self.update_data(data, **options)
 
+    def _keep_what_is_needed_soon(self) -> None:
+        """What the next tasks take, which are ready, is not evicted. To find them takes time: not for each task."""
+        if not self._values.is_filling:
+            return
+        self._until_next_look -= 1
+        if self._until_next_look < 0:
+            self._until_next_look = _SOON // 4
+            self._soon = list(self.state.ready.peekn(_SOON))
+        following = [task for task in self._soon if task.state == "ready"]
+        self._values.keep(dict.fromkeys([each.key for task in following for each in task.dependencies]))
+
     # In threads
 
     def _bring_next(self) -> None:
@@ -184,7 +201,7 @@ class Worker(distributed.Worker):
             for key in list(rest):
                 try:
                     if task is None:
-                        entered = self._values.enter(key, rest[key], waits=waits)
+                        entered = self._values.enter(key, rest[key], cost, waits=waits)
                     else:
                         recipe, arguments = recipe_of(task, held, self._writers, partial(self._outside, key))
                         entered = self._values.enter_made(key, rest[key], recipe, arguments, cost, waits=waits)

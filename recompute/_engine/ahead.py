@@ -63,6 +63,12 @@ class Ahead:
         if self._signals is not None and not self.is_here:
             self._signals.wait()
 
+    def end(self) -> None:
+        """The thread ends, until the program has to wait again."""
+        signals, self._signals = self._signals, None
+        if signals is not None:
+            signals.end()
+
     def after_fork(self) -> None:
         """The thread is not in the child."""
         self._signals = None
@@ -139,8 +145,9 @@ class _Signals:
 
     def end(self) -> None:
         """The thread ends as soon as it is not in the middle of something."""
-        self.over = True
-        self.ask()
+        if not self.over:  # else there may be nobody to look
+            self.over = True
+            self.ask()
 
 
 _all: Final[WeakSet[_Signals]] = WeakSet()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ RUNS: list[Any] = []
 
 
 def constant(number: int) -> Any:
-    RUNS.append(threading.current_thread())
+    RUNS.append(threading.get_ident())
     return np.full(CHUNK // 8, float(number))
 
 
@@ -140,7 +141,7 @@ async def test_what_was_sent_moves_to_the_disk(client: Any, scheduler: Any, *wor
     writers, write = set(), store.write
 
     def noted(disk: Any, parts: Any, nbytes: int) -> Any:
-        writers.add(threading.current_thread())
+        writers.add(threading.get_ident())
         return write(disk, parts, nbytes)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -150,7 +151,7 @@ async def test_what_was_sent_moves_to_the_disk(client: Any, scheduler: Any, *wor
         np.testing.assert_array_equal(value, found)
     assert all(worker.data.cache.stats().tiers[0].moves > 0 for worker in workers)
     assert all(worker.data.spilled_total.disk > 0 for worker in workers)
-    assert threading.current_thread() not in writers
+    assert threading.get_ident() not in writers
     await check_books(scheduler, *workers)
 
 
@@ -180,7 +181,7 @@ async def test_nothing_runs_on_the_event_loop(client: Any, scheduler: Any, *work
         worker.data.cache.release_memory()
     assert [array[0] for array in await client.gather(futures)] == list(range(6))
     assert len(RUNS) > 12
-    assert threading.current_thread() not in RUNS
+    assert threading.get_ident() not in RUNS
 
 
 class Seen:
@@ -190,7 +191,7 @@ class Seen:
         self.parts = [[float(number)] for number in range(20_000)]
 
     def __reduce__(self) -> Any:
-        COPIED.append(threading.current_thread())
+        COPIED.append(threading.get_ident())
         return Seen, ()
 
 
@@ -200,18 +201,18 @@ COPIED: list[Any] = []
 @small_cluster(config={**MEMORY, "distributed.worker.memory.rebalance.sender-min": 0.0})
 async def test_nothing_is_read_or_written_on_the_event_loop(client: Any, scheduler: Any, *workers: Any) -> None:
     """Whatever Dask does with values: runs tasks, sends, gets, replicates, rebalances, releases, retires, spills."""
-    loop = threading.current_thread()
+    loop = threading.get_ident()
     store, moving, written, read = type(rc.Disk().open()), set(), [0], [0]
     write, read_from = store.write, store.read
     RUNS.clear()
 
     def noted(disk: Any, parts: Any, nbytes: int) -> Any:
-        moving.add(threading.current_thread())
+        moving.add(threading.get_ident())
         written[0] += 1
         return write(disk, parts, nbytes)
 
     def noted_read(disk: Any, where: Any) -> Any:
-        moving.add(threading.current_thread())
+        moving.add(threading.get_ident())
         read[0] += 1
         return read_from(disk, where)
 
@@ -249,7 +250,7 @@ async def test_nothing_large_is_copied_on_the_event_loop(client: Any, scheduler:
     lengths = [client.submit(lambda one: len(one.parts), seen, pure=False) for _ in range(3)]
     assert await client.gather(lengths) == [20_000] * 3
     assert len(COPIED) > 0
-    assert threading.current_thread() not in COPIED
+    assert threading.get_ident() not in COPIED
 
 
 @small_cluster()
@@ -397,6 +398,35 @@ async def test_what_the_next_task_takes_comes_back_meanwhile(client: Any, schedu
     worker.data.cache.release_memory()
     waiting = [dask.delayed(until_made_again)(each) for each in (one, other)]
     assert await client.gather(client.compute(waiting, optimize_graph=False)) == [True, True]
+
+
+@small_cluster(nthreads=[("127.0.0.1", 1)], worker_kwargs={"memory_limit": 400 * CHUNK})
+async def test_what_is_needed_soon_stays_in_memory(client: Any, scheduler: Any, worker: Any) -> None:
+    """By the tasks that are ready: more comes back from memory than if what was used longest ago were evicted."""
+    STARTED.clear()
+    GO_ON.clear()
+    with dask.annotate(recompute=False):
+        values = client.map(lambda number: np.full(CHUNK // 8, float(number)), range(80), pure=False)
+    await wait(values)
+    blocking = client.submit(blocked, pure=False)
+    await asyncio.to_thread(STARTED.wait, 30)
+    order = random.Random(1).choices(range(80), k=200)
+    looks = [client.submit(lambda array: array[0], values[number], pure=False) for number in order]
+    while len(worker.state.ready) < len(looks):
+        await client.run(os.getpid)  # meanwhile they arrive
+    before = worker.data.cache.stats().tiers[0].read
+    GO_ON.set()
+    assert await client.gather(looks) == order
+    longest_ago: dict[int, None] = {}
+    misses = 0
+    for number in order:
+        misses += number not in longest_ago
+        longest_ago.pop(number, None)
+        longest_ago[number] = None
+        if len(longest_ago) > 20:
+            del longest_ago[next(iter(longest_ago))]
+    assert worker.data.cache.stats().tiers[0].read - before < 0.9 * misses * CHUNK
+    del blocking
 
 
 @small_cluster(config=NO_DISK, nthreads=[("127.0.0.1", 1)])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import recompute as rc
+from recompute import extend
 from recompute.testing import check_invariants
 
 ROWS = 5_000
@@ -122,3 +123,21 @@ def test_the_thread_ends_with_its_cache(tmp_path: Path) -> None:
     assert signals.over
     signals.wait()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_its_thread_can_be_ended_before_the_cache(tmp_path: Path) -> None:
+    """Then nobody waits for it; it begins anew when the program has to wait again."""
+    with rc.Cache(32 * SIZE, tiers=rc.Disk(folder=tmp_path, ahead=True), foresight=False) as cache:
+        made = [filled(number) for number in range(32)]
+        ahead, pool = cache.engine.moving.ahead, cache.engine.memory.pool("cpu")
+        assert ahead is not None
+        for _ in range(2):
+            ahead.waited(pool, SIZE)
+            signals = ahead._signals
+            assert signals is not None
+            check_invariants(cache, made)
+            extend.end_ahead(cache)
+            signals.end()  # as at the end of the process
+            signals.wait()
+            assert signals._done == signals._times
+        assert [each.get()[0] for each in made] == list(range(32))
