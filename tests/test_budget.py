@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from math import inf, nan
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from recompute import extend
 from recompute._budget import format_bytes, parse_budget
 from recompute.testing import EventLog, check_invariants
 from recompute.testing._vectors import vector
@@ -294,3 +296,34 @@ def test_room_for_a_result_is_made_after_the_arguments_came_back() -> None:
         assert rc.ap(lambda payload: vector(4), third, nbytes=8).get() == vector(4)
         assert cache.stats().peak <= 24
         check_invariants(cache, [first, second, third])
+
+
+def test_a_lenient_cache_does_not_collect_cycles() -> None:
+    """Nothing fails there for want of room, and a collection stops all threads: a worker would do it all the time."""
+    collections: list[str] = []
+
+    class Block:
+        def __init__(self) -> None:
+            self.parts = bytes(1000)
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collections.append(phase)
+
+    with rc.Cache(4 * 1000) as cache:
+        extend.be_lenient(cache)
+        values = [rc.ap(Block) for _ in range(2)]
+        held = [value.get() for value in values]
+        for value in values:
+            value.evict()
+        assert cache.stats().held > 2000
+        gc.disable()
+        gc.callbacks.append(note)
+        try:
+            pinned = [rc.ap(Block).pin() for _ in range(5)]
+        finally:
+            gc.callbacks.remove(note)
+            gc.enable()
+        assert collections == []
+        assert [value.get().parts for value in pinned] == [bytes(1000)] * 5
+        assert cache.stats().overshoot > 0
+        assert len(held) == 2

@@ -44,6 +44,13 @@ logger = logging.getLogger(__name__)
 _given: ContextVar[dict[Any, Any] | None] = ContextVar("recompute_dask_given", default=None)
 
 
+Outside = tuple[Any, Future[None]]
+"""A value, and what ends when it is held."""
+
+_DONE: Final[Future[None]] = Future()
+_DONE.set_result(None)
+
+
 class Values(MutableMapping[Any, Any]):
     """Keys and values of one worker, within a budget of bytes.
 
@@ -61,9 +68,10 @@ class Values(MutableMapping[Any, Any]):
         self._released = extend.released_sources(self.cache)
         self._budget = inf
         self._held: dict[Any, Held | None] = {}
-        """None: it is arriving."""
+        """None: it is outside of the cache."""
         self._entered: dict[Any, tuple[Any, Held]] = {}
-        self._arriving: dict[Any, tuple[Any, Future[None]]] = {}
+        self._outside: dict[Any, Outside] = {}
+        """Of the cache: it is arriving, or cannot be kept."""
         self._lock = Lock()
         """Of what has arrived, or is released meanwhile."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recompute-arrivals")
@@ -77,26 +85,33 @@ class Values(MutableMapping[Any, Any]):
             if isinstance(value, _Lost):
                 raise value.error
             return value
-        arriving = self._arriving.get(key)
-        if arriving is not None:
-            return arriving[0]
+        outside = self._outside.get(key)
+        if outside is not None:
+            return outside[0]
         held = self._held[key]
         assert held is not None
         return held.get()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         entered = self._entered.pop(key, None)
-        held = entered[1] if entered is not None and entered[0] is value else self._source(value, waits=False)
-        self._held[key] = held
+        if entered is not None and entered[0] is value:
+            self._held[key] = entered[1]
+            return
+        try:
+            self._held[key] = held = self._source(value, waits=False)
+        except TypeError:  # it can be read only once, by whoever is the first, as on Dask's own workers
+            self._held[key] = None
+            self._outside[key] = value, _DONE
+            return
         if held is None:
-            arriving: tuple[Any, Future[None]] = (value, Future())
-            self._arriving[key] = arriving
+            arriving: Outside = (value, Future())
+            self._outside[key] = arriving
             self._thread.submit(self._arrive, key, arriving)
 
     def __delitem__(self, key: Any) -> None:
         with self._lock:
             del self._held[key]
-            self._arriving.pop(key, None)
+            self._outside.pop(key, None)
 
     def __contains__(self, key: Any) -> bool:
         return key in self._held
@@ -107,16 +122,16 @@ class Values(MutableMapping[Any, Any]):
     def __len__(self) -> int:
         return len(self._held)
 
-    def _arrive(self, key: Any, arriving: tuple[Any, Future[None]]) -> None:
+    def _arrive(self, key: Any, arriving: Outside) -> None:
         """Have a value that had to wait until there was room; unless it was released meanwhile."""
         value, done = arriving
         try:
-            if self._arriving.get(key) is arriving:
+            if self._outside.get(key) is arriving:
                 held = self._source(value, waits=True)
                 with self._lock:
-                    if self._arriving.get(key) is arriving:
+                    if self._outside.get(key) is arriving:
                         self._held[key] = held
-                        del self._arriving[key]
+                        del self._outside[key]
         except Exception:  # of an adapter: then it stays as it is
             logger.warning("%r is in memory, and not counted", key, exc_info=True)
         finally:
@@ -126,7 +141,7 @@ class Values(MutableMapping[Any, Any]):
 
     def arriving(self, keys: Iterable[Any]) -> list[Future[None]]:
         """What ends when these keys have values that are held."""
-        return [self._arriving[key][1] for key in keys if key in self._arriving]
+        return [self._outside[key][1] for key in keys if key in self._outside]
 
     def held(self, keys: Iterable[Any]) -> dict[Any, Held]:
         """The values of these keys, as far as there are any: they stay known as long as somebody has them."""

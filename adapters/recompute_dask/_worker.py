@@ -205,7 +205,9 @@ class Worker(distributed.Worker):
                     else:
                         recipe, arguments = recipe_of(task, held, self._writers, partial(self._outside, key))
                         entered = self._values.enter_made(key, rest[key], recipe, arguments, cost, waits=waits)
-                except Exception:  # it will be stored as what it is
+                except TypeError:  # it can be read only once: it will be stored as what it is
+                    logger.debug("The result of %r stays outside of the cache", key, exc_info=True)
+                except Exception:
                     logger.warning("The result of %r cannot be computed again", key, exc_info=True)
                 if not entered:
                     return False

@@ -151,7 +151,7 @@ class Engine:
             if self.pressed is not None:
                 self.pressed()
             if not found and not self.finalizer.queue and not self._retry_moving(pool):
-                if (pool.held or self.results.fragile) and not collected:
+                if (pool.held or self.results.fragile) and not collected and not self.memory.lenient:
                     destroyed.see_to_all(self)
                     collect()  # what was in a cycle may be held by nobody
                     collected = True

@@ -494,6 +494,19 @@ async def test_values_of_all_kinds_and_sizes(client: Any, scheduler: Any, *worke
     await check_books(scheduler, *workers)
 
 
+@small_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_what_can_be_read_once_is_read_once(client: Any, scheduler: Any, worker: Any) -> None:
+    """As on Dask's own workers: an iterator stays as it is, for the first task that takes it, and is released."""
+    iterator = client.submit(lambda: (number * number for number in range(4)), pure=False)
+    first = await client.submit(list, iterator, pure=False)
+    assert first == [0, 1, 4, 9]
+    assert await client.submit(list, iterator, pure=False) == []
+    del iterator
+    while any("lambda" in key for key in worker.data):
+        await client.run(os.getpid)  # meanwhile it is told
+    assert worker.data._outside == {}
+
+
 @small_cluster()
 async def test_arguments_that_exceed_the_memory(client: Any, scheduler: Any, *workers: Any) -> None:
     """As on Dask's own workers, a task gets them all the same."""
