@@ -302,3 +302,18 @@ def test_arguments_that_can_never_fit_are_not_tried() -> None:
         assert evicted
         assert (after.rematerializations, after.evictions) == (before.rematerializations, before.evictions)
         assert all(part.get() == bytes(1000) for part in parts)
+
+
+@pytest.mark.parametrize("nest", [lambda inner: [inner], lambda inner: {"a": inner, "b": inner}])
+def test_values_that_are_nested_deeply(nest: Callable[[Any], Any]) -> None:
+    """What decides the sizes of results is found without going into all of a value."""
+    value: Any = 1
+    for _ in range(10_000):
+        value = nest(value)
+    with rc.Cache() as cache:
+        held = rc.ap(lambda: value, nbytes=8)
+        assert rc.ap(len, held).get() == len(value)
+        assert rc.ap(lambda value: value, value=held, nbytes=8).get() is value
+        check_invariants(cache, [held])
+    while value != 1:  # or its destructor would go as deep
+        value = value[0] if isinstance(value, list) else value["a"]

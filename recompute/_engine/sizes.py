@@ -85,14 +85,25 @@ class LearntSizes:
 _NESTED: Final = frozenset({list, tuple, dict})
 _NUMBERS: Final = frozenset({int, float, complex})
 _FEW: Final = 64  # of a longer container the length has to do
+_PARTS: Final = 512  # of containers within each other that have more parts, too, and of those that are
+_DEEP: Final = 16  # nested deeper
 _ROUGH: Final = "rough"
 
 
 def _nested(payload: Any, *, exact: bool = True) -> Hashable:
     """What decides the size of a result made from a payload: for a short container that of its parts."""
+    return _part(payload, exact, [_PARTS], _DEEP)
+
+
+def _part(payload: Any, exact: bool, left: list[int], depth: int) -> Hashable:
+    """The same of a part. `left`: how many more parts are looked at."""
     cls: type = type(payload)
-    if cls in _NESTED and len(payload) <= _FEW:
-        return cls, *(_nested(part, exact=exact) for part in (payload.items() if cls is dict else payload))
+    if cls in _NESTED:
+        left[0] -= len(payload)
+        if len(payload) > _FEW or left[0] < 0 or not depth:
+            return cls, len(payload)
+        parts = payload.items() if cls is dict else payload
+        return cls, *(_part(part, exact, left, depth - 1) for part in parts)
     if cls in _NUMBERS and not exact:
         return cls
     return payload if kinds[cls].signature is None else _signed(payload)
