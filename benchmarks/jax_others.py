@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -54,12 +55,14 @@ class Line:
     compile_seconds: float
     share: float
     budget: int
-    compiled: int
-    overhead: float
     planning_seconds: float
-    planned_compile_seconds: float
-    difference: float
     where: str
+    """The array that differs most, or what the error says."""
+    compiled: int = 0
+    """Bytes; 0: nothing fits."""
+    overhead: float = 0.0
+    planned_compile_seconds: float = 0.0
+    difference: float = float("inf")
 
     @property
     def is_right(self) -> bool:
@@ -76,6 +79,7 @@ def measure(program: Program) -> list[Line]:
     plain = compiled.memory_analysis().temp_size_in_bytes
     equations = _size(jax.make_jaxpr(fn, static_argnums=options.get("static_argnums", ()))(*args))
     expected = jitted(*map(_copied, args))
+    line = partial(Line, program.name, program.what, equations, plain, took)
     found = []
     for share in program.shares:
         planned = remat(fn, share, **options)
@@ -84,23 +88,7 @@ def measure(program: Program) -> list[Line]:
             plan = planned.plan(*args)
         except rc.BudgetError as error:
             say(f"  {program.name} at {share:.0%}: {error}")
-            found.append(
-                Line(
-                    program.name,
-                    program.what,
-                    equations,
-                    plain,
-                    took,
-                    share,
-                    int(share * plain),
-                    0,
-                    0.0,
-                    perf_counter() - started,
-                    0.0,
-                    float("inf"),
-                    str(error),
-                )
-            )
+            found.append(line(share, int(share * plain), planning_seconds=perf_counter() - started, where=str(error)))
             continue
         planning = perf_counter() - started
         started = perf_counter()
@@ -108,23 +96,7 @@ def measure(program: Program) -> list[Line]:
         compiling = perf_counter() - started
         size = again.memory_analysis().temp_size_in_bytes
         difference, where = compared(expected, planned(*map(_copied, args)))
-        found.append(
-            Line(
-                program.name,
-                program.what,
-                equations,
-                plain,
-                took,
-                share,
-                plan.budget,
-                size,
-                plan.overhead,
-                planning,
-                compiling,
-                difference,
-                where,
-            )
-        )
+        found.append(line(share, plan.budget, planning, where, size, plan.overhead, compiling, difference))
         say(
             f"  {program.name} at {share:.0%}: {size:,} of {plan.budget:,} bytes, overhead {plan.overhead:.3f}, "
             f"planned in {planning:.1f} s, compiled in {took:.1f} s, difference {difference:.1e} {where}"
@@ -158,21 +130,22 @@ def _floats(tree: Any) -> list[Any]:
 
 
 def zero_gradients() -> list[list[str]]:
-    """The gradients of an nnx transformer that are all rounding: with jit, without jit, and planned."""
+    """The gradients of an nnx transformer that are all rounding: in float64, with jit, without jit, and planned."""
     program = PROGRAMS["nnx transformer"]()
     trees = [
         jax.jit(program.fn)(*program.args),
         program.fn(*program.args),
         remat(program.fn, program.shares[0])(*program.args),
     ]
-    whole = max(float(np.abs(each).max()) for each in jax.tree.leaves(trees[0]))
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda each: each.astype("float64") if each.dtype == "float32" else each, program.args)
+        exact = jax.tree.leaves(jax.jit(program.fn)(*wide))
+    whole = max(float(np.abs(each).max()) for each in exact)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(trees[0])]
     lines = []
-    for path, plain, eager, planned in zip(paths, *map(jax.tree.leaves, trees), strict=True):
-        largest = float(np.abs(plain).max())
-        if largest < SMALL * whole:
-            apart = [f"{float(np.abs(plain - other).max()) / largest:.1e}" for other in (eager, planned)]
-            lines.append([path, f"{largest:.1e}", f"{largest / whole:.1e}", *apart])
+    for path, true, *found in zip(paths, exact, *map(jax.tree.leaves, trees), strict=True):
+        if float(np.abs(true).max()) < SMALL * whole:
+            lines.append([path, *(f"{float(np.abs(each).max()) / whole:.0e}" for each in (true, *found))])
     return lines
 
 
@@ -264,7 +237,7 @@ def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: l
         text += (
             "\n\n## Gradients that are zero\n\n"
             + ZEROS
-            + markdown(["leaf", "float64", "plain", "planned", "plain, of the largest gradient"], zeros)
+            + markdown(["leaf", "in float64", "jax.jit", "without jit", "planned"], zeros)
         )
     if cache:
         text += (
@@ -276,9 +249,10 @@ def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: l
 
 
 ZEROS: Final = """Adding the same number to all scores of a softmax changes nothing, so the gradient with respect to
-the bias of the keys of an attention layer is zero. In float32 it is what rounding leaves, and that differs with the
-order of sums: between `jax.jit` and JAX without jit as much as between `jax.jit` and a plan. The table has every leaf
-of the transformer's gradient that is below 1e-6 of the largest, and differences as shares of its own size.
+the bias of the keys of an attention layer is zero. In float32 it is what rounding leaves, and that depends on the order
+of sums: `jax.jit`, JAX without jit and a plan each leave something else, of the same size. In float64 nothing of that
+size is left. The table has every leaf of the transformer's gradient that is below 1e-6 of the largest in float64; its
+figures are the largest elements, divided by that of the whole gradient.
 
 """
 CACHE: Final = """With `jax_compilation_cache_dir` set, two processes that run the same program, one after the other.

@@ -18,8 +18,8 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import flops, subjaxprs  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.candidates import Candidates  # noqa: E402  # after importorskip
 from recompute_jax._remat.compile import Argument, Compilations  # noqa: E402  # after importorskip
+from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
 from recompute_jax._remat.ladder import Ladder  # noqa: E402  # after importorskip
 from recompute_jax._remat.report import Trial  # noqa: E402  # after importorskip
 
@@ -82,7 +82,7 @@ def test_plans_of_the_series_are_worth_their_bytes(kinds: str) -> None:
     """By rising cost, each plan for little memory dearer than the others, and each needs less than the one before."""
     args = jnp.eye(16) * 0.9, jnp.ones((128, 16))
     flat = flatten(jax.make_jaxpr(sequence(kinds))(*args), inline_custom=False)
-    ladder = Ladder(Candidates(flat, kinds, "branch", 0, None), 0.02, len(flat.equations))
+    ladder = Ladder(candidates_of(flat, kinds, "branch", 0, None), 0.02, len(flat.equations))
     plans = [*ladder.common, *ladder.scarce]
     assert plans[0].overhead == 1
     assert all(one.overhead < two.overhead for one, two in pairwise(plans))

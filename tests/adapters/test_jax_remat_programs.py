@@ -22,7 +22,7 @@ from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 from recompute_jax._emit.gates import GATES  # noqa: E402  # after importorskip
 from recompute_jax._emit.regions import regions  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.candidates import Candidates  # noqa: E402  # after importorskip
+from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
 from recompute_jax._remat.recipe import Recipe, follow  # noqa: E402  # after importorskip
 
 
@@ -32,7 +32,7 @@ def test_values_are_those_of_jit(case: Any, share: float, gate: Any, length: int
     """Under any plan between the least memory and all of it, in regions of any length, the values stay."""
     fn, args = case
     flat = flatten(jax.make_jaxpr(fn)(*args), inline_custom=False)
-    candidates = Candidates(flat, "generated", gate, 0, None)
+    candidates = candidates_of(flat, "generated", gate, 0, None)
     least = planners.least(candidates.plain.program)
     try:
         candidate = candidates.candidate(int(least + share * (candidates.predicted - least)), 0.05)

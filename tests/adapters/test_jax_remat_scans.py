@@ -20,7 +20,7 @@ from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import nbytes  # noqa: E402  # after importorskip
 from recompute_jax._program.fusion import kind  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.candidates import Candidates  # noqa: E402  # after importorskip
+from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
 from recompute_jax._scans.blocks import Shape, shape  # noqa: E402  # after importorskip
 from recompute_jax._scans.body import Body  # noqa: E402  # after importorskip
 from recompute_jax._scans.cut import choices  # noqa: E402  # after importorskip
@@ -298,7 +298,7 @@ def test_what_runs_again_in_bodies_is_counted() -> None:
     w, x = jnp.eye(32) * 0.9, jnp.ones((128, 32))
 
     def again(function: Any, *args: Any) -> float:
-        candidates = Candidates(flat_of(function, args), "loop", "branch", 0, None)
+        candidates = candidates_of(flat_of(function, args), "loop", "branch", 0, None)
         return (candidates.least(0.2).overhead - 1) * candidates.plain.program.model_time
 
     once = again(lambda w: lax.while_loop(lambda w: w[0, 0] > 0, lambda w: update(w, x), w), w)

@@ -84,7 +84,7 @@ def test_a_plan_of_another_program_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="another program"):
         remat(lambda w, x: function(w, jnp.sin(x)), plan=plan)(w, x)
     path = tmp_path / "other.json"
-    for text in ("no plan", "{}", "[]", '{"recompute remat plan": 2}', '{"recompute remat plan": 1, "recipe": 3}'):
+    for text in ("no plan", "{}", "[]", '{"recompute remat plan": 1}', '{"recompute remat plan": 2, "recipe": 3}'):
         path.write_text(text)
         with pytest.raises(PlanError, match=r"other\.json is not a file"):
             remat(function, plan=path)

@@ -52,21 +52,28 @@ class Branch:
 
     def needs(self, wanted: Iterable[Atom], given: Collection[Var], last: int) -> Needs:
         """What these values need, if some are `given`, of the conditionals up to the `last`. O(equations)."""
-        missing = {each for each in wanted if isinstance(each, Var)}
-        read = missing.intersection(given)
-        missing -= read
+        missing: dict[Var, None] = {}  # in an order that is the same in every process
+        read: set[Var] = set()
+
+        def ask(atoms: Iterable[Atom]) -> None:
+            for each in atoms:
+                if isinstance(each, Var) and each in given:
+                    read.add(each)
+                elif isinstance(each, Var):
+                    missing[each] = None
+
+        ask(wanted)
         found: list[JaxprEqn] = []
         for own in reversed(self.equations[: last + 1]):
             for eqn in reversed(own):
-                if missing.isdisjoint(eqn.outvars):
+                if missing.keys().isdisjoint(eqn.outvars):
                     continue
                 found.append(eqn)
-                missing.difference_update(eqn.outvars)
-                operands = {each for each in eqn.invars if isinstance(each, Var)}
-                read |= operands.intersection(given)
-                missing |= operands.difference(given)
+                for var in eqn.outvars:
+                    missing.pop(var, None)
+                ask(eqn.invars)
         ordered = tuple([var for var in self.values if var in read])
-        outside = tuple(sorted(missing.difference(self.consts), key=id))
+        outside = tuple([var for var in missing if var not in self.consts])
         return Needs(tuple(reversed(found)), ordered, outside)
 
 

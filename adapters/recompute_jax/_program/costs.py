@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from recompute_jax._program.weakly import weakly_cached
+
 CHEAP: Final = frozenset(
     "abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp complex conj convert_element_type copy "
     "copy_p eq expand_dims floor ge gt imag integer_pow iota is_finite le lt max min mul ne neg not or pad real "
@@ -93,6 +95,7 @@ def flops(eqn: JaxprEqn) -> float:
     return made * _DEAR_FLOPS if name in DEAR else made
 
 
+@weakly_cached
 def _flops(jaxpr: Jaxpr) -> float:
     return float(sum(map(flops, jaxpr.eqns)))
 

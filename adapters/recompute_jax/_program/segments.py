@@ -7,11 +7,11 @@ of it. The library's planners see the segments as operations and the values betw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from recompute import planners
 from recompute.traces import Program
@@ -19,9 +19,11 @@ from recompute_jax._program.costs import REDUCTIONS, VIEWS, flops, nbytes, subja
 from recompute_jax._program.fusion import kind
 from recompute_jax._program.jaxpr import Flat, effects, flatten
 from recompute_jax._program.text import short
+from recompute_jax._program.weakly import weakly_cached
 
 _NEVER: Final = 1e9  # times the cost of what has effects: no plan repeats it
-_INSIDE: Final = frozenset(("scan", "while", "cond"))
+INSIDE: Final = frozenset(("scan", "while", "cond"))
+"""Loops and conditionals: memory is in use within them."""
 _SUMS: Final = frozenset(("add", "add_any", "sub"))
 _CHAIN: Final = 16  # fused equations that XLA computes again for each of several users
 
@@ -210,10 +212,23 @@ def _alive(equations: Sequence[JaxprEqn], maker: dict[Var, int], wanted: Sequenc
 
 def inside(eqn: JaxprEqn) -> int:
     """Bytes in use at the worst moment inside of a loop or a conditional, about."""
-    if eqn.primitive.name not in _INSIDE:
+    if eqn.primitive.name not in INSIDE:
         return 0
-    bodies = [each if isinstance(each, ClosedJaxpr) else ClosedJaxpr(each, ()) for each in subjaxprs(eqn)]
-    return max(peak(segment(flatten(each, inline_custom=False), "body")) for each in bodies)
+    return max(map(_needed, subjaxprs(eqn)))
+
+
+@weakly_cached
+def _needed(jaxpr: Jaxpr) -> int:
+    return peak(segment(flatten(ClosedJaxpr(jaxpr, [object() for _ in jaxpr.constvars]), inline_custom=False), "body"))
+
+
+def nesting(equations: Iterable[JaxprEqn]) -> int:
+    """How deep loops and conditionals are in each other. O(equations)."""
+    depth = 0
+    for eqn in equations:
+        inner = max([nesting(jaxpr.eqns) for jaxpr in subjaxprs(eqn)], default=0)
+        depth = max(depth, inner + (eqn.primitive.name in INSIDE))
+    return depth
 
 
 def peak(segments: Segments) -> int:

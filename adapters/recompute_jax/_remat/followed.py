@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from jax.extend.core import ClosedJaxpr
 
@@ -12,6 +13,7 @@ from recompute_jax._program.fingerprint import fingerprint
 from recompute_jax._program.jaxpr import flatten
 from recompute_jax._program.segments import segment
 from recompute_jax._remat.compile import Argument, Compilations
+from recompute_jax._remat.figures import Figures
 from recompute_jax._remat.options import Options
 from recompute_jax._remat.planned import Planned
 from recompute_jax._remat.recipe import follow
@@ -48,24 +50,16 @@ def follow_saved(
                 f"{name}: the plan was made with {saved.made_with}; with {now} it needs {compiled:,} bytes, more than "
                 f"its budget of {saved.budget:,}: plan again with remat(fn, budget)"
             )
+    figures = {each.name: getattr(saved, each.name) for each in fields(Figures)} | {"compiled": compiled}
     report = RematPlan(
-        name=saved.name,
-        budget=saved.budget,
-        share=saved.share,
-        baseline=saved.baseline,
-        predicted=saved.predicted,
-        compiled=compiled,
-        flops=saved.flops,
+        **figures,
         kept=kept,
         recomputed=recomputed,
         trials=tuple(compilations.trials),
         seconds=sum(each.seconds for each in compilations.trials),
         program=segments.program,
         saved=saved,
-        extra_flops=saved.extra_flops,
-        overhead=saved.overhead,
         gate=recipe.gate if recipe and len(recipe.regions) > 1 else None,
         regions=len(recipe.regions) if recipe else 0,
-        loops=saved.loops,
     )
     return Planned(report, None, ()) if followed is None else Planned(report, followed.emitted, followed.constants)

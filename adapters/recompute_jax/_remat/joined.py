@@ -14,7 +14,7 @@ from recompute_jax._branches.rewrite import Choice, joined
 from recompute_jax._emit.gates import Gate
 from recompute_jax._emit.regions import LENGTH
 from recompute_jax._program.jaxpr import Flat
-from recompute_jax._program.segments import Segment
+from recompute_jax._program.segments import Segment, nesting
 from recompute_jax._remat.candidates import AnyCandidates, Candidate, Candidates
 
 _NOTICED: Final = 0.05  # of the budget: groups that hand on less are left as they are
@@ -29,10 +29,15 @@ def candidates_of(
     seed: int,
     price: Callable[[Segment], float] | None,
     offload: bool = False,
+    depth: int | None = None,
 ) -> AnyCandidates:
-    """What makes candidates of one function."""
-    made = partial(candidates_of, name=name, gate=gate, seed=seed, price=price)
-    alone = Candidates(flat, name, gate, seed, price, made, offload)
+    """What makes candidates of one function.
+
+    `depth`: of the loops in it that may be changed. Loops that changing others made are not changed again.
+    """
+    depth = nesting(flat.equations) if depth is None else depth
+    made = partial(candidates_of, name=name, gate=gate, seed=seed, price=price, depth=max(0, depth - 1))
+    alone = Candidates(flat, name, gate, seed, price, made, offload, depth > 0)
     groups = groups_of(flat)
     return JoinedCandidates(alone, groups) if groups else alone
 
@@ -86,10 +91,11 @@ class JoinedCandidates:
             yield self._of(each, choice)
 
     def uniform(self, effort: float) -> Iterator[Candidate]:
-        """With each step of a loop run again by itself."""
+        """With each step of a loop, and each branch, run again by itself."""
         yield from self._alone.uniform(effort / 2)
         choice = self._nothing()
-        for each in self._joined(choice).uniform(effort / 2):
+        joined = self._joined(choice)
+        for each in (joined.as_it_is(), *joined.uniform(effort / 2)):
             yield self._of(each, choice)
 
     def _choices(self, given: int, effort: float) -> list[Choice]:
@@ -118,7 +124,7 @@ class JoinedCandidates:
             alone = self._alone
             flat = joined(self.flat, choice)
             self._known[choice] = Candidates(
-                flat, alone.name, alone.gate, alone.seed, alone.price, alone.of_body, alone.offload
+                flat, alone.name, alone.gate, alone.seed, alone.price, alone.of_body, alone.offload, alone.loops
             )
         return self._known[choice]
 

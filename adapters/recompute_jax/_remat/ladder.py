@@ -79,10 +79,13 @@ class Ladder:
 def _worth(found: list[Candidate], uniform: list[Candidate]) -> list[Candidate]:
     """By rising cost, those that need less than all that cost less, about."""
     worth: list[Candidate] = []
-    least = float("inf")
+    least = least_uniform = float("inf")
     special = set(map(id, uniform))
     for each in sorted([*found, *uniform], key=lambda each: (each.overhead, each.plan.peak)):
-        if each.plan.peak < (_UNIFORM if id(each) in special else 1.0) * least:
+        needed = each.plan.peak
+        if needed < (min(_UNIFORM * least, least_uniform) if id(each) in special else least):
             worth.append(each)
-            least = min(least, each.plan.peak)
+            least = min(least, needed)
+        if id(each) in special:
+            least_uniform = min(least_uniform, needed)
     return worth

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,6 +20,7 @@ from recompute_jax._program.segments import Segments, segment
 from recompute_jax._scans.blocks import Part, Shape
 from recompute_jax._scans.groups import Mode, groups_of
 from recompute_jax._scans.rewrite import rewrite
+from recompute_jax._scans.split import split
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,15 @@ class Recipe:
     scans: list[list[Any]] = field(default_factory=list)
     """Number of a group's first equation, and its parts: start, stop, levels, numbers of the stacks that are kept."""
     bodies: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    """Number of an equation -> parameter -> for each of its bodies a recipe, or None: as it is."""
+    """Number of an equation, after scans are changed -> parameter -> for each body a recipe, or None: as it is."""
     joined: Choice = ()
     """What the branches of conditionals keep for later ones; the numbers above are those of the function after that."""
     free: list[int] = field(default_factory=list)
     """Numbers of the regions behind no gate."""
     moved: list[int] = field(default_factory=list)
     """Numbers of the segments whose results move to the memory of the host."""
+    split: int | None = None
+    """Which of the ways to have scans within scans in two; None: none. The numbers above are after that, too."""
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Recipe:
@@ -50,7 +53,7 @@ class Recipe:
             at: {name: [each and cls.read(each) for each in found] for name, found in params.items()}
             for at, params in made.bodies.items()
         }
-        return cls(made.gate, made.order, made.regions, made.scans, bodies, made.joined, made.free, made.moved)
+        return replace(made, bodies=bodies)
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,17 @@ def follow(flat: Flat, recipe: Recipe, name: str) -> Followed:
     """The planned equations of the function that the recipe was made for."""
     if recipe.joined:
         flat = joined(flat, recipe.joined)
+    if recipe.split is not None:
+        flat = split(flat, recipe.split).flat
+    constants = tuple(flat.consts)
+    if recipe.scans:
+        flat = flatten(rewrite(flat, _parts(flat, recipe.scans)), inline_custom=False)
+        constants = (*flat.consts, *constants)
     equations = list(flat.equations)
     for at, params in recipe.bodies.items():
         eqn = equations[int(at)]
         equations[int(at)] = eqn.replace(params={**eqn.params, **_bodies(eqn.params, params, name)})
     flat = flat._replace(equations=equations)
-    constants = tuple(flat.consts)
-    if recipe.scans:
-        flat = flatten(rewrite(flat, _parts(flat, recipe.scans)), inline_custom=False)
-        constants = (*flat.consts, *constants)
     segments = with_moves(segment(flat, name), recipe.moved)
     cuts = pairwise(accumulate(recipe.regions, initial=0))
     steps = regions_of(segments, [recipe.order[start:stop] for start, stop in cuts])

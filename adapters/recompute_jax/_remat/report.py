@@ -14,6 +14,7 @@ from recompute.traces import Program
 from recompute_jax._program.segments import Segments
 from recompute_jax._program.text import short as short
 from recompute_jax._program.text import where
+from recompute_jax._remat.figures import Figures
 from recompute_jax._remat.saved import SavedPlan
 
 _LINES: Final = 24
@@ -56,23 +57,10 @@ class Kept:
         return f"{self.type} ({format_bytes(self.nbytes)}) output of {self.made_by}{where}{times}"
 
 
-@dataclass(frozen=True, repr=False)
-class RematPlan:
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RematPlan(Figures):
     """The plan of a function for one signature of its arguments; prints as a report."""
 
-    name: str
-    budget: int
-    """Bytes of compiled temporaries that are allowed."""
-    share: float | None
-    """The budget as a share of `baseline`, if it was given so."""
-    baseline: int | None
-    """Bytes of temporaries of the plain function under jit; None: there was no need to compile it."""
-    predicted: int
-    """Bytes of temporaries by the planner's count."""
-    compiled: int
-    """Bytes of temporaries by XLA's count (`memory_analysis().temp_size_in_bytes`)."""
-    flops: float
-    """Of the function, by its equations."""
     kept: tuple[Kept, ...]
     """Values that are made once and stay for a while, in order of creation."""
     recomputed: tuple[Kept, ...]
@@ -87,14 +75,9 @@ class RematPlan:
     """Bytes are those of each of so many."""
     plan: Plan | None = None
     """The schedule of the segments; None: the function is left as it is, or the plan is from a file."""
-    extra_flops: float = 0.0
-    overhead: float = 1.0
-    """The cost of all runs divided by that of the function as it is."""
     gate: str | None = None
     """None: outside of loops nothing is recomputed."""
     regions: int = 0
-    loops: tuple[str, ...] = ()
-    """What becomes of scans."""
 
     def events(self) -> list[Event]:
         """For `recompute.pictures.residency`. Raises ValueError if nothing is recomputed."""

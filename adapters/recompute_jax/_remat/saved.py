@@ -13,30 +13,21 @@ import jax
 import jaxlib.version
 
 from recompute.planners import PlanError
+from recompute_jax._remat.figures import Figures
 from recompute_jax._remat.recipe import Recipe
 
 _HEADER: Final = "recompute remat plan"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
-@dataclass(frozen=True)
-class SavedPlan:
+@dataclass(frozen=True, kw_only=True)
+class SavedPlan(Figures):
     """What a file says: everything about a plan that is not made anew from the program."""
 
-    name: str
     program: str
     """The fingerprint of the function."""
     made_with: str
     """Versions, platform and options, on which compiled memory depends."""
-    budget: int
-    share: float | None
-    baseline: int | None
-    predicted: int
-    compiled: int
-    flops: float
-    extra_flops: float
-    overhead: float
-    loops: tuple[str, ...]
     recipe: Recipe | None
     """None: the function is left as it is."""
 

@@ -5,38 +5,32 @@ What the planner counts is checked against the compiled program, and the planner
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Final
 
-import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from recompute import BudgetError
 from recompute.extend import format_bytes
-from recompute_jax._emit.gates import Gate
-from recompute_jax._emit.regions import LENGTH, Region, updates_apart
-from recompute_jax._program.costs import nbytes, size_of
+from recompute_jax._emit.regions import LENGTH
+from recompute_jax._program.costs import size_of
 from recompute_jax._program.fingerprint import fingerprint
-from recompute_jax._program.jaxpr import flatten, struct
-from recompute_jax._program.segments import Segments
+from recompute_jax._program.jaxpr import flatten
 from recompute_jax._remat.budget_search import cheapest
 from recompute_jax._remat.candidates import AnyCandidates, Candidate
-from recompute_jax._remat.compile import Argument, Compilations
+from recompute_jax._remat.compile import Argument
 from recompute_jax._remat.joined import candidates_of
 from recompute_jax._remat.ladder import Ladder
 from recompute_jax._remat.options import Options
 from recompute_jax._remat.planned import Planned
-from recompute_jax._remat.recipe import Recipe
-from recompute_jax._remat.report import RematPlan, Trial, describe
+from recompute_jax._remat.report import RematPlan, describe
 from recompute_jax._remat.saved import SavedPlan, made_with
+from recompute_jax._remat.schedule import Schedule, Schedules
 
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
 _SLIGHT: Final = 1.005  # overhead not worth a trial of the other gate
-_QUICK: Final = 1_500  # equations that compile soon enough to be tried in another way, too
 _HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's count is not compiled
-_BODIES: Final = ("bodies of loops and branches are planned, too",)
 _FIRST: Final = 0.02  # effort for any function: some 0.2 seconds
 _EQUATION: Final = 5e-5  # effort for each equation of the function: a part of what XLA takes to compile it
 _SCRAP: Final = 0.002  # effort for bodies that are planned once more
@@ -44,22 +38,6 @@ _EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs
 _STRIDE: Final = 2  # plans that are passed over at once in the search
 _NEAR: Final = 1.3  # times the budget: shorter regions may help
 _SHORT: Final = 4  # segments in a region, when more need too much memory
-
-
-@dataclass(frozen=True)
-class _Schedule:
-    """A candidate that was compiled."""
-
-    trial: Trial
-    candidate: Candidate
-    regions: list[Region]
-    emitted: ClosedJaxpr
-    gate: Gate
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether compiling it takes little."""
-        return size_of(self.emitted.jaxpr) <= _QUICK
 
 
 def make(closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> Planned:
@@ -75,17 +53,10 @@ class _Search:
         self.name = name
         self.options = options
         self.closed = closed
-        self.arguments = arguments
-        self.compilations = Compilations(options.platform)
+        self.schedules = Schedules(closed, options, arguments)
         self.baseline: int | None = None
         shardings = [each.sharding for each in arguments if each.sharding is not None]
         self.devices = max([1, *(each.num_devices for each in shardings)])
-        self.scale = 1.0
-        """What one of several devices has of the bytes of all."""
-        self.donated = sum(
-            nbytes(var.aval) for var, each in zip(closed.jaxpr.invars, arguments, strict=True) if each.donated
-        )
-        """Bytes of arguments."""
         self.effort = 0.0
         """In units of `recompute.planners.plan`."""
         self.looks = options.compilations
@@ -95,7 +66,7 @@ class _Search:
         options = self.options
         if options.budget is None:
             assert options.share is not None
-            self.baseline = self._compile_plain("the plain function", {})
+            self.baseline = self.schedules.plain("the plain function", {})
             budget = int(options.share * self.baseline)
         else:
             budget = options.budget
@@ -108,18 +79,18 @@ class _Search:
             options.offload,
         )
         self.effort = self._effort()
-        segments, predicted = self.candidates.plain, self.candidates.predicted
+        predicted = self.candidates.predicted
         if self.devices > 1:
             if self.baseline is None:
-                self.baseline = self._compile_plain("the plain function", {})
-            self.scale = min(1.0, self.baseline / max(1, predicted))
-            predicted = int(self.scale * predicted)
+                self.baseline = self.schedules.plain("the plain function", {})
+            self.schedules.scale = min(1.0, self.baseline / max(1, predicted))
+            predicted = int(self.schedules.scale * predicted)
         if self.baseline is not None and self.baseline <= budget:
-            return self._as_it_is(segments, budget, predicted, self.baseline)
+            return self._planned(budget, predicted, self.baseline)
         if (options.compiler_options or self.baseline is None) and predicted <= _CLOSE * budget:
-            compiled = self._compile_plain("the plain function, as it will be scheduled", options.compiler_options)
+            compiled = self.schedules.plain("the plain function, as it will be scheduled", options.compiler_options)
             if compiled <= budget:
-                return self._as_it_is(segments, budget, predicted, compiled)
+                return self._planned(budget, predicted, compiled)
         return self._search(budget)
 
     def _search(self, budget: int) -> Planned:
@@ -130,32 +101,33 @@ class _Search:
         if best is None:
             best = self._smallest(ladder, budget)
         if best.trial.compiled > budget:
-            least = min(each.compiled for each in self.compilations.trials)
+            least = min(each.compiled for each in self.schedules.trials)
             raise BudgetError(
                 f"{self.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the least "
                 f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that, or "
                 "let it look longer (compilations=, effort=)" + self._about_donation()
             )
-        return self._planned(best, budget)
+        return self._planned(budget, best.trial.predicted or 0, best.trial.compiled, best)
 
     def _about_donation(self) -> str:
-        if not self.donated:
+        if not self.schedules.donated:
             return ""
         return (
-            f". {format_bytes(self.donated)} of arguments are donated: without donation XLA has temporaries in the "
-            "memory of the results, which are not there yet, so the least is smaller, and all memory together is more"
+            f". {format_bytes(self.schedules.donated)} of arguments are donated: without donation XLA has temporaries "
+            "in the memory of the results, which are not there yet, so the least is smaller, and all memory together "
+            "is more"
         )
 
     def _effort(self) -> float:
         """All of it: it grows with the function, as the time of compiling does."""
         return self.options.effort * (_FIRST + _EQUATION * size_of(self.closed.jaxpr))
 
-    def _of(self, rungs: Sequence[Candidate], budget: int, is_large: bool) -> _Schedule | None:
+    def _of(self, rungs: Sequence[Candidate], budget: int, is_large: bool) -> Schedule | None:
         """The cheapest of these plans that is found to fit."""
-        expected = [self.scale * each.plan.peak * (_EXPECTED if is_large else 1.0) for each in rungs]
+        expected = [self.schedules.scale * each.plan.peak * (_EXPECTED if is_large else 1.0) for each in rungs]
         if not rungs or min(expected) > _HOPELESS * budget:
             return None
-        known: dict[int, _Schedule | None] = {}
+        known: dict[int, Schedule | None] = {}
 
         def fits(number: int) -> bool:
             if number not in known:
@@ -170,14 +142,14 @@ class _Search:
         assert best is not None, "it fits"
         return self._through(rungs[max(0, number - 1)], best, budget)
 
-    def _fitting(self, candidate: Candidate, budget: int) -> _Schedule | None:
+    def _fitting(self, candidate: Candidate, budget: int) -> Schedule | None:
         """The plan in regions that fit, which leave XLA less to order where they must; None: it does not fit."""
         length = LENGTH
         given = candidate.plan.budget
         while self.looks > 0:
             self.looks -= 1
-            what = f"planned for {format_bytes(int(self.scale * given))}"
-            found = self._schedule(candidate, int(self.scale * given), length, what)
+            what = f"planned for {format_bytes(int(self.schedules.scale * given))}"
+            found = self.schedules.compile(candidate, int(self.schedules.scale * given), length, what)
             if found.trial.compiled <= budget:
                 return found
             length = self._shorter(length, found) if found.trial.compiled <= _NEAR * budget else 0
@@ -187,14 +159,16 @@ class _Search:
                 candidate = self.candidates.candidate(given, _SCRAP, None, length)
         return None
 
-    def _smallest(self, ladder: Ladder, budget: int) -> _Schedule:
+    def _smallest(self, ladder: Ladder, budget: int) -> Schedule:
         """The first that fits of some schedules for little memory, or else the one that needs least."""
-        best: _Schedule | None = None
-        gates = [None] if self.options.other is None or not self.donated else [None, self.options.other]
-        for candidate in ladder.little(_HOPELESS * budget / self.scale):
+        best: Schedule | None = None
+        gates = [None] if self.options.other is None or not self.schedules.donated else [None, self.options.other]
+        for candidate in ladder.little(_HOPELESS * budget / self.schedules.scale):
             for gate in gates:  # XLA copies donated arguments that a branch reads: another gate has none
                 what = "a plan for little" + (f", gate {gate}" if gate else "")
-                found = self._schedule(candidate, int(self.scale * candidate.plan.budget), 1, what, gate)
+                found = self.schedules.compile(
+                    candidate, int(self.schedules.scale * candidate.plan.budget), 1, what, gate
+                )
                 if best is None or found.trial.compiled < best.trial.compiled:
                     best = found
                 if best.trial.compiled <= budget:
@@ -202,7 +176,7 @@ class _Search:
         assert best is not None, "there is one at least"
         return best
 
-    def _through(self, cheaper: Candidate, best: _Schedule, budget: int) -> _Schedule:
+    def _through(self, cheaper: Candidate, best: Schedule, budget: int) -> Schedule:
         """The next cheaper plan if it fits behind the other gate, over which XLA fuses; or else `best` behind it."""
         other = self.options.other
         if other is None or best.trial.overhead <= _SLIGHT or not best.is_quick:
@@ -210,148 +184,68 @@ class _Search:
         for candidate in (cheaper, best.candidate):
             if candidate.looped.texts or candidate.length or candidate.is_plain:
                 continue
-            given = int(self.scale * candidate.plan.budget)
-            found = self._schedule(candidate, given, LENGTH, f"planned for {format_bytes(given)}, gate {other}", other)
+            given = int(self.schedules.scale * candidate.plan.budget)
+            found = self.schedules.compile(
+                candidate, given, LENGTH, f"planned for {format_bytes(given)}, gate {other}", other
+            )
             if found.trial.compiled <= budget and (candidate is cheaper or found.trial.flops < best.trial.flops):
                 return found
         return best
 
-    def _shorter(self, length: int, found: _Schedule) -> int:
+    def _shorter(self, length: int, found: Schedule) -> int:
         """Segments in a region, if so many may need too much memory; 0: no fewer are worth another compilation."""
         candidate, is_quick = found.candidate, found.is_quick
-        if (candidate.is_plain and not candidate.length) or found.trial.compiled <= self.scale * candidate.plan.peak:
+        if (
+            candidate.is_plain and not candidate.length
+        ) or found.trial.compiled <= self.schedules.scale * candidate.plan.peak:
             return 0
         if candidate.length:  # bodies are small
             return 1 if length > 1 and is_quick else 0
         for shorter in (_SHORT, 1) if is_quick else (_SHORT,):
-            if shorter < length and len(candidate.regions(int((found.trial.budget or 0) / self.scale), shorter)) > len(
-                found.regions
-            ):
+            if shorter < length and len(
+                candidate.regions(int((found.trial.budget or 0) / self.schedules.scale), shorter)
+            ) > len(found.regions):
                 return shorter
         return 0
 
-    def _schedule(
-        self, candidate: Candidate, given: int, length: int, what: str, gate: Gate | None = None
-    ) -> _Schedule:
-        _check_once(candidate.segments, candidate.sequence)
-        gate = gate or self.options.gate
-        steps = candidate.regions(int(given / self.scale), length)
-        if self.donated and gate == "branch" and len(steps) > 1:
-            steps = updates_apart(candidate.segments, steps)
-        emitted = candidate.emitted(steps, gate)
-        arguments = [*[Argument()] * len(candidate.looped.constants), *self.arguments]
-        what = f"{what}, {len(steps)} regions" if len(steps) > 1 else what
-        predicted = int(self.scale * candidate.plan.peak)
-        options = self.options.compiler_options
-        trial = self.compilations.compile(emitted, arguments, what, options, given, predicted, candidate.overhead)
-        return _Schedule(trial, candidate, steps, emitted, gate)
-
-    def _compile_plain(self, what: str, compiler_options: Mapping[str, Any]) -> int:
-        """Bytes of temporaries of the function as it is."""
-        closed = self.closed
-
-        def run(*sources: Any) -> list[Any]:
-            return list(jaxpr_as_fun(closed)(*sources[len(closed.consts) :]))
-
-        avals = [each.aval for each in (*closed.jaxpr.constvars, *closed.jaxpr.invars)]
-        traced = jax.make_jaxpr(run)(*map(struct, avals))
-        arguments = [*[Argument()] * len(closed.consts), *self.arguments]
-        return self.compilations.compile(traced, arguments, what, compiler_options).compiled
-
-    def _as_it_is(self, segments: Segments, budget: int, predicted: int, compiled: int) -> Planned:
-        kept, recomputed = describe(segments, list(range(len(segments.segments))), self.scale)
-        return Planned(self._report(segments, budget, predicted, compiled, kept, recomputed, None), None, ())
-
-    def _planned(self, best: _Schedule, budget: int) -> Planned:
-        candidate, plain = best.candidate, self.candidates.plain
-        segments = candidate.segments
-        kept, recomputed = describe(segments, candidate.sequence, self.scale)
-        extra = sum(segments.segments[number].flops for number in candidate.sequence) - plain.flops
-        report = self._report(
-            segments,
-            budget,
-            best.trial.predicted or 0,
-            best.trial.compiled,
-            kept,
-            recomputed,
-            candidate.recipe(best.regions, best.gate),
-            flops=plain.flops,
-            extra_flops=extra,
-            gate=best.gate if len(best.regions) > 1 else None,
-            overhead=candidate.overhead,
-            loops=candidate.looped.texts + (_BODIES if candidate.length else ()) + _about_moves(candidate),
-            regions=len(best.regions),
-            plan=candidate.plan,
-        )
-        return Planned(report, best.emitted, candidate.looped.constants)
-
-    def _report(
-        self,
-        segments: Segments,
-        budget: int,
-        predicted: int,
-        compiled: int,
-        kept: Any,
-        recomputed: Any,
-        recipe: Recipe | None,
-        flops: float | None = None,
-        extra_flops: float = 0.0,
-        overhead: float = 1.0,
-        loops: tuple[str, ...] = (),
-        **more: Any,
-    ) -> RematPlan:
-        flops = segments.flops if flops is None else flops
-        saved = SavedPlan(
-            name=self.name,
-            program=fingerprint(self.candidates.flat),
-            made_with=made_with(self.options.platform, self.options.compiler_options),
-            budget=budget,
-            share=self.options.share,
-            baseline=self.baseline,
-            predicted=predicted,
-            compiled=compiled,
-            flops=flops,
-            extra_flops=extra_flops,
-            overhead=overhead,
-            loops=loops,
-            recipe=recipe,
-        )
-        return RematPlan(
-            name=self.name,
-            budget=budget,
-            share=self.options.share,
-            baseline=self.baseline,
-            predicted=predicted,
-            compiled=compiled,
+    def _planned(self, budget: int, predicted: int, compiled: int, best: Schedule | None = None) -> Planned:
+        """The function by this schedule, or as it is, and what is said of it."""
+        plain = self.candidates.plain
+        segments, sequence = plain, list(range(len(plain.segments)))
+        figures: dict[str, Any] = {
+            "name": self.name,
+            "budget": budget,
+            "share": self.options.share,
+            "baseline": self.baseline,
+            "predicted": predicted,
+            "compiled": compiled,
+            "flops": plain.flops,
+        }
+        more: dict[str, Any] = {}
+        if best is not None:
+            candidate = best.candidate
+            segments, sequence = candidate.segments, candidate.sequence
+            extra = sum(segments.segments[number].flops for number in sequence) - plain.flops
+            figures |= {"extra_flops": extra, "overhead": candidate.overhead, "loops": best.loops}
+            gate = best.gate if len(best.regions) > 1 else None
+            more = {"gate": gate, "regions": len(best.regions), "plan": candidate.plan}
+        kept, recomputed = describe(segments, sequence, self.schedules.scale)
+        report = RematPlan(
+            **figures,
+            **more,
             kept=kept,
             recomputed=recomputed,
-            trials=tuple(self.compilations.trials),
+            trials=self.schedules.trials,
             seconds=perf_counter() - self.started,
             program=segments.program,
             devices=self.devices,
-            saved=saved,
-            flops=flops,
-            extra_flops=extra_flops,
-            overhead=overhead,
-            loops=loops,
-            **more,
+            saved=SavedPlan(
+                **figures,
+                program=fingerprint(self.candidates.flat),
+                made_with=made_with(self.options.platform, self.options.compiler_options),
+                recipe=None if best is None else best.recipe,
+            ),
         )
-
-
-def _about_moves(candidate: Candidate) -> tuple[str, ...]:
-    if not candidate.moved:
-        return ()
-    made = [var for number in candidate.moved for var in candidate.segments.segments[number].outputs]
-    return (f"{len(made)} values ({format_bytes(sum(nbytes(var.aval) for var in made))}) move to the host and back",)
-
-
-def _check_once(segments: Segments, sequence: Sequence[int]) -> None:
-    seen: set[int] = set()
-    for number in sequence:
-        part = segments.segments[number]
-        if part.once and number in seen:
-            raise BudgetError(
-                f"{part.name} has side effects and would have to run again to fit: give a larger budget, or take the "
-                "effect out of the function"
-            )
-        seen.add(number)
+        if best is None:
+            return Planned(report, None, ())
+        return Planned(report, best.emitted, best.candidate.looped.constants)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from jax.extend.core import Var
 
-from recompute_jax._program.costs import nbytes
+from recompute_jax._program.costs import flops, nbytes
 from recompute_jax._program.jaxpr import Flat
 from recompute_jax._scans.body import Body, Needs
 from recompute_jax._scans.cut import choices
@@ -148,10 +148,20 @@ class Group:
             work = max(work, sum(nbytes(var.aval) for again in each for var in again.wanted))
             cost += sum(again.needs.cost for again in each)
             alone += sum(again.alone.cost for again in each if again.alone is not None)
+        spared = self._first(frozenset(self.maker)) - self._first(real)
         carried = self.entries(real)
         entry = sum(nbytes(body.carries[at].aval) for body in self.bodies for at in carried.get(id(body), ()))
         stacked = sum(nbytes(var.aval) for var in real if var not in self.results)
-        return Mode(what, real, stacked, entry, work, cost, alone)
+        return Mode(what, real, stacked, entry, work, cost - spared, alone - spared)
+
+    def _first(self, real: Collection[Var]) -> float:
+        """FLOPs of a step of all scans, if they make this for others, and run nothing again."""
+        total = 0.0
+        for body in self.bodies:
+            made = [var for var in (*body.made, *body.maker) if isinstance(var, Var) and var in real]
+            needs = body.needs(made, carries=range(len(body.carries)))
+            total += sum(map(flops, needs.equations))
+        return total
 
 
 def groups_of(flat: Flat) -> list[Group]:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from recompute_jax._program.costs import nbytes
 from recompute_jax._program.jaxpr import Flat, bind, struct
@@ -56,7 +57,9 @@ def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> Close
             env.update(zip(eqn.outvars, results, strict=True))
         return [atom.val if isinstance(atom, Literal) else _whole(env[atom]) for atom in flat.outvars]
 
-    return jax.make_jaxpr(run)(*[struct(var.aval) for var in (*flat.constvars, *flat.invars)])
+    made = jax.make_jaxpr(run)(*[struct(var.aval) for var in (*flat.constvars, *flat.invars)])
+    pruned, _ = dce_jaxpr(made.jaxpr, used_outputs=True, instantiate=True)
+    return ClosedJaxpr(pruned, made.consts)  # scans within scans make no stacks that nothing reads
 
 
 def _widens(eqn: JaxprEqn) -> bool:
@@ -78,6 +81,13 @@ class _Stack:
 
 def _whole(value: Any) -> Any:
     return value.whole() if isinstance(value, _Stack) else value
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A stack of one step: its only value, so that what makes it and what reads it see the same one."""
+
+    value: Any
 
 
 @dataclass
@@ -126,7 +136,7 @@ class _Emitting:
         needs = body.needs(wanted, carries=range(len(body.carries)))
         block = _Block(part.levels, made.stacks, {}, made.entries)
         carry, stacks, kept = run.run(Again(body, wanted, needs), carry, block, keep=entries)
-        made.stacks.update(stacks)
+        made.stacks.update((var, _stacked(value)) for var, value in stacks.items())
         made.entries[id(body)] = kept
         return carry
 
@@ -194,9 +204,11 @@ class _Run:
 
         def body(carry: Carry, given: Any) -> Any:
             slices, entries = given
-            inner = _Block(levels, dict(zip(names, [_long(each, size) for each in slices], strict=True)), entries, {})
+            parts = [_Step(each) if size == 1 else each for each in slices]
+            inner = _Block(levels, dict(zip(names, parts, strict=True)), entries, {})
             after, made, _ = self.run(what, carry, inner)
-            return after, ([_short(made[var], size) for var in what.wanted], {at: carry[at] for at in keep})
+            stacked = [_short(made[var]) if size == 1 else _stacked(made[var]) for var in what.wanted]
+            return after, (stacked, {at: carry[at] for at in keep})
 
         after, (made, kept) = lax.scan(body, carry, (stacks, entries), count, reverse=what.body.reverse)
         return after, dict(zip(what.wanted, [_join(each, size) for each in made], strict=True)), kept
@@ -215,10 +227,11 @@ class _Run:
 
         length = block.levels[0]
         if length == 1:
-            after, made = step(carry, [lax.squeeze(value, (0,)) for value in slices.values()])
-            made = [lax.expand_dims(jnp.asarray(value), (0,)) for value in made]
+            after, made = step(carry, list(map(_short, slices.values())))
+            made = [_Step(jnp.asarray(value)) for value in made]
         else:
-            after, made = lax.scan(step, carry, list(slices.values()), length, reverse=body.reverse)
+            stacks = list(map(_stacked, slices.values()))
+            after, made = lax.scan(step, carry, stacks, length, reverse=body.reverse)
         return after, dict(zip(what.wanted, made, strict=True))
 
     def _names(self, what: Again) -> set[Var]:
@@ -237,17 +250,17 @@ class _Run:
 
 def _split(value: Any, count: int, size: int) -> Any:
     """A stack as `count` blocks of `size` steps. Of one step: as it is, which spares XLA a copy."""
+    value = _stacked(value)
     return value if size == 1 else lax.reshape(value, (count, size, *value.shape[1:]))
 
 
-def _long(value: Any, size: int) -> Any:
-    """A block of a stack that was split, as a stack."""
-    return lax.expand_dims(value, (0,)) if size == 1 else value
+def _stacked(value: Any) -> Any:
+    return lax.expand_dims(value.value, (0,)) if isinstance(value, _Step) else value
 
 
-def _short(value: Any, size: int) -> Any:
-    """A stack, as a block of one that is to be joined."""
-    return lax.squeeze(value, (0,)) if size == 1 else value
+def _short(value: Any) -> Any:
+    """The value of the only step."""
+    return value.value if isinstance(value, _Step) else lax.squeeze(value, (0,))
 
 
 def _join(value: Any, size: int) -> Any:
