@@ -108,9 +108,10 @@ class _Emitting:
             return run
 
         operands = [*(env[var] for var in outside), *(self.handed[one][two] for one, two in earlier)]
-        with eqn.ctx.manager:
-            index = _read(eqn.invars[0], env)
-            made = lax.switch(index, [branch_of(number) for number in range(len(group.branches))], *operands)
+        given = list(map(jax.typeof, operands))
+        closed = tuple([jax.make_jaxpr(branch_of(number))(*given) for number in range(len(group.branches))])
+        chosen = eqn.replace(params={**eqn.params, "branches": closed})  # with the same index, unlike `lax.switch`
+        made = bind(chosen, [_read(eqn.invars[0], env), *operands])
         env.update((eqn.outvars[place], value) for place, value in zip(places, made, strict=False))
         self.handed.append(list(made[len(places) :]))
 

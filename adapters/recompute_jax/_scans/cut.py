@@ -33,19 +33,21 @@ def choices(body: Body, read: Sequence[Var], kept: Collection[Var], alone: bool 
     levels = sorted(set(map(_intensity, heavy)))
     step = max(1, -(-len(levels) // _LEVELS))
     dear = [frozenset(eqn.outvars[0] for eqn in heavy if _intensity(eqn) >= level) for level in levels[::step]]
-    dear += [frozenset(eqn.outvars[0] for eqn in heavy if saves(eqn)) for saves in (_is_dot, _is_dot_without_batch)]
+    dear += [frozenset(eqn.outvars[0] for eqn in heavy if saves(eqn)) for saves in (is_dot, is_dot_without_batch)]
     found: dict[frozenset[Var], None] = {}
     for firm in dict.fromkeys(each for each in dear if each):
         found[frozenset(_cut(body, read, kept, firm, () if alone else needs.carries, alone))] = None
     return list(found)
 
 
-def _is_dot(eqn: JaxprEqn) -> bool:
+def is_dot(eqn: JaxprEqn) -> bool:
+    """Whether it is a product of matrices."""
     return eqn.primitive.name == "dot_general"
 
 
-def _is_dot_without_batch(eqn: JaxprEqn) -> bool:
-    return _is_dot(eqn) and not any(eqn.params["dimension_numbers"][1])
+def is_dot_without_batch(eqn: JaxprEqn) -> bool:
+    """Whether it is one, and not one for each of a batch."""
+    return is_dot(eqn) and not any(eqn.params["dimension_numbers"][1])
 
 
 def _intensity(eqn: JaxprEqn) -> float:
