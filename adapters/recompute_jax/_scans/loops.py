@@ -18,6 +18,7 @@ from recompute_jax._scans.split import Split, splits
 
 _NOTICED = 0.05  # of the budget: groups that stack less are left as they are
 _SHARES = (0.6, 0.3)
+_SAME = 1.001  # times a cost: no gain
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,21 @@ class Loops:
     def uniform(self) -> Iterator[Looped]:
         """The function with each step of its loops run again by itself; all loops in the same mode, by its place.
 
-        Then the same of the function with scans within scans in two.
+        Then the same of the function with scans within scans in two, where that has less memory or cost.
         """
+        known: list[tuple[float, int]] = []
+        for loops in (self, *(Loops(each.flat, split=each) for each in splits(self.flat))):
+            for shapes in loops._uniform():
+                cost = sum(each.cost for each in shapes) + (loops._split.more if loops._split else 0.0)
+                size = sum(each.peak for each in shapes)
+                if loops is self or not any(one <= cost * _SAME and two <= size for one, two in known):
+                    known.append((cost, size))
+                    yield loops._looped(shapes)
+
+    def _uniform(self) -> Iterator[tuple[Shape, ...]]:
         shapes = [uniform(group) for group in self.groups]
         for place in range(max(map(len, shapes), default=0)):
-            yield self._looped(tuple([each[min(place, len(each) - 1)] for each in shapes]))
-        for made in splits(self.flat) if self._split is None else ():
-            yield from Loops(made.flat, split=made).uniform()
+            yield tuple([each[min(place, len(each) - 1)] for each in shapes])
 
     def _looped(self, shapes: tuple[Shape, ...]) -> Looped:
         changed = [(each.group, each.parts) for each in shapes if not each.is_plain]
