@@ -123,7 +123,7 @@ def in_uniform_shapes(model: Any) -> tuple[Any, Any, list[Any], list[Any]]:
         return flat, args, results(jaxpr_as_fun(closed), args), plans
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(model=st.sampled_from([stacks, rolled, chosen]), place=st.integers(0, 1000))
 def test_no_value_changes(model: Any, place: int) -> None:
     """Whatever scans in scans hand on, and whatever runs again, the values are those of the function."""

@@ -7,6 +7,7 @@ which takes what an earlier conditional makes for others, and makes what a later
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from jax.extend.core import JaxprEqn, Primitive, Var
@@ -79,14 +80,13 @@ def _order(segments: Segments, room: int, effort: float, seed: int) -> list[int]
     most = peak(segments)
     if most <= room:
         return list(range(len(segments.segments)))
-    low = planners.least(segments.program)
+    low, order = planners.least(segments.program), list(range(len(segments.segments)))
     for budget in (room, *(low + (most - low) * part // 8 for part in _PARTS)):
-        try:
-            plan = planners.plan(segments.program, max(2, budget), effort=effort, seed=seed)
-            return [which for kind, which in plan.steps if kind == "compute"]
-        except PlanError:
-            continue
-    return list(range(len(segments.segments)))
+        with suppress(PlanError):
+            plan = planners.replan(segments.program, max(2, budget), order, effort, seed)
+            if plan is not None:
+                return [which for kind, which in plan.steps if kind == "compute"]
+    return order
 
 
 def _crossing(segments: Segments, order: Sequence[int], branch: Branch) -> set[Var]:
