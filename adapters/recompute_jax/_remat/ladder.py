@@ -19,7 +19,7 @@ _MIDDLE: Final = 0.3  # of the plain function's bytes: plans for less are made o
 _STEP: Final = 0.93  # of one budget to the next
 _LONG_STEP: Final = 0.82  # where planning must be quick, or loops can be in many shapes anyway
 _LARGE: Final = 1_000  # equations, above which it must
-_UNIFORM: Final = 1.1  # times the bytes of what costs no more: XLA needs less for uniform loops than for others
+_UNIFORM: Final = 1.2  # times the bytes of what costs no more: XLA needs less for uniform loops than for others
 _LEAST: Final = 2  # plans of the series that are tried once more, in the shortest regions
 _SAME: Final = 1e-4  # of the cost of the function: no gain
 
@@ -79,13 +79,14 @@ class Ladder:
 def _worth(found: list[Candidate], uniform: list[Candidate]) -> list[Candidate]:
     """By rising cost, those that need less than all that cost less, about."""
     worth: list[Candidate] = []
-    least = least_uniform = float("inf")
+    least = float("inf")
     special = set(map(id, uniform))
+    seen: set[tuple[float, int]] = set()
     for each in sorted([*found, *uniform], key=lambda each: (each.overhead, each.plan.peak)):
         needed = each.plan.peak
-        if needed < (min(_UNIFORM * least, least_uniform) if id(each) in special else least):
+        is_new = (each.overhead, needed) not in seen
+        seen.add((each.overhead, needed))
+        if is_new and needed < (_UNIFORM if id(each) in special else 1.0) * least:
             worth.append(each)
             least = min(least, needed)
-        if id(each) in special:
-            least_uniform = min(least_uniform, needed)
     return worth
