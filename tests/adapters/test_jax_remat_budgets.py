@@ -150,3 +150,18 @@ def test_no_worse_than_the_policies_of_checkpoint(model: Any) -> None:
         assert function.plan(*args).compiled <= budget
         made = products(function.trace(*args).jaxpr.jaxpr)
         assert 0 < made <= WORSE * products(jax.make_jaxpr(rival)(*args).jaxpr)
+
+
+@pytest.mark.slow
+def test_one_look_at_a_large_function() -> None:
+    """One plan of more than a thousand equations is compiled, where plain temporaries say what to expect."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        for up, down in weights:
+            x = layer(x, (up, down))[0]
+        return (x**2).mean()
+
+    (up, down), x = weights_and_x()
+    plan = remat(jax.grad(loss), 0.4).plan([(up[0], down[0])] * 20, x)
+    assert plan.compiled <= plan.budget
+    assert [each.what.split(",")[0].split(" for")[0] for each in plan.trials] == ["the plain function", "planned"]

@@ -34,7 +34,7 @@ _HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's 
 _FIRST: Final = 0.02  # effort for any function: some 0.2 seconds
 _EQUATION: Final = 5e-5  # effort for each equation of the function: a part of what XLA takes to compile it
 _SCRAP: Final = 0.002  # effort for bodies that are planned once more
-_EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs for large functions, often
+_EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs for large functions, often, or more
 _STRIDE: Final = 2  # plans that are passed over at once in the search
 _NEAR: Final = 1.3  # times the budget: shorter regions may help
 _SHORT: Final = 4  # segments in a region, when more need too much memory
@@ -124,7 +124,8 @@ class _Search:
 
     def _of(self, rungs: Sequence[Candidate], budget: int, is_large: bool) -> Schedule | None:
         """The cheapest of these plans that is found to fit."""
-        expected = [self.schedules.scale * each.plan.peak * (_EXPECTED if is_large else 1.0) for each in rungs]
+        part = self.schedules.scale * (self._part_of_count() if is_large else 1.0)
+        expected = [part * each.plan.peak for each in rungs]
         if not rungs or min(expected) > _HOPELESS * budget:
             return None
         known: dict[int, Schedule | None] = {}
@@ -141,6 +142,13 @@ class _Search:
         best = known[number]
         assert best is not None, "it fits"
         return self._through(rungs[max(0, number - 1)], best, budget)
+
+    def _part_of_count(self) -> float:
+        """What XLA may need of the bytes that the planner counts: known of the plain function, or else guessed."""
+        if self.baseline is None:
+            return _EXPECTED
+        counted = self.schedules.scale * self.candidates.predicted
+        return max(_EXPECTED, min(1.0, self.baseline / max(1.0, counted)))
 
     def _fitting(self, candidate: Candidate, budget: int) -> Schedule | None:
         """The plan in regions that fit, which leave XLA less to order where they must; None: it does not fit."""
