@@ -2,7 +2,11 @@
 
 with rt.budget("5GB"):
     train(model, loader, optimizer)
+
+step = rt.compile(loss_of, "2GB")  # or planned in advance, by torch.compile
 """
+
+from typing import TYPE_CHECKING, Any
 
 try:
     from recompute_torch._adapter import TorchAdapter, adapter
@@ -19,17 +23,37 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from None
 
+if TYPE_CHECKING:
+    from recompute_torch._compile.backend import compile, plans
+    from recompute_torch._compile.report import GraphPlan, Plans
+
+_COMPILED = {"compile": "backend", "plans": "backend", "GraphPlan": "report", "Plans": "report"}
+
+
+def __getattr__(name: str) -> Any:
+    """What belongs to torch.compile is imported when it is asked for: torch takes a second for it."""
+    if name not in _COMPILED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"recompute_torch._compile.{_COMPILED[name]}"), name)
+
+
 __all__ = [
     "FloorWarning",
+    "GraphPlan",
     "Held",
     "Least",
     "Parts",
+    "Plans",
     "Report",
     "Step",
     "TorchAdapter",
     "adapter",
     "budget",
     "checkpoint",
+    "compile",
     "decheckpoint",
     "least",
+    "plans",
 ]

@@ -1,0 +1,237 @@
+"""The backend of torch.compile: `rt.compile(step, "2GB")`, or `backend="recompute", options={"budget": "2GB"}`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar, cast, get_args
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.exc import ShortenTraceback
+from torch._guards import CompileContext
+
+import recompute as rc
+from recompute.extend import bytes_or_share, format_bytes, parse_budget
+from recompute_torch._compile.costs import Costs, Prices
+from recompute_torch._compile.meter import Meter
+from recompute_torch._compile.partition import OVER, Partitioner, TooSmall
+from recompute_torch._compile.report import GraphPlan, Plans
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EFFORT: Final = 0.3
+_OPTIONS: Final = frozenset({"budget", "costs", "effort", "graphs", "compiler"})
+
+
+class _Refused(ShortenTraceback, rc.BudgetError):
+    """The library's error, which dynamo lets pass as it is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, first_useful_frame=None)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+_Refused.__module__, _Refused.__qualname__ = "recompute", "BudgetError"
+
+
+class Backend:
+    """Compiles the graphs of one step, each within its share of the budget."""
+
+    __name__ = "recompute"
+
+    def __init__(self, **options: Any) -> None:
+        _check(options)
+        self._budget: Any = options["budget"]
+        self._graphs: int = options.get("graphs", 1)
+        self._partitioner = Partitioner(Prices(options.get("costs", "measure")), options.get("effort", _EFFORT))
+        self._frames: set[Any] = set()
+        self.plans: list[GraphPlan] = []
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        plan = GraphPlan(self._name(module), 0, 0, 0)
+        compiled = aot_autograd(
+            fw_compiler=partial(self._compile, plan, False),
+            bw_compiler=partial(self._compile, plan, True),
+            inference_compiler=boxed_nop,
+            partition_fn=partial(self._partition, plan),
+            keep_inference_input_mutations=True,
+        )
+        return compiled(module, inputs)
+
+    def _partition(
+        self, plan: GraphPlan, module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self._count()
+        try:
+            parts = self._partitioner.split(module, num_fwd_outputs, self._share, plan)
+        except TooSmall as error:
+            raise _Refused(f"{plan.name}: {error}") from None
+        self.plans.append(plan)
+        return parts
+
+    def _share(self, plain: int) -> int:
+        return max(1, parse_budget(self._budget, whole=plain) // self._graphs)
+
+    def _count(self) -> None:
+        """One more graph; another compilation of the same code, for other shapes say, is none."""
+        current = CompileContext.current_compile_id()
+        self._frames.add(None if current is None else current.frame_id)
+        if len(self._frames) == self._graphs + 1:
+            warnings.warn(
+                f"the step breaks into more graphs than {self._graphs}: what one keeps for its backward is in memory "
+                f"while the others run, and each was planned for its share, {self._budget!r} / {self._graphs}. Give "
+                f"fullgraph=True, which shows where it breaks, or graphs={self._graphs + 1} or more, as many as "
+                "rt.plans(step) has",
+                stacklevel=2,
+            )
+
+    def _compile(self, plan: GraphPlan, late: bool, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        """The graph as it is, in order; the first time through it is watched."""
+        run = boxed_nop(module, inputs)
+        placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
+        new = [number for number, name in enumerate(placeholders) if "tangents" in name]
+        watched = False
+
+        def boxed(args: list[Any]) -> Any:
+            nonlocal watched
+            if watched:
+                return run(args)
+            watched = True
+            if not late:
+                plan.meter = Meter()
+            result = run(args) if plan.meter is None else plan.meter.watch(run, args, new)
+            if late and plan.meter is not None and plan.meter.peak > OVER * plan.budget:
+                warnings.warn(
+                    f"{plan.name} took {format_bytes(plan.meter.peak)}, more than its budget of "
+                    f"{format_bytes(plan.budget)}; planned were {format_bytes(plan.planned)}, for the shapes that it "
+                    "was compiled with",
+                    stacklevel=2,
+                )
+            return result
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
+        return boxed
+
+    def _name(self, module: fx.GraphModule) -> str:
+        return f"graph {len(self.plans)}"
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Raises ValueError, TypeError or NotImplementedError, with the cure."""
+    unknown = sorted(options.keys() - _OPTIONS)
+    if unknown:
+        raise ValueError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(_OPTIONS))}")
+    if options.get("budget") is None:
+        raise ValueError('a budget is needed: options={"budget": "2GB"}, or a share of the plain peak, "50%"')
+    bytes_or_share(options["budget"])
+    if options.get("costs", "measure") not in get_args(Costs):
+        raise ValueError(f"costs is one of {', '.join(get_args(Costs))}, not {options['costs']!r}")
+    graphs = options.get("graphs", 1)
+    if type(graphs) is not int or graphs < 1:
+        raise ValueError(f"graphs is how many graphs the step has, 1 or more, not {graphs!r}")
+    effort = options.get("effort", _EFFORT)
+    if not isinstance(effort, (int, float)) or not 0 <= effort < float("inf"):
+        raise ValueError(f"effort is a number, 0 or more, not {effort!r}; 1 takes about ten seconds")
+    compiler = options.get("compiler", "boxed")
+    if compiler == "inductor":
+        raise NotImplementedError(
+            "inductor is not supported yet: its kernels fuse operators, which the plan does not know of; leave "
+            '"compiler" out, and the planned graph runs operator by operator'
+        )
+    if compiler != "boxed":
+        raise ValueError(f"compiler is 'boxed', not {compiler!r}")
+
+
+_asked: Final[dict[int, tuple[Any, Backend]]] = {}
+"""Of `torch.compile(backend="recompute")`, which hands in nothing but these options: by their id, and the options."""
+
+
+def recompute(module: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
+    """What torch finds by the name "recompute"."""
+    given = options if options is not None else {}
+    if id(given) not in _asked:
+        _asked[id(given)] = given, Backend(**given)
+    return _asked[id(given)][1](module, inputs)
+
+
+recompute.reset = _asked.clear  # type: ignore[attr-defined]  # torch.compiler.reset() calls it
+
+
+def compile(
+    model: F,
+    budget: int | float | str,
+    *,
+    costs: Costs = "measure",
+    effort: float = _EFFORT,
+    graphs: int = 1,
+    compiler: str = "boxed",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+) -> F:
+    """`torch.compile` with a budget for what a step takes beside parameters and inputs.
+
+    That is: what the forward keeps for the backward, gradients, and what operators need while they run. Best given a
+    function that ends with the loss, since what is outside of it is not planned. The first call of the step compiles
+    and plans. Where operators must run again to fit, the cheapest ones that were found do, any number of times; results
+    are those of `backend="aot_eager"` to the bit.
+
+    Parameters
+    ----------
+    budget
+        Bytes ("2GB"), or a share ("50%", 0.5) of the peak without a plan. It holds for the shapes that a graph was
+        compiled with.
+    costs
+        "measure": every operator of the graph is timed once, on made-up tensors. "model": reckoned from FLOPs and
+        bytes, so that the plan is the same on every machine of a kind.
+    effort
+        1 is about ten seconds of search for the cheapest plan.
+    graphs
+        How many graphs the step has, if it breaks: each gets an equal share.
+    compiler
+        "boxed": operator by operator, as in eager mode. "inductor" is not supported yet.
+    fullgraph, dynamic
+        As of `torch.compile`.
+
+    Raises ValueError for wrong arguments; the first call of the step raises `recompute.BudgetError`, which says the
+    least that works, if the budget is too small.
+    """
+    backend = Backend(budget=budget, costs=costs, effort=effort, graphs=graphs, compiler=compiler)
+    compiled: Any = torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+    return cast(F, compiled)
+
+
+def plans(step: Callable[..., Any]) -> Plans:
+    """What was planned for each graph of a step that was compiled with a budget. Raises TypeError for another."""
+    backend = _backend_of(step)
+    if backend is None:
+        raise TypeError(
+            'this is no step compiled with a budget: rt.compile(model, "2GB"), or torch.compile(model, '
+            'backend="recompute", options={"budget": "2GB"}), and hand in what they return'
+        )
+    return Plans(list(backend.plans))
+
+
+def _backend_of(step: Any) -> Backend | None:
+    context = getattr(step, "dynamo_ctx", None)
+    callbacks = [context.callback] if context is not None else []
+    function = getattr(step, "__func__", step)
+    for cell in getattr(function, "__closure__", None) or ():
+        if hasattr(cell.cell_contents, "_torchdynamo_orig_backend"):
+            callbacks.append(cell.cell_contents)
+    for callback in callbacks:
+        wrapper: Any = innermost_backend(callback)
+        found = getattr(wrapper, "compiler_fn", wrapper)
+        if isinstance(found, Backend):
+            return found
+        if found is recompute:
+            options = wrapper.kwargs.get("options", {})
+            return _asked[id(options)][1] if id(options) in _asked else Backend(**options)
+    return None

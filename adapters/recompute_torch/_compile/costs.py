@@ -1,0 +1,183 @@
+"""What a run of an operator costs, in time and in memory beside its results: measured once, or reckoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Final, Literal
+
+import torch
+from torch import fx
+from torch._C import _autograd as profiler
+from torch._C import _profiler
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from recompute_torch._compile.program import Price
+
+Costs = Literal["measure", "model"]
+
+_RUNS: Final = 5  # at most, and at least two
+_ENOUGH: Final = 0.02  # seconds of runs of one operator
+_FLOPS: Final = {"cpu": 5e4, "cuda": 2e7}  # in a microsecond
+_BYTES: Final = {"cpu": 1e4, "cuda": 1e6}  # moved in a microsecond
+_CALL: Final = 5.0  # microseconds to start an operator
+_UNKNOWN: Final = 64  # what a size counts as that depends on data
+
+_known: dict[Hashable, Price] = {}
+"""Of this process: (operator, dtypes, shapes, strides, other arguments) -> what it takes."""
+
+
+class Prices:
+    nothing: Final = Price(0.0)
+    """What gives the price of a node of a graph."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._measured = costs == "measure"
+
+    def __call__(self, node: fx.Node) -> Price:
+        """With `measure` the operator is run on made-up tensors the first time that it is seen."""
+        try:
+            args, kwargs = _hinted((node.args, node.kwargs))
+            key = (node.target, repr((args, kwargs)), self._measured)
+            if key not in _known:
+                _known[key] = self._price(node, args, kwargs)
+            return _known[key]
+        except (RuntimeError, TypeError, ValueError, IndexError):  # it cannot be run alone: its inputs are special
+            return Price(_reckoned(node))
+
+    def _price(self, node: fx.Node, args: Any, kwargs: Any) -> Price:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return Price(_reckoned(node))
+        with _elsewhere():
+            run = _runner(node.target, args, kwargs)
+            room = _room(run)
+            return Price(_seconds(run) * 1e6 if self._measured else _reckoned(node), room)
+
+
+def room_of(target: Any, args: Any, kwargs: Any) -> int:
+    """Bytes that a run of an operator on these tensors needs beside its results, if that is known."""
+    try:
+        given = repr(_hinted((args, kwargs)))
+    except (RuntimeError, NotImplementedError):
+        return 0
+    return max(
+        (_known[key].room for key in ((target, given, True), (target, given, False)) if key in _known), default=0
+    )
+
+
+class _Shape:
+    """What a tensor is beyond its content."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype, self.device = tensor.dtype, tensor.device
+        self.size = [_number(each) for each in tensor.shape]
+        self.stride = [_number(each) for each in tensor.stride()]
+
+    def make(self) -> torch.Tensor:
+        """One half everywhere, or zero: valid as an index, too."""
+        ends = [(size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True)]
+        content = 0.5 if self.dtype.is_floating_point or self.dtype.is_complex else 0
+        whole = torch.full((1 + sum(ends) if 0 not in self.size else 0,), content, dtype=self.dtype, device=self.device)
+        return whole.as_strided(self.size, self.stride)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{self.size}{self.stride}{self.device}"
+
+
+def _hinted(arguments: Any) -> Any:
+    """Shapes in the place of tensors, and numbers in that of symbols."""
+
+    def one(each: Any) -> Any:
+        value = each.meta.get("val") if isinstance(each, fx.Node) else each
+        if isinstance(value, torch.Tensor):
+            return _Shape(value)
+        return _number(value) if isinstance(value, torch.SymInt) else value
+
+    return tree_map(one, arguments, is_leaf=lambda each: isinstance(each, fx.Node))
+
+
+def _number(size: Any) -> int:
+    return int(optimization_hint(size, fallback=_UNKNOWN))
+
+
+def _runner(target: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
+    made: Any = tree_map(lambda each: each.make() if isinstance(each, _Shape) else each, (args, kwargs))
+    return lambda: target(*made[0], **made[1])
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Outside of what is being traced; random numbers that are drawn here do not count."""
+    cuda = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(cuda):
+        yield
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    """The fastest of a few runs."""
+    best, spent = float("inf"), 0.0
+    for number in range(_RUNS):
+        start = perf_counter()
+        result = run()
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor) and each.is_cuda:
+                torch.cuda.synchronize(each.device)
+                break
+        took = perf_counter() - start
+        del result
+        best, spent = min(best, took), spent + took
+        if number and spent > _ENOUGH:
+            break
+    return best
+
+
+def _room(run: Callable[[], Any]) -> int:
+    """Bytes at the worst moment of a run beyond what it returns, as the allocators tell the profiler."""
+    if profiler._profiler_enabled():  # the user is looking; one profiler at a time
+        return 0
+    config = _profiler.ProfilerConfig(
+        _profiler.ProfilerState.CPU, False, True, False, False, False, _profiler._ExperimentalConfig()
+    )
+    run()  # what the first run alone allocates is kept by libraries
+    profiler._enable_profiler_legacy(config)
+    try:
+        result = run()
+    finally:
+        threads = profiler._disable_profiler_legacy()
+    used = most = 0
+    for event in (each for thread in threads for each in thread):
+        if str(event.kind()) == "memory_alloc":
+            used += event.cpu_memory_usage() + event.cuda_memory_usage()
+            most = max(most, used)
+    del result
+    return int(most - used)
+
+
+def _reckoned(node: fx.Node) -> float:
+    """Microseconds, from FLOPs and bytes."""
+    made = [each for each in tree_leaves(node.meta.get("val")) if isinstance(each, torch.Tensor)]
+    given = [each.meta.get("val") for each in node.all_input_nodes]
+    tensors = [*made, *(each for each in tree_leaves(given) if isinstance(each, torch.Tensor))]
+    kind = "cuda" if any(each.device.type == "cuda" for each in tensors) else "cpu"
+    moved = sum(_elements(each) * each.dtype.itemsize for each in tensors)
+    work = 0.0
+    count = flop_registry.get(getattr(node.target, "_overloadpacket", None))
+    if count is not None:
+        args, kwargs = tree_map(
+            lambda each: each.meta.get("val") if isinstance(each, fx.Node) else each,
+            (node.args, node.kwargs),
+            is_leaf=lambda each: isinstance(each, fx.Node),
+        )
+        work = float(_number(count(*args, **kwargs, out_val=node.meta.get("val"))))
+    return _CALL + max(work / _FLOPS[kind], moved / _BYTES[kind])
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    total = 1
+    for each in tensor.shape:
+        total *= _number(each)
+    return total

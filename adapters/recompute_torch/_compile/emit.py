@@ -1,0 +1,155 @@
+"""A plan as a joint graph: one node for each planned run; views are made where they are used."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from recompute_torch._compile.program import BATCH_NORM, STATISTICS, Joint, seeded
+
+Node = fx.Node
+
+_NORM_AGAIN: Final = torch.ops.aten._native_batch_norm_legit.no_stats
+_STATES: Final = {"cpu": 5056, "cuda": 16}  # bytes of the state of a generator
+
+
+class Emission:
+    """A graph that runs the calls of a joint graph in a given order, and returns what that returns.
+
+    Nodes from the end of the forward on are tagged as the backward's. A random operator that runs more than once keeps
+    the state of its generator from the first run, and draws from it again; a batch norm that runs again makes no
+    statistics. O(runs).
+    """
+
+    def __init__(self, joint: Joint, sequence: Sequence[int]) -> None:
+        self.graph = fx.Graph()
+        self.origin: dict[Node, Node] = {}
+        """Run -> the node of the joint graph that it is a run of."""
+        self._joint = joint
+        self._late = False  # the forward is over
+        self._now: dict[Node, Node] = {}  # leaf, call or result of a call -> what its latest run is called
+        self._views: dict[Node, tuple[list[Node], bool, Node]] = {}  # view -> made from what, in which part; its name
+        self._states: dict[Node, Node] = {}
+        self._place = {node: place for place, node in enumerate(joint.order)}
+        self._results: dict[Node, list[Node]] = {}  # call -> the items of what it returns
+        for node in joint.order:
+            source = node
+            while joint.kinds[source] == "item":
+                source = source.all_input_nodes[0]
+            if source is not node and joint.kinds[source] == "call":
+                self._results.setdefault(source, []).append(node)
+        self._write(sequence)
+
+    def _write(self, sequence: Sequence[int]) -> None:
+        joint = self._joint
+        for node in joint.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._now[node] = self.graph.node_copy(node)
+        outputs = joint.outputs()
+        runs, done = Counter(sequence), set[int]()
+        returned: list[Any] = []
+        for number in sequence:
+            if len(done) == joint.turn and not self._late:
+                returned = self._finish(outputs[: joint.results])
+                self._late = True
+            self._run(joint.calls[number], number in done, runs[number] > 1)
+            done.add(number)
+        if not self._late:
+            returned = self._finish(outputs[: joint.results])
+            self._late = True
+        returned += self._finish(outputs[joint.results :])
+        self.graph.output(returned).meta = dict(joint.graph.output_node().meta)
+
+    def _finish(self, outputs: Sequence[Any]) -> list[Any]:
+        """Write what the part writes at its end; the names of what it returns."""
+        for node in self._joint.order:
+            if self._joint.kinds[node] == "effect" and (node in self._joint.backward) is self._late:
+                self._copy(node)
+        return [self._named(each) if isinstance(each, Node) else each for each in outputs]
+
+    def _run(self, node: Node, again: bool, repeated: bool) -> None:
+        if again and node.target is BATCH_NORM:
+            image, weight, bias, _, _, *rest = node.args
+            self._store(node, self._call(_NORM_AGAIN, (image, weight, bias, *rest), {}, node), skip=STATISTICS)
+        elif not repeated or not seeded(node):
+            self._store(node, self._copy(node))
+        elif again:
+            given = (self._states[node], node.target, *node.args)
+            self._store(node, self._call(run_with_rng_state, given, node.kwargs, node))
+        else:
+            both = self._call(run_and_save_rng_state, (node.target, *node.args), node.kwargs, node)
+            both.meta["val"] = (_state(node), node.meta["val"])
+            self._states[node] = self._item(both, 0)
+            self._store(node, self._item(both, 1))
+
+    def _store(self, node: Node, run: Node, skip: Sequence[int] = ()) -> None:
+        """The results of a run have names at once, so that those that nobody needs can go."""
+        self.origin[run] = node
+        self._now[node] = run
+        for item in self._results.get(node, ()):
+            if item.args[0] is not node or item.args[1] not in skip:
+                self._now[item] = self._tagged(self.graph.node_copy(item, self._now.__getitem__), item)
+
+    def _item(self, node: Node, number: int) -> Node:
+        item = self.graph.call_function(operator.getitem, (node, number))
+        item.meta = {"val": node.meta["val"][number], "partitioner_tag": node.meta["partitioner_tag"]}
+        return item
+
+    def _call(self, target: Any, args: Any, kwargs: Any, like: Node) -> Node:
+        given = fx.map_arg((args, kwargs), lambda each: self._named(each) if each.graph is like.graph else each)
+        return self._tagged(self.graph.call_function(target, *given), like)
+
+    def _copy(self, node: Node) -> Node:
+        names = {each: self._named(each) for each in node.all_input_nodes}
+        return self._tagged(self.graph.node_copy(node, names.__getitem__), node)
+
+    def _tagged(self, new: Node, old: Node) -> Node:
+        new.meta = {**old.meta, "partitioner_tag": "is_backward" if self._late else "is_forward"}
+        new.meta.pop("recompute", None)  # whether it runs again is decided
+        return new
+
+    def _named(self, node: Node) -> Node:
+        """What a node is called now. Views are made anew if what they are on was, and for the backward."""
+        if node in self._now:
+            return self._now[node]
+        found, stack = {node}, [node]
+        while stack:
+            for each in stack.pop().all_input_nodes:
+                if each not in self._now and each not in found:
+                    found.add(each)
+                    stack.append(each)
+        for each in sorted(found, key=self._place.__getitem__):
+            known = self._views.get(each)
+            names = [
+                self._now[given] if given in self._now else self._views[given][2] for given in each.all_input_nodes
+            ]
+            if known is None or (self._joint.kinds[each] != "scalar" and known[:2] != (names, self._late)):
+                named = dict(zip(each.all_input_nodes, names, strict=True))
+                new = self._tagged(self.graph.node_copy(each, named.__getitem__), each)
+                self._views[each] = names, self._late, new
+        return self._views[node][2]
+
+
+def crossing(graph: fx.Graph) -> list[Node]:
+    """The nodes of the forward that the backward uses."""
+    late = {node for node in graph.nodes if node.meta.get("partitioner_tag") == "is_backward"}
+    return [
+        node
+        for node in graph.nodes
+        if node not in late and node.op not in ("get_attr", "output") and any(user in late for user in node.users)
+    ]
+
+
+def _state(node: Node) -> Any:
+    """What stands for the state of the generator that an operator draws from."""
+    like = next(each for each in tree_leaves(node.meta["val"]) if isinstance(each, FakeTensor))
+    with like.fake_mode:
+        return torch.empty(_STATES.get(like.device.type, 16), dtype=torch.uint8)

@@ -1,0 +1,129 @@
+"""What AOTAutograd asks for: a joint graph goes in, a forward and a backward within the budget come out."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.graph_compile import is_opaque_node
+from torch._functorch.partitioners import _extract_fwd_bwd_modules
+from torch.fx.experimental.proxy_tensor import is_sym_node
+
+from recompute import planners
+from recompute.extend import format_bytes
+from recompute_torch._compile.costs import Prices
+from recompute_torch._compile.emit import Emission, crossing
+from recompute_torch._compile.plan import PlanError, holders, least, order_of, repeated
+from recompute_torch._compile.program import Joint, read
+from recompute_torch._compile.report import GraphPlan
+
+OVER: Final = 1.05
+"""Times the budget that a peak may be."""
+_TRIES: Final = 4  # plans, each for less, until what is emitted fits
+_BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
+
+
+class TooSmall(Exception):
+    """The budget holds no plan: what would, and what is in the way."""
+
+
+class Partitioner:
+    """Splits joint graphs."""
+
+    def __init__(self, prices: Prices, effort: float) -> None:
+        self._prices = prices
+        self._effort = effort
+
+    def split(
+        self, module: fx.GraphModule, results: int, budget: Any, plan: GraphPlan
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The forward, whose first outputs are the `results`, and the backward; `plan` hears of them. Raises TooSmall.
+
+        `budget`: a function from the bytes of the peak without a plan to those that are allowed.
+        """
+        start = perf_counter()
+        _without_statistics(module.graph)
+        module.graph.eliminate_dead_code()
+        joint = read(module.graph, results, self._prices)
+        plan.plain = planners.peak(joint.program)
+        plan.budget = budget(plan.plain)
+        plain = Emission(joint, range(len(joint.calls)))
+        plan.saved_plain = _saved(joint, plain)
+        order, emission = self._fitted(joint, plan.budget, plain)
+        plan.planned = self._peak(joint, emission)
+        plan.saved = _saved(joint, emission)
+        plan.operators = len(joint.calls)
+        plan.again = repeated(joint, order)
+        cost = sum(joint.program.calls[number].cost for number in order)
+        plan.overhead = cost / (joint.program.model_time or 1.0)
+        parts = _parts(module, emission.graph, results)
+        plan.seconds = perf_counter() - start
+        return parts
+
+    def _fitted(self, joint: Joint, budget: int, plain: Emission) -> tuple[list[int], Emission]:
+        """The cheapest order that was found, and the graph that follows it, whose peak is within the budget."""
+        once = list(range(len(joint.calls)))
+        if self._peak(joint, plain) <= budget:
+            return once, plain
+        given = budget
+        for _ in range(_TRIES):
+            try:
+                order = order_of(joint, given, self._effort)
+            except PlanError:
+                break
+            emission = Emission(joint, order)
+            over = self._peak(joint, emission) - budget
+            if over <= 0:
+                return order, emission
+            given -= over
+        raise TooSmall(self._advice(joint, budget))
+
+    def _advice(self, joint: Joint, budget: int) -> str:
+        def fits(given: int) -> bool:
+            try:
+                emission = Emission(joint, order_of(joint, given, self._effort))
+            except PlanError:
+                return False
+            return self._peak(joint, emission) <= given
+
+        enough = least(joint, budget, fits)
+        return (
+            f"the budget of {format_bytes(budget)} is too small: the least that a plan was found for is "
+            f"{format_bytes(enough)} ({enough} bytes); without a plan the peak is "
+            f"{format_bytes(planners.peak(joint.program))}; {holders(joint)}; give at least that, or make the batch "
+            "smaller"
+        )
+
+    def _peak(self, joint: Joint, emission: Emission) -> int:
+        """Of what was emitted, read again."""
+        origin = emission.origin
+        again = read(emission.graph, joint.results, lambda node: self._prices(origin.get(node, node)))
+        return planners.peak(again.program)
+
+
+def _without_statistics(graph: fx.Graph) -> None:
+    """In training the backward of a batch norm does not read the running statistics: it need not keep them."""
+    for node in graph.find_nodes(op="call_function", target=_BATCH_NORM_BACKWARD):
+        if node.args[7] is True:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
+
+
+def _saved(joint: Joint, emission: Emission) -> int:
+    """Bytes of what the forward makes and the backward uses."""
+    graph = read(emission.graph, joint.results, lambda node: Prices.nothing)
+    held = {value for node in crossing(emission.graph) for value in graph.holds[node] if value}
+    program = graph.program
+    return sum(program.sizes[program.storages[graph.values[value]]] for value in held)
+
+
+def _parts(module: fx.GraphModule, graph: fx.Graph, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Torch's own extraction, with all that crosses saved."""
+    crossed = crossing(graph)
+    symbols = [node for node in crossed if is_sym_node(node)]
+    opaque = [node for node in crossed if is_opaque_node(node)]
+    saved = [node for node in crossed if node not in symbols and node not in opaque]
+    joint = fx.GraphModule(module, graph)
+    parts = _extract_fwd_bwd_modules(joint, saved, symbols, opaque, num_fwd_outputs=results)
+    return parts[0], parts[1]

@@ -1,0 +1,289 @@
+"""A joint graph as a program for the planners: its operators are calls; views and getitems cost nothing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import torch
+from torch import fx
+from torch._higher_order_ops.effects import has_effects
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+from torch.utils._pytree import tree_leaves
+
+from recompute.traces import Program
+from recompute_torch._rules import HIDDEN
+
+Node = fx.Node
+Kind = Literal["leaf", "scalar", "item", "view", "effect", "call"]
+Value = tuple[Node, int]
+"""A leaf or a call, and the number of one of its results: memory of its own."""
+
+BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit_functional.default
+STATISTICS: Final = (3, 4)  # results of a batch norm: the new running statistics
+_UNKNOWN: Final = 4096  # what a size counts as that depends on data
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one run of an operator takes."""
+
+    cost: float
+    """Microseconds."""
+    room: int = 0
+    """Bytes that it needs beside its results while it runs."""
+
+
+@dataclass
+class Joint:
+    """The nodes in order, the forward ones first; and the calls among them as a program."""
+
+    graph: fx.Graph
+    results: int
+    """How many outputs belong to the forward."""
+    order: list[Node] = field(default_factory=list)
+    backward: set[Node] = field(default_factory=set)
+    kinds: dict[Node, Kind] = field(default_factory=dict)
+    holds: dict[Node, list[Value | None]] = field(default_factory=dict)
+    """Node -> whose memory each leaf of its value is; None: it is no tensor."""
+    calls: list[Node] = field(default_factory=list)
+    turn: int = 0
+    """The number of the first call of the backward."""
+    overwritten: set[Node] = field(default_factory=set)
+    """Inputs that hold something else when the forward is over."""
+    program: Program = field(default_factory=lambda: Program("step", unit=1e-6))
+    values: dict[Value, int] = field(default_factory=dict)
+
+    def outputs(self) -> Sequence[Any]:
+        """What the graph returns: results of the forward, then gradients."""
+        return tree_leaves(self.graph.output_node().args)
+
+    def name(self, storage: int) -> str:
+        """What made a storage of the program, for people."""
+        for (node, number), value in self.values.items():
+            if self.program.storages[value] == storage:
+                return describe(node) + (f"[{number}]" if number else "")
+        return "workspace"
+
+
+def read(graph: fx.Graph, results: int, price: Callable[[Node], Price]) -> Joint:
+    """The program of a joint graph, whose first `results` outputs are those of the forward.
+
+    Inputs and parameters take no memory, being there anyway; tangents come between forward and backward.
+    """
+    joint = Joint(graph, results)
+    _order(joint)
+    for node in joint.order:
+        _look(joint, node)
+    _overwritten(joint)
+    _fill(joint, price)
+    return joint
+
+
+def describe(node: Node) -> str:
+    """An operator without its namespace and overload."""
+    if node.op != "call_function":
+        return node.name
+    return str(getattr(node.target, "_overloadpacket", node.target)).removeprefix("aten.")
+
+
+def seeded(node: Node) -> bool:
+    """Whether it draws random numbers."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def repeatable(joint: Joint, node: Node) -> bool:
+    """Whether a call may run twice. Not what has effects, is no plain operator, or reads what is overwritten."""
+    target = node.target
+    if target is BATCH_NORM:
+        return bool(node.args[5])  # in training it does not read its statistics
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or has_effects(target):
+        return False
+    if target.namespace in ("_c10d_functional", "c10d") or target._schema.name in HIDDEN:
+        return False
+    if seeded(node) and (node.kwargs.get("generator") is not None or "generator" in target._overloadname):
+        return False
+    return not any(value[0] in joint.overwritten for value in _used(joint, node))
+
+
+def _order(joint: Joint) -> None:
+    """All nodes but the output; what belongs to the backward comes last."""
+    nodes = [node for node in joint.graph.nodes if node.op != "output"]
+    late: set[Node] = set()
+    for node in nodes:
+        tag = node.meta.get("partitioner_tag")
+        if tag in ("is_backward", "must_be_in_backward") or any(each in late for each in node.all_input_nodes):
+            late.add(node)
+    stack = [each for each in joint.outputs()[: joint.results] if isinstance(each, Node)]
+    needed: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    joint.backward = late - needed
+    joint.order = [node for node in nodes if node not in joint.backward]
+    joint.order += [node for node in nodes if node in joint.backward]
+
+
+def _look(joint: Joint, node: Node) -> None:
+    """What kind of node it is, and whose memory its value is."""
+    made = tree_leaves(node.meta.get("val"))
+    if node.op in ("placeholder", "get_attr"):
+        joint.kinds[node] = "leaf" if any(map(_is_tensor, made)) or node.op == "get_attr" else "scalar"
+        joint.holds[node] = [(node, 0) if _is_tensor(each) else None for each in made]
+        return
+    target = node.target
+    if target is operator.getitem:
+        parent, index = node.args
+        assert isinstance(parent, Node)
+        assert isinstance(index, int)
+        whole = parent.meta["val"]
+        start = sum(len(tree_leaves(each)) for each in whole[:index])
+        joint.kinds[node] = "item"
+        joint.holds[node] = joint.holds[parent][start : start + len(made)]
+        return
+    owners: dict[int, Value] = {}
+    for each in node.all_input_nodes:
+        for value, tensor in zip(joint.holds[each], tree_leaves(each.meta.get("val")), strict=True):
+            if value is not None:
+                owners[_storage(tensor)] = value
+    mutable = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    held: list[Value | None] = []
+    for number, each in enumerate(made):
+        held.append(owners.get(_storage(each), (node, number)) if _is_tensor(each) else None)
+    joint.holds[node] = held
+    if not node.users and (mutable or not any(held)):
+        joint.kinds[node] = "effect"
+    elif not any(held):
+        joint.kinds[node] = "scalar"
+    elif mutable or any(value and value[0] is node for value in held):
+        joint.kinds[node] = "call"
+    else:
+        joint.kinds[node] = "view"
+
+
+def _overwritten(joint: Joint) -> None:
+    for node in joint.order:
+        if joint.kinds[node] == "effect" and node.args and isinstance(node.args[0], Node):
+            joint.overwritten.update(value[0] for value in joint.holds[node.args[0]] if value)
+    inputs = {str(node.meta.get("desc")): node for node in joint.order if node.op == "placeholder"}
+    for each in tree_leaves(joint.graph.output_node().meta.get("desc", ())):
+        changed = inputs.get(str(getattr(each, "mutated_input", "")))
+        if changed is not None:
+            joint.overwritten.add(changed)
+
+
+def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
+    """The calls as a program. What cannot run twice is detached; everything is dropped after its last use."""
+    joint.calls = [node for node in joint.order if joint.kinds[node] == "call"]
+    joint.turn = sum(node not in joint.backward for node in joint.calls)
+    program, values = joint.program, joint.values
+    device = _main_device(joint)
+    last, lasting = _last_uses(joint)
+
+    def size(node: Node, number: int) -> int:
+        tensor = tree_leaves(node.meta["val"])[number]
+        return _nbytes(tensor) if tensor.device == device else 0
+
+    def arrive() -> None:
+        """The forward is over: it has written what it writes, has returned, and tangents come."""
+        written = [node for node in joint.order if joint.kinds[node] == "effect" and node not in joint.backward]
+        for value in dict.fromkeys(value for node in written for value in _used(joint, node)):
+            if value[0].op == "call_function":
+                program.steps.append(("get", values[value]))
+        drop(2 * joint.turn - 1)
+        results = [each for each in joint.outputs()[: joint.results] if isinstance(each, Node)]
+        for value in dict.fromkeys(value for each in results for value in joint.holds[each] if value):
+            if value[0].op == "call_function":  # the caller has it from here on
+                program.steps.append(("detach", values[value]))
+        for node in joint.order:
+            if joint.kinds[node] == "leaf" and node in joint.backward:
+                values[node, 0] = program.add_source(size(node, 0))
+
+    def drop(slot: int) -> None:
+        program.steps.extend(("drop", values[value]) for value in last.get(slot, ()))
+
+    for node in joint.order:
+        if joint.kinds[node] == "leaf" and node not in joint.backward:
+            values[node, 0] = program.add_source(0)
+    for number, node in enumerate(joint.calls):
+        if number == joint.turn:
+            arrive()
+        own = [value for value in joint.holds[node] if value and value[0] is node]
+        storages = [program.add_storage(size(*value)) for value in own]
+        priced = price(node)
+        if priced.room:
+            storages.append(program.add_storage(priced.room))
+        arguments = [values[value] for value in _used(joint, node)]
+        made = program.add_call(describe(node), arguments, storages, priced.cost)
+        values.update(zip(own, made, strict=False))
+        can = repeatable(joint, node)
+        for value in own:
+            if not can or (node.target is BATCH_NORM and value[1] in STATISTICS):
+                program.steps.append(("detach", values[value]))
+        program.steps.extend(("drop", room) for room in made[len(own) :])
+        drop(2 * number)
+    if joint.turn == len(joint.calls):
+        arrive()
+    program.outputs = [values[value] for value in lasting]
+
+
+def _used(joint: Joint, node: Node) -> list[Value]:
+    """The memory that a node reads."""
+    return list(dict.fromkeys(value for each in node.all_input_nodes for value in joint.holds[each] if value))
+
+
+def _last_uses(joint: Joint) -> tuple[dict[int, list[Value]], list[Value]]:
+    """What is let go of when, and what never is.
+
+    After the call n is 2n, after what the forward writes at its end one less than at the first call of the backward.
+    """
+    end = 2 * joint.turn - 1
+    last: dict[Value, int] = {}
+    for number, node in enumerate(joint.calls):
+        for value in [*joint.holds[node], *_used(joint, node)]:
+            if value and (value[0].op == "call_function" or value[0] in joint.backward):
+                last[value] = 2 * number
+    outputs = [each for each in joint.outputs() if isinstance(each, Node)]
+    lasting = {value for each in outputs for value in joint.holds[each] if value}
+    for node in joint.order:
+        if joint.kinds[node] == "effect" and node in joint.backward:
+            lasting.update(_used(joint, node))
+        elif joint.kinds[node] == "effect":
+            last.update((value, max(last[value], end)) for value in _used(joint, node) if value in last)
+    found: dict[int, list[Value]] = {}
+    for value, slot in last.items():
+        if value not in lasting:
+            found.setdefault(slot, []).append(value)
+    return found, sorted(lasting, key=lambda value: (joint.order.index(value[0]), value[1]))
+
+
+def _main_device(joint: Joint) -> torch.device:
+    """The one with the most bytes: the budget is for that."""
+    held: dict[torch.device, int] = {torch.device("cpu"): 0}
+    for node in joint.calls:
+        for each in tree_leaves(node.meta.get("val")):
+            if _is_tensor(each):
+                held[each.device] = held.get(each.device, 0) + _nbytes(each)
+    return max(held, key=lambda device: held[device])
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _storage(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError, AttributeError):  # sparse, or an opaque one: memory of its own
+        return id(tensor)
+
+
+def _nbytes(tensor: Any) -> int:
+    try:
+        return int(optimization_hint(tensor.untyped_storage().nbytes(), fallback=_UNKNOWN))
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return 0

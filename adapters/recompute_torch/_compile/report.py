@@ -1,0 +1,83 @@
+"""What was planned for each graph of a compiled step, and what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from recompute.extend import format_bytes
+from recompute_torch._compile.meter import Meter
+
+_LINES = 12
+
+
+@dataclass(repr=False)
+class GraphPlan:
+    """One joint graph: bytes beside parameters and inputs."""
+
+    name: str
+    """Where dynamo has it from."""
+    budget: int
+    plain: int
+    """Bytes at the peak if each operator runs once."""
+    saved_plain: int
+    """Bytes that are then kept from the forward for the backward."""
+    planned: int = 0
+    """Bytes at the peak of what runs."""
+    saved: int = 0
+    overhead: float = 1.0
+    """The cost of all runs, divided by the cost of each operator once."""
+    operators: int = 0
+    again: Counter[str] = field(default_factory=Counter)
+    """Which operators run again, and how often."""
+    seconds: float = 0.0
+    """What planning took, prices included."""
+    meter: Meter | None = None
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes at the peak of the first step, as they were; None: none has run yet."""
+        return self.meter.peak if self.meter is not None and self.meter.peak else None
+
+    def __str__(self) -> str:
+        real = "not run yet" if self.peak is None else format_bytes(self.peak)
+        lines = [
+            f"{self.name}: {self.operators} operators, {sum(self.again.values())} run again, overhead "
+            f"{self.overhead:.3f}; planned in {self.seconds:.1f} s",
+            f"  peak: budget {format_bytes(self.budget)}, planned {format_bytes(self.planned)}, real {real}, without a "
+            f"plan {format_bytes(self.plain)}",
+            f"  saved for the backward: {format_bytes(self.saved)}, without a plan {format_bytes(self.saved_plain)}",
+        ]
+        most = self.again.most_common(_LINES)
+        if most:
+            more = "" if len(self.again) <= _LINES else f", and {len(self.again) - _LINES} others"
+            lines.append("  again: " + ", ".join(f"{name} x {count}" for name, count in most) + more)
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<plan of {self.name}: {format_bytes(self.planned)} of {format_bytes(self.budget)}>"
+
+
+class Plans:
+    """The plans of the graphs of a step, in order; prints as a report."""
+
+    def __init__(self, graphs: list[GraphPlan]) -> None:
+        self.graphs = graphs
+
+    def __iter__(self) -> Iterator[GraphPlan]:
+        return iter(self.graphs)
+
+    def __len__(self) -> int:
+        return len(self.graphs)
+
+    def __getitem__(self, number: int) -> GraphPlan:
+        return self.graphs[number]
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "no graph with gradients was compiled yet: run a step"
+        return "\n".join(map(str, self.graphs))
+
+    def __repr__(self) -> str:
+        return f"<plans of {len(self.graphs)} graphs>"

@@ -1,0 +1,125 @@
+"""Small modules to compile with a budget, and what is left of a few of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import recompute_torch as rt
+
+Loss = Callable[[Tensor], Tensor]
+
+CHANNELS = 8
+
+
+class Glu(nn.Module):
+    """Views of one storage that meet again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = torch.cat([x, x.flip(1)], 1).chunk(2, 1)
+        return left * torch.sigmoid(right.transpose(2, 3)).transpose(2, 3)
+
+
+class Counting(nn.Module):
+    """A buffer that the forward changes, and reads before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(CHANNELS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = x * self.seen[:, None, None].detach().clone()
+        self.seen.mul_(0.5).add_(x.detach().mean((0, 2, 3)))
+        return torch.tanh(scaled) + self.seen[:, None, None]
+
+
+class InPlace(nn.Module):
+    """Writes to what it made, and to a part of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        y[:, ::2] = x[:, ::2].sin()
+        y[:, 1::2].add_(x[:, 1::2]).mul_(2)
+        return y.clamp_(-3, 3)
+
+
+class Residual(nn.Module):
+    """Two layers and a way around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.BatchNorm2d(CHANNELS), nn.ReLU(True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.inner(x)
+        return x + inner
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "conv": lambda: nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
+    "linear": lambda: nn.Linear(12, 12),
+    "norm": lambda: nn.BatchNorm2d(CHANNELS),
+    "group norm": lambda: nn.GroupNorm(2, CHANNELS),
+    "dropout": lambda: nn.Dropout(0.3),
+    "relu in place": lambda: nn.ReLU(inplace=True),
+    "gelu": nn.GELU,
+    "pool": lambda: nn.AvgPool2d(3, 1, 1),
+    "glu": Glu,
+    "counting": Counting,
+    "in place": InPlace,
+    "residual": Residual,
+}
+
+
+class Network(nn.Module):
+    """Layers in a row, and a loss."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, CHANNELS, 3, padding=1)
+        self.layers = nn.ModuleList([LAYERS[name]() for name in names])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return (x * x).mean()
+
+
+def network(names: Sequence[str]) -> Network:
+    """The same network each time."""
+    torch.manual_seed(0)
+    return Network(names)
+
+
+def image() -> Tensor:
+    """A batch for it."""
+    torch.manual_seed(1)
+    return torch.randn(4, 2, 12, 12, requires_grad=True)
+
+
+def left(module: nn.Module, step: Callable[..., Any], *given: Tensor, steps: int = 2) -> list[Tensor]:
+    """Losses, gradients and buffers after some steps."""
+    losses = []
+    for number in range(steps):
+        torch.manual_seed(number)
+        module.zero_grad()
+        loss = step(*given)
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = [each.grad for each in (*module.parameters(), *given) if each.grad is not None]
+    return [*losses, *[each.clone() for each in gradients], *[each.clone() for each in module.buffers()]]
+
+
+def compiled(module: Callable[..., Any], budget: int | float | str, **options: Any) -> Any:
+    """Quickly planned."""
+    torch.compiler.reset()
+    return rt.compile(module, budget, **{"effort": 0.03, "costs": "model", **options})
+
+
+def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+    """To the last bit."""
+    return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))

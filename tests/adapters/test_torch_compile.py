@@ -1,0 +1,262 @@
+"""Steps compiled with a budget: the bits of eager mode, a peak within the budget, and errors that name the cure."""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recompute as rc
+
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+
+from _torch_compiled import LAYERS, compiled, image, left, network, same  # noqa: E402  # after importorskip
+from torch import Tensor, nn  # noqa: E402  # after importorskip
+from torch.utils.checkpoint import checkpoint  # noqa: E402  # after importorskip
+
+import recompute_torch as rt  # noqa: E402  # after importorskip
+from recompute_torch._compile import versions  # noqa: E402  # after importorskip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SCALAR = 4  # bytes: the caller holds the gradient of the loss
+BLOCK = ["conv", "norm", "dropout", "gelu"]
+DEEP = [*BLOCK, *BLOCK, "conv", "norm", "dropout", "relu in place", "glu"]
+
+
+@settings(max_examples=5)
+@given(names=st.lists(st.sampled_from(sorted(LAYERS)), min_size=2, max_size=7), share=st.floats(0.3, 1.0))
+def test_a_budget_changes_no_bit_and_holds(names: list[str], share: float) -> None:
+    """Losses, gradients and buffers are those of eager mode, and the real peak is within the budget."""
+    plain = network(names)
+    expected = left(plain, plain, image())
+    module = network(names)
+    step = compiled(module, share)
+    try:
+        found = left(module, step, image())
+    except rc.BudgetError:
+        assert not rt.plans(step).graphs  # it was refused before anything ran
+        return
+    (plan,) = rt.plans(step)
+    assert same(expected, found)
+    assert plan.peak is not None
+    assert plan.peak <= plan.budget + SCALAR
+
+
+@pytest.fixture(scope="module")
+def plain() -> rt.GraphPlan:
+    """The deep network without a limit."""
+    module = network(DEEP)
+    step = compiled(module, "100%")
+    left(module, step, image(), steps=1)
+    return rt.plans(step)[0]
+
+
+def tight() -> tuple[Any, Any, rt.GraphPlan, list[Tensor]]:
+    module = network(DEEP)
+    step = compiled(module, 0.5)
+    found = left(module, step, image())
+    return module, step, rt.plans(step)[0], found
+
+
+def test_without_a_limit_nothing_runs_again(plain: rt.GraphPlan) -> None:
+    """A budget of the whole plain peak leaves the step as it is."""
+    assert (plain.overhead, plain.again.total(), plain.planned) == (1.0, 0, plain.plain)
+
+
+def test_random_operators_and_batch_norms_run_again_with_the_same_result(plain: rt.GraphPlan) -> None:
+    """Dropout draws what it drew, and statistics are counted once."""
+    module = network(DEEP)
+    expected = left(module, module, image())
+    _, _, plan, found = tight()
+    assert same(expected, found)
+    assert {"native_dropout", "_native_batch_norm_legit_functional"} <= set(plan.again)
+    assert plan.saved < plain.saved
+
+
+def test_the_plan_is_what_happens() -> None:
+    """The real peak is the planned one, which is within the budget."""
+    _, _, plan, _ = tight()
+    assert plan.peak is not None
+    assert plan.planned <= plan.peak <= plan.planned + SCALAR
+    assert plan.planned <= plan.budget < plan.plain
+
+
+def test_the_report_says_it() -> None:
+    """Peaks, saved bytes, overhead, and what runs again."""
+    _, step, plan, _ = tight()
+    text = str(rt.plans(step))
+    for word in ("budget", "planned", "real", "saved for the backward", "overhead", "again: "):
+        assert word in text
+    assert f"{plan.overhead:.3f}" in text
+
+
+def test_too_little_is_refused_before_training() -> None:
+    """The error says the least that works, and that works."""
+    module = network(DEEP)
+    with pytest.raises(rc.BudgetError, match="the least that a plan was found for is") as caught:
+        left(module, compiled(module, 1000), image())
+    assert "while it runs" in str(caught.value)
+    assert all(each.grad is None for each in module.parameters())
+    least = int(str(caught.value).split("(")[1].split(" bytes")[0])
+    left(module, compiled(module, least + least // 20), image())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"budget": "much"}, ValueError, "much"),
+        ({"budget": -1}, ValueError, "at least one byte"),
+        ({"budget": 3.5}, ValueError, "share"),
+        ({"budget": None}, ValueError, "a budget is needed"),
+        ({"budget": 1, "costs": "guess"}, ValueError, "measure, model"),
+        ({"budget": 1, "graphs": 0}, ValueError, "1 or more"),
+        ({"budget": 1, "effort": -1}, ValueError, "0 or more"),
+        ({"budget": 1, "compiler": "inductor"}, NotImplementedError, "not supported yet"),
+        ({"budget": 1, "compiler": "gcc"}, ValueError, "boxed"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    """At once, with the cure."""
+    with pytest.raises(error, match=words):
+        rt.compile(nn.Linear(2, 2), **options)
+
+
+def test_another_version_of_torch_is_refused() -> None:
+    """With what to install, and what works with any."""
+    versions.check(f"{versions.NEWEST}.1+cpu")
+    with pytest.raises(ImportError, match=r"rt\.budget"):
+        versions.check("2.1.0")
+
+
+def test_torch_finds_the_backend_by_its_name() -> None:
+    """The name is in the group that torch reads, and the options reach it."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, name = project["entry-points"]["torch_dynamo_backends"]["recompute"].split(":")
+    backend = getattr(__import__(module, fromlist=[name]), name)
+    torch.compiler.reset()
+    step = torch.compile(network(["gelu"]), backend=backend, options={"budget": "100%", "effort": 0.03})
+    assert not rt.plans(step).graphs
+    step(image()).backward()
+    assert rt.plans(step)[0].planned <= rt.plans(step)[0].budget
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="unknown option 'size'"):
+        torch.compile(network(["gelu"]), backend=backend, options={"budget": 1, "size": 2})(image())
+
+
+def test_a_step_of_another_kind_has_no_plans() -> None:
+    """An error says what to hand in."""
+    for other in (print, nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager")):
+        with pytest.raises(TypeError, match=r"rt\.compile"):
+            rt.plans(other)
+
+
+class Broken(nn.Module):
+    """Three graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([network(["gelu", "dropout", "conv"]).layers[2] for _ in range(3)])
+        self.first = nn.Conv2d(2, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.parts[0](self.first(x)))
+        torch._dynamo.graph_break()
+        x = torch.tanh(self.parts[1](x))
+        torch._dynamo.graph_break()
+        return (self.parts[2](x) ** 2).mean()
+
+
+def test_graphs_share_a_budget() -> None:
+    """A step that breaks is told of fullgraph, once; with the number of graphs each has its share, in silence."""
+    torch.manual_seed(0)
+    module = Broken()
+    expected = left(module, module, image())
+    with pytest.warns(UserWarning, match="fullgraph=True") as caught:
+        assert same(expected, left(module, compiled(module, 200_000), image()))
+    assert len(caught) == 1
+    step = compiled(module, 600_000, graphs=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the step breaks")
+        assert same(expected, left(module, step, image()))
+    assert [each.budget for each in rt.plans(step)] == [200_000] * 3
+
+
+def test_other_shapes_keep_the_plan() -> None:
+    """With dynamic shapes one plan serves, and results are those of eager mode."""
+    module = network(["conv", "dropout", "gelu", "conv", "glu"])
+    step = compiled(module, "95%", dynamic=True)
+    for height in (10, 9, 14):
+        given = torch.randn(4, 2, height, 12)
+        expected = left(module, module, given, steps=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a larger image needs more
+            assert same(expected, left(module, step, given, steps=1))
+    assert len(rt.plans(step)) == 1
+
+
+def test_checkpoints_inside_are_planned_like_the_rest() -> None:
+    """Blocks under torch's checkpoint give the same bits, and need not run again where there is room."""
+    module = network(DEEP)
+    expected = left(module, module, image())
+
+    def blocks(x: Tensor) -> Tensor:
+        x = module.first(x)
+        for layer in module.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return (x * x).mean()
+
+    for budget in (1.0, 0.75):
+        module.load_state_dict(network(DEEP).state_dict())
+        step = compiled(blocks, budget)
+        assert same(expected, left(module, step, image()))
+        assert (rt.plans(step)[0].overhead == 1) == (budget == 1)
+
+
+def test_autocast_gives_the_same_bits() -> None:
+    """Casts are operators like others."""
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)])
+
+    def loss(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x = module(x)
+        return (x.float() ** 2).mean()
+
+    given = torch.randn(64, 32)
+    expected = left(module, loss, given)
+    step = compiled(loss, "90%")
+    assert same(expected, left(module, step, given))
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradients_twice() -> None:
+    """With retain_graph from the first backward on."""
+    module = network(["conv", "dropout", "gelu"])
+    loss = compiled(module, "100%")(image())
+    loss.backward(retain_graph=True)
+    first = [each.grad.clone() for each in module.parameters()]
+    module.zero_grad()
+    loss.backward()
+    assert same(first, [each.grad for each in module.parameters()])
+
+
+def test_a_second_derivative_says_that_there_is_none() -> None:
+    """As of other backends that compile the backward."""
+    module = network(["conv", "gelu"])
+    given = image()
+    loss = compiled(module, "100%")(given)
+    (gradient,) = torch.autograd.grad(loss, given, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_without_gradients_nothing_is_planned() -> None:
+    """Inference runs as it is."""
+    module = network(["conv", "gelu"]).eval()
+    step = compiled(module, 1)
+    with torch.no_grad():
+        assert torch.equal(step(image()), module(image()))
+    assert "run a step" in str(rt.plans(step))
