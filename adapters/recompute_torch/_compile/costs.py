@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from time import perf_counter
 from typing import Any, Final, Literal
 
@@ -20,7 +21,7 @@ from recompute_torch._compile.program import Price
 
 Costs = Literal["measure", "model"]
 
-_RUNS: Final = 5  # at most, and at least two
+_RUNS: Final = 5  # at most
 _ENOUGH: Final = 0.02  # seconds of runs of one operator
 _FLOPS: Final = {"cpu": 5e4, "cuda": 2e7}  # in a microsecond
 _BYTES: Final = {"cpu": 1e4, "cuda": 1e6}  # moved in a microsecond
@@ -53,9 +54,8 @@ class Prices:
         if not isinstance(node.target, torch._ops.OpOverload):
             return Price(_reckoned(node))
         with _elsewhere():
-            run = _runner(node.target, args, kwargs)
-            room = _room(run)
-            return Price(_seconds(run) * 1e6 if self._measured else _reckoned(node), room)
+            seconds, room = _taken(_runner(node.target, args, kwargs))
+            return Price(seconds * 1e6 if self._measured else _reckoned(node), room)
 
 
 def room_of(target: Any, args: Any, kwargs: Any) -> int:
@@ -117,44 +117,43 @@ def _elsewhere() -> Iterator[None]:
         yield
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    """The fastest of a few runs."""
-    best, spent = float("inf"), 0.0
+def _taken(run: Callable[[], Any]) -> tuple[float, int]:
+    """Seconds of the fastest of a few runs, and bytes at the worst moment of one beyond what it returns."""
+    run()  # what the first run alone allocates is kept by libraries
+    most, best, spent = 0, float("inf"), 0.0
     for number in range(_RUNS):
-        start = perf_counter()
-        result = run()
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor) and each.is_cuda:
-                torch.cuda.synchronize(each.device)
-                break
-        took = perf_counter() - start
+        with _allocations(not number) as changes:
+            start = perf_counter()
+            result = run()
+            if any(isinstance(each, torch.Tensor) and each.is_cuda for each in tree_leaves(result)):
+                torch.cuda.synchronize()
+            took = perf_counter() - start
+        if changes:
+            used = list(accumulate(changes))
+            most = max(0, *used) - used[-1]
         del result
         best, spent = min(best, took), spent + took
-        if number and spent > _ENOUGH:
+        if spent > _ENOUGH:
             break
-    return best
+    return best, most
 
 
-def _room(run: Callable[[], Any]) -> int:
-    """Bytes at the worst moment of a run beyond what it returns, as the allocators tell the profiler."""
-    if profiler._profiler_enabled():  # the user is looking; one profiler at a time
-        return 0
-    config = _profiler.ProfilerConfig(
-        _profiler.ProfilerState.CPU, False, True, False, False, False, _profiler._ExperimentalConfig()
-    )
-    run()  # what the first run alone allocates is kept by libraries
-    profiler._enable_profiler_legacy(config)
+@contextmanager
+def _allocations(wanted: bool) -> Iterator[list[int]]:
+    """The bytes that are allocated inside, as the allocators tell the profiler, less than zero for those that go."""
+    changes: list[int] = []
+    if not wanted or profiler._profiler_enabled():  # one profiler at a time: the user is looking
+        yield changes
+        return
+    state, options = _profiler.ProfilerState.CPU, _profiler._ExperimentalConfig()
+    profiler._enable_profiler_legacy(_profiler.ProfilerConfig(state, False, True, False, False, False, options))
     try:
-        result = run()
+        yield changes
     finally:
-        threads = profiler._disable_profiler_legacy()
-    used = most = 0
-    for event in (each for thread in threads for each in thread):
-        if str(event.kind()) == "memory_alloc":
-            used += event.cpu_memory_usage() + event.cuda_memory_usage()
-            most = max(most, used)
-    del result
-    return int(most - used)
+        for thread in profiler._disable_profiler_legacy():
+            for event in thread:
+                if str(event.kind()) == "memory_alloc":
+                    changes.append(event.cpu_memory_usage() + event.cuda_memory_usage())
 
 
 def _reckoned(node: fx.Node) -> float:
