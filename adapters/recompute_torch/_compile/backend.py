@@ -39,7 +39,7 @@ class _Refused(ShortenTraceback, rc.BudgetError):
         return self._text
 
 
-_Refused.__module__, _Refused.__qualname__ = "recompute", "BudgetError"
+_Refused.__module__, _Refused.__name__, _Refused.__qualname__ = "recompute", "BudgetError", "BudgetError"
 
 
 class Backend:
@@ -78,7 +78,10 @@ class Backend:
         return parts
 
     def _share(self, plain: int) -> int:
-        return max(1, parse_budget(self._budget, whole=plain) // self._graphs)
+        """Bytes for a graph: its part of the budget, or so much of what it takes without a plan."""
+        if isinstance(bytes_or_share(self._budget), float):
+            return parse_budget(self._budget, whole=plain)
+        return max(1, parse_budget(self._budget) // self._graphs)
 
     def _count(self) -> None:
         """One more graph; another compilation of the same code, for other shapes say, is none."""

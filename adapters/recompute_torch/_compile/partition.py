@@ -51,7 +51,11 @@ class Partitioner:
         plan.budget = budget(plan.plain)
         plain = Emission(joint, range(len(joint.calls)))
         plan.saved_plain = _saved(joint, plain)
-        order, emission = self._fitted(joint, plan.budget, plain)
+        once = list(range(len(joint.calls)))
+        found = (once, plain) if self._peak(joint, plain) <= plan.budget else self._fitted(joint, plan.budget)
+        if found is None:
+            raise TooSmall(self._advice(joint, plan.budget))
+        order, emission = found
         plan.planned = self._peak(joint, emission)
         plan.saved = _saved(joint, emission)
         plan.operators = len(joint.calls)
@@ -62,33 +66,26 @@ class Partitioner:
         plan.seconds = perf_counter() - start
         return parts
 
-    def _fitted(self, joint: Joint, budget: int, plain: Emission) -> tuple[list[int], Emission]:
-        """The cheapest order that was found, and the graph that follows it, whose peak is within the budget."""
-        once = list(range(len(joint.calls)))
-        if self._peak(joint, plain) <= budget:
-            return once, plain
+    def _fitted(self, joint: Joint, budget: int) -> tuple[list[int], Emission] | None:
+        """The cheapest order that was found, and the graph that follows it, whose peak is within the budget.
+
+        What is emitted may need a little more than was planned: the states of generators.
+        """
         given = budget
         for _ in range(_TRIES):
             try:
                 order = order_of(joint, given, self._effort)
             except PlanError:
-                break
+                return None
             emission = Emission(joint, order)
             over = self._peak(joint, emission) - budget
             if over <= 0:
                 return order, emission
             given -= over
-        raise TooSmall(self._advice(joint, budget))
+        return None
 
     def _advice(self, joint: Joint, budget: int) -> str:
-        def fits(given: int) -> bool:
-            try:
-                emission = Emission(joint, order_of(joint, given, self._effort))
-            except PlanError:
-                return False
-            return self._peak(joint, emission) <= given
-
-        enough = least(joint, budget, fits)
+        enough = least(joint, budget, lambda given: self._fitted(joint, given) is not None)
         return (
             f"the budget of {format_bytes(budget)} is too small: the least that a plan was found for is "
             f"{format_bytes(enough)} ({enough} bytes); without a plan the peak is "
