@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,7 +33,7 @@ class _Refused(ShortenTraceback, rc.BudgetError):
     """The library's error, which dynamo lets pass as it is."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, first_useful_frame=None)
+        super().__init__(text, first_useful_frame=sys._getframe(1))  # what is below in the traceback is dynamo's
         self._text = text
 
     def __str__(self) -> str:

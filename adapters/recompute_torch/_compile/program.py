@@ -23,6 +23,7 @@ Value = tuple[Node, int]
 
 BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit_functional.default
 STATISTICS: Final = (3, 4)  # results of a batch norm: the new running statistics
+STATE: Final = 5056  # bytes of the state of torch's generator on the CPU
 _UNKNOWN: Final = 4096  # what a size counts as that depends on data
 
 
@@ -103,8 +104,11 @@ def repeatable(joint: Joint, node: Node) -> bool:
         return False
     if target.namespace in ("_c10d_functional", "c10d") or target._schema.name in HIDDEN:
         return False
-    if seeded(node) and (node.kwargs.get("generator") is not None or "generator" in target._overloadname):
-        return False
+    if seeded(node):
+        if node.kwargs.get("generator") is not None or "generator" in target._overloadname:
+            return False  # the state that is kept is the default one's
+        if sum(_nbytes(each) for each in tree_leaves(node.meta["val"]) if _is_tensor(each)) <= STATE:
+            return False  # that state takes as much
     return not any(value[0] in joint.overwritten for value in _used(joint, node))
 
 
@@ -113,7 +117,7 @@ def _order(joint: Joint) -> None:
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
     late: set[Node] = set()
     for node in nodes:
-        tag = node.meta.get("partitioner_tag")
+        tag = node.meta.get("partitioner_tag") if node.op != "get_attr" else None  # constants are there anyway
         if tag in ("is_backward", "must_be_in_backward") or any(each in late for each in node.all_input_nodes):
             late.add(node)
     stack = [each for each in joint.outputs()[: joint.results] if isinstance(each, Node)]
