@@ -22,6 +22,7 @@ from recompute_torch._compile.report import GraphPlan
 OVER: Final = 1.05
 """Times the budget that a peak may be."""
 _TRIES: Final = 4  # plans, each for less, until what is emitted fits
+_PROBE: Final = 0.25  # of the effort, for each plan that only tells which budget works
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 
 
@@ -52,7 +53,9 @@ class Partitioner:
         plain = Emission(joint, range(len(joint.calls)))
         plan.saved_plain = _saved(joint, plain)
         once = list(range(len(joint.calls)))
-        found = (once, plain) if self._peak(joint, plain) <= plan.budget else self._fitted(joint, plan.budget)
+        found = (
+            (once, plain) if self._peak(joint, plain) <= plan.budget else self._fitted(joint, plan.budget, self._effort)
+        )
         if found is None:
             raise TooSmall(self._advice(joint, plan.budget))
         order, emission = found
@@ -66,7 +69,7 @@ class Partitioner:
         plan.seconds = perf_counter() - start
         return parts
 
-    def _fitted(self, joint: Joint, budget: int) -> tuple[list[int], Emission] | None:
+    def _fitted(self, joint: Joint, budget: int, effort: float) -> tuple[list[int], Emission] | None:
         """The cheapest order that was found, and the graph that follows it, whose peak is within the budget.
 
         What is emitted may need a little more than was planned: the states of generators.
@@ -74,7 +77,7 @@ class Partitioner:
         given = budget
         for _ in range(_TRIES):
             try:
-                order = order_of(joint, given, self._effort)
+                order = order_of(joint, given, effort)
             except PlanError:
                 return None
             emission = Emission(joint, order)
@@ -85,7 +88,8 @@ class Partitioner:
         return None
 
     def _advice(self, joint: Joint, budget: int) -> str:
-        enough = least(joint, budget, lambda given: self._fitted(joint, given) is not None)
+        effort = _PROBE * self._effort
+        enough = least(joint, budget, lambda given: self._fitted(joint, given, effort) is not None)
         return (
             f"the budget of {format_bytes(budget)} is too small: the least that a plan was found for is "
             f"{format_bytes(enough)} ({enough} bytes); without a plan the peak is "

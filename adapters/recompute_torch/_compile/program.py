@@ -262,7 +262,9 @@ def _last_uses(joint: Joint) -> tuple[dict[int, list[Value]], list[Value]]:
     for value, slot in last.items():
         if value not in lasting:
             found.setdefault(slot, []).append(value)
-    return found, sorted(lasting, key=lambda value: (joint.order.index(value[0]), value[1]))
+    return found, [
+        value for node in joint.order for value in joint.holds[node] if value in lasting and value[0] is node
+    ]
 
 
 def _main_device(joint: Joint) -> torch.device:
