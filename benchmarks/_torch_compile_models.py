@@ -1,0 +1,145 @@
+"""The models of benchmarks/torch_compile.py: each a loss of one batch, with blocks that may run as one likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from _torch_sizes_models import Run, _ResNet, _Transformer, _UNet, _words
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass
+class Step:
+    """What is compiled: the loss of a batch."""
+
+    module: nn.Module
+    x: Tensor
+    y: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.module(x), y)
+
+    @property
+    def stays(self) -> int:
+        """Bytes of parameters, buffers and batch."""
+        tensors = [*self.module.parameters(), *self.module.buffers(), self.x, self.y]
+        return sum(each.nbytes for each in tensors)
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, given: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            *(nn.Conv2d(given, channels, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)),
+            *(nn.Conv2d(channels, channels, 3, stride, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)),
+            *(nn.Conv2d(channels, 4 * channels, 1, bias=False), nn.BatchNorm2d(4 * channels)),
+        )
+        self.beside: nn.Module = nn.Identity()
+        if stride > 1 or given != 4 * channels:
+            self.beside = nn.Sequential(
+                nn.Conv2d(given, 4 * channels, 1, stride, bias=False), nn.BatchNorm2d(4 * channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.path(x) + self.beside(x))
+
+
+class _ResNet50(_ResNet):
+    """Its blocks have three convolutions each, and there are 3, 4, 6 and 3 of them."""
+
+    def __init__(self, run: Run, channels: int) -> None:
+        super().__init__(run, channels, 1)
+        blocks, given = [], channels
+        for level, count in enumerate((3, 4, 6, 3)):
+            for number in range(count):
+                blocks.append(_Bottleneck(given, channels << level, 2 if level and not number else 1))
+                given = 4 * channels << level
+        self.blocks, self.leave = nn.ModuleList(blocks), nn.Linear(given, 10)
+
+
+class _Lstm(nn.Module):
+    """Cells in a loop, which torch.compile unrolls; a block is some steps in time."""
+
+    def __init__(self, run: Run, words: int, width: int, piece: int) -> None:
+        super().__init__()
+        self.enter, self.cell, self.leave = (
+            nn.Embedding(words, width),
+            nn.LSTMCell(width, width),
+            nn.Linear(width, words),
+        )
+        self.run, self.piece = run, piece
+
+    def _steps(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = []
+        for number in range(x.shape[1]):
+            h, c = self.cell(x[:, number], (h, c))
+            found.append(h)
+        return torch.stack(found, 1), h, c
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        h = c = x.new_zeros(x.shape[0], x.shape[2])
+        found = []
+        for start in range(0, x.shape[1], self.piece):
+            made, h, c = self.run(self._steps, x[:, start : start + self.piece], h, c)
+            found.append(made)
+        scores: Tensor = self.leave(torch.cat(found, 1))
+        return scores
+
+
+def _images(module: nn.Module, batch: int, size: int) -> Step:
+    x, y = torch.randn(batch, 3, size, size), torch.randint(10, (batch,))
+    return Step(module, x, y, functional.cross_entropy)
+
+
+def _text(module: nn.Module, words: int, batch: int, length: int) -> Step:
+    x = torch.randint(words, (batch, length))
+    return Step(module, x, x.roll(-1, 1), _words)
+
+
+def resnet18(run: Run, quick: bool) -> Step:
+    """ResNet-18, 8 images of 112 x 112"""
+    return _images(_ResNet(run, 8 if quick else 64, 1 if quick else 2), 2 if quick else 8, 32 if quick else 112)
+
+
+def resnet50(run: Run, quick: bool) -> Step:
+    """ResNet-50, 4 images of 112 x 112"""
+    return _images(_ResNet50(run, 4 if quick else 64), 2 if quick else 4, 32 if quick else 112)
+
+
+def unet(run: Run, quick: bool) -> Step:
+    """U-Net, 4 levels from 16 channels, 4 pictures of 96 x 96"""
+    channels, levels, size, batch = (4, 2, 32, 2) if quick else (16, 4, 96, 4)
+    x = torch.randn(batch, 3, size, size)
+    target = (x.sum(1, keepdim=True) > 0).float()
+    return Step(_UNet(run, channels, levels), x, target, functional.binary_cross_entropy_with_logits)
+
+
+def gpt2(run: Run, quick: bool) -> Step:
+    """GPT-2, 6 blocks of width 256, 4 x 256 tokens of 2,000"""
+    width, depth, length, batch, words = (64, 2, 32, 2, 100) if quick else (256, 6, 256, 4, 2_000)
+    module = _Transformer(run, nn.Embedding(words, width), width, depth, length, words, causal=True)
+    return _text(module, words, batch, length)
+
+
+def vit(run: Run, quick: bool) -> Step:
+    """ViT, 8 blocks of width 192, 8 images of 112 x 112 in patches of 8"""
+    width, depth, size, patch, batch = (64, 2, 32, 8, 2) if quick else (192, 8, 112, 8, 8)
+    enter = nn.Conv2d(3, width, patch, patch)
+    return _images(_Transformer(run, enter, width, depth, (size // patch) ** 2, 10, causal=False), batch, size)
+
+
+def lstm(run: Run, quick: bool) -> Step:
+    """LSTM of width 256, 32 x 48 tokens of 1,000, blocks of 8 steps"""
+    words, width, batch, length = (50, 16, 2, 16) if quick else (1_000, 256, 32, 48)
+    return _text(_Lstm(run, words, width, 8), words, batch, length)
+
+
+MODELS: Final[dict[str, Callable[[Run, bool], Step]]] = {
+    each.__name__: each for each in (resnet18, resnet50, unet, gpt2, vit, lstm)
+}

@@ -1,0 +1,331 @@
+"""Measures `rt.compile` beside every other way to save memory that torch has, at equal real peaks.
+
+`python benchmarks/torch_compile.py --into docs/results` writes torch_compile.md there; `--models unet,gpt2` chooses,
+`--quick` only asks whether it runs. Bytes are those of torch's allocator, as its profiler hears of them, beyond what
+there was before the step: at the end of the forward, and at the worst moment. What runs again is counted in floating-
+point operations by torch's own counter. Steps are timed in turns, one of each way after the other, and the fastest
+counts. After each other way, `rt.compile` gets that way's real peak as its budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from types import FunctionType
+from typing import Any, Final
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import torch  # after the number of threads
+import torch._dynamo.backends.debugging as debugging
+from _common import facts, markdown, say
+from _torch_compile_models import MODELS, Step
+from _torch_sizes_models import Run, straight
+from torch import Tensor
+from torch.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import flop_registry
+
+import recompute as rc
+import recompute_torch as rt
+
+
+class Counter(TorchDispatchMode):
+    """Adds up floating-point operations by torch's formulas."""
+
+    supports_higher_order_operators = True
+    total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=found)
+        return found
+
+
+plainly = debugging.boxed_nop
+counted: list[float] | None = None
+"""Floating-point operations inside of compiled graphs; None: they are not counted now."""
+
+
+def counting(module: Any, inputs: Any) -> Any:
+    """What runs every compiled graph here; a mode around the step would have it run in eager mode instead."""
+    inner = plainly(module, inputs)
+
+    def run(args: Any) -> Any:
+        if counted is None:
+            return inner(args)
+        with Counter() as counter:
+            found = inner(args)
+        counted.append(counter.total)
+        return found
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
+    return run
+
+
+debugging.boxed_nop = counting
+
+RATIOS: Final = (0.5, 0.25, 0.0)
+"""Of `activation_memory_budget`; 1 is the default."""
+SHARES: Final = (0.6, 0.4)
+"""Of the plain peak, for `rt.compile` by itself."""
+ROUNDS: Final = 3
+ABOUT: Final = """\
+Compiled steps within a budget, beside every other way to save memory that torch has. Bytes are those of torch's
+allocator beyond what there was before the step: *kept* at the end of the forward, *peak* at the worst moment, with
+gradients and with what operators need while they run. *FLOPs again* is what runs more than in eager mode, by torch's
+formulas; these count products and convolutions alone. Steps are timed in turns, and the fastest of a few counts:
+compare times within a table, and not closely if the machine was busy.
+
+After each other way, `rt.compile` gets that way's real peak as its budget, and so does a block, beside parameters and
+batch; a block does not count what operators need while they run. A checkpoint counts batch norm's statistics twice,
+which is why its bits differ there. *min-cut* is torch's default partitioner at this `activation_memory_budget`.
+
+`python benchmarks/torch_compile.py --into docs/results` writes this page."""
+
+
+@dataclass
+class Way:
+    """One way to run the step, and what it took."""
+
+    name: str
+    run: Callable[[], Tensor] | None
+    first: float = 0.0
+    """Seconds of the first call: compiling and planning."""
+    kept: int = 0
+    """Bytes at the end of the forward."""
+    peak: int = 0
+    flops: float = 0.0
+    seconds: float = float("inf")
+    same: bool = True
+    failed: str = ""
+    note: str = ""
+
+
+@dataclass
+class Bench:
+    """One model, and every way to run it."""
+
+    make: Callable[[Run, bool], Step]
+    quick: bool
+    ways: list[Way] = field(default_factory=list)
+    expected: list[Tensor] = field(default_factory=list)
+
+    def step(self, run: Run = straight) -> Step:
+        torch.manual_seed(0)
+        return self.make(run, self.quick)
+
+    def add(self, name: str, step: Step, loss: Callable[[Tensor, Tensor], Tensor]) -> Way:
+        """Run it thrice: to compile, for bytes, and for operations."""
+
+        def run() -> Tensor:
+            step.module.zero_grad()
+            found = loss(step.x, step.y)
+            with record_function("the forward is over"):
+                pass
+            found.backward()  # type: ignore[no-untyped-call]  # as it is in torch
+            return found.detach()
+
+        say(f"  {name}")
+        way = Way(name, run)
+        self.ways.append(way)
+        torch.manual_seed(1)
+        start = perf_counter()
+        try:
+            found = run()
+        except Exception as error:  # some cannot compile some models
+            way.run, way.failed = None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:90]}"
+            return way
+        way.first = perf_counter() - start
+        state = [found, *[each.grad.clone() for each in step.module.parameters() if each.grad is not None]]
+        state += [each.clone() for each in step.module.buffers()]
+        self.expected = self.expected or state
+        way.same = all(torch.equal(one, two) for one, two in zip(state, self.expected, strict=True))
+        step.module.zero_grad()
+        way.kept, way.peak = allocated(run)
+        way.flops = flops(run)
+        return way
+
+
+def allocated(run: Callable[[], Any]) -> tuple[int, int]:
+    """Bytes in use at the end of the forward, and at most, beyond those before, by the allocator's own account."""
+    from torch._C import _autograd, _profiler
+
+    state, options = _profiler.ProfilerState.CPU, _profiler._ExperimentalConfig()
+    _autograd._enable_profiler_legacy(_profiler.ProfilerConfig(state, False, True, False, False, False, options))
+    try:
+        run()
+    finally:
+        threads = _autograd._disable_profiler_legacy()
+    used = most = kept = 0
+    for event in threads[0]:
+        if str(event.kind()) == "memory_alloc":
+            used += event.cpu_memory_usage()
+            most = max(most, used)
+        elif event.name() == "the forward is over":
+            kept = used
+    return kept, most
+
+
+def flops(run: Callable[[], Any]) -> float:
+    """Floating-point operations of a step, in compiled graphs or, if it has none, altogether."""
+    global counted
+    counted = []
+    run()
+    inside, counted = sum(counted), None
+    if inside:
+        return inside
+    with Counter() as counter:
+        run()
+    return counter.total
+
+
+@contextmanager
+def ratio(share: float) -> Iterator[None]:
+    with torch._functorch.config.patch(activation_memory_budget=share):
+        yield
+
+
+def checkpointed(block: Any, *given: Any) -> Any:
+    return checkpoint(block, *given, use_reentrant=False)
+
+
+def ours(bench: Bench, name: str, budget: int | float) -> None:
+    """`rt.compile` with a budget."""
+    step = bench.step()
+    loss = rt.compile(alone(step), budget)
+    way = bench.add(name, step, loss)
+    for plan in rt.plans(loss):
+        way.note = f"planned {plan.planned / 1e6:.1f} MB in {plan.seconds:.1f} s, {sum(plan.again.values())} runs again"
+
+
+def measure(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
+    bench = Bench(make, quick)
+    step = bench.step()
+    plain = bench.add("eager", step, step)
+    step = bench.step()
+    bench.add("aot_eager, which is min-cut at 1", step, compiled(step))
+    for share in RATIOS:
+        step = bench.step()
+        with ratio(share):
+            bench.add(f"min-cut at {share}", step, compiled(step))
+    step = bench.step(checkpointed)
+    bench.add("checkpoint per block", step, step)
+    rivals = [way for way in bench.ways if way.run is not None and way is not plain]
+    for share in SHARES:
+        ours(bench, f"**rt.compile** at {share:.0%}", share)
+    seen: set[int] = set()
+    for way in rivals:
+        if way.peak < 0.98 * plain.peak and way.peak not in seen:
+            seen.add(way.peak)
+            ours(bench, f"**rt.compile** at the peak of {way.name}", way.peak)
+            block(bench, f"rt.budget at the peak of {way.name}", way.peak)
+    for _ in range(2 if quick else ROUNDS):
+        for way in bench.ways:
+            if way.run is not None:
+                start = perf_counter()
+                way.run()
+                way.seconds = min(way.seconds, perf_counter() - start)
+    return bench
+
+
+def compiled(step: Step) -> Callable[[Tensor, Tensor], Tensor]:
+    loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(alone(step), backend="aot_eager")
+    return loss
+
+
+def alone(step: Step) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function with code of its own: what dynamo compiles belongs to code, and there are many ways here."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return step(x, y)
+
+    return FunctionType(loss.__code__.replace(co_name="loss_of"), globals(), "loss_of", None, loss.__closure__)
+
+
+def block(bench: Bench, name: str, peak: int) -> None:
+    """A block whose budget leaves as many bytes beside parameters and batch."""
+    step = bench.step()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return step(x, y)
+
+    way = bench.add(name, step, loss)
+    inner = way.run
+    assert inner is not None, "in plain torch it runs"
+
+    def run() -> Tensor:
+        step.module.zero_grad()
+        with rt.budget(peak + step.stays) as given:
+            found = inner()
+            stats = given.stats()
+            way.note = f"{stats.rematerializations} runs again, {stats.overhead - 1:.1%} of the compute"
+            return found
+
+    way.run = run
+    start = perf_counter()
+    try:
+        torch.manual_seed(1)
+        run()
+        way.first = perf_counter() - start
+        step.module.zero_grad()
+        way.kept, way.peak = allocated(run)
+        way.flops = 0.0
+    except rc.BudgetError:
+        way.run, way.failed = None, "no room"
+
+
+def table(bench: Bench) -> str:
+    plain, base = bench.ways[:2]
+    lines = []
+    for way in bench.ways:
+        if way.run is None:
+            lines.append([way.name, *["-"] * 6, way.failed])
+            continue
+        lines.append(
+            [
+                way.name,
+                f"{way.kept / 1e6:.1f}",
+                f"{way.peak / 1e6:.1f}",
+                f"{way.flops / plain.flops - 1:+.1%}" if way.flops else "",
+                f"{way.seconds / base.seconds:.2f}",
+                f"{way.first:.1f}",
+                "yes" if way.same else "**no**",
+                way.note,
+            ]
+        )
+    head = ["way", "kept, MB", "peak, MB", "FLOPs again", "step / aot_eager", "first call, s", "bits of eager", "note"]
+    return markdown(head, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--into", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(2)
+    machine = {**facts(), "torch": torch.__version__}
+    parts = ["# torch.compile within a budget", ABOUT, "## Machine", ""]
+    parts[3] = "\n".join(f"- {name}: {value}" for name, value in machine.items())
+    for name in given.models.split(","):
+        make = MODELS[name]
+        say(name)
+        bench = measure(make, given.quick)
+        seconds = bench.ways[1].seconds
+        parts.append(f"## {make.__doc__}\n\nA step of aot_eager: {seconds:.3f} s.\n\n{table(bench)}")
+        print(parts[-1], flush=True)
+        if given.into is not None:  # after each, since they take minutes
+            (given.into / "torch_compile.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
