@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from threading import current_thread
+from threading import current_thread, get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar, overload
 
@@ -60,7 +60,7 @@ class Recomputable(Forgotten, Generic[T_co]):
         except Exception:
             raise
         except BaseException as interrupt:  # would be lost in a destructor: the next use of the cache raises it
-            self.engine.finalizer.interrupts.append(interrupt)
+            self.engine.finalizer.interrupts.append((get_ident(), interrupt))
 
     @property
     def cache(self) -> Cache:

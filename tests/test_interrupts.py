@@ -593,6 +593,31 @@ def test_a_storm_of_signals(error: type[BaseException]) -> None:
     assert storm.strikes
 
 
+def test_an_interrupt_is_raised_in_the_thread_that_it_struck() -> None:
+    """One that came in a destructor waits for that thread, whoever else uses the cache."""
+    blocks = Blocks()
+
+    class Struck:
+        @property
+        def storage(self) -> Any:
+            raise KeyboardInterrupt
+
+    def other() -> None:
+        found.extend(value.get().number for value in blocks.values)
+
+    found: list[int] = []
+    doomed = rc.Recomputable(blocks.cache, blocks.values[3].node)
+    doomed.node = Struck()  # type: ignore[assignment]
+    del doomed
+    thread = Thread(target=other)
+    thread.start()
+    thread.join(LONG)
+    assert found == blocks.expected
+    with pytest.raises(KeyboardInterrupt):
+        blocks.values[0].evict()
+    blocks.check()
+
+
 def test_a_storm_of_signals_while_threads_work() -> None:
     """So it is while other threads use the cache, who never notice."""
 

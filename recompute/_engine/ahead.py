@@ -82,7 +82,7 @@ class Ahead:
                     self._evict(engine, signals)
             except Exception as error:  # of an adapter: the next use of the cache raises it
                 if engine is not None:
-                    engine.finalizer.interrupts.append(error)
+                    engine.finalizer.interrupts.append((0, error))
             finally:
                 del engine
 

@@ -176,8 +176,9 @@ class Finalizer:
         self.garbage: list[Any] = []
         """What was dropped under the lock."""
         self.departures: dict[Departure, None] = {}
-        self.interrupts: deque[BaseException] = deque()
-        """What came while a destructor ran, where nothing can be raised: the next use of the cache raises it."""
+        self.interrupts: deque[tuple[int, BaseException]] = deque()
+        """What came while a destructor ran, where nothing can be raised: the thread that it struck raises it when it
+        uses the cache next. 0: any thread does."""
 
     def depart(self, storage: Storage, watch: bool, copy: Copy | None = None) -> Departure | None:
         """Take the payloads off a resident storage. Under the lock, before its bytes are no longer counted.
@@ -217,5 +218,11 @@ class Finalizer:
             garbage.clear()
 
     def raise_interrupts(self) -> None:
-        if self.interrupts:
-            raise self.interrupts.popleft()
+        """Those that struck this thread: the others are for theirs."""
+        for each in tuple(self.interrupts):
+            if each[0] in (0, get_ident()):
+                try:
+                    self.interrupts.remove(each)
+                except ValueError:  # another thread raises it
+                    continue
+                raise each[1]
