@@ -26,6 +26,10 @@ _rest.multiple_results = True
 _PARTS: Final = (0, 1, 2, 4)  # eighths of the way from the least to the most, where no plan was found for less
 
 
+_HARDER: Final = 10
+"""Times the effort of a whole function's plan: a branch is small, and its order is where a plan begins."""
+
+
 def nothing(group: Group) -> Kept:
     """Everything runs again."""
     return [[] for _ in group.branches]
@@ -36,7 +40,7 @@ def kept(group: Group, room: int, effort: float, seed: int, price: Callable[[Seg
     found: Kept = []
     for branch in group.branches:
         segments = segment(_together(group, branch), "branch", price)
-        order = _order(_with_dear_rest(segments), room, effort / len(group.branches), seed)
+        order = _order(_with_dear_rest(segments), room, _HARDER * effort / len(group.branches), seed)
         crossing = _crossing(segments, order, branch)
         found.append([at for at, var in enumerate(branch.values) if var in crossing])
     return found
