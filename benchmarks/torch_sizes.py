@@ -115,16 +115,18 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         taken = Taken(way, 0.0)
         seconds = []
+        losses = []
         try:
             with around as block:
                 for _ in range(LEARNING if isinstance(block, rt.budget) else 0):
-                    training.step()
+                    losses.append(training.step().item())
                     if not block.stats().foresight.startswith(("recording", "planning")):
                         break
                 for _ in range(steps):
                     began = perf_counter()
-                    taken.loss = training.step().item()
+                    losses.append(training.step().item())
                     seconds.append(perf_counter() - began)
+                taken.loss = losses[steps - 1]  # others take no more steps
                 if isinstance(block, rt.budget):
                     stats = block.stats()
                     taken.counted = stats.peak
