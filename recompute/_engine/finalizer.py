@@ -225,4 +225,7 @@ class Finalizer:
                     self.interrupts.remove(each)
                 except ValueError:  # another thread raises it
                     continue
-                raise each[1]
+                try:
+                    raise each[1]
+                finally:
+                    del each  # the frames of its traceback, this one too, would hold it, and what they hold, in a cycle
