@@ -131,32 +131,6 @@ def source(cache: Cache, payload: Any, handle: type[H], *, moves: bool = True, w
     return requests.add_source(cache.engine, payload, handle, moves, waits)  # type: ignore[no-any-return]  # as asked
 
 
-@overload
-def adopt(
-    cache: Cache,
-    payload: Any,
-    function: Callable[..., Any],
-    positional: Sequence[Any],
-    arguments: Sequence[Node],
-    place: Place,
-    *,
-    cost: float,
-    handle: type[H],
-    waits: Literal[True] = True,
-) -> H: ...
-@overload
-def adopt(
-    cache: Cache,
-    payload: Any,
-    function: Callable[..., Any],
-    positional: Sequence[Any],
-    arguments: Sequence[Node],
-    place: Place,
-    *,
-    cost: float,
-    handle: type[H],
-    waits: bool,
-) -> H | None: ...
 def adopt(
     cache: Cache,
     payload: Any,

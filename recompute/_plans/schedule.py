@@ -64,9 +64,14 @@ class Plan:
         return self.bound is not None and self.overhead <= self.bound * (1 + 1e-9)
 
     @property
+    def order(self) -> list[int]:
+        """Numbers of calls of the program, in the order of their runs."""
+        return [number for kind, number in self.steps if kind == "compute"]
+
+    @property
     def computes(self) -> int:
         """How many times an operation is run."""
-        return sum(kind == "compute" for kind, _ in self.steps)
+        return len(self.order)
 
     @property
     def fetches(self) -> int:

@@ -89,7 +89,7 @@ def _order(segments: Segments, room: int, effort: float, seed: int) -> list[int]
         with suppress(PlanError):
             plan = planners.replan(segments.program, max(2, budget), order, effort, seed)
             if plan is not None:
-                return [which for kind, which in plan.steps if kind == "compute"]
+                return plan.order
     return order
 
 

@@ -33,7 +33,6 @@ _known: dict[Hashable, Price] = {}
 
 
 class Prices:
-    nothing: Final = Price(0.0)
     """What gives the price of a node of a graph."""
 
     def __init__(self, costs: Costs) -> None:

@@ -15,14 +15,15 @@ from recompute import planners
 from recompute.extend import format_bytes
 from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.emit import Emission, crossing
-from recompute_torch._compile.plan import PlanError, holders, least, order_of, repeated
-from recompute_torch._compile.program import Joint, read
+from recompute_torch._compile.program import Joint, Price, read
 from recompute_torch._compile.report import GraphPlan
+from recompute_torch._compile.telling import holders, least, repeated
 
 OVER: Final = 1.05
 """Times the budget that a peak may be."""
 _TRIES: Final = 4  # plans, each for less, until what is emitted fits
 _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budget works
+_NOTHING: Final = Price(0.0)
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 
 
@@ -77,8 +78,8 @@ class Partitioner:
         given = budget
         for _ in range(_TRIES):
             try:
-                order = order_of(joint, given, effort)
-            except PlanError:
+                order = planners.plan(joint.program, given, effort=effort).order
+            except planners.PlanError:
                 return None
             emission = Emission(joint, order)
             over = self._peak(joint, emission) - budget
@@ -113,7 +114,7 @@ def _without_statistics(graph: fx.Graph) -> None:
 
 def _saved(joint: Joint, emission: Emission) -> int:
     """Bytes of what the forward makes and the backward uses."""
-    graph = read(emission.graph, joint.results, lambda node: Prices.nothing)
+    graph = read(emission.graph, joint.results, lambda node: _NOTHING)
     held = {value for node in crossing(emission.graph) for value in graph.holds[node] if value}
     program = graph.program
     return sum(program.sizes[program.storages[graph.values[value]]] for value in held)

@@ -1,4 +1,4 @@
-"""A plan of a joint graph within a budget, by the core's planner; or what is the least that works."""
+"""What is told of a plan: the least budget that works, what is in memory at the worst moment, what runs again."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ from typing import Final
 
 from recompute import planners
 from recompute.extend import format_bytes
-from recompute.planners import PlanError
 from recompute_torch._compile.program import Joint
 
 _PROBES: Final = 6  # budgets that are tried to say which works
 _NAMED: Final = 4  # of what is in memory at the worst moment
-
-
-def order_of(joint: Joint, budget: int, effort: float) -> list[int]:
-    """Numbers of calls, in the order of their runs. Raises PlanError if nothing fits."""
-    found = planners.plan(joint.program, budget, effort=effort)
-    return [number for kind, number in found.steps if kind == "compute"]
 
 
 def least(joint: Joint, budget: int, fits: Callable[[int], bool]) -> int:
@@ -57,6 +50,3 @@ def repeated(joint: Joint, order: Sequence[int]) -> Counter[str]:
     found = Counter([joint.program.calls[number].name for number in order])
     found.subtract(call.name for call in joint.program.calls)
     return +found
-
-
-__all__ = ["PlanError", "holders", "least", "order_of", "repeated"]
