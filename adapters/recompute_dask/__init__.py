@@ -3,8 +3,8 @@
     get, budget, stats      the scheduler, for every collection of Dask's in this process
     Worker, Nanny           for a cluster (dask.distributed, which is imported when they are used)
 
-The layers, from the top: _scheduler and _worker; _values (what a worker holds); _recipe (a task as a function of its
-arguments); _payloads (what tasks are given, and what they return); _versions, _installed.
+The layers, from the top: _scheduler and _worker; _values (what a worker holds); _soon (what is evicted last); _recipe
+(a task as a function of its arguments); _payloads (what tasks are given, and what they return); _versions, _installed.
 """
 
 from typing import TYPE_CHECKING

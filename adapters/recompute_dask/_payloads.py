@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy, deepcopy
 from copyreg import dispatch_table
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from io import BytesIO
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 from uuid import UUID
@@ -38,8 +39,11 @@ def given(payload: Any) -> Any:
         return payload
     if _is_frame(payload):
         return payload.copy(deep=False)
-    if type(payload) in CONTAINERS and has_fixed_parts(payload):
-        return copy(payload)
+    if type(payload) in CONTAINERS:
+        if has_fixed_parts(payload):
+            return copy(payload)
+        if all(map(is_shared, _parts(payload))):  # as most that Dask's collections make: no pickle is needed
+            return _own_container(payload)
     try:
         return own_structure(payload)
     except Exception:  # somebody's `__reduce__`, or `__setstate__`
@@ -52,8 +56,16 @@ def is_given_at_once(payload: Any) -> bool:
 
 
 def is_fixed(payload: Any) -> bool:
-    """Whether nobody can change a container."""
-    return type(payload) in (tuple, frozenset) and has_fixed_parts(payload)
+    """Whether nobody can change a container, nor what is in it."""
+    seen, stack = set(), [payload]
+    while stack:
+        part = stack.pop()
+        if type(part) not in (tuple, frozenset):
+            return False
+        if id(part) not in seen:
+            seen.add(id(part))
+            stack += [each for each in part if type(each) not in _FIXED]
+    return True
 
 
 def is_shared(payload: Any) -> bool:
@@ -67,10 +79,22 @@ def is_shared(payload: Any) -> bool:
 
 def has_fixed_parts(container: Any) -> bool:
     """Whether there is nothing in a container that could be changed."""
-    kinds = set(map(type, container))
+    return set(map(type, _parts(container))) <= _FIXED
+
+
+def _parts(container: Any) -> Iterable[Any]:
+    return chain(container, container.values()) if type(container) is dict else container
+
+
+def _own_container(container: Any) -> Any:
+    """A copy that shares the parts, of which arrays are read-only."""
     if type(container) is dict:
-        kinds.update(map(type, container.values()))
-    return kinds <= _FIXED
+        return {key: _shared(value) for key, value in container.items()}
+    return type(container)(map(_shared, container))
+
+
+def _shared(part: Any) -> Any:
+    return protected(part) if is_writable_array(part) else part
 
 
 def own_structure(payload: Any, kinds: type | tuple[type, ...] = object) -> Any:
@@ -119,7 +143,7 @@ class _Pickler(pickle.Pickler):
         if _is_frame(part):
             return self._share(part.copy(deep=False))
         if is_shared(part) or not isinstance(part, self._kinds):
-            return self._share(protected(part) if is_writable_array(part) else part)
+            return self._share(_shared(part))
         if type(part) in dispatch_table:
             return NotImplemented
         try:
@@ -199,17 +223,17 @@ def leaving(value: Any, writable: bool) -> Any:
         return value
     if value.flags.writeable or 0 in value.strides:  # the latter: what is made by `broadcast_to` is read-only
         return value
-    chain = [value]
-    while isinstance(chain[-1].base, numpy.ndarray):
-        chain.append(chain[-1].base)
+    bases = [value]
+    while isinstance(bases[-1].base, numpy.ndarray):
+        bases.append(bases[-1].base)
     try:
-        for array in reversed(chain):
+        for array in reversed(bases):
             if not array.flags.writeable:
                 array.flags.writeable = True
     except ValueError:  # the memory is that of a value which nobody may write to
         return value.copy(order="K")
-    if len(chain) == 2 and _is_same(value, chain[1]):
-        return chain[1]  # the array that the task made, of which the cache had a view
+    if len(bases) == 2 and _is_same(value, bases[1]):
+        return bases[1]  # the array that the task made, of which the cache had a view
     return value
 
 

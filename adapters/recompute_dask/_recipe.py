@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
-from dask._task_spec import DataNode, GraphNode
+from dask._task_spec import Alias, DataNode, GraphNode, TaskRef
 from dask._task_spec import Task as SpecifiedTask
+from dask.sizeof import sizeof
 from dask.utils import key_split
 
 import recompute as rc
@@ -30,6 +32,9 @@ SMALL: Final = 512
 """Bytes: to evict what is smaller would free nothing."""
 _LARGE: Final = 64_000
 _DATA: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+
+_LIGHT: Final = (Alias, TaskRef, int, float, type(None), slice, type, FunctionType, BuiltinFunctionType)
+"""Parts of tasks that take next to nothing."""
 
 _TASK: Final = object()
 
@@ -216,6 +221,20 @@ def holds(spec: Any) -> tuple[bool, int]:
         elif type(part) in CONTAINERS and not is_fixed(part):
             containers += 1 + len(part)
     return arrays, containers
+
+
+def weight(spec: Any) -> int:
+    """Bytes of what a task itself holds, which no other task makes."""
+    total, stack = 0, [spec]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, SpecifiedTask):
+            stack += [part.func, *part.args, *part.kwargs.values()]
+        elif isinstance(part, partial):
+            stack += [part.func, *part.args, *part.keywords.values()]
+        elif not isinstance(part, _LIGHT):
+            total += sizeof(part)
+    return total
 
 
 def own_task(task: GraphNode) -> GraphNode:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any, Final
 
 import dask
@@ -22,6 +23,7 @@ import recompute as rc
 from recompute import extend
 from recompute_dask._payloads import leaving
 from recompute_dask._recipe import Held, Inlined, Recipe, is_kept, is_unique, made, recipe_of, stores
+from recompute_dask._soon import Soon
 
 _last: Final[list[rc.Stats]] = []
 _running: Final[ContextVar[Computation | None]] = ContextVar("recompute_dask_running", default=None)
@@ -97,6 +99,7 @@ class Computation:
         tiers = [] if disk in (None, False) else [rc.Disk(None if disk is True else disk)]
         self.cache = rc.Cache(budget, tiers=tiers)
         self._writers: set[str] = set()
+        self._soon = Soon(self.cache)
 
     def compute(self, way: Callable[..., Any], dsk: Mapping[Any, Any], keys: Any, options: dict[str, Any]) -> Any:
         """Compute keys with one of Dask's schedulers."""
@@ -110,7 +113,7 @@ class Computation:
                     dsk,
                     keys,
                     **options,
-                    callbacks=[_with_values(each) for each in callbacks],
+                    callbacks=[*map(_with_values, callbacks), (None, None, self._before, None, None)],
                     dumps=_prepared,
                     loads=self._loaded,
                     raise_exception=_rerun if rerun else _reraise,
@@ -121,6 +124,16 @@ class Computation:
         if way is get_threaded:
             extend.be_lenient(self.cache)  # all results are wanted at once
         return _leave(keys, results)
+
+    def _before(self, key: Hashable, dsk: Any, state: Any) -> None:
+        """A callback of Dask's, before each task."""
+
+        def following(count: int) -> Iterator[Iterable[Held]]:
+            for task in chain([key], reversed(state["ready"][-count:])):  # the last one is the next
+                taken = [state["cache"].get(each) for each in state["dependencies"][task]]
+                yield [each for each in taken if isinstance(each, Held)]
+
+        self._soon.look(following)
 
     def _loaded(self, sent: Any) -> Any:
         """What Dask is about to run; as it is, what it is told of the result."""

@@ -18,24 +18,20 @@ from math import inf
 from threading import Lock
 from typing import Any, Final
 
-from dask.sizeof import sizeof
 from distributed.spill import SpilledSize
 from distributed.threadpoolexecutor import ThreadPoolExecutor  # at its end nobody waits for its threads
 
 import recompute as rc
 from recompute import extend
 from recompute_dask._payloads import given, is_given_at_once, returned
-from recompute_dask._recipe import SMALL, Held, Recipe, is_bound_to_worker, is_kept, is_unique, made
+from recompute_dask._recipe import SMALL, Held, Recipe, is_bound_to_worker, is_kept, is_unique, made, weight
+from recompute_dask._soon import Soon
 
 _DEEP: Final = 256
 """Released results, one made of the other, that a recipe may need: then history begins anew."""
 _MANY: Final = 256
 """Results that are looked at when something they were made of is released."""
 
-_FULL: Final = 1 / 2
-"""Of the budget: with less in memory it does not matter what is needed soon."""
-_SOON: Final = 3 / 4
-"""Of the budget: so much of what is in memory, and needed soon, stays."""
 _LITTLE: Final = 1 / 4
 """Of the budget: as much is brought back before it is needed."""
 
@@ -65,6 +61,7 @@ class Values(MutableMapping[Any, Any]):
         self.cache = rc.Cache(None, tiers=[tier], foresight=False)
         extend.be_lenient(self.cache)  # as Dask: too much memory is no error
         extend.leave_small(self.cache, SMALL)
+        self.soon = Soon(self.cache)
         self._released = extend.released_sources(self.cache)
         self._budget = inf
         self._held: dict[Any, Held | None] = {}
@@ -214,22 +211,6 @@ class Values(MutableMapping[Any, Any]):
         """A value was not stored after all."""
         self._entered.pop(key, None)
 
-    @property
-    def is_filling(self) -> bool:
-        """Whether something may have to be evicted before long."""
-        pool = extend.fullest(self.cache)
-        return pool is not None and pool.used >= _FULL * pool.limit
-
-    def keep(self, keys: Iterable[Any]) -> None:
-        """These are needed soon, in this order: as far as they are here, and fit, others are evicted first."""
-        room = _SOON * self._budget
-        for key in keys:
-            held = self._held.get(key)
-            if held is not None and extend.look(held) is not extend.EVICTED:
-                room -= held.node.storage.size
-                if room < 0:
-                    return
-
     def is_little(self, nbytes: int) -> bool:
         """Whether these bytes leave most of the budget to others."""
         return nbytes <= _LITTLE * self._budget
@@ -241,7 +222,7 @@ class Values(MutableMapping[Any, Any]):
             not is_kept(value, nbytes)
             and len(held) == len(spec.dependencies)
             and max([each.depth for each in held.values()], default=0) < _DEEP
-            and sizeof(spec) < max(10_000, nbytes // 8)
+            and weight(spec) < max(10_000, nbytes // 8)
             and not is_bound_to_worker(spec)
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -45,8 +45,6 @@ from recompute_dask._values import Values  # noqa: E402
 T = TypeVar("T")
 _FEW: Final = 100
 """Parts of containers that are copied at once, and not in a thread."""
-_SOON: Final = 128
-"""Tasks."""
 _NOTHING: Final[Mapping[Any, Any]] = {}
 
 logger = logging.getLogger(__name__)
@@ -78,7 +76,7 @@ class Worker(distributed.Worker):
         self._threads_to_bring = ThreadPoolExecutor(self.state.nthreads, thread_name_prefix="recompute")
         self._thread_ahead = ThreadPoolExecutor(1, thread_name_prefix="recompute-ahead")
         self._is_ahead = False
-        self._soon: list[TaskState] = []
+        self._next: list[TaskState] = []
         self._until_next_look = 0
         self._writers: set[str] = set()
         self.handlers["update_data"] = self._update_data_in_thread
@@ -93,7 +91,7 @@ class Worker(distributed.Worker):
         state = self.state.tasks[key]
         spec, annotations = state.run_spec, state.annotations or {}
         assert spec is not None
-        self._keep_what_is_needed_soon()
+        self._values.soon.look(self._following)
         held = await self._held([each.key for each in state.dependencies])
         values = await self._bring(held)
         arrays, containers = holds(spec)
@@ -148,16 +146,15 @@ class Worker(distributed.Worker):
         await self._enter(data)
         return self.update_data(data, **options)
 
-    def _keep_what_is_needed_soon(self) -> None:
-        """What the next tasks take, which are ready, is not evicted. To find them takes time: not for each task."""
-        if not self._values.is_filling:
-            return
+    def _following(self, count: int) -> Iterator[Iterable[Held]]:
+        """What the next tasks take that are ready. To find them takes time: not for each task."""
         self._until_next_look -= 1
         if self._until_next_look < 0:
-            self._until_next_look = _SOON // 4
-            self._soon = list(self.state.ready.peekn(_SOON))
-        following = [task for task in self._soon if task.state == "ready"]
-        self._values.keep(dict.fromkeys([each.key for task in following for each in task.dependencies]))
+            self._until_next_look = count // 4
+            self._next = list(self.state.ready.peekn(count))
+        for task in self._next:
+            if task.state == "ready":
+                yield self._values.held([each.key for each in task.dependencies]).values()
 
     # In threads
 

@@ -145,3 +145,16 @@ def check_equal(wanted: Any, found: Any) -> None:
     else:
         np.testing.assert_array_equal(wanted, found)
         assert found.flags.writeable
+
+
+def misses_of_lru(numbers: list[int], room: int) -> int:
+    """How often one is not there, if the one used longest ago makes room."""
+    used: dict[int, None] = {}
+    misses = 0
+    for number in numbers:
+        misses += number not in used
+        used.pop(number, None)
+        used[number] = None
+        if len(used) > room:
+            del used[next(iter(used))]
+    return misses

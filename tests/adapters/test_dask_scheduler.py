@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from dask_graphs import (  # noqa: E402
     graphs,
     grow,
     make,
+    misses_of_lru,
     model,
     pair,
     same,
@@ -35,7 +38,7 @@ from dask_graphs import (  # noqa: E402
 )
 
 import recompute_dask as rd  # noqa: E402
-from recompute_dask import _payloads, _versions  # noqa: E402
+from recompute_dask import _payloads, _recipe, _versions  # noqa: E402
 
 
 @settings(max_examples=60)
@@ -192,6 +195,32 @@ def test_what_dask_releases_is_released() -> None:
     assert rd.stats().releases >= 45
 
 
+def test_what_ready_tasks_take_is_evicted_last() -> None:
+    """Tasks that take values in a random order: fewer run again than if what was used longest ago were evicted."""
+    runs: list[int] = []
+    taken: list[int] = []
+
+    def noted(number: int) -> Any:
+        runs.append(number)
+        return make(number)
+
+    def look(one: Any, other: Any, _: Any) -> float:
+        taken.extend((int(one[0]), int(other[0])))
+        return float(one[0] + other[0])
+
+    graph: dict[Any, Any] = {("x", number): Task(("x", number), noted, number) for number in range(40)}
+    for number in range(40):
+        graph["first", number] = Task(("first", number), lambda x: float(x[0]), TaskRef(("x", number)))
+    graph["all"] = Task("all", sum, List(*[TaskRef(("first", number)) for number in range(40)]))
+    pairs = [random.Random(seed).sample(range(40), 2) for seed in range(150)]
+    for turn, two in enumerate(pairs):
+        arguments = [TaskRef(("x", number)) for number in two]
+        graph["look", turn] = Task(("look", turn), look, *arguments, TaskRef("all"))
+    found = rd.get(graph, [("look", turn) for turn in range(150)], budget=16 * ARRAY, num_workers=1)
+    assert list(found) == list(map(sum, pairs))
+    assert len(runs) - 40 < 0.85 * misses_of_lru(taken, 16)
+
+
 def test_what_returns_nothing_runs_once() -> None:
     """A task with side effects: its result is small, and stays."""
     runs: list[int] = []
@@ -280,6 +309,55 @@ def test_arrays_are_read_only_inside_whoever_serves_them() -> None:
     kept, writable = _payloads.returned(array)
     assert (kept.flags.writeable, array.flags.writeable, writable) == (False, True, True)
     assert _payloads.leaving(kept, writable) is array
+
+
+def test_containers_are_given_with_a_structure_of_their_own() -> None:
+    """Of arrays alone, or with others inside: who changes them changes nothing of the value; arrays are shared."""
+    array = make(1)
+    for payload in ({"n": array, "total": 2}, [array, "text"], (array, 1.0), {"inner": [array]}, [(array,)]):
+        given = _payloads.given(payload)
+        ((own,), (part,)) = (
+            [each for each in flat(value) if isinstance(each, np.ndarray)] for value in (given, payload)
+        )
+        assert (own.flags.writeable, part.flags.writeable, np.shares_memory(own, part)) == (False, True, True)
+        assert type(given) is type(payload)
+        if not isinstance(given, tuple):
+            given.clear()
+            assert payload
+
+
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, (dict, list, tuple)):
+        parts = value.values() if isinstance(value, dict) else value
+        return [each for part in parts for each in flat(part)]
+    return [value]
+
+
+def test_nested_tuples_cannot_be_changed() -> None:
+    """However deep, and however often one is in another; unless there is something in them that can."""
+    deep: Any = ()
+    wide: Any = ("key", 1)
+    for _ in range(5_000):
+        deep = (deep, 1)
+    for _ in range(60):
+        wide = (wide, wide)
+    assert _payloads.is_fixed(deep)
+    assert _payloads.is_fixed(wide)
+    assert not _payloads.is_fixed((wide, ([],)))
+
+
+@given(st.integers(0, 5_000))
+def test_the_weight_of_a_task_is_that_of_what_it_holds(nbytes: int) -> None:
+    """Wherever it holds it; what other tasks make is not its own."""
+    array = np.zeros(nbytes, dtype=np.uint8)
+    light = _recipe.weight(Task("y", add, TaskRef("x")))
+    for task in (
+        Task("y", add, array, TaskRef("x")),
+        Task("y", add, List(array, TaskRef("x"))),
+        Task("y", partial(add, array), TaskRef("x")),
+        Task("y", add, DataNode(None, array)),
+    ):
+        assert nbytes <= _recipe.weight(task) - light <= nbytes + 2_000
 
 
 def test_a_copy_that_is_not_installed_is_an_error() -> None:

@@ -18,7 +18,7 @@ dask = pytest.importorskip("dask", reason="the extra 'dask' is not installed")
 distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
 
 import dask.array as da  # noqa: E402  # after importorskip
-from dask_graphs import KINDS, check_equal, graphs, model  # noqa: E402
+from dask_graphs import KINDS, check_equal, graphs, misses_of_lru, model  # noqa: E402
 from distributed import Client, LocalCluster, wait  # noqa: E402
 from distributed.utils_test import gen_cluster, inc  # noqa: E402
 
@@ -417,15 +417,7 @@ async def test_what_is_needed_soon_stays_in_memory(client: Any, scheduler: Any, 
     before = worker.data.cache.stats().tiers[0].read
     GO_ON.set()
     assert await client.gather(looks) == order
-    longest_ago: dict[int, None] = {}
-    misses = 0
-    for number in order:
-        misses += number not in longest_ago
-        longest_ago.pop(number, None)
-        longest_ago[number] = None
-        if len(longest_ago) > 20:
-            del longest_ago[next(iter(longest_ago))]
-    assert worker.data.cache.stats().tiers[0].read - before < 0.9 * misses * CHUNK
+    assert worker.data.cache.stats().tiers[0].read - before < 0.9 * misses_of_lru(order, 20) * CHUNK
     del blocking
 
 
