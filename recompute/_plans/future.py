@@ -71,11 +71,15 @@ class Replay:
         for value, storage in enumerate(storages):
             self.on[storage].append(value)
 
-    def run(self, score: Score, weights: Sequence[float] | None = None, limit: float = 10.0) -> list[int] | None:
+    def run(
+        self, score: Score, weights: Sequence[float] | None = None, limit: float = 10.0, most: float = inf
+    ) -> list[int] | None:
         """The order of runs; None if something did not fit, or the cost went above `limit` times the model's.
 
-        `weights`: storage -> a factor on its score. O(runs x log(storages) + the evicted neighbourhoods looked at).
+        `weights`: storage -> a factor on its score. `most`: steps of work, after which it is given up, too.
+        O(runs x log(storages) + the evicted neighbourhoods looked at).
         """
+        enough = self.work + most
         problem = self.problem
         arguments, results, makes = problem.arguments, problem.results, problem.makes
         storages, makers, sizes, needs, costs = (
@@ -231,7 +235,7 @@ class Replay:
                         next_use[storage] = places[at] if at < len(places) else _NEVER
                 budget_left -= costs[operation]
                 runs_left -= 1
-                if budget_left < 0 or not runs_left:
+                if budget_left < 0 or not runs_left or self.work > enough:
                     return None
                 out.append(operation)
                 self.work += 20.0

@@ -42,6 +42,7 @@ _AT_LEAST: Final = 3  # scores are tried in any case
 _FINALISTS: Final = 4
 _TRYOUT: Final = 0.08  # of the effort, for each finalist
 _HEAT: Final = 0.3  # of the mean cost of an operation: how much dearer a change may be at the start
+_A_CALL: Final = 2000.0  # steps for each operation that a replay may take, whatever the effort; it mostly takes a tenth
 _LARGER: Final = (1.01, 1.03, 1.06, 1.1, 1.2, 1.4, 1.7, 2.0)  # times a budget that is too small
 _WORDS: Final = 2e6  # steps, after which only the last of them is tried
 _STEPS: Final = 1e7  # of about a microsecond, that are one unit of effort
@@ -170,7 +171,8 @@ def _portfolio(
         if meter.share > _FIRST if known is not None else number >= _AT_LEAST and meter.share > _PATIENCE:
             break
         before = replay.work
-        sequence = replay.run(score, limit=limit)
+        left = max(_A_CALL * problem.calls, _PATIENCE * meter.steps - meter.work)
+        sequence = replay.run(score, limit=limit, most=left)
         meter.work += replay.work - before
         if sequence is not None:
             limit = min(limit, 1.5 * cost_of(problem, sequence) / (problem.model_cost or 1.0))
