@@ -19,8 +19,8 @@ from torch._guards import CompileContext
 import recompute as rc
 from recompute.extend import bytes_or_share, format_bytes, parse_budget
 from recompute_torch._compile.costs import Costs, Prices
-from recompute_torch._compile.meter import Meter
-from recompute_torch._compile.partition import OVER, Partitioner, TooSmall
+from recompute_torch._compile.meter import Allocations, Meter
+from recompute_torch._compile.partition import OVER, Partitioner, Parts, TooSmall
 from recompute_torch._compile.report import GraphPlan, Plans
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,12 +52,25 @@ class Backend:
         _check(options)
         self._budget: Any = options["budget"]
         self._graphs: int = options.get("graphs", 1)
-        self._partitioner = Partitioner(Prices(options.get("costs", "measure")), options.get("effort", _EFFORT))
+        self._compiler: str = options.get("compiler", "boxed")
+        prices, effort = Prices(options.get("costs", "measure")), options.get("effort", _EFFORT)
+        self._split: Callable[..., Parts]
+        self._meter: type[Meter | Allocations]
+        if self._compiler == "inductor":
+            from recompute_torch._compile.inductor import FusedPartitioner  # takes seconds
+
+            self._split, self._meter = FusedPartitioner(prices, effort).split, Allocations
+        else:
+            self._split, self._meter = Partitioner(prices, effort).split, Meter
         self._frames: set[Any] = set()
         self.plans: list[GraphPlan] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         plan = GraphPlan(self._name(module), 0, 0, 0)
+        if self._compiler == "inductor":
+            from recompute_torch._compile.inductor import compile_by_inductor
+
+            return compile_by_inductor(module, inputs, partial(self._partition, plan), partial(self._watched, plan))
         compiled = aot_autograd(
             fw_compiler=partial(self._compile, plan, False),
             bw_compiler=partial(self._compile, plan, True),
@@ -68,11 +81,19 @@ class Backend:
         return compiled(module, inputs)
 
     def _partition(
-        self, plan: GraphPlan, module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self,
+        plan: GraphPlan,
+        module: fx.GraphModule,
+        _: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **__: Any,
+    ) -> Parts:
         self._count()
+        more = {"lasting": static_lifetime_input_indices} if self._compiler == "inductor" else {}
         try:
-            parts = self._partitioner.split(module, num_fwd_outputs, self._share, plan)
+            parts = self._split(module, num_fwd_outputs, self._share, plan, **more)
         except TooSmall as error:
             raise _Refused(f"{plan.name}: {error}") from None
         self.plans.append(plan)
@@ -98,9 +119,14 @@ class Backend:
             )
 
     def _compile(self, plan: GraphPlan, late: bool, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        """The graph as it is, in order; the first time through it is watched."""
-        run = boxed_nop(module, inputs)
+        """The graph as it is, in order."""
         placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
+        return self._watched(plan, late, boxed_nop(module, inputs), placeholders)
+
+    def _watched(
+        self, plan: GraphPlan, late: bool, run: Callable[[list[Any]], Any], placeholders: Sequence[str]
+    ) -> Callable[..., Any]:
+        """A boxed graph; the first time through it is watched."""
         new = [number for number, name in enumerate(placeholders) if "tangents" in name]
         watched = False
 
@@ -110,7 +136,7 @@ class Backend:
                 return run(args)
             watched = True
             if not late:
-                plan.meter = Meter()
+                plan.meter = self._meter()
             result = run(args) if plan.meter is None else plan.meter.watch(run, args, new)
             if late and plan.meter is not None and plan.meter.peak > OVER * plan.budget:
                 warnings.warn(
@@ -129,7 +155,7 @@ class Backend:
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError or NotImplementedError, with the cure."""
+    """Raises ValueError or TypeError, with the cure."""
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
         raise ValueError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(_OPTIONS))}")
@@ -145,13 +171,8 @@ def _check(options: dict[str, Any]) -> None:
     if not isinstance(effort, (int, float)) or not 0 <= effort < float("inf"):
         raise ValueError(f"effort is a number, 0 or more, not {effort!r}; 1 takes about ten seconds")
     compiler = options.get("compiler", "boxed")
-    if compiler == "inductor":
-        raise NotImplementedError(
-            "inductor is not supported yet: its kernels fuse operators, which the plan does not know of; leave "
-            '"compiler" out, and the planned graph runs operator by operator'
-        )
-    if compiler != "boxed":
-        raise ValueError(f"compiler is 'boxed', not {compiler!r}")
+    if compiler not in ("boxed", "inductor"):
+        raise ValueError(f"compiler is 'boxed' or 'inductor', not {compiler!r}")
 
 
 _asked: Final[dict[int, tuple[Any, Backend]]] = {}
@@ -184,8 +205,8 @@ def compile(
 
     That is: what the forward keeps for the backward, gradients, and what operators need while they run. Best given a
     function that ends with the loss, since what is outside of it is not planned. The first call of the step compiles
-    and plans. Where operators must run again to fit, the cheapest ones that were found do, any number of times; results
-    are those of `backend="aot_eager"` to the bit.
+    and plans. Where operators must run again to fit, the cheapest ones that were found do, any number of times; unless
+    inductor compiles them, results are those of `backend="aot_eager"` to the bit.
 
     Parameters
     ----------
@@ -200,7 +221,9 @@ def compile(
     graphs
         How many graphs the step has, if it breaks: each gets an equal share.
     compiler
-        "boxed": operator by operator, as in eager mode. "inductor" is not supported yet.
+        "boxed": operator by operator, as in eager mode. "inductor", experimental: as kernels, of which inductor chooses
+        order and fusion, so that the peak is an estimate, and results are those of inductor but for rounding. What the
+        default partitioner does is taken if it fits, or if it costs no more than the plan.
     fullgraph, dynamic
         As of `torch.compile`.
 

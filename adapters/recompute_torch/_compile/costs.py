@@ -121,7 +121,7 @@ def _taken(run: Callable[[], Any]) -> tuple[float, int]:
     run()  # what the first run alone allocates is kept by libraries
     most, best, spent = 0, float("inf"), 0.0
     for number in range(_RUNS):
-        with _allocations(not number) as changes:
+        with allocations(not number) as changes:
             start = perf_counter()
             result = run()
             if any(isinstance(each, torch.Tensor) and each.is_cuda for each in tree_leaves(result)):
@@ -138,7 +138,7 @@ def _taken(run: Callable[[], Any]) -> tuple[float, int]:
 
 
 @contextmanager
-def _allocations(wanted: bool) -> Iterator[list[int]]:
+def allocations(wanted: bool) -> Iterator[list[int]]:
     """The bytes that are allocated inside, as the allocators tell the profiler, less than zero for those that go."""
     changes: list[int] = []
     if not wanted or profiler._profiler_enabled():  # one profiler at a time: the user is looking
@@ -161,7 +161,7 @@ def _reckoned(node: fx.Node) -> float:
     given = [each.meta.get("val") for each in node.all_input_nodes]
     tensors = [*made, *(each for each in tree_leaves(given) if isinstance(each, torch.Tensor))]
     kind = "cuda" if any(each.device.type == "cuda" for each in tensors) else "cpu"
-    moved = sum(_elements(each) * each.dtype.itemsize for each in tensors)
+    moved = sum(elements(each) * each.dtype.itemsize for each in tensors)
     work = 0.0
     count = flop_registry.get(getattr(node.target, "_overloadpacket", None))
     if count is not None:
@@ -174,7 +174,8 @@ def _reckoned(node: fx.Node) -> float:
     return _CALL + max(work / _FLOPS[kind], moved / _BYTES[kind])
 
 
-def _elements(tensor: torch.Tensor) -> int:
+def elements(tensor: torch.Tensor) -> int:
+    """How many it has; symbols count as their hints."""
     total = 1
     for each in tensor.shape:
         total *= _number(each)

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recompute_torch._compile.costs import room_of
+from recompute_torch._compile.costs import allocations, room_of
 from recompute_torch._memory import storage_of
 
 
@@ -55,6 +55,25 @@ class Meter:
 
         self._live[key] = ref(storage, gone)
         self._used += size
+
+
+class Allocations:
+    """The peak of a step by the allocators' account. Inductor's kernels are no operators that one could watch."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._used = 0
+
+    def watch(self, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]) -> Any:
+        """Run a boxed graph; of its arguments, those with the numbers `new` came to be for it."""
+        self._used += sum(args[number].untyped_storage().nbytes() for number in new)
+        self.peak = max(self.peak, self._used)
+        with allocations(True) as changes:
+            result = run(args)
+        for change in changes:
+            self._used += change
+            self.peak = max(self.peak, self._used)
+        return result
 
 
 class _Watching(TorchDispatchMode):

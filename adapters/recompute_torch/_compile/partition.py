@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final
 
@@ -27,6 +28,10 @@ _NOTHING: Final = Price(0.0)
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 
 
+Parts = tuple[fx.GraphModule, fx.GraphModule]
+Reader = Callable[[fx.Graph, int, Callable[[fx.Node], Price]], Joint]
+
+
 class TooSmall(Exception):
     """The budget holds no plan: what would, and what is in the way."""
 
@@ -34,13 +39,12 @@ class TooSmall(Exception):
 class Partitioner:
     """Splits joint graphs."""
 
-    def __init__(self, prices: Prices, effort: float) -> None:
+    def __init__(self, prices: Prices, effort: float, read: Reader = read) -> None:
         self._prices = prices
         self._effort = effort
+        self._read = read
 
-    def split(
-        self, module: fx.GraphModule, results: int, budget: Any, plan: GraphPlan
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def split(self, module: fx.GraphModule, results: int, budget: Any, plan: GraphPlan) -> Parts:
         """The forward, whose first outputs are the `results`, and the backward; `plan` hears of them. Raises TooSmall.
 
         `budget`: a function from the bytes of the peak without a plan to those that are allowed.
@@ -48,29 +52,29 @@ class Partitioner:
         start = perf_counter()
         _without_statistics(module.graph)
         module.graph.eliminate_dead_code()
-        joint = read(module.graph, results, self._prices)
+        joint = self._read(module.graph, results, self._prices)
         plan.plain = planners.peak(joint.program)
         plan.budget = budget(plan.plain)
         plain = Emission(joint, range(len(joint.calls)))
-        plan.saved_plain = _saved(joint, plain)
+        plan.saved_plain = saved(plain.graph, results)
         once = list(range(len(joint.calls)))
         found = (
-            (once, plain) if self._peak(joint, plain) <= plan.budget else self._fitted(joint, plan.budget, self._effort)
+            (once, plain) if self._peak(joint, plain) <= plan.budget else self.fitted(joint, plan.budget, self._effort)
         )
         if found is None:
-            raise TooSmall(self._advice(joint, plan.budget))
+            raise TooSmall(self.advice(joint, plan.budget))
         order, emission = found
         plan.planned = self._peak(joint, emission)
-        plan.saved = _saved(joint, emission)
+        plan.saved = saved(emission.graph, results)
         plan.operators = len(joint.calls)
         plan.again = repeated(joint, order)
         cost = sum(joint.program.calls[number].cost for number in order)
         plan.overhead = cost / (joint.program.model_time or 1.0)
-        parts = _parts(module, emission.graph, results)
+        parts = extracted(module, emission.graph, results)
         plan.seconds = perf_counter() - start
         return parts
 
-    def _fitted(self, joint: Joint, budget: int, effort: float) -> tuple[list[int], Emission] | None:
+    def fitted(self, joint: Joint, budget: int, effort: float) -> tuple[list[int], Emission] | None:
         """The cheapest order that was found, and the graph that follows it, whose peak is within the budget.
 
         What is emitted may need a little more than was planned: the states of generators.
@@ -88,9 +92,10 @@ class Partitioner:
             given -= over
         return None
 
-    def _advice(self, joint: Joint, budget: int) -> str:
+    def advice(self, joint: Joint, budget: int) -> str:
+        """What to say where no plan fits. O(some plans)."""
         effort = _PROBE * self._effort
-        enough = least(joint, budget, lambda given: self._fitted(joint, given, effort) is not None)
+        enough = least(joint, budget, lambda given: self.fitted(joint, given, effort) is not None)
         return (
             f"the budget of {format_bytes(budget)} is too small: the least that a plan was found for is "
             f"{format_bytes(enough)} ({enough} bytes); without a plan the peak is "
@@ -101,7 +106,7 @@ class Partitioner:
     def _peak(self, joint: Joint, emission: Emission) -> int:
         """Of what was emitted, read again."""
         origin = emission.origin
-        again = read(emission.graph, joint.results, lambda node: self._prices(origin.get(node, node)))
+        again = self._read(emission.graph, joint.results, lambda node: self._prices(origin.get(node, node)))
         return planners.peak(again.program)
 
 
@@ -112,20 +117,20 @@ def _without_statistics(graph: fx.Graph) -> None:
             node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
-def _saved(joint: Joint, emission: Emission) -> int:
-    """Bytes of what the forward makes and the backward uses."""
-    graph = read(emission.graph, joint.results, lambda node: _NOTHING)
-    held = {value for node in crossing(emission.graph) for value in graph.holds[node] if value}
-    program = graph.program
-    return sum(program.sizes[program.storages[graph.values[value]]] for value in held)
+def saved(graph: fx.Graph, results: int) -> int:
+    """Bytes of what the forward of a split graph makes and its backward uses."""
+    joint = read(graph, results, lambda node: _NOTHING)
+    held = {value for node in crossing(graph) for value in joint.holds[node] if value}
+    program = joint.program
+    return sum(program.sizes[program.storages[joint.values[value]]] for value in held)
 
 
-def _parts(module: fx.GraphModule, graph: fx.Graph, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+def extracted(module: fx.GraphModule, graph: fx.Graph, results: int) -> Parts:
     """Torch's own extraction, with all that crosses saved."""
     crossed = crossing(graph)
     symbols = [node for node in crossed if is_sym_node(node)]
     opaque = [node for node in crossed if is_opaque_node(node)]
-    saved = [node for node in crossed if node not in symbols and node not in opaque]
+    tensors = [node for node in crossed if node not in symbols and node not in opaque]
     joint = fx.GraphModule(module, graph)
-    parts = _extract_fwd_bwd_modules(joint, saved, symbols, opaque, num_fwd_outputs=results)
+    parts = _extract_fwd_bwd_modules(joint, tensors, symbols, opaque, num_fwd_outputs=results)
     return parts[0], parts[1]

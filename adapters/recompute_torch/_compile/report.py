@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from recompute.extend import format_bytes
-from recompute_torch._compile.meter import Meter
+from recompute_torch._compile.meter import Allocations, Meter
 
 _LINES = 12
 
@@ -33,7 +33,9 @@ class GraphPlan:
     """Which operators run again, and how often."""
     seconds: float = 0.0
     """What planning took, prices included."""
-    meter: Meter | None = None
+    split: str = "planned"
+    """By inductor it may be "min-cut at 1", which fits as it is, or at less, which costs less than the plan."""
+    meter: Meter | Allocations | None = None
 
     @property
     def peak(self) -> int | None:
@@ -49,6 +51,8 @@ class GraphPlan:
             f"plan {format_bytes(self.plain)}",
             f"  saved for the backward: {format_bytes(self.saved)}, without a plan {format_bytes(self.saved_plain)}",
         ]
+        if self.split != "planned":
+            lines.append(f"  split by torch's own partitioner: {self.split}")
         most = self.again.most_common(_LINES)
         if most:
             more = "" if len(self.again) <= _LINES else f", and {len(self.again) - _LINES} others"

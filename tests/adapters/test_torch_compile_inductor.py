@@ -1,0 +1,183 @@
+"""Steps by inductor with a budget: which split is taken, what lives inside of kernels, and the same gradients.
+
+C++ takes seconds to compile, so most tests run the split graphs operator by operator.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import recompute as rc
+
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+
+from _torch_compiled import LAYERS, compiled, image, left, network, same  # noqa: E402  # after importorskip
+from torch import Tensor, nn  # noqa: E402  # after importorskip
+from torch._dynamo.backends.debugging import boxed_nop  # noqa: E402  # after importorskip
+from torch._inductor import cpp_builder  # noqa: E402  # after importorskip
+
+import recompute_torch as rt  # noqa: E402  # after importorskip
+from recompute_torch._compile import inductor  # noqa: E402  # after importorskip
+from recompute_torch._compile.partition import Partitioner  # noqa: E402  # after importorskip
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:graph 0 took"),  # operator by operator it takes more than as kernels
+]
+
+DETERMINISTIC = sorted(LAYERS.keys() - {"dropout"})  # which one must compile to draw as inductor draws
+DEEP = ["conv", "norm", "gelu", "conv", "norm", "gelu", "residual", "glu"]
+LINEAR = ["linear", "gelu"] * 6
+
+
+def by_inductor(module: Any, budget: int | float | str, **options: Any) -> Any:
+    return compiled(module, budget, compiler="inductor", **options)
+
+
+def near(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+    """Within the rounding of other kernels."""
+    return len(one) == len(two) and all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(one, two, strict=True)
+    )
+
+
+@pytest.fixture
+def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What inductor would compile runs operator by operator."""
+    monkeypatch.setattr(inductor, "compile_fx_inner", lambda graph, given, **_: boxed_nop(graph, given))
+
+
+@pytest.mark.usefixtures("unfused")
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=st.lists(st.sampled_from(DETERMINISTIC), min_size=2, max_size=6), share=st.floats(0.3, 1.0))
+def test_a_budget_changes_no_result(names: list[str], share: float) -> None:
+    """Losses, gradients and buffers are those of eager mode but for rounding, and the plan is within the budget."""
+    plain = network(names)
+    expected = left(plain, plain, image())
+    module = network(names)
+    step = by_inductor(module, share)
+    try:
+        found = left(module, step, image())
+    except rc.BudgetError:
+        assert not rt.plans(step).graphs  # it was refused before anything ran
+        return
+    (plan,) = rt.plans(step)
+    assert near(expected, found)
+    assert plan.planned <= plan.budget
+
+
+@pytest.mark.usefixtures("unfused")
+def test_what_torch_does_is_taken_if_it_fits() -> None:
+    """With room, the split is that of the default partitioner, and the report says so."""
+    module = network(DEEP)
+    step = by_inductor(module, "100%")
+    left(module, step, image(), steps=1)
+    (plan,) = rt.plans(step)
+    assert (plan.split, plan.planned, plan.saved) == ("min-cut at 1", plan.plain, plan.saved_plain)
+    assert "split by torch's own partitioner: min-cut at 1" in str(plan)
+
+
+def split_of(module: nn.Module, budget: int | float | str) -> rt.GraphPlan:
+    step = by_inductor(module, budget)
+    left(module, step, image(), steps=1)
+    return rt.plans(step)[0]
+
+
+@pytest.mark.usefixtures("unfused")
+def test_a_plan_costs_less_than_what_torch_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the same budget, the planned split has less overhead than any that torch finds at its ratios."""
+    planned = split_of(network(LINEAR), 0.8)
+    monkeypatch.setattr(Partitioner, "fitted", lambda *_: None)
+    theirs = split_of(network(LINEAR), planned.budget)
+    assert planned.split == "planned"
+    assert theirs.split.startswith("min-cut at 0.")
+    assert planned.overhead < theirs.overhead
+
+
+@pytest.mark.usefixtures("unfused")
+def test_torch_is_not_let_draw_other_random_numbers() -> None:
+    """Where its only splits that fit would draw dropout anew, they are not taken."""
+    module = network(["conv", "dropout"] * 3)
+    assert split_of(module, 0.8).split == "planned"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Partitioner, "fitted", lambda *_: None)
+        with pytest.raises(rc.BudgetError, match="too small"):
+            split_of(module, 0.8)
+
+
+@pytest.mark.usefixtures("unfused")
+def test_pointwise_chains_are_free() -> None:
+    """Only products run again: what is between them is made inside of kernels, and is neither kept nor counted."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32, bias=False), nn.GELU(), nn.Tanh()) for _ in range(6)])
+    x = torch.randn(256, 32)
+
+    def loss(x: Tensor) -> Tensor:
+        found: Tensor = module(x).square().mean()
+        return found
+
+    step = by_inductor(loss, "100%")
+    step(x).backward()
+    (plan,) = rt.plans(step)
+    assert plan.saved < 2 * 6 * x.nbytes  # what a product reads and what it makes, for each of six
+
+
+@pytest.mark.usefixtures("unfused")
+def test_too_little_is_refused_before_training() -> None:
+    """The error says the least that works, and that works."""
+    module = network(DEEP)
+    with pytest.raises(rc.BudgetError, match="the least that a plan was found for is") as caught:
+        left(module, by_inductor(module, 1000), image())
+    least = int(str(caught.value).split("(")[1].split(" bytes")[0])
+    assert split_of(module, least).planned <= least
+
+
+@pytest.mark.usefixtures("unfused")
+def test_without_gradients_nothing_is_planned() -> None:
+    """Inference runs as it is."""
+    module = network(["conv", "gelu"]).eval()
+    step = by_inductor(module, 1)
+    with torch.no_grad():
+        assert near([step(image())], [module(image())])
+    assert "run a step" in str(rt.plans(step))
+
+
+class Mean(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x).square().mean()  # type: ignore[no-untyped-call]  # as it is in torch
+        return found
+
+
+def has_compiler() -> bool:
+    try:
+        return shutil.which(cpp_builder.get_cpp_compiler()) is not None
+    except Exception:  # of inductor: InvalidCxxCompiler
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler, and none is found")
+def test_gradients_are_those_of_inductor_without_a_budget() -> None:
+    """To the bit where the split is the same, else but for rounding; dropout draws the same, and the peak holds."""
+    given = torch.randn(256, 32)
+    modules, steps, found = [], [], []
+    for budget in (None, "100%", 0.8):
+        torch.manual_seed(0)
+        layers = [[nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU()] for _ in range(2)]
+        modules.append(Mean(*layers[0], *layers[1]))
+        torch.compiler.reset()
+        steps.append(torch.compile(modules[-1]) if budget is None else by_inductor(modules[-1], budget))
+        found.append(left(modules[-1], steps[-1], given))
+    plain, default, tight = found
+    (plan,) = rt.plans(steps[-1])
+    assert same(plain, default)
+    assert near(plain, tight)
+    assert plan.split == "planned"
+    assert plan.peak is not None
+    assert plan.peak <= 1.05 * plan.budget
