@@ -1,10 +1,11 @@
 """Measures `rt.compile` beside every other way to save memory that torch has, at equal real peaks.
 
 `python benchmarks/torch_compile.py --into docs/results` writes torch_compile.md there; `--models unet,gpt2` chooses,
-`--quick` only asks whether it runs. Bytes are those of torch's allocator, as its profiler hears of them, beyond what
-there was before the step: at the end of the forward, and at the worst moment. What runs again is counted in floating-
-point operations by torch's own counter. Steps are timed in turns, one of each way after the other, and the fastest
-counts. After each other way, `rt.compile` gets that way's real peak as its budget.
+`--quick` only asks whether it runs; `--inductor` has inductor compile everything, and writes torch_inductor.md. Bytes
+are those of torch's allocator, as its profiler hears of them, beyond what there was before the step: at the end of the
+forward, and at the worst moment. What runs again is counted in floating-point operations by torch's own counter. Steps
+are timed in turns, one of each way after the other, and the fastest counts. After each other way, `rt.compile` gets
+that way's real peak as its budget.
 """
 
 from __future__ import annotations
@@ -90,6 +91,17 @@ batch; a block does not count what operators need while they run. A checkpoint c
 which is why its bits differ there. *min-cut* is torch's default partitioner at this `activation_memory_budget`.
 
 `python benchmarks/torch_compile.py --into docs/results` writes this page."""
+ABOUT_INDUCTOR: Final = """\
+Steps that inductor compiles, within a budget, which is experimental. Bytes are those of torch's allocator beyond what
+there was before the step: *kept* at the end of the forward, *peak* at the worst moment. Steps are timed in turns, and
+the fastest of a few counts: compare times within a table, and not closely if the machine was busy. *Bits* are compared
+with those of inductor by itself; *no* is what other kernels round as well as other random numbers, and beside it stands
+the largest difference of a gradient, as a share of the largest gradient of that parameter.
+
+*min-cut* is torch's default partitioner at this `activation_memory_budget`. After each, `rt.compile` gets that way's
+real peak as its budget. What a plan says is in the last column: *planned* is its estimate of the peak.
+
+`python benchmarks/torch_compile.py --inductor --models gpt2,unet --into docs/results` writes this page."""
 
 
 @dataclass
@@ -106,6 +118,8 @@ class Way:
     flops: float = 0.0
     seconds: float = float("inf")
     same: bool = True
+    off: float = 0.0
+    """The largest difference of a result, as a share of the largest of its elements."""
     failed: str = ""
     note: str = ""
 
@@ -116,6 +130,8 @@ class Bench:
 
     make: Callable[[Run, bool], Step]
     quick: bool
+    counts: bool = True
+    """Whether operators are counted: those inside of kernels are not seen."""
     ways: list[Way] = field(default_factory=list)
     expected: list[Tensor] = field(default_factory=list)
 
@@ -149,10 +165,23 @@ class Bench:
         state += [each.clone() for each in step.module.buffers()]
         self.expected = self.expected or state
         way.same = all(torch.equal(one, two) for one, two in zip(state, self.expected, strict=True))
+        way.off = max(
+            float((one - two).abs().max() / two.abs().max().clamp(min=1e-8))
+            for one, two in zip(state, self.expected, strict=True)
+        )
         step.module.zero_grad()
         way.kept, way.peak = allocated(run)
-        way.flops = flops(run)
+        way.flops = flops(run) if self.counts else 0.0
         return way
+
+    def time(self) -> None:
+        """All ways in turns."""
+        for _ in range(2 if self.quick else ROUNDS):
+            for way in self.ways:
+                if way.run is not None:
+                    start = perf_counter()
+                    way.run()
+                    way.seconds = min(way.seconds, perf_counter() - start)
 
 
 def allocated(run: Callable[[], Any]) -> tuple[int, int]:
@@ -198,13 +227,15 @@ def checkpointed(block: Any, *given: Any) -> Any:
     return checkpoint(block, *given, use_reentrant=False)
 
 
-def ours(bench: Bench, name: str, budget: int | float) -> None:
+def ours(bench: Bench, name: str, budget: int | float, compiler: str = "boxed") -> None:
     """`rt.compile` with a budget."""
     step = bench.step()
-    loss = rt.compile(alone(step), budget)
+    loss = rt.compile(alone(step), budget, compiler=compiler)
     way = bench.add(name, step, loss)
     for plan in rt.plans(loss):
         way.note = f"planned {plan.planned / 1e6:.1f} MB in {plan.seconds:.1f} s, {sum(plan.again.values())} runs again"
+        if compiler == "inductor":
+            way.note = f"{plan.split}: {way.note}, overhead {plan.overhead:.3f}"
 
 
 def measure(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
@@ -228,17 +259,29 @@ def measure(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
             seen.add(way.peak)
             ours(bench, f"**rt.compile** at the peak of {way.name}", way.peak)
             block(bench, f"rt.budget at the peak of {way.name}", way.peak)
-    for _ in range(2 if quick else ROUNDS):
-        for way in bench.ways:
-            if way.run is not None:
-                start = perf_counter()
-                way.run()
-                way.seconds = min(way.seconds, perf_counter() - start)
+    bench.time()
     return bench
 
 
-def compiled(step: Step) -> Callable[[Tensor, Tensor], Tensor]:
-    loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(alone(step), backend="aot_eager")
+def measure_inductor(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
+    bench = Bench(make, quick, counts=False)
+    step = bench.step()
+    plain = bench.add("inductor, which is min-cut at 1", step, compiled(step, "inductor"))
+    step = bench.step()
+    bench.add("eager", step, step)
+    ours(bench, "**rt.compile** at 100%", 1.0, compiler="inductor")
+    for share in RATIOS[:2]:
+        step = bench.step()
+        with ratio(share):
+            rival = bench.add(f"min-cut at {share}", step, compiled(step, "inductor"))
+        if rival.run is not None and rival.peak < 0.98 * plain.peak:
+            ours(bench, f"**rt.compile** at the peak of {rival.name}", rival.peak, compiler="inductor")
+    bench.time()
+    return bench
+
+
+def compiled(step: Step, backend: str = "aot_eager") -> Callable[[Tensor, Tensor], Tensor]:
+    loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(alone(step), backend=backend)
     return loss
 
 
@@ -306,25 +349,54 @@ def table(bench: Bench) -> str:
     return markdown(head, lines)
 
 
+def table_inductor(bench: Bench) -> str:
+    base = bench.ways[0]
+    lines = []
+    for way in bench.ways:
+        if way.run is None:
+            lines.append([way.name, *["-"] * 5, way.failed])
+            continue
+        lines.append(
+            [
+                way.name,
+                f"{way.kept / 1e6:.1f}",
+                f"{way.peak / 1e6:.1f}",
+                f"{way.seconds / base.seconds:.2f}",
+                f"{way.first:.1f}",
+                "yes" if way.same else f"no, {way.off:.0e}",
+                way.note,
+            ]
+        )
+    return markdown(["way", "kept, MB", "peak, MB", "step / inductor", "first call, s", "bits", "note"], lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--inductor", action="store_true")
     parser.add_argument("--into", type=Path)
     given = parser.parse_args()
+    title, about, name_of_page = "# torch.compile within a budget", ABOUT, "torch_compile.md"
+    if given.inductor:
+        title, about, name_of_page = "# torch.compile within a budget, by inductor", ABOUT_INDUCTOR, "torch_inductor.md"
     torch.set_num_threads(2)
     machine = {**facts(), "torch": torch.__version__}
-    parts = ["# torch.compile within a budget", ABOUT, "## Machine", ""]
+    parts = [title, about, "## Machine", ""]
     parts[3] = "\n".join(f"- {name}: {value}" for name, value in machine.items())
     for name in given.models.split(","):
         make = MODELS[name]
         say(name)
-        bench = measure(make, given.quick)
-        seconds = bench.ways[1].seconds
-        parts.append(f"## {make.__doc__}\n\nA step of aot_eager: {seconds:.3f} s.\n\n{table(bench)}")
+        if given.inductor:
+            bench = measure_inductor(make, given.quick)
+            told = f"A step of inductor by itself: {bench.ways[0].seconds:.3f} s.\n\n{table_inductor(bench)}"
+        else:
+            bench = measure(make, given.quick)
+            told = f"A step of aot_eager: {bench.ways[1].seconds:.3f} s.\n\n{table(bench)}"
+        parts.append(f"## {make.__doc__}\n\n{told}")
         print(parts[-1], flush=True)
         if given.into is not None:  # after each, since they take minutes
-            (given.into / "torch_compile.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+            (given.into / name_of_page).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

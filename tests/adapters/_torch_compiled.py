@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,6 +73,11 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "in place": InPlace,
     "residual": Residual,
 }
+
+
+def runs(names: Sequence[str]) -> bool:
+    """Whether eager mode can: it refuses a ReLU in place that overwrites what another one keeps."""
+    return ("relu in place", "relu in place") not in pairwise(names)
 
 
 class Network(nn.Module):

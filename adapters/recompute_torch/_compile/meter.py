@@ -58,7 +58,10 @@ class Meter:
 
 
 class Allocations:
-    """The peak of a step by the allocators' account. Inductor's kernels are no operators that one could watch."""
+    """The peak of a step by the allocators' account: inductor's kernels are no operators that one could watch.
+
+    While somebody else profiles, nothing is heard, and the peak stays 0.
+    """
 
     def __init__(self) -> None:
         self.peak = 0
@@ -66,11 +69,10 @@ class Allocations:
 
     def watch(self, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]) -> Any:
         """Run a boxed graph; of its arguments, those with the numbers `new` came to be for it."""
-        self._used += sum(args[number].untyped_storage().nbytes() for number in new)
-        self.peak = max(self.peak, self._used)
+        arrived = sum(args[number].untyped_storage().nbytes() for number in new)
         with allocations(True) as changes:
             result = run(args)
-        for change in changes:
+        for change in [arrived, *changes] if changes else []:
             self._used += change
             self.peak = max(self.peak, self._used)
         return result
