@@ -183,7 +183,8 @@ LAYERS = {
     "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
     "surface": """_context _logged _watching _cache _described _forgotten _recomputable _applicative extend events
         policies""",
-    "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
+    "traces": """_traces.last_uses _traces.program _traces.chain _traces.published _traces.recorded _traces.read
+        _traces.write traces""",
     "simulator": """_simulator.machine _simulator.tier _simulator.run _simulator.replay _simulator.simulate
         _simulator.order _simulator.many _simulator.varied simulator""",
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen _plans.revolve

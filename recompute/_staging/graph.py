@@ -5,6 +5,7 @@ from __future__ import annotations
 from recompute._cache import Cache
 from recompute._errors import StagingError
 from recompute._staging.line import Compute
+from recompute._traces.last_uses import last_uses
 from recompute._traces.program import Program
 from recompute.events import Event, Performed
 from recompute.extend import EngineOptions, Node
@@ -85,19 +86,13 @@ class Graph:
 
 def _drop_after_use(program: Program) -> None:
     """Drop each value after its last use: the peak is what the function needs if nothing is computed twice."""
-    last = dict.fromkeys(program.outputs, len(program.calls))
-    steps = [step for step in program.steps if step[0] == "source"]
-    dropped: list[list[int]] = [[] for _ in program.calls]
-    for number in range(len(program.calls) - 1, -1, -1):
-        call = program.calls[number]
-        for value in (*call.arguments, *call.results):
-            if value not in last and program.makers[value] >= 0:
-                last[value] = number
-                dropped[number].append(value)
-    for number, values in enumerate(dropped):
-        steps.append(("call", number))
-        steps += [("drop", value) for value in values]
-    program.steps[:] = steps
+    sources = [step for step in program.steps if step[0] == "source"]
+    runs = [(call.results, call.arguments) for call in program.calls]
+    dying = last_uses(runs, (*program.outputs, *[value for _, value in sources]))
+    program.steps[:] = sources
+    for number, values in enumerate(dying):
+        program.steps.append(("call", number))
+        program.steps += [("drop", value) for value in values]
 
 
 def _first(operation: Node) -> int:

@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from recompute.planners import last_uses
 from recompute_jax._eager.kernels import Kernel, variables
 from recompute_jax._program.costs import nbytes
-from recompute_jax._program.jaxpr import effects, flatten, last_uses
+from recompute_jax._program.jaxpr import effects, flatten
 
 
 class Step(NamedTuple):
@@ -46,9 +47,10 @@ class Program:
         place: dict[Var, int] = {}
         for var in (*flat.constvars, *flat.invars):
             place[var] = len(place)
-        dying = last_uses(flat)
+        wanted = [each for each in flat.outvars if isinstance(each, Var)]
+        dying = last_uses([(each.outvars, variables(each)) for each in flat.equations], wanted)
         used = {each for equation in flat.equations for each in variables(equation)}
-        used.update(each for each in flat.outvars if isinstance(each, Var))
+        used.update(wanted)
         for equation, dead in zip(flat.equations, dying, strict=True):
             for var in equation.outvars:
                 if var not in dead:
@@ -81,7 +83,7 @@ _programs: Final[WeakKeyDictionary[ClosedJaxpr, dict[Any, Program]]] = WeakKeyDi
 """By what JAX traced, which it keeps for as long as the function lives."""
 
 
-def _step(equation: JaxprEqn, dead: tuple[Var, ...], place: dict[Var, int], unroll_scans: bool, measure: bool) -> Step:
+def _step(equation: JaxprEqn, dead: list[Var], place: dict[Var, int], unroll_scans: bool, measure: bool) -> Step:
     params = equation.params
     scan = None
     if unroll_scans and equation.primitive.name == "scan" and params["length"] > 1:

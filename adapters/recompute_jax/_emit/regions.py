@@ -10,6 +10,7 @@ from typing import Final
 
 from jax.extend.core import Var
 
+from recompute.planners import last_uses
 from recompute_jax._program.fusion import kind
 from recompute_jax._program.segments import Segments
 
@@ -34,7 +35,8 @@ def regions(segments: Segments, sequence: Sequence[int], room: int, length: int 
     is made inside are at most `room` bytes together, or it is a single run. O(runs).
     """
     parts = segments.segments
-    dying = _dying(segments, sequence)
+    runs = [(parts[number].outputs, parts[number].inputs) for number in sequence]
+    dying = last_uses(runs, [*segments.outputs, *segments.sources])
     sizes = {var: segments.program.sizes[segments.program.storages[value]] for var, value in segments.values.items()}
     cuts = [0]
     alive: set[Var] = set()  # made before the region
@@ -98,21 +100,6 @@ def _updates(segments: Segments) -> set[int]:
         else:
             read_elsewhere.update(part.inputs)
     return found
-
-
-def _dying(segments: Segments, sequence: Sequence[int]) -> list[list[Var]]:
-    """For each run the values that nothing needs after it."""
-    needed = set(segments.outputs)
-    sources = set(segments.sources)
-    dying: list[list[Var]] = []
-    for number in reversed(sequence):
-        part = segments.segments[number]
-        touched = [var for var in (*part.inputs, *part.outputs) if var not in sources]
-        dying.append([var for var in touched if var not in needed])
-        needed.difference_update(part.outputs)
-        needed.update(part.inputs)
-    dying.reverse()
-    return dying
 
 
 def regions_of(segments: Segments, groups: list[list[int]]) -> list[Region]:

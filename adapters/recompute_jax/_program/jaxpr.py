@@ -115,24 +115,6 @@ def flatten(closed: ClosedJaxpr, *, inline_custom: bool, source: Any = None) -> 
     return Flat(constvars, consts, invars, outvars, _needed(equations, outvars))
 
 
-def last_uses(flat: Flat) -> list[tuple[Var, ...]]:
-    """For each equation the variables that nothing needs once it has run: operands, and results never used.
-
-    Inputs and constants that no equation uses are not among them.
-    """
-    seen = {each for each in flat.outvars if isinstance(each, Var)}
-    dying: list[tuple[Var, ...]] = []
-    for equation in reversed(flat.equations):
-        here: list[Var] = []
-        for each in (*equation.outvars, *equation.invars):
-            if isinstance(each, Var) and each not in seen:
-                seen.add(each)
-                here.append(each)
-        dying.append(tuple(here))
-    dying.reverse()
-    return dying
-
-
 def effects(equation: JaxprEqn) -> list[Any]:
     """What the equation does beside its results. Refs that live inside it are nobody's business."""
     return [each for each in equation.effects if type(each).__name__ != "InternalMutableArrayEffect"]

@@ -13,6 +13,7 @@ from torch._higher_order_ops.effects import has_effects
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils._pytree import tree_leaves
 
+from recompute.planners import last_uses
 from recompute.traces import Program
 from recompute_torch._rules import HIDDEN
 
@@ -187,6 +188,7 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
     program, values = joint.program, joint.values
     device = _main_device(joint)
     last, lasting = _last_uses(joint)
+    dying = iter(last)
 
     def size(node: Node, number: int) -> int:
         tensor = tree_leaves(node.meta["val"])[number]
@@ -194,11 +196,10 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
 
     def arrive() -> None:
         """The forward is over: it has written what it writes, has returned, and tangents come."""
-        written = [node for node in joint.order if joint.kinds[node] == "effect" and node not in joint.backward]
-        for value in dict.fromkeys(value for node in written for value in _used(joint, node)):
+        for value in dict.fromkeys(_written(joint)):
             if value[0].op == "call_function":
                 program.steps.append(("get", values[value]))
-        drop(2 * joint.turn - 1)
+        drop()
         results = [each for each in joint.outputs()[: joint.results] if isinstance(each, Node)]
         for value in dict.fromkeys(value for each in results for value in joint.holds[each] if value):
             if value[0].op == "call_function":  # the caller has it from here on
@@ -207,8 +208,8 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
             if joint.kinds[node] == "leaf" and node in joint.backward:
                 values[node, 0] = program.add_source(size(node, 0))
 
-    def drop(slot: int) -> None:
-        program.steps.extend(("drop", values[value]) for value in last.get(slot, ()))
+    def drop() -> None:
+        program.steps.extend(("drop", values[value]) for value in next(dying))
 
     for node in joint.order:
         if joint.kinds[node] == "leaf" and node not in joint.backward:
@@ -216,7 +217,7 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
     for number, node in enumerate(joint.calls):
         if number == joint.turn:
             arrive()
-        own = [value for value in joint.holds[node] if value and value[0] is node]
+        own = _made(joint, node)
         storages = [program.add_storage(size(*value)) for value in own]
         priced = price(node)
         if priced.room:
@@ -229,10 +230,15 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
             if not can or (node.target is BATCH_NORM and value[1] in STATISTICS):
                 program.steps.append(("detach", values[value]))
         program.steps.extend(("drop", room) for room in made[len(own) :])
-        drop(2 * number)
+        drop()
     if joint.turn == len(joint.calls):
         arrive()
     program.outputs = [values[value] for value in lasting]
+
+
+def _made(joint: Joint, node: Node) -> list[Value]:
+    """The memory that a node makes."""
+    return [value for value in joint.holds[node] if value and value[0] is node]
 
 
 def _used(joint: Joint, node: Node) -> list[Value]:
@@ -240,31 +246,27 @@ def _used(joint: Joint, node: Node) -> list[Value]:
     return list(dict.fromkeys(value for each in node.all_input_nodes for value in joint.holds[each] if value))
 
 
-def _last_uses(joint: Joint) -> tuple[dict[int, list[Value]], list[Value]]:
-    """What is let go of when, and what never is.
+def _written(joint: Joint) -> list[Value]:
+    """What the forward reads and writes at its end."""
+    effects = [node for node in joint.order if joint.kinds[node] == "effect" and node not in joint.backward]
+    return [value for node in effects for value in _used(joint, node)]
 
-    After the call n is 2n, after what the forward writes at its end one less than at the first call of the backward.
+
+def _last_uses(joint: Joint) -> tuple[list[list[Value]], list[Value]]:
+    """What is let go of after each call, and, between forward and backward, once the forward has written; what stays.
+
+    Forward inputs are not let go of; results, gradients and what the backward writes at its end stay.
     """
-    end = 2 * joint.turn - 1
-    last: dict[Value, int] = {}
-    for number, node in enumerate(joint.calls):
-        for value in [*joint.holds[node], *_used(joint, node)]:
-            if value and (value[0].op == "call_function" or value[0] in joint.backward):
-                last[value] = 2 * number
+    runs = [(_made(joint, node), _used(joint, node)) for node in joint.calls]
+    runs.insert(joint.turn, ([], _written(joint)))
     outputs = [each for each in joint.outputs() if isinstance(each, Node)]
     lasting = {value for each in outputs for value in joint.holds[each] if value}
     for node in joint.order:
         if joint.kinds[node] == "effect" and node in joint.backward:
             lasting.update(_used(joint, node))
-        elif joint.kinds[node] == "effect":
-            last.update((value, max(last[value], end)) for value in _used(joint, node) if value in last)
-    found: dict[int, list[Value]] = {}
-    for value, slot in last.items():
-        if value not in lasting:
-            found.setdefault(slot, []).append(value)
-    return found, [
-        value for node in joint.order for value in joint.holds[node] if value in lasting and value[0] is node
-    ]
+    inputs = [(node, 0) for node in joint.order if joint.kinds[node] == "leaf" and node not in joint.backward]
+    stays = [value for node in joint.order for value in _made(joint, node) if value in lasting]
+    return last_uses(runs, [*lasting, *inputs]), stays
 
 
 def _main_device(joint: Joint) -> torch.device:
