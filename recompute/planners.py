@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Final
 
+from recompute._plans.builder import ProgramBuilder
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import prune, schedule
 from recompute._plans.own import Effort, Meter
@@ -57,4 +58,4 @@ def replan(program: Program, budget: int, order: Sequence[int], effort: float, s
     return Plan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)
 
 
-__all__ = ["METHODS", "Plan", "PlanError", "last_uses", "least", "peak", "plan", "replan", "verify"]
+__all__ = ["METHODS", "Plan", "PlanError", "ProgramBuilder", "last_uses", "least", "peak", "plan", "replan", "verify"]

@@ -62,16 +62,7 @@ class Fetching:
 
     def _split(self) -> Program:
         program = self._program
-        seen = replace(
-            program,
-            sizes=list(program.sizes),
-            devices=list(program.devices),
-            storages=list(program.storages),
-            makers=list(program.makers),
-            calls=[],
-            steps=[],
-            marks=[],
-        )
+        seen = replace(program.copy(), calls=[], steps=[], marks=[])
         for number, call in enumerate(program.calls):
             self._first.append(len(seen.calls))
             self._calls.append(number)

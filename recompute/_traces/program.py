@@ -7,8 +7,8 @@ calls, each counted from zero in order of creation. The simulator and the planne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 StepKind = Literal["source", "call", "get", "keep", "drop", "pin", "unpin", "detach", "evict", "hold", "let go"]
 """What a step does with a value: `keep` and `drop` are its first and last outside reference (a new value has one).
@@ -88,6 +88,12 @@ class Program:
                     references[storage] += 1
                 peak[device] = max(peak.get(device, 0), used[device])
         return peak
+
+    def copy(self) -> Program:
+        """The same, to which more can be added; the calls are shared. O(program)."""
+        lists = ("sizes", "devices", "storages", "makers", "calls", "steps", "marks", "outputs")
+        copied: dict[str, Any] = {name: list(getattr(self, name)) for name in lists}
+        return replace(self, revived=set(self.revived), **copied)
 
     def add_storage(self, size: int, device: str = "cpu") -> int:
         """Memory for results to share; its number."""

@@ -19,31 +19,21 @@ def with_moves(segments: Segments, moved: Sequence[int]) -> Segments:
 
     The first are numbered from the number of segments on, in the order of `moved`; the second follow. O(segments).
     """
-    program = segments.program
-    program = replace(
-        program,
-        sizes=list(program.sizes),
-        devices=list(program.devices),
-        storages=list(program.storages),
-        makers=list(program.makers),
-        calls=list(program.calls),
-        steps=list(program.steps),
-    )
-    values = dict(segments.values)
+    builder = segments.builder.copy()
     there: list[Segment] = []
     back: list[Segment] = []
     for number in moved:
         out, into = [], []
         for var in segments.segments[number].outputs:
-            if program.sizes[program.storages[values[var]]] and not jnp.issubdtype(_dtype(var), jax.dtypes.prng_key):
+            if builder.nbytes(var) and not jnp.issubdtype(_dtype(var), jax.dtypes.prng_key):
                 to_host, host = _transfer(var, jax.memory.Space.Host, None)
                 to_device, _ = _transfer(host, jax.memory.Space.Device, var)
-                values[host] = program.add_source(0)
+                builder.source(host)
                 out.append(to_host)
                 into.append(to_device)
         there.append(_segment(out))
         back.append(_segment(into))
-    return replace(segments, segments=[*segments.segments, *there, *back], program=program, values=values)
+    return replace(segments, segments=[*segments.segments, *there, *back], builder=builder)
 
 
 def order_with_moves(steps: Iterable[tuple[str, int]], count: int) -> tuple[list[int], list[int]]:

@@ -37,7 +37,7 @@ def regions(segments: Segments, sequence: Sequence[int], room: int, length: int 
     parts = segments.segments
     runs = [(parts[number].outputs, parts[number].inputs) for number in sequence]
     dying = last_uses(runs, [*segments.outputs, *segments.sources])
-    sizes = {var: segments.program.sizes[segments.program.storages[value]] for var, value in segments.values.items()}
+    sizes = {var: segments.builder.nbytes(var) for var in segments.builder.values}
     cuts = [0]
     alive: set[Var] = set()  # made before the region
     before = 0

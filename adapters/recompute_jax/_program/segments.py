@@ -14,6 +14,7 @@ from typing import Final
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from recompute import planners
+from recompute.planners import ProgramBuilder
 from recompute.traces import Program
 from recompute_jax._program.costs import REDUCTIONS, VIEWS, flops, nbytes, subjaxprs, weigh
 from recompute_jax._program.fusion import kind
@@ -53,10 +54,14 @@ class Segments:
 
     sources: list[Var]
     segments: list[Segment]
-    program: Program
-    values: dict[Var, int]
-    """Value in memory -> value of the program."""
+    builder: ProgramBuilder[Var]
+    """By the values in memory."""
     outputs: list[Var] = field(default_factory=list)
+
+    @property
+    def program(self) -> Program:
+        """The segments as its calls."""
+        return self.builder.program
 
     @property
     def flops(self) -> float:
@@ -106,7 +111,7 @@ def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = No
     kept.difference_update(equations[number].outvars[0] for number in absorbed.values())
     ahead = set(absorbed.values())
     sources = [*flat.constvars, *flat.invars]
-    found = Segments(list(dict.fromkeys(sources)), [], Program(name), {}, wanted)
+    found = Segments(list(dict.fromkeys(sources)), [], ProgramBuilder(Program(name)), wanted)
     for number, eqn in enumerate(equations):
         if number not in alive or number in ahead or not kept.issuperset(eqn.outvars):
             continue
@@ -132,16 +137,13 @@ def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = No
 
 def _add_program(found: Segments, housed: set[Var]) -> None:
     """The segments as calls; what is `housed` takes no memory. O(segments)."""
-    program, values = found.program, found.values
-    values.update((var, program.add_source(0)) for var in found.sources)
+    builder = found.builder
+    for var in found.sources:
+        builder.source(var)
     for part in found.segments:
-        storages = [program.add_storage(0 if var in housed else nbytes(var.aval)) for var in part.outputs]
-        room = inside(part.equations[-1])
-        if room:
-            storages.append(program.add_storage(room))
-        made = program.add_call(part.name, [values[var] for var in part.inputs], storages, part.cost)
-        values.update(zip(part.outputs, made, strict=False))  # nobody uses what is inside
-    program.outputs = [values[var] for var in found.outputs]
+        made = {var: 0 if var in housed else nbytes(var.aval) for var in part.outputs}
+        builder.call(part.name, part.inputs, made, part.cost, inside(part.equations[-1]))
+    builder.program.outputs = [builder.values[var] for var in found.outputs]
 
 
 def _absorbed(

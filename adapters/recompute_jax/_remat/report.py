@@ -145,10 +145,9 @@ def describe(segments: Segments, sequence: list[int], scale: float = 1.0) -> tup
             first.setdefault(var, place)
     kept: list[Kept] = []
     again: list[Kept] = []
-    program = segments.program
     for number, part in enumerate(segments.segments):
         for var in part.outputs:
-            size = program.sizes[program.storages[segments.values[var]]]
+            size = segments.builder.nbytes(var)
             if not size:
                 continue
             line = Kept(short(var.aval), int(scale * size), part.name, where(part.equations[-1]), runs[number])

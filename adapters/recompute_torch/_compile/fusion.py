@@ -17,6 +17,7 @@ from torch._functorch.partitioners import get_default_op_list
 from torch._inductor import config
 from torch._inductor.inductor_prims import randint, random
 
+from recompute.planners import ProgramBuilder
 from recompute_torch._compile.costs import elements
 from recompute_torch._compile.program import Joint, Price, Value, read, repeatable, seeded
 
@@ -60,8 +61,9 @@ def read_fused(
     found = read(kernels, results, slowest)
     joint.kinds.update(dict.fromkeys(inside, "view"))
     joint.calls = [origin[node] for node in found.calls]
-    joint.turn, joint.program = found.turn, found.program
-    joint.values = {(origin[node], number): value for (node, number), value in found.values.items()}
+    joint.turn = found.turn
+    values = {(origin[node], number): value for (node, number), value in found.builder.values.items()}
+    joint.builder = ProgramBuilder(found.program, values)
     return joint
 
 
@@ -76,8 +78,7 @@ def _lives(joint: Joint, node: fx.Node, sources: set[Value], draws: bool) -> boo
     users = _users(joint, node)
     if not users or not all(_fuses(user) for user in users):
         return False
-    sizes, storages = joint.program.sizes, joint.program.storages
-    size = {value: sizes[storages[joint.values[value]]] for value in [*sources, (node, 0)]}
+    size = {value: joint.builder.nbytes(value) for value in [*sources, (node, 0)]}
     if not draws and sum(size[value] for value in sources) <= _MORE * size[node, 0]:
         return True
     if len(sources) > config.realize_reads_threshold:  # inductor keeps what takes so much reading

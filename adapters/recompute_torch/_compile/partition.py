@@ -121,8 +121,7 @@ def saved(graph: fx.Graph, results: int) -> int:
     """Bytes of what the forward of a split graph makes and its backward uses."""
     joint = read(graph, results, lambda node: _NOTHING)
     held = {value for node in crossing(graph) for value in joint.holds[node] if value}
-    program = joint.program
-    return sum(program.sizes[program.storages[joint.values[value]]] for value in held)
+    return sum(map(joint.builder.nbytes, held))
 
 
 def extracted(module: fx.GraphModule, graph: fx.Graph, results: int) -> Parts:

@@ -13,7 +13,7 @@ from torch._higher_order_ops.effects import has_effects
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils._pytree import tree_leaves
 
-from recompute.planners import last_uses
+from recompute.planners import ProgramBuilder, last_uses
 from recompute.traces import Program
 from recompute_torch._rules import HIDDEN
 
@@ -55,8 +55,12 @@ class Joint:
     """The number of the first call of the backward."""
     overwritten: set[Node] = field(default_factory=set)
     """Inputs that hold something else when the forward is over."""
-    program: Program = field(default_factory=lambda: Program("step", unit=1e-6))
-    values: dict[Value, int] = field(default_factory=dict)
+    builder: ProgramBuilder[Value] = field(default_factory=lambda: ProgramBuilder(Program("step", unit=1e-6)))
+
+    @property
+    def program(self) -> Program:
+        """The calls as a program."""
+        return self.builder.program
 
     def outputs(self) -> Sequence[Any]:
         """What the graph returns: results of the forward, then gradients."""
@@ -64,7 +68,7 @@ class Joint:
 
     def name(self, storage: int) -> str:
         """What made a storage of the program, for people."""
-        for (node, number), value in self.values.items():
+        for (node, number), value in self.builder.values.items():
             if self.program.storages[value] == storage:
                 return describe(node) + (f"[{number}]" if number else "")
         return "workspace"
@@ -185,7 +189,7 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
     """The calls as a program. What cannot run twice is detached; everything is dropped after its last use."""
     joint.calls = [node for node in joint.order if joint.kinds[node] == "call"]
     joint.turn = sum(node not in joint.backward for node in joint.calls)
-    program, values = joint.program, joint.values
+    builder = joint.builder
     device = _main_device(joint)
     last, lasting = _last_uses(joint)
     dying = iter(last)
@@ -196,44 +200,32 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
 
     def arrive() -> None:
         """The forward is over: it has written what it writes, has returned, and tangents come."""
-        for value in dict.fromkeys(_written(joint)):
-            if value[0].op == "call_function":
-                program.steps.append(("get", values[value]))
-        drop()
+        builder.step("get", [value for value in dict.fromkeys(_written(joint)) if value[0].op == "call_function"])
+        builder.step("drop", next(dying))
         results = [each for each in joint.outputs()[: joint.results] if isinstance(each, Node)]
-        for value in dict.fromkeys(value for each in results for value in joint.holds[each] if value):
-            if value[0].op == "call_function":  # the caller has it from here on
-                program.steps.append(("detach", values[value]))
+        held = dict.fromkeys(value for each in results for value in joint.holds[each] if value)
+        builder.step("detach", [value for value in held if value[0].op == "call_function"])  # the caller has them
         for node in joint.order:
             if joint.kinds[node] == "leaf" and node in joint.backward:
-                values[node, 0] = program.add_source(size(node, 0))
-
-    def drop() -> None:
-        program.steps.extend(("drop", values[value]) for value in next(dying))
+                builder.source((node, 0), size(node, 0))
 
     for node in joint.order:
         if joint.kinds[node] == "leaf" and node not in joint.backward:
-            values[node, 0] = program.add_source(0)
+            builder.source((node, 0))
     for number, node in enumerate(joint.calls):
         if number == joint.turn:
             arrive()
-        own = _made(joint, node)
-        storages = [program.add_storage(size(*value)) for value in own]
-        priced = price(node)
-        if priced.room:
-            storages.append(program.add_storage(priced.room))
-        arguments = [values[value] for value in _used(joint, node)]
-        made = program.add_call(describe(node), arguments, storages, priced.cost)
-        values.update(zip(own, made, strict=False))
+        made, priced = _made(joint, node), price(node)
+        sizes = {value: size(*value) for value in made}
+        room = builder.call(describe(node), _used(joint, node), sizes, priced.cost, priced.room)
+        builder.program.steps.extend(("drop", value) for value in room)
         can = repeatable(joint, node)
-        for value in own:
-            if not can or (node.target is BATCH_NORM and value[1] in STATISTICS):
-                program.steps.append(("detach", values[value]))
-        program.steps.extend(("drop", room) for room in made[len(own) :])
-        drop()
+        once = [value for value in made if not can or (node.target is BATCH_NORM and value[1] in STATISTICS)]
+        builder.step("detach", once)
+        builder.step("drop", next(dying))
     if joint.turn == len(joint.calls):
         arrive()
-    program.outputs = [values[value] for value in lasting]
+    builder.program.outputs = [builder.values[value] for value in lasting]
 
 
 def _made(joint: Joint, node: Node) -> list[Value]:
