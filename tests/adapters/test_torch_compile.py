@@ -112,6 +112,14 @@ def test_the_report_says_it() -> None:
     assert f"{plan.overhead:.3f}" in text
 
 
+def test_a_budget_that_random_states_alone_exceed_is_refused() -> None:
+    """The states of generators that operators would need to run again are more than there is."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.2)) for _ in range(8)])
+    with pytest.raises(rc.BudgetError, match="the least that a plan was found for is"):
+        compiled(lambda x: module(x).square().mean(), 0.3, effort=0.01)(torch.randn(64, 16))
+
+
 def test_too_little_is_refused_before_training() -> None:
     """The error says the least that works, and that works."""
     module = network(DEEP)

@@ -89,7 +89,7 @@ class Partitioner:
             over = self._peak(joint, emission) - budget
             if over <= 0:
                 return order, emission
-            given -= over
+            given = max(1, given - over)
         return None
 
     def advice(self, joint: Joint, budget: int) -> str:
