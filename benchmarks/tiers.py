@@ -20,7 +20,7 @@ import numpy as np
 from _common import facts, say
 
 import recompute as rc
-from recompute.planners import PlanError, plan, verify
+from recompute.planners import PlanError, plan, smallest, verify
 from recompute.simulator import Run, baseline, simulate
 from recompute.traces import Program, read
 
@@ -145,12 +145,11 @@ def planned(folder: Path) -> Iterator[str]:
 
 def _smallest(program: Program, peak: dict[str, int], options: dict[str, Any]) -> float:
     """By bisection, in hundredths."""
-    low, high = 0, 100
-    while high - low > 1:
-        middle = (low + high) // 2
-        run = simulate(program, middle / 100, peak=peak, limit=LIMIT, **options)
-        low, high = (low, middle) if run.status == "ok" else (middle, high)
-    return high / 100
+
+    def fits(share: int) -> bool:
+        return simulate(program, share / 100, peak=peak, limit=LIMIT, **options).status == "ok"
+
+    return smallest(fits, 0, 100) / 100
 
 
 def _judged(alone: Run, moving: Run, both: Run, known: float | None) -> str:

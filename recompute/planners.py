@@ -16,6 +16,7 @@ from recompute._plans.own import Effort, Meter
 from recompute._plans.plan import METHODS, plan
 from recompute._plans.problem import check_least, problem_of, woven
 from recompute._plans.schedule import Plan, PlanError
+from recompute._plans.smallest import smallest
 from recompute._plans.verify import verify
 from recompute._traces.last_uses import last_uses
 from recompute._traces.program import Program
@@ -58,4 +59,16 @@ def replan(program: Program, budget: int, order: Sequence[int], effort: float, s
     return Plan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)
 
 
-__all__ = ["METHODS", "Plan", "PlanError", "ProgramBuilder", "last_uses", "least", "peak", "plan", "replan", "verify"]
+__all__ = [
+    "METHODS",
+    "Plan",
+    "PlanError",
+    "ProgramBuilder",
+    "last_uses",
+    "least",
+    "peak",
+    "plan",
+    "replan",
+    "smallest",
+    "verify",
+]

@@ -187,9 +187,9 @@ LAYERS = {
         _traces.write traces""",
     "simulator": """_simulator.machine _simulator.tier _simulator.run _simulator.replay _simulator.simulate
         _simulator.order _simulator.many _simulator.varied simulator""",
-    "plans": """_plans.builder _plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.coarsen _plans.chen
-        _plans.revolve _plans.chains _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.verify
-        _plans.fetching _plans.plan planners""",
+    "plans": """_plans.smallest _plans.builder _plans.schedule _plans.problem _plans.liveness _plans.timeline
+        _plans.coarsen _plans.chen _plans.revolve _plans.chains _plans.exact _plans.future _plans.improve
+        _plans.checkmate _plans.own _plans.verify _plans.fetching _plans.plan planners""",
     "foresight": """_foresight.calls _foresight.recording _foresight.script _foresight.alignment _foresight.spare
         _foresight.follower _foresight.planning _foresight.knowledge _foresight.worth _foresight.rounds
         _foresight.repetition _foresight.foresight""",

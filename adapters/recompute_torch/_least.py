@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from recompute import extend
 from recompute.extend import List, Table, format_bytes
+from recompute.planners import smallest
 from recompute.simulator import baseline, simulate
 from recompute.traces import read
 from recompute_torch._block import budget as budget_block
@@ -121,15 +122,13 @@ def least(step: Callable[[], Any], /, *, steps: int = 2, budget: Any = None) -> 
 
 def _smallest(overhead: Callable[[int], float | None], low: int, high: int) -> tuple[int, float]:
     """The least budget that works, and what it costs, by bisection; the highest works, and costs nothing."""
-    found = overhead(low)
-    if found is not None:
-        return low, found
-    best, costs = high, 1.0
-    while best - low > max(1, _CLOSE * high):
-        middle = (low + best) // 2
-        found = overhead(middle)
-        if found is None:
-            low = middle
-        else:
-            best, costs = middle, found
-    return best, costs
+    costs = {high: 1.0}
+
+    def fits(budget: int) -> bool:
+        found = overhead(budget)
+        if found is not None:
+            costs[budget] = found
+        return found is not None
+
+    best = low if fits(low) else smallest(fits, low, high, within=_CLOSE * high)
+    return best, costs[best]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from recompute.planners import smallest
+
 
 def cheapest(count: int, start: int, fits: Callable[[int], bool], stride: int = 3, upwards: bool = True) -> int | None:
     """The number of a plan that fits, of `count` by rising cost, where cheaper ones seen do not; None: there is none.
@@ -32,11 +34,4 @@ def cheapest(count: int, start: int, fits: Callable[[int], bool], stride: int = 
             at += 1
         if at == len(stops):
             return None
-    low, high = stops[at - 1] if at else -1, stops[at]
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return smallest(fits, stops[at - 1] if at else -1, stops[at])

@@ -17,13 +17,7 @@ _NAMED: Final = 4  # of what is in memory at the worst moment
 def least(joint: Joint, budget: int, fits: Callable[[int], bool]) -> int:
     """About the smallest budget that a plan is found for, where for `budget` there was none. O(some plans)."""
     low, high = max(budget, planners.least(joint.program)), planners.peak(joint.program)
-    for _ in range(_PROBES):
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return planners.smallest(fits, low, high, tries=_PROBES)
 
 
 def holders(joint: Joint) -> str:
