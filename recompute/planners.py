@@ -1,6 +1,8 @@
 """Schedules made in advance: `plan(program, 0.4)` says what to compute and to free; `verify` checks a plan.
 
 `least` and `peak` say between which budgets a plan is worth searching for; `replan` starts from a known order of runs.
+`ProgramBuilder` and `last_uses` make a program of any graph, as the compilers of adapters do; `smallest` finds by
+bisection what just fits.
 """
 
 from __future__ import annotations
