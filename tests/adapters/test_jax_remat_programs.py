@@ -22,6 +22,7 @@ from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 from recompute_jax._emit.gates import GATES  # noqa: E402  # after importorskip
 from recompute_jax._emit.regions import regions  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidate  # noqa: E402  # after importorskip
 from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
 from recompute_jax._remat.recipe import Recipe, follow  # noqa: E402  # after importorskip
 
@@ -38,6 +39,8 @@ def test_values_are_those_of_jit(case: Any, share: float, gate: Any, length: int
         candidate = candidates.candidate(int(least + share * (candidates.predicted - least)), 0.05)
     except PlanError:
         candidate = candidates.least(0.05)
+    effects = [number for number, part in enumerate(candidate.segments.segments) if part.once]
+    assert [candidate.sequence.count(number) for number in effects] == [1] * len(effects), "effects happen once"
     steps = regions(candidate.segments, candidate.sequence, candidate.plan.peak, length)
     emitted = candidate.emitted(steps, gate)
     recipe = Recipe.read(json.loads(json.dumps(asdict(candidate.recipe(steps, gate)))))
@@ -48,3 +51,24 @@ def test_values_are_those_of_jit(case: Any, share: float, gate: Any, length: int
         if jax.numpy.issubdtype(one.dtype, jax.dtypes.prng_key):
             one, two = jax.random.key_data(one), jax.random.key_data(two)
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4)
+
+
+def test_an_effect_makes_nothing_else_run_again() -> None:
+    """A function that tells somebody is planned as if it did not: what runs again costs as much."""
+
+    def candidate(tells: bool) -> Candidate:
+        def loss(x: Any, w: Any) -> Any:
+            for number in range(8):
+                x = jax.numpy.tanh(x @ w)
+                if tells and number == 2:
+                    jax.debug.callback(lambda value: None, x[0, 0])
+            return (x**2).mean()
+
+        given = jax.numpy.ones((64, 8)), jax.numpy.ones((8, 8))
+        flat = flatten(jax.make_jaxpr(jax.grad(loss, 1))(*given), inline_custom=False)
+        candidates = candidates_of(flat, "loss", "branch", 0, None)
+        return candidates.candidate(candidates.predicted // 2, 0.02)
+
+    expected, found = candidate(tells=False), candidate(tells=True)
+    assert expected.overhead > 1.1
+    assert found.overhead == pytest.approx(expected.overhead, rel=0.05)

@@ -14,7 +14,7 @@ from typing import Final
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from recompute import planners
-from recompute.planners import ProgramBuilder
+from recompute.planners import ProgramBuilder, last_uses
 from recompute.traces import Program
 from recompute_jax._program.costs import REDUCTIONS, VIEWS, flops, nbytes, subjaxprs, weigh
 from recompute_jax._program.fusion import kind
@@ -22,7 +22,6 @@ from recompute_jax._program.jaxpr import Flat, effects, flatten
 from recompute_jax._program.text import short
 from recompute_jax._program.weakly import weakly_cached
 
-_NEVER: Final = 1e9  # times the cost of what has effects: no plan repeats it
 INSIDE: Final = frozenset(("scan", "while", "cond"))
 """Loops and conditionals: memory is in use within them."""
 _SUMS: Final = frozenset(("add", "add_any", "sub"))
@@ -128,21 +127,23 @@ def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = No
         part = Segment(chosen, inputs, outputs, work, weigh(work, moved), once)
         if price is not None:
             part.cost = price(part)
-        if once:
-            part.cost *= _NEVER
         found.segments.append(part)
     _add_program(found, set(wanted) | _summands(equations, maker, users, alive, wanted))
     return found
 
 
 def _add_program(found: Segments, housed: set[Var]) -> None:
-    """The segments as calls; what is `housed` takes no memory. O(segments)."""
+    """The segments as calls; what is `housed` takes no memory, and what has effects never runs again. O(segments)."""
     builder = found.builder
     for var in found.sources:
         builder.source(var)
-    for part in found.segments:
+    once = {var for part in found.segments if part.once for var in part.outputs}
+    dying = last_uses([(part.outputs, part.inputs) for part in found.segments], found.outputs)
+    for part, dead in zip(found.segments, dying, strict=True):
         made = {var: 0 if var in housed else nbytes(var.aval) for var in part.outputs}
         builder.call(part.name, part.inputs, made, part.cost, inside(part.equations[-1]))
+        builder.step("detach", part.outputs if part.once else ())
+        builder.step("drop", [var for var in dead if var in once])
     builder.program.outputs = [builder.values[var] for var in found.outputs]
 
 

@@ -160,9 +160,6 @@ class Bodies:
         return self._emitted(closed, candidate, room, length)
 
     def _emitted(self, closed: ClosedJaxpr, candidate: Candidate, room: int, length: int = LENGTH) -> Planned | None:
-        effects = [number for number in candidate.sequence if candidate.segments.segments[number].once]
-        if len(effects) > len(set(effects)):
-            return None
         steps = candidate.regions(max(room, candidate.plan.budget), length)
         found = as_body(closed, candidate.emitted(steps, self._gate), candidate.looped.constants)
         if found is None:

@@ -9,13 +9,11 @@ from typing import Any, Final
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from recompute import BudgetError
 from recompute.extend import format_bytes
 from recompute_jax._emit.gates import Gate
 from recompute_jax._emit.regions import Region, updates_apart
 from recompute_jax._program.costs import nbytes, size_of
 from recompute_jax._program.jaxpr import struct
-from recompute_jax._program.segments import Segments
 from recompute_jax._remat.candidates import Candidate
 from recompute_jax._remat.compile import Argument, Compilations
 from recompute_jax._remat.options import Options
@@ -72,8 +70,7 @@ class Schedules:
         return tuple(self._compilations.trials)
 
     def compile(self, candidate: Candidate, given: int, length: int, what: str, gate: Gate | None = None) -> Schedule:
-        """In regions of so many segments, within the bytes given. Raises BudgetError if an effect would run twice."""
-        _check_once(candidate.segments, candidate.sequence)
+        """In regions of so many segments, within the bytes given."""
         gate = gate or self._options.gate
         steps = candidate.regions(int(given / self.scale), length)
         if self.donated and gate == "branch" and len(steps) > 1:
@@ -104,15 +101,3 @@ def _about_moves(candidate: Candidate) -> tuple[str, ...]:
         return ()
     made = [var for number in candidate.moved for var in candidate.segments.segments[number].outputs]
     return (f"{len(made)} values ({format_bytes(sum(nbytes(var.aval) for var in made))}) move to the host and back",)
-
-
-def _check_once(segments: Segments, sequence: Sequence[int]) -> None:
-    seen: set[int] = set()
-    for number in sequence:
-        part = segments.segments[number]
-        if part.once and number in seen:
-            raise BudgetError(
-                f"{part.name} has side effects and would have to run again to fit: give a larger budget, or take the "
-                "effect out of the function"
-            )
-        seen.add(number)
