@@ -111,7 +111,8 @@ class _Machine:
         self.cost += transfers * (self.tier.latency + size / self.tier.bandwidth) / self.program.unit
 
     def free(self, storage: int) -> None:
-        mentions = [at for at, step in enumerate(self.gap) if self._mentions(step, storage)]
+        detached = {value for kind, value in self.gap if kind == "detach"}
+        mentions = [at for at, step in enumerate(self.gap) if self._mentions(step, storage, detached)]
         if mentions:
             self._go_on(1 + mentions[-1])
         if self.kept.get(storage):
@@ -138,7 +139,7 @@ class _Machine:
         self.todo.pop()
         self.ran.add(number)
 
-    def _mentions(self, step: Step, storage: int) -> bool:
+    def _mentions(self, step: Step, storage: int, detached: set[int]) -> bool:
         kind, value = step
         if self.program.storages[value] != storage:
             return False
@@ -146,6 +147,7 @@ class _Machine:
             kind in ("source", "get", "detach")
             or (kind == "drop" and self.program.makers[value] < 0)
             or value in self.lasting
+            or value in detached
         )
 
     def _go_on(self, steps: int | None = None) -> None:

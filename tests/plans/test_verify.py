@@ -134,3 +134,15 @@ def test_what_the_judge_passes_costs_at_least_the_optimum(program: Program, shar
     assert peak <= budget
     assert best is not None
     assert overhead * program.model_time >= best - 1e-9
+
+
+def test_what_is_detached_can_be_freed_once_it_is_let_go_of() -> None:
+    """Both may come right after the operation that made it."""
+    program = Program("p")
+    (made,) = program.add_call("f", (), (program.add_storage(2),), 1.0)
+    program.steps += [("detach", made), ("drop", made)]
+    (last,) = program.add_call("g", (), (program.add_storage(3),), 1.0)
+    program.outputs = [last]
+    found = plan(program, 3)
+    assert found.steps[:2] == (("compute", 0), ("free", 0))
+    assert verify(program, found) == (3, 1.0)
