@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recompute.planners import ProgramBuilder, least, peak
+from recompute.planners import PlanError, ProgramBuilder, last_uses, least, peak, plan, verify
 from recompute.traces import Program
 
 CALLS = st.lists(
@@ -69,3 +69,41 @@ def test_a_copy_takes_more_and_leaves_the_first_as_it_is() -> None:
     other.program.outputs.append(1)
     assert same == built
     assert (other.nbytes("y"), len(other.program.calls), "y" in built.values) == (5, 1, False)
+
+
+@given(calls=CALLS, data=st.data(), share=st.floats(0, 1))
+def test_a_graph_is_planned_as_its_values_live(calls: list[Any], data: st.DataObject, share: float) -> None:
+    """The peak is that of the values that are read later; what is detached is never made again."""
+    built: ProgramBuilder[str] = ProgramBuilder(Program("p"))
+    built.source("x")
+    runs: list[tuple[list[str], list[str]]] = []
+    names, sizes, rooms = ["x"], {"x": 0}, []
+    for reads, bytes_made, room in calls:
+        made = [f"v{len(names) + at}" for at in range(len(bytes_made))]
+        runs.append((made, [names[-1 - read % len(names)] for read in reads]))
+        names += made
+        sizes.update(zip(made, bytes_made, strict=True))
+        rooms.append(room)
+    outputs = data.draw(st.sets(st.sampled_from(names[1:]))) if names[1:] else set()
+    once = data.draw(st.sets(st.integers(0, len(runs))))
+    for number, gone in enumerate(last_uses(runs, ["x", *outputs])):
+        made, reads = runs[number]
+        built.call("f", reads, {name: sizes[name] for name in made}, 1.0, rooms[number])
+        built.step("detach", made if number in once else ())
+        built.step("drop", gone)
+    built.program.outputs = [built.values[name] for name in sorted(outputs)]
+    most = 0
+    for number, (made, _) in enumerate(runs):
+        before = {name for makes, _ in runs[:number] for name in makes}
+        needed = {name for _, reads in runs[number:] for name in reads}
+        live = before & (needed | outputs) | set(made)
+        most = max(most, sum(sizes[name] for name in live) + rooms[number])
+    most = max(most, sum(sizes[name] for name in outputs))
+    assert most == peak(built.program)
+    budget = max(1, least(built.program) + int(share * (most - least(built.program))))
+    try:
+        found = plan(built.program, budget, effort=0.001)
+    except PlanError:
+        return  # there is none
+    verify(built.program, found)
+    assert all(found.order.count(number) == 1 for number in once if number < len(runs) and runs[number][0])
