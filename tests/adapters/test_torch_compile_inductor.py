@@ -112,6 +112,16 @@ def test_torch_is_not_let_draw_other_random_numbers() -> None:
 
 
 @pytest.mark.usefixtures("unfused")
+@pytest.mark.parametrize("share", ["100%", "90%"])
+def test_the_backward_reads_what_a_buffer_was_before_it_changed(share: str) -> None:
+    """Though inductor takes the copy of it for one that changes nothing, and torch's own split reads the new one."""
+    plain, module = network(["counting", "conv", "gelu", "conv"]), network(["counting", "conv", "gelu", "conv"])
+    step = by_inductor(module, share)
+    assert near(left(plain, plain, image()), left(module, step, image()))
+    assert rt.plans(step)[0].split == "planned"
+
+
+@pytest.mark.usefixtures("unfused")
 def test_pointwise_chains_are_free() -> None:
     """Only products run again: what is between them is made inside of kernels, and is neither kept nor counted."""
     torch.manual_seed(0)

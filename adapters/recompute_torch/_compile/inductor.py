@@ -21,6 +21,7 @@ from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.emit import crossing
 from recompute_torch._compile.fusion import mark, read_fused
 from recompute_torch._compile.mincut import min_cut
+from recompute_torch._compile.overwritten import keep_overwritten
 from recompute_torch._compile.partition import Partitioner, Parts, TooSmall, extracted, saved
 from recompute_torch._compile.program import Joint, Price, describe, repeatable, seeded
 from recompute_torch._compile.report import GraphPlan
@@ -73,6 +74,8 @@ class Choice:
     cost: float
     again: Counter[str]
     parts: Callable[[], Parts]
+    right: bool = True
+    """Whether its gradients are those of the forward."""
 
 
 class FusedPartitioner:
@@ -89,20 +92,23 @@ class FusedPartitioner:
         """The forward and the backward; `plan` hears of them. Raises TooSmall.
 
         What torch does by default is taken if it fits; else the cheapest of the plan and of what torch does at some
-        ratios, and the first of those that cost the same.
+        ratios, and the first of those that cost the same. Of what torch does, what would change gradients is not taken.
         """
         start = perf_counter()
         module.graph = fx_graph_cse(module.graph)  # as torch's partitioner does
         module.graph.eliminate_dead_code()
+        keep_overwritten(module.graph, results)
         mark(module.graph, results)
         joint = read_fused(module.graph, results, self._prices)
         default = self._cut(module, joint, 1.0, lasting)
         plan.plain, plan.saved_plain = default.peak, default.saved
+        if not default.right:
+            plan.plain = max(plan.plain, planners.peak(joint.program))
         plan.budget = budget(plan.plain)
         best = default
-        if default.peak > plan.budget:
+        if default.peak > plan.budget or not default.right:
             choices = [*self._cuts(module, joint, lasting), *self._planned(module, joint, plan.budget)]
-            fitting = [each for each in choices if each.peak <= plan.budget]
+            fitting = [each for each in choices if each.right and each.peak <= plan.budget]
             if not fitting:
                 raise TooSmall(self._ours.advice(joint, plan.budget))
             best = min(fitting, key=lambda each: each.cost)
@@ -128,18 +134,18 @@ class FusedPartitioner:
         for ratio in _RATIOS:
             try:
                 found.append(self._cut(module, joint, ratio, lasting))
-            except (RuntimeError, _Redraws):
-                continue  # there is no such cut, or its gradients are not those of the forward
+            except RuntimeError:
+                continue  # there is no such cut
         return found
 
     def _cut(self, module: fx.GraphModule, joint: Joint, ratio: float, lasting: Sequence[int] | None) -> Choice:
-        """By torch. Raises _Redraws if what it runs again would not be the same."""
+        """By torch, which may run again what draws other numbers then, or reads what was overwritten."""
         cut = min_cut(module, joint.results, ratio, lasting)
         again = [node for node in joint.calls if node.name in cut.again]
-        if ratio < 1 and any(seeded(node) or not repeatable(joint, node) for node in again):
-            raise _Redraws
         names = Counter([describe(node) for node in again])
-        return self._choice(f"min-cut at {ratio:g}", cut.graph, joint, self._prices, names, lambda: cut.parts)
+        choice = self._choice(f"min-cut at {ratio:g}", cut.graph, joint, self._prices, names, lambda: cut.parts)
+        choice.right = not any(seeded(node) or not repeatable(joint, node) for node in again)
+        return choice
 
     def _choice(
         self,
@@ -153,10 +159,6 @@ class FusedPartitioner:
         program = read_fused(graph, joint.results, price, frozenset(crossing(graph))).program
         cost = sum(call.cost for call in program.calls)
         return Choice(name, planners.peak(program), saved(graph, joint.results), cost, again, parts)
-
-
-class _Redraws(Exception):
-    """A random operator, or one that reads what is overwritten, would run again."""
 
 
 def _priced(prices: Prices, origin: dict[fx.Node, fx.Node], node: fx.Node) -> Price:
