@@ -24,6 +24,7 @@ from recompute_torch._compile.program import Joint, Price, Value, read, repeatab
 _MARK: Final = "recompute: inside of kernels"
 _MORE: Final = 1.1  # times its own bytes, that an inside node may be made from: statistics of rows come on top
 _NOTHING: Final = Price(0.0)
+_OPERATORS: Final = get_default_op_list()
 _DRAWS: Final = (random, randint)  # inductor's random operators: from the same seed they draw the same
 
 
@@ -94,12 +95,12 @@ def _each_by_itself(node: fx.Node) -> bool:
     given = [each.meta.get("val") for each in node.all_input_nodes]
     if any(elements(each) > elements(made) for each in given if isinstance(each, torch.Tensor)):
         return False
-    return node.target in _DRAWS or get_default_op_list().is_fusible(node)
+    return node.target in _DRAWS or _OPERATORS.is_fusible(node)
 
 
 def _fuses(node: fx.Node) -> bool:
     """Whether what it reads may be computed as it is read."""
-    return get_aten_target(node) is torch.ops.aten.cat or get_default_op_list().is_fusible(node)
+    return get_aten_target(node) is torch.ops.aten.cat or _OPERATORS.is_fusible(node)
 
 
 def _users(joint: Joint, node: fx.Node) -> list[fx.Node]:
