@@ -15,6 +15,7 @@ from torch import fx
 from torch._functorch.compile_utils import get_aten_target
 from torch._functorch.partitioners import get_default_op_list
 from torch._inductor import config
+from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import randint, random
 
 from recompute.planners import ProgramBuilder
@@ -22,15 +23,17 @@ from recompute_torch._compile.costs import elements
 from recompute_torch._compile.program import Joint, Price, Value, read, repeatable, seeded
 
 _MARK: Final = "recompute: inside of kernels"
+_COPIED: Final = "recompute: copied for another layout"
 _MORE: Final = 1.1  # times its own bytes, that an inside node may be made from: statistics of rows come on top
 _NOTHING: Final = Price(0.0)
 _OPERATORS: Final = get_default_op_list()
 _DRAWS: Final = (random, randint)  # inductor's random operators: from the same seed they draw the same
 
 
-def mark(graph: fx.Graph, results: int) -> None:
+def mark(module: fx.GraphModule, results: int) -> None:
     """Find the nodes of a joint graph that live inside of kernels; copies of the graph know them too."""
-    joint = read(graph, results, lambda node: _NOTHING)
+    _mark_copied(module)
+    joint = read(module.graph, results, lambda node: _NOTHING)
     returned = {value for each in joint.outputs() if isinstance(each, fx.Node) for value in joint.holds[each]}
     inside: dict[fx.Node, set[Value]] = {}  # node -> the memory that it is made from
     drawing: set[fx.Node] = set()  # of these, those that random numbers are drawn for
@@ -60,12 +63,27 @@ def read_fused(
     inside = {node for node in joint.order if node.meta.get(_MARK) and node not in kept}
     kernels, origin, slowest = _kernels(joint, inside, price)
     found = read(kernels, results, slowest)
+    copied = [node.meta["val"] for node in graph.find_nodes(op="placeholder") if node.meta.get(_COPIED)]
+    if copied:
+        found.program.add_source(sum(elements(each) * each.dtype.itemsize for each in copied))
+        found.program.steps.insert(0, found.program.steps.pop())  # they are made first, and stay
     joint.kinds.update(dict.fromkeys(inside, "view"))
     joint.calls = [origin[node] for node in found.calls]
     joint.turn = found.turn
     values = {(origin[node], number): value for (node, number), value in found.builder.values.items()}
     joint.builder = ProgramBuilder(found.program, values)
     return joint
+
+
+def _mark_copied(module: fx.GraphModule) -> None:
+    """Find the weights and images of convolutions that inductor copies to channels-last, for forward and backward."""
+    if not GraphLowering.decide_layout_opt(module, is_inference=False):
+        return
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
+        for each in node.args[:2]:
+            value = each.meta["val"]
+            if each.op == "placeholder" and value.dim() == 4:
+                each.meta[_COPIED] = not value.is_contiguous(memory_format=torch.channels_last)
 
 
 def _lives(joint: Joint, node: fx.Node, sources: set[Value], draws: bool) -> bool:

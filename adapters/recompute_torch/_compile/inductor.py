@@ -98,7 +98,7 @@ class FusedPartitioner:
         module.graph = fx_graph_cse(module.graph)  # as torch's partitioner does
         module.graph.eliminate_dead_code()
         keep_overwritten(module.graph, results)
-        mark(module.graph, results)
+        mark(module, results)
         joint = read_fused(module.graph, results, self._prices)
         default = self._cut(module, joint, 1.0, lasting)
         plan.plain, plan.saved_plain = default.peak, default.saved
