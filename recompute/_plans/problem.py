@@ -252,20 +252,26 @@ def numbered(problem: Problem, steps: Sequence[Step]) -> list[int]:
 
 
 def woven(problem: Problem, sequence: Sequence[int]) -> list[int]:
-    """An order of runs with what it lacks of the problem's other operations put in: each after the one before it."""
+    """An order of runs with what it lacks of the problem's other operations put in: each after the one before it.
+
+    The use of the outputs comes last: what they need may run again after all others have run.
+    """
     has = set(sequence)
     following: dict[int, list[int]] = {}
     at = -1
+    last: list[int] = []
     for operation in problem.order:
         if operation in has:
             at = operation
+        elif operation == problem.final:
+            last.append(operation)
         else:
             following.setdefault(at, []).append(operation)
     found = following.pop(-1, [])
     for operation in sequence:
         found.append(operation)
         found += following.pop(operation, ())
-    return found
+    return found + last
 
 
 def check_least(problem: Problem) -> None:

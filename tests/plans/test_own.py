@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_programs import programs
 
+from recompute._plans.liveness import prune, schedule
+from recompute._plans.plan import online
+from recompute._plans.problem import problem_of
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
 from recompute.planners import Plan, PlanError, least, peak, plan, verify
@@ -36,6 +39,17 @@ def test_a_plan_is_never_dearer_than_the_cache_by_itself(program: Program, share
         found = plan(program, budget, effort=LITTLE)
         assert found.overhead <= online.overhead * (1 + 1e-9)
         assert verify(program, found) == (found.peak, pytest.approx(found.overhead))
+
+
+@given(program=programs(operations=25), share=st.floats(0.0, 1.0))
+def test_the_runs_of_the_cache_are_a_plan_within_its_budget(program: Program, share: float) -> None:
+    """Also where outputs run again after everything else."""
+    most = sum(baseline(program).values())
+    problem = problem_of(program, max(1, least(program) + int(share * (most - least(program)))))
+    order = online(program, problem)
+    if order is not None:
+        assert order[-1] == problem.final
+        assert schedule(problem, prune(problem, order))[1] <= problem.room + problem.constant
 
 
 @settings(max_examples=settings().max_examples // 5)
