@@ -114,7 +114,12 @@ class _Machine:
         detached = {value for kind, value in self.gap if kind == "detach"}
         mentions = [at for at, step in enumerate(self.gap) if self._mentions(step, storage, detached)]
         if mentions:
-            self._go_on(1 + mentions[-1])
+            kinds = [self.gap[at][0] for at in mentions]
+            stays = kinds.count("source") + kinds.count("detach") > kinds.count("drop")
+            if stays and "detach" in kinds:  # it is made again for that
+                self._go_on(mentions[kinds.index("detach")])
+            else:
+                self._go_on(1 + mentions[-1])
         if self.kept.get(storage):
             raise PlanError("the storage of a source cannot be freed before the program lets go of it")
         if storage not in self.resident:

@@ -146,3 +146,16 @@ def test_what_is_detached_can_be_freed_once_it_is_let_go_of() -> None:
     found = plan(program, 3)
     assert found.steps[:2] == (("compute", 0), ("free", 0))
     assert verify(program, found) == (3, 1.0)
+
+
+def test_what_the_program_has_got_may_be_made_again_to_be_detached() -> None:
+    """The last run of the operation is the one that stays; without it, what should be detached is not there."""
+    program = Program("p")
+    (made,) = program.add_call("f", (), (program.add_storage(2),), 1.0)
+    program.steps += [("get", made), ("detach", made)]
+    steps: tuple[Action, ...] = (("compute", 0), ("free", 0), ("compute", 0))
+    found = Plan("p", "own", 2, steps, 2, 2.0)
+    assert verify(program, found) == (2, 2.0)
+    for wrong in (steps[:2], (*steps, steps[1])):
+        with pytest.raises(PlanError, match="should have been there to be got"):
+            verify(program, replace(found, steps=wrong))
