@@ -637,13 +637,15 @@ def test_a_storm_of_signals_while_threads_work() -> None:
     for thread in threads:
         thread.start()
     storm = Storm(MODULES, KeyboardInterrupt, 0.0005)
-    with storm.on():
-        for _ in range(100):
-            with suppress(KeyboardInterrupt):
-                for value in blocks.values[::2]:
-                    value.evict()
-                blocks.values[0].map(block)
-    over.set()
+    try:
+        with storm.on():
+            for _ in range(100):
+                with suppress(KeyboardInterrupt):
+                    for value in blocks.values[::2]:
+                        value.evict()
+                    blocks.values[0].map(block)
+    finally:
+        over.set()
     for thread in threads:
         thread.join(LONG)
         assert not thread.is_alive()
@@ -652,6 +654,24 @@ def test_a_storm_of_signals_while_threads_work() -> None:
     delivered(blocks.cache)
     blocks.cache.budget = 500
     blocks.check()
+
+
+def test_an_interrupt_where_a_wait_has_just_let_go_of_the_lock() -> None:
+    """As it may come in `Condition.wait`: the lock is held again where the wait was called, and free after that."""
+    cache = rc.Cache()
+    changes = cache.engine.changes
+
+    def wait() -> None:
+        changes.lock._release_save()  # type: ignore[attr-defined]  # as Condition.wait does
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), changes.lock, changes.begun():
+        changes.pause(wait)
+    assert not changes.mine
+    with cache:
+        value = rc.pure(2).map(abs)
+    assert value.get() == 2
+    check_invariants(cache)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from inspect import signature
@@ -91,6 +92,9 @@ def array_function(
         return function(*_plain(args), **dict(zip(keywords, _plain(tuple(keywords.values())), strict=True)))
     if name in MUTATORS:
         return change_first(array, function, args, keywords, caller)
+    if name == "trim_zeros" and args and type(args[0]) is type(array) and args[0].ndim:
+        part = _kept_part(args[0], function, args[1:], keywords)
+        return call(type(array), array.cache, operator.getitem, (args[0], part), {}, caller)
     if name in FILLED:
         function = getattr(array._adapter.namespace(), FILLED[name])
     keywords.pop("overwrite_input", None)
@@ -111,6 +115,21 @@ def array_function(
     if out is None:
         return call(type(array), array.cache, function, args, keywords, caller)
     return _into(array, out, function, args, keywords, caller)
+
+
+def _kept_part(
+    array: RecomputableArray, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[slice, ...]:
+    """Which part of an array `trim_zeros` returns: a view of that, wherever zeros are after a write."""
+    xp, content = array._adapter.namespace(), array.get()
+    numbers = xp.arange(1, content.size + 1).reshape(content.shape)  # in the place of what is not zero
+    found = function(xp.where(content != 0, numbers, 0), *args, **keywords)
+    begin = [0] * found.ndim
+    if found.size and found.any():
+        within = [int(each[0]) for each in found.nonzero()]
+        whole = xp.unravel_index(int(found[tuple(within)]) - 1, content.shape)
+        begin = [int(one) - other for one, other in zip(whole, within, strict=True)]
+    return tuple([slice(start, start + length) for start, length in zip(begin, found.shape, strict=True)])
 
 
 def _share(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ share one lock; a change takes microseconds, and nothing waits during one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from gc import disable, enable, isenabled
 from threading import RLock
 from typing import Any, Final
@@ -103,6 +104,9 @@ class Changes:
             wait()
         except BaseException:
             self.unfinished = True
+            while not self.mine:  # an interrupt has come where `Condition.wait` had just let go of the lock
+                with suppress(BaseException):  # another one, which is as good as the first
+                    self.lock.acquire()
             raise
         self.begin()
 

@@ -449,3 +449,32 @@ def test_views_of_what_was_nearly_evicted() -> None:
             for each in kept:
                 if each.resident:
                     assert each[1:].number == each.number
+
+
+@pytest.mark.parametrize("trim", ["f", "b", "fb"])
+@pytest.mark.parametrize("content", [[0, 0, 1, 0, 2, 0], [0, 0], [1, 2], [0, np.nan, 0]])
+def test_what_trim_zeros_returns_is_the_same_part_after_a_write(content: list[float], trim: str) -> None:
+    """Though there are no zeros any more, or others; and a write to it reaches the array."""
+    plain = np.array(content, dtype=float)
+    part = np.trim_zeros(plain, trim)
+    with rc.Cache():
+        wrapped = rc.array(np.array(content, dtype=float))
+        found = np.trim_zeros(wrapped, trim)
+        np.testing.assert_array_equal(found.get(), part)
+        for array, view in ((plain, part), (wrapped, found)):
+            array[::2] = 5
+            view[1:] = 0
+        np.testing.assert_array_equal(found.get(), part)
+        np.testing.assert_array_equal(wrapped.get(), plain)
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.2.0", reason="NumPy trims several axes since 2.2")
+def test_trim_zeros_of_several_axes() -> None:
+    """Of all of them, or one."""
+    plain = np.zeros((4, 5))
+    plain[1, 2] = plain[2, 3] = 1
+    with rc.Cache():
+        wrapped = rc.array(plain)
+        for options in ({}, {"trim": "b"}, {"axis": 1}):
+            found = rc.namespace(np).trim_zeros(wrapped, **options)
+            np.testing.assert_array_equal(found.get(), np.trim_zeros(plain, **options))
