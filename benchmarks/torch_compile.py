@@ -328,46 +328,40 @@ def block(bench: Bench, name: str, peak: int) -> None:
 
 def table(bench: Bench) -> str:
     plain, base = bench.ways[:2]
-    lines = []
-    for way in bench.ways:
-        if way.run is None:
-            lines.append([way.name, *["-"] * 6, way.failed])
-            continue
-        lines.append(
-            [
-                way.name,
-                f"{way.kept / 1e6:.1f}",
-                f"{way.peak / 1e6:.1f}",
-                f"{way.flops / plain.flops - 1:+.1%}" if way.flops else "",
-                f"{way.seconds / base.seconds:.2f}",
-                f"{way.first:.1f}",
-                "yes" if way.same else "**no**",
-                way.note,
-            ]
-        )
-    head = ["way", "kept, MB", "peak, MB", "FLOPs again", "step / aot_eager", "first call, s", "bits of eager", "note"]
-    return markdown(head, lines)
+    cells: dict[str, Callable[[Way], str]] = {
+        **BYTES,
+        "FLOPs again": lambda way: f"{way.flops / plain.flops - 1:+.1%}" if way.flops else "",
+        "step / aot_eager": lambda way: f"{way.seconds / base.seconds:.2f}",
+        "first call, s": lambda way: f"{way.first:.1f}",
+        "bits of eager": lambda way: "yes" if way.same else "**no**",
+    }
+    return of_ways(bench, cells)
 
 
 def table_inductor(bench: Bench) -> str:
     base = bench.ways[0]
+    cells: dict[str, Callable[[Way], str]] = {
+        **BYTES,
+        "step / inductor": lambda way: f"{way.seconds / base.seconds:.2f}",
+        "first call, s": lambda way: f"{way.first:.1f}",
+        "bits": lambda way: "yes" if way.same else f"no, {way.off:.0e}",
+    }
+    return of_ways(bench, cells)
+
+
+BYTES: Final[dict[str, Callable[[Way], str]]] = {
+    "kept, MB": lambda way: f"{way.kept / 1e6:.1f}",
+    "peak, MB": lambda way: f"{way.peak / 1e6:.1f}",
+}
+
+
+def of_ways(bench: Bench, cells: dict[str, Callable[[Way], str]]) -> str:
+    """A line for each way: its name, these cells by the heads of their columns, and what is to be said."""
     lines = []
     for way in bench.ways:
-        if way.run is None:
-            lines.append([way.name, *["-"] * 5, way.failed])
-            continue
-        lines.append(
-            [
-                way.name,
-                f"{way.kept / 1e6:.1f}",
-                f"{way.peak / 1e6:.1f}",
-                f"{way.seconds / base.seconds:.2f}",
-                f"{way.first:.1f}",
-                "yes" if way.same else f"no, {way.off:.0e}",
-                way.note,
-            ]
-        )
-    return markdown(["way", "kept, MB", "peak, MB", "step / inductor", "first call, s", "bits", "note"], lines)
+        told = ["-"] * len(cells) if way.run is None else [cell(way) for cell in cells.values()]
+        lines.append([way.name, *told, way.failed if way.run is None else way.note])
+    return markdown(["way", *cells, "note"], lines)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -305,6 +306,10 @@ def test_a_fork_of_a_fork() -> None:
     program.check()
 
 
+def _raise(error: BaseException) -> None:
+    raise error
+
+
 class Forking:
     """Forks when it is called for the n-th time: two processes go on from there, and `end` is where both end."""
 
@@ -327,9 +332,9 @@ class Forking:
 
         try:
             job()
-        except BaseException:
+        except BaseException as error:
             if self.forked is not None and not self.forked.process:
-                os._exit(1)
+                self.forked.child(partial(_raise, error))
             raise
         assert self.forked is not None, "there was no fork"
         if not self.forked.process:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import recompute as rc
 import recompute_torch as rt
 
 Loss = Callable[[Tensor], Tensor]
@@ -35,6 +36,21 @@ class Counting(nn.Module):
         scaled = x * self.seen[:, None, None].detach().clone()
         self.seen.mul_(0.5).add_(x.detach().mean((0, 2, 3)))
         return torch.tanh(scaled) + self.seen[:, None, None]
+
+
+class Halves(nn.Module):
+    """Parts of a buffer that changes once they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.linspace(1, 2, CHANNELS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = self.seen.detach().clone()[:, None, None].chunk(2)
+        left, right = x.chunk(2, 1)
+        found = torch.cat([left * one, right * two], 1)
+        self.seen.mul_(0.5)
+        return found
 
 
 class InPlace(nn.Module):
@@ -70,6 +86,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "pool": lambda: nn.AvgPool2d(3, 1, 1),
     "glu": Glu,
     "counting": Counting,
+    "halves": Halves,
     "in place": InPlace,
     "residual": Residual,
 }
@@ -129,3 +146,19 @@ def compiled(module: Callable[..., Any], budget: int | float | str, **options: A
 def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
     """To the last bit."""
     return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def within(
+    names: Sequence[str], budget: float, **options: Any
+) -> tuple[list[Tensor], list[Tensor], rt.GraphPlan] | None:
+    """What eager mode leaves, what the compiled step leaves, and its plan; None: it was refused before anything ran."""
+    plain, module = network(names), network(names)
+    expected = left(plain, plain, image())
+    step = compiled(module, budget, **options)
+    try:
+        found = left(module, step, image())
+    except rc.BudgetError:
+        assert not rt.plans(step).graphs
+        return None
+    (plan,) = rt.plans(step)
+    return expected, found, plan

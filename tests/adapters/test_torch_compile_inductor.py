@@ -17,7 +17,16 @@ import recompute as rc
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
-from _torch_compiled import LAYERS, compiled, image, left, network, runs, same  # noqa: E402  # after importorskip
+from _torch_compiled import (  # noqa: E402  # after importorskip
+    LAYERS,
+    compiled,
+    image,
+    left,
+    network,
+    runs,
+    same,
+    within,
+)
 from torch import Tensor, nn  # noqa: E402  # after importorskip
 from torch._dynamo.backends.debugging import boxed_nop  # noqa: E402  # after importorskip
 from torch._inductor import cpp_builder  # noqa: E402  # after importorskip
@@ -66,18 +75,11 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(names=st.lists(st.sampled_from(DETERMINISTIC), min_size=2, max_size=6).filter(runs), share=st.floats(0.3, 1.0))
 def test_a_budget_changes_no_result(names: list[str], share: float) -> None:
     """Losses, gradients and buffers are those of eager mode but for rounding, and the plan is within the budget."""
-    plain = network(names)
-    expected = left(plain, plain, image())
-    module = network(names)
-    step = by_inductor(module, share)
-    try:
-        found = left(module, step, image())
-    except rc.BudgetError:
-        assert not rt.plans(step).graphs  # it was refused before anything ran
-        return
-    (plan,) = rt.plans(step)
-    assert near(expected, found)
-    assert plan.planned <= plan.budget
+    found = within(names, share, compiler="inductor")
+    if found is not None:
+        expected, results, plan = found
+        assert near(expected, results)
+        assert plan.planned <= plan.budget
 
 
 @pytest.mark.usefixtures("unfused")
@@ -120,13 +122,15 @@ def test_torch_is_not_let_draw_other_random_numbers() -> None:
 
 
 @pytest.mark.usefixtures("unfused")
-@pytest.mark.parametrize("share", ["100%", "90%"])
-def test_the_backward_reads_what_a_buffer_was_before_it_changed(share: str) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.9])
+@pytest.mark.parametrize("layer", ["counting", "halves"])
+def test_the_backward_reads_what_a_buffer_was_before_it_changed(layer: str, share: float) -> None:
     """Though inductor takes the copy of it for one that changes nothing, and torch's own split reads the new one."""
-    plain, module = network(["counting", "conv", "gelu", "conv"]), network(["counting", "conv", "gelu", "conv"])
-    step = by_inductor(module, share)
-    assert near(left(plain, plain, image()), left(module, step, image()))
-    assert rt.plans(step)[0].split == "planned"
+    found = within([layer, "conv", "gelu", "conv"], share, compiler="inductor")
+    assert found is not None
+    expected, results, plan = found
+    assert near(expected, results)
+    assert plan.split == "planned"
 
 
 @pytest.mark.usefixtures("unfused")

@@ -2,7 +2,8 @@
 
 `program` reads the graph, `costs` prices its operators, `partition` asks the core's planner and has torch split what
 `emit` writes, `meter` watches the first step, `telling` and `report` say what came of it, and `backend` is what torch
-calls. For `inductor`, `fusion` reads the graph as kernels, and `mincut` is torch's own split, to compare with.
+calls; it compiles by `boxed`, operator by operator, or by `inductor`. For the latter `fusion` reads the graph as
+kernels, `mincut` splits it as torch does, `choosing` takes the cheaper split, and `overwritten` mends what is removed.
 """
 
 from recompute_torch._compile import versions  # before anything of torch that is not public

@@ -6,22 +6,23 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import ShortenTraceback
 from torch._guards import CompileContext
 
 import recompute as rc
 from recompute.extend import bytes_or_share, format_bytes, parse_budget
+from recompute_torch._compile.boxed import Boxed
 from recompute_torch._compile.costs import Costs, Prices
-from recompute_torch._compile.meter import Allocations, Meter
-from recompute_torch._compile.partition import OVER, Partitioner, Parts, TooSmall
+from recompute_torch._compile.partition import OVER, Parts, TooSmall
 from recompute_torch._compile.report import GraphPlan, Plans
+
+if TYPE_CHECKING:
+    from recompute_torch._compile.inductor import Inductor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,6 +44,15 @@ class _Refused(ShortenTraceback, rc.BudgetError):
 _Refused.__module__, _Refused.__name__, _Refused.__qualname__ = "recompute", "BudgetError", "BudgetError"
 
 
+def _inductor() -> type[Inductor]:
+    from recompute_torch._compile.inductor import Inductor  # takes seconds
+
+    return Inductor
+
+
+_COMPILERS: Final[dict[str, Callable[[], type[Boxed | Inductor]]]] = {"boxed": lambda: Boxed, "inductor": _inductor}
+
+
 class Backend:
     """Compiles the graphs of one step, each within its share of the budget."""
 
@@ -52,33 +62,14 @@ class Backend:
         _check(options)
         self._budget: Any = options["budget"]
         self._graphs: int = options.get("graphs", 1)
-        self._compiler: str = options.get("compiler", "boxed")
         prices, effort = Prices(options.get("costs", "measure")), options.get("effort", _EFFORT)
-        self._split: Callable[..., Parts]
-        self._meter: type[Meter | Allocations]
-        if self._compiler == "inductor":
-            from recompute_torch._compile.inductor import FusedPartitioner  # takes seconds
-
-            self._split, self._meter = FusedPartitioner(prices, effort).split, Allocations
-        else:
-            self._split, self._meter = Partitioner(prices, effort).split, Meter
+        self._compiler = _COMPILERS[options.get("compiler", "boxed")]()(prices, effort)
         self._frames: set[Any] = set()
         self.plans: list[GraphPlan] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         plan = GraphPlan(self._name(module), 0, 0, 0)
-        if self._compiler == "inductor":
-            from recompute_torch._compile.inductor import compile_by_inductor
-
-            return compile_by_inductor(module, inputs, partial(self._partition, plan), partial(self._watched, plan))
-        compiled = aot_autograd(
-            fw_compiler=partial(self._compile, plan, False),
-            bw_compiler=partial(self._compile, plan, True),
-            inference_compiler=boxed_nop,
-            partition_fn=partial(self._partition, plan),
-            keep_inference_input_mutations=True,
-        )
-        return compiled(module, inputs)
+        return self._compiler.compile(module, inputs, partial(self._partition, plan), partial(self._watched, plan))
 
     def _partition(
         self,
@@ -91,9 +82,8 @@ class Backend:
         **__: Any,
     ) -> Parts:
         self._count()
-        more = {"lasting": static_lifetime_input_indices} if self._compiler == "inductor" else {}
         try:
-            parts = self._split(module, num_fwd_outputs, self._share, plan, **more)
+            parts = self._compiler.split(module, num_fwd_outputs, self._share, plan, static_lifetime_input_indices)
         except TooSmall as error:
             raise _Refused(f"{plan.name}: {error}") from None
         self.plans.append(plan)
@@ -118,11 +108,6 @@ class Backend:
                 stacklevel=2,
             )
 
-    def _compile(self, plan: GraphPlan, late: bool, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        """The graph as it is, in order."""
-        placeholders = [node.name for node in module.graph.find_nodes(op="placeholder")]
-        return self._watched(plan, late, boxed_nop(module, inputs), placeholders)
-
     def _watched(
         self, plan: GraphPlan, late: bool, run: Callable[[list[Any]], Any], placeholders: Sequence[str]
     ) -> Callable[..., Any]:
@@ -136,7 +121,7 @@ class Backend:
                 return run(args)
             watched = True
             if not late:
-                plan.meter = self._meter()
+                plan.meter = self._compiler.meter()
             result = run(args) if plan.meter is None else plan.meter.watch(run, args, new)
             if late and plan.meter is not None and plan.meter.peak > OVER * plan.budget:
                 warnings.warn(
@@ -171,7 +156,7 @@ def _check(options: dict[str, Any]) -> None:
     if not isinstance(effort, (int, float)) or not 0 <= effort < float("inf"):
         raise ValueError(f"effort is a number, 0 or more, not {effort!r}; 1 takes about ten seconds")
     compiler = options.get("compiler", "boxed")
-    if compiler not in ("boxed", "inductor"):
+    if compiler not in _COMPILERS:
         raise ValueError(f"compiler is 'boxed' or 'inductor', not {compiler!r}")
 
 

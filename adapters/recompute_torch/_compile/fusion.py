@@ -25,7 +25,6 @@ from recompute_torch._compile.program import Joint, Price, Value, read, repeatab
 _MARK: Final = "recompute: inside of kernels"
 _COPIED: Final = "recompute: copied for another layout"
 _MORE: Final = 1.1  # times its own bytes, that an inside node may be made from: statistics of rows come on top
-_NOTHING: Final = Price(0.0)
 _OPERATORS: Final = get_default_op_list()
 _DRAWS: Final = (random, randint)  # inductor's random operators: from the same seed they draw the same
 
@@ -33,7 +32,7 @@ _DRAWS: Final = (random, randint)  # inductor's random operators: from the same 
 def mark(module: fx.GraphModule, results: int) -> None:
     """Find the nodes of a joint graph that live inside of kernels; copies of the graph know them too."""
     _mark_copied(module)
-    joint = read(module.graph, results, lambda node: _NOTHING)
+    joint = read(module.graph, results)
     returned = {value for each in joint.outputs() if isinstance(each, fx.Node) for value in joint.holds[each]}
     inside: dict[fx.Node, set[Value]] = {}  # node -> the memory that it is made from
     drawing: set[fx.Node] = set()  # of these, those that random numbers are drawn for
@@ -42,7 +41,7 @@ def mark(module: fx.GraphModule, results: int) -> None:
         for each in node.all_input_nodes:
             sources |= inside.get(each, {value for value in joint.holds[each] if value})
         draws = node.target in _DRAWS or any(each in drawing for each in node.all_input_nodes)
-        if joint.kinds[node] == "view":
+        if joint.kinds[node] in ("view", "item"):
             lives = any(each in inside for each in node.all_input_nodes)
         else:
             lives = (node, 0) not in returned and _lives(joint, node, sources, draws)
@@ -59,7 +58,7 @@ def read_fused(
 
     `kept` are in memory although they could be inside.
     """
-    joint = read(graph, results, lambda node: _NOTHING)
+    joint = read(graph, results)
     inside = {node for node in joint.order if node.meta.get(_MARK) and node not in kept}
     kernels, origin, slowest = _kernels(joint, inside, price)
     found = read(kernels, results, slowest)

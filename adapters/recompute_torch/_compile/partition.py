@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
@@ -24,7 +24,6 @@ OVER: Final = 1.05
 """Times the budget that a peak may be."""
 _TRIES: Final = 4  # plans, each for less, until what is emitted fits
 _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budget works
-_NOTHING: Final = Price(0.0)
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 
 
@@ -44,7 +43,7 @@ class Partitioner:
         self._effort = effort
         self._read = read
 
-    def split(self, module: fx.GraphModule, results: int, budget: Any, plan: GraphPlan) -> Parts:
+    def split(self, module: fx.GraphModule, results: int, budget: Callable[[int], int], plan: GraphPlan) -> Parts:
         """The forward, whose first outputs are the `results`, and the backward; `plan` hears of them. Raises TooSmall.
 
         `budget`: a function from the bytes of the peak without a plan to those that are allowed.
@@ -105,9 +104,13 @@ class Partitioner:
 
     def _peak(self, joint: Joint, emission: Emission) -> int:
         """Of what was emitted, read again."""
-        origin = emission.origin
-        again = self._read(emission.graph, joint.results, lambda node: self._prices(origin.get(node, node)))
+        again = self._read(emission.graph, joint.results, as_before(self._prices, emission))
         return planners.peak(again.program)
+
+
+def as_before(prices: Prices, emission: Emission) -> Callable[[fx.Node], Price]:
+    """The prices of what was emitted: those of the nodes that it runs."""
+    return lambda node: prices(emission.origin.get(node, node))
 
 
 def _without_statistics(graph: fx.Graph) -> None:
@@ -119,7 +122,7 @@ def _without_statistics(graph: fx.Graph) -> None:
 
 def saved(graph: fx.Graph, results: int) -> int:
     """Bytes of what the forward of a split graph makes and its backward uses."""
-    joint = read(graph, results, lambda node: _NOTHING)
+    joint = read(graph, results)
     held = {value for node in crossing(graph) for value in joint.holds[node] if value}
     return sum(map(joint.builder.nbytes, held))
 

@@ -74,8 +74,9 @@ class Joint:
         return "workspace"
 
 
-def read(graph: fx.Graph, results: int, price: Callable[[Node], Price]) -> Joint:
-    """The program of a joint graph, whose first `results` outputs are those of the forward.
+def read(graph: fx.Graph, results: int, price: Callable[[Node], Price] = lambda node: Price(0.0)) -> Joint:
+    """The program of a joint graph, whose first `results` outputs are those of the forward; nothing costs anything
+    unless it has a price.
 
     Inputs and parameters take no memory, being there anyway; tangents come between forward and backward.
     """
