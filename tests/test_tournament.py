@@ -176,14 +176,14 @@ def test_exact_search_chooses_the_least_score(policy: str, monkeypatch: pytest.M
     cache = rc.Cache(1)
     choices = spied(cache, monkeypatch)
 
-    @settings(max_examples=settings().max_examples * 2)
+    @settings(max_examples=200)  # with fewer, chance decides whether there is anything to choose
     @given(programs(most=40, devices=("cpu",), faults=False), st.integers(30, 110))
     def over(program: Program, budget: int) -> None:
         found = run(program, rc, rc.Cache(budget, policy=policy, clock=ManualClock()))
         assert not [seen for seen in found if seen[:2] == ("error", "AssertionError")], found
 
     over()
-    assert choices[0] > settings().max_examples // 10  # with 100, more than 10
+    assert choices[0] > 10
 
 
 @pytest.mark.parametrize("policy", LINES)

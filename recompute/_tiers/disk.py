@@ -135,18 +135,18 @@ class _DiskStore(Store):
 
     def after_fork(self, *, child: bool) -> None:
         folder, self._for_child = self._for_child, None
-        if folder is None:
-            if child:
-                self._end.detach()  # the folder is the parent's
-                self.limit = 0.0
+        if not child:
+            if folder is not None:
+                folder.leave()
             return
-        if child:
+        self._end.detach()
+        self._folder.leave()
+        if folder is None:
+            self.limit = 0.0
+        else:
             folder.belongs_here()
             self._folder = folder
-            self._end.detach()
             self._end = finalize(self, folder.remove)
-        else:
-            folder.leave()
 
 
 class _Folder:

@@ -331,6 +331,29 @@ def test_a_fork_where_the_folder_has_vanished(cache: rc.Cache, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
+@pytest.mark.parametrize("vanished", [False, True])
+def test_a_fork_closes_its_parents_files(cache: rc.Cache, tmp_path: Path, vanished: bool) -> None:
+    """Nothing is left open in a child, of which Python would warn when it goes."""
+    kept = moved(1)
+    if vanished:
+        for folder in tmp_path.iterdir():
+            shutil.rmtree(folder)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                del kept, cache
+                gc.collect()
+                status = int(any(issubclass(each.category, ResourceWarning) for each in told))
+            finally:
+                os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("given", [{"limit": "many"}, {"limit": 0}, {"bandwidth": "fast"}, {"bandwidth": -1}])
 def test_a_disk_that_makes_no_sense(given: dict[str, Any]) -> None:
     """Is refused when it is asked for."""
