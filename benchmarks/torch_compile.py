@@ -79,6 +79,7 @@ RATIOS: Final = (0.5, 0.25, 0.0)
 SHARES: Final = (0.6, 0.4)
 """Of the plain peak, for `rt.compile` by itself."""
 ROUNDS: Final = 3
+ROUNDS_INDUCTOR: Final = 10  # there are fewer ways
 ABOUT: Final = """\
 Compiled steps within a budget, beside every other way to save memory that torch has. Bytes are those of torch's
 allocator beyond what there was before the step: *kept* at the end of the forward, *peak* at the worst moment, with
@@ -174,9 +175,9 @@ class Bench:
         way.flops = flops(run) if self.counts else 0.0
         return way
 
-    def time(self) -> None:
+    def time(self, rounds: int) -> None:
         """All ways in turns."""
-        for _ in range(2 if self.quick else ROUNDS):
+        for _ in range(2 if self.quick else rounds):
             for way in self.ways:
                 if way.run is not None:
                     start = perf_counter()
@@ -259,7 +260,7 @@ def measure(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
             seen.add(way.peak)
             ours(bench, f"**rt.compile** at the peak of {way.name}", way.peak)
             block(bench, f"rt.budget at the peak of {way.name}", way.peak)
-    bench.time()
+    bench.time(ROUNDS)
     return bench
 
 
@@ -276,7 +277,7 @@ def measure_inductor(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
             rival = bench.add(f"min-cut at {share}", step, compiled(step, "inductor"))
         if rival.run is not None and rival.peak < 0.98 * plain.peak:
             ours(bench, f"**rt.compile** at the peak of {rival.name}", rival.peak, compiler="inductor")
-    bench.time()
+    bench.time(ROUNDS_INDUCTOR)
     return bench
 
 

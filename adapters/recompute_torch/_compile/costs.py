@@ -21,6 +21,9 @@ from recompute_torch._compile.program import Price
 
 Costs = Literal["measure", "model"]
 
+CHANNELS_LAST: Final = "recompute: channels last"
+"""In the meta of a node: pictures that it is given lie so when it runs, whatever their metadata says."""
+
 _RUNS: Final = 5  # at most
 _ENOUGH: Final = 0.02  # seconds of runs of one operator
 _FLOPS: Final = {"cpu": 5e4, "cuda": 2e7}  # in a microsecond
@@ -41,7 +44,7 @@ class Prices:
     def __call__(self, node: fx.Node) -> Price:
         """With `measure` the operator is run on made-up tensors the first time that it is seen."""
         try:
-            args, kwargs = _hinted((node.args, node.kwargs))
+            args, kwargs = _hinted((node.args, node.kwargs), node.meta.get(CHANNELS_LAST, False))
             key = (node.target, repr((args, kwargs)), self._measured)
             if key not in _known:
                 _known[key] = self._price(node, args, kwargs)
@@ -71,10 +74,13 @@ def room_of(target: Any, args: Any, kwargs: Any) -> int:
 class _Shape:
     """What a tensor is beyond its content."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, channels_last: bool) -> None:
         self.dtype, self.device = tensor.dtype, tensor.device
         self.size = [_number(each) for each in tensor.shape]
         self.stride = [_number(each) for each in tensor.stride()]
+        if channels_last and len(self.size) == 4:
+            _, channels, height, width = self.size
+            self.stride = [channels * height * width, 1, width * channels, channels]
 
     def make(self) -> torch.Tensor:
         """One half everywhere, or zero: valid as an index, too."""
@@ -87,13 +93,13 @@ class _Shape:
         return f"{self.dtype}{self.size}{self.stride}{self.device}"
 
 
-def _hinted(arguments: Any) -> Any:
+def _hinted(arguments: Any, channels_last: bool = False) -> Any:
     """Shapes in the place of tensors, and numbers in that of symbols."""
 
     def one(each: Any) -> Any:
         value = each.meta.get("val") if isinstance(each, fx.Node) else each
         if isinstance(value, torch.Tensor):
-            return _Shape(value)
+            return _Shape(value, channels_last)
         return _number(value) if isinstance(value, torch.SymInt) else value
 
     return tree_map(one, arguments, is_leaf=lambda each: isinstance(each, fx.Node))

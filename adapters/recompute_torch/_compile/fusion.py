@@ -19,7 +19,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import randint, random
 
 from recompute.planners import ProgramBuilder
-from recompute_torch._compile.costs import elements
+from recompute_torch._compile.costs import CHANNELS_LAST, elements
 from recompute_torch._compile.program import Joint, Price, Value, read, repeatable, seeded
 
 _MARK: Final = "recompute: inside of kernels"
@@ -31,7 +31,7 @@ _DRAWS: Final = (random, randint)  # inductor's random operators: from the same 
 
 def mark(module: fx.GraphModule, results: int) -> None:
     """Find the nodes of a joint graph that live inside of kernels; copies of the graph know them too."""
-    _mark_copied(module)
+    _mark_channels_last(module)
     joint = read(module.graph, results)
     returned = {value for each in joint.outputs() if isinstance(each, fx.Node) for value in joint.holds[each]}
     inside: dict[fx.Node, set[Value]] = {}  # node -> the memory that it is made from
@@ -74,15 +74,19 @@ def read_fused(
     return joint
 
 
-def _mark_copied(module: fx.GraphModule) -> None:
-    """Find the weights and images of convolutions that inductor copies to channels-last, for forward and backward."""
+def _mark_channels_last(module: fx.GraphModule) -> None:
+    """Find the convolutions that inductor runs on pictures with their channels last, and the weights and images that it
+    copies for that, once for forward and backward.
+    """
     if not GraphLowering.decide_layout_opt(module, is_inference=False):
         return
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
-        for each in node.args[:2]:
-            value = each.meta["val"]
-            if each.op == "placeholder" and value.dim() == 4:
-                each.meta[_COPIED] = not value.is_contiguous(memory_format=torch.channels_last)
+    for target in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            node.meta[CHANNELS_LAST] = True
+            for each in node.all_input_nodes:
+                value = each.meta["val"]
+                if each.op == "placeholder" and value.dim() == 4:
+                    each.meta[_COPIED] = not value.is_contiguous(memory_format=torch.channels_last)
 
 
 def _lives(joint: Joint, node: fx.Node, sources: set[Value], draws: bool) -> bool:

@@ -15,9 +15,12 @@ _NAMED: Final = 4  # of what is in memory at the worst moment
 
 
 def least(joint: Joint, budget: int, fits: Callable[[int], bool]) -> int:
-    """About the smallest budget that a plan is found for, where for `budget` there was none. O(some plans)."""
-    low, high = max(budget, planners.least(joint.program)), planners.peak(joint.program)
-    return planners.smallest(fits, low, high, tries=_PROBES)
+    """About the smallest budget that a plan is found for, where for `budget` there was none. O(some plans).
+
+    Whatever that was, the same budgets are tried, so that the answer is the same.
+    """
+    low, high = planners.least(joint.program), planners.peak(joint.program)
+    return planners.smallest(lambda given: given > budget and fits(given), low, high, tries=_PROBES)
 
 
 def holders(joint: Joint) -> str:
