@@ -102,7 +102,7 @@ the largest difference of a gradient, as a share of the largest gradient of that
 *min-cut* is torch's default partitioner at this `activation_memory_budget`. After each, `rt.compile` gets that way's
 real peak as its budget. What a plan says is in the last column: *planned* is its estimate of the peak.
 
-`python benchmarks/torch_compile.py --inductor --models gpt2,unet --into docs/results` writes this page."""
+`python benchmarks/torch_compile.py --inductor --models gpt2,unet,resnet18,vit --into docs/results` writes this page."""
 
 
 @dataclass

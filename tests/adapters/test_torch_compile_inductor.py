@@ -195,13 +195,16 @@ def test_gradients_are_those_of_inductor_without_a_budget() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler, and none is found")
-def test_convolutions_need_what_they_do_in_inductors_layout() -> None:
-    """They run with channels last, where they need little memory of their own, and that is what is planned."""
+@pytest.mark.parametrize(("channels", "length"), [(32, 48), (192, 6)])
+def test_convolutions_need_what_they_do_in_inductors_layout(channels: int, length: int) -> None:
+    """They run with channels last, where they need little memory of their own, and weights are copied for that."""
     torch.manual_seed(0)
-    layers = [[nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()] for _ in range(3)]
-    module = Mean(*layers[0], *layers[1], *layers[2])
+    conv = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(4)]
+    layers = [[each, nn.BatchNorm2d(channels), nn.ReLU()] for each in conv]
+    module = Mean(*[layer for group in layers for layer in group])
     step = by_inductor(module, "100%")
-    left(module, step, torch.randn(4, 32, 48, 48, requires_grad=True), steps=1)
+    left(module, step, torch.randn(4, channels, length, length, requires_grad=True), steps=1)
     (plan,) = rt.plans(step)
     assert plan.peak is not None
-    assert plan.peak <= plan.planned <= 1.15 * plan.peak
+    assert plan.peak <= 1.05 * plan.planned
+    assert plan.planned <= 1.15 * plan.peak

@@ -20,10 +20,9 @@ from torch._inductor.inductor_prims import randint, random
 
 from recompute.planners import ProgramBuilder
 from recompute_torch._compile.costs import CHANNELS_LAST, elements
-from recompute_torch._compile.program import Joint, Price, Value, read, repeatable, seeded
+from recompute_torch._compile.program import COPIED, Joint, Price, Value, read, repeatable, seeded
 
 _MARK: Final = "recompute: inside of kernels"
-_COPIED: Final = "recompute: copied for another layout"
 _MORE: Final = 1.1  # times its own bytes, that an inside node may be made from: statistics of rows come on top
 _OPERATORS: Final = get_default_op_list()
 _DRAWS: Final = (random, randint)  # inductor's random operators: from the same seed they draw the same
@@ -62,10 +61,6 @@ def read_fused(
     inside = {node for node in joint.order if node.meta.get(_MARK) and node not in kept}
     kernels, origin, slowest = _kernels(joint, inside, price)
     found = read(kernels, results, slowest)
-    copied = [node.meta["val"] for node in graph.find_nodes(op="placeholder") if node.meta.get(_COPIED)]
-    if copied:
-        found.program.add_source(sum(elements(each) * each.dtype.itemsize for each in copied))
-        found.program.steps.insert(0, found.program.steps.pop())  # they are made first, and stay
     joint.kinds.update(dict.fromkeys(inside, "view"))
     joint.calls = [origin[node] for node in found.calls]
     joint.turn = found.turn
@@ -86,7 +81,7 @@ def _mark_channels_last(module: fx.GraphModule) -> None:
             for each in node.all_input_nodes:
                 value = each.meta["val"]
                 if each.op == "placeholder" and value.dim() == 4:
-                    each.meta[_COPIED] = not value.is_contiguous(memory_format=torch.channels_last)
+                    each.meta[COPIED] = not value.is_contiguous(memory_format=torch.channels_last)
 
 
 def _lives(joint: Joint, node: fx.Node, sources: set[Value], draws: bool) -> bool:

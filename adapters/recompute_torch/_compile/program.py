@@ -24,6 +24,8 @@ Value = tuple[Node, int]
 
 BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit_functional.default
 STATISTICS: Final = (3, 4)  # results of a batch norm: the new running statistics
+COPIED: Final = "recompute: copied"
+"""In the meta of an input: it is copied as it comes in, and the copy is in memory until its last use."""
 STATE: Final = 5056  # bytes of the state of torch's generator on the CPU
 _UNKNOWN: Final = 4096  # what a size counts as that depends on data
 
@@ -78,7 +80,8 @@ def read(graph: fx.Graph, results: int, price: Callable[[Node], Price] = lambda 
     """The program of a joint graph, whose first `results` outputs are those of the forward; nothing costs anything
     unless it has a price.
 
-    Inputs and parameters take no memory, being there anyway; tangents come between forward and backward.
+    Inputs and parameters take no memory, being there anyway, but for those that are copied; tangents come between
+    forward and backward.
     """
     joint = Joint(graph, results)
     _order(joint)
@@ -212,7 +215,7 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
 
     for node in joint.order:
         if joint.kinds[node] == "leaf" and node not in joint.backward:
-            builder.source((node, 0))
+            builder.source((node, 0), size(node, 0) if node.meta.get(COPIED) else 0)
     for number, node in enumerate(joint.calls):
         if number == joint.turn:
             arrive()
@@ -248,7 +251,8 @@ def _written(joint: Joint) -> list[Value]:
 def _last_uses(joint: Joint) -> tuple[list[list[Value]], list[Value]]:
     """What is let go of after each call, and, between forward and backward, once the forward has written; what stays.
 
-    Forward inputs are not let go of; results, gradients and what the backward writes at its end stay.
+    Forward inputs are not let go of, but for copies of them; results, gradients and what the backward writes at its end
+    stay.
     """
     runs = [(_made(joint, node), _used(joint, node)) for node in joint.calls]
     runs.insert(joint.turn, ([], _written(joint)))
@@ -257,7 +261,11 @@ def _last_uses(joint: Joint) -> tuple[list[list[Value]], list[Value]]:
     for node in joint.order:
         if joint.kinds[node] == "effect" and node in joint.backward:
             lasting.update(_used(joint, node))
-    inputs = [(node, 0) for node in joint.order if joint.kinds[node] == "leaf" and node not in joint.backward]
+    inputs = [
+        (node, 0)
+        for node in joint.order
+        if joint.kinds[node] == "leaf" and node not in joint.backward and not node.meta.get(COPIED)
+    ]
     stays = [value for node in joint.order for value in _made(joint, node) if value in lasting]
     return last_uses(runs, [*lasting, *inputs]), stays
 
