@@ -150,7 +150,7 @@ class Cache:
         return requests.release_memory(self.engine, wanted, device)
 
     def stats(self) -> Stats:
-        """What the cache has done and holds now. O(devices)."""
+        """What the cache has done and holds now. O(candidates)."""
         engine = self.engine
         engine.tidy()
         for pool in list(engine.memory.pools.values()):

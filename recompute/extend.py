@@ -420,6 +420,11 @@ def spent(cache: Cache) -> tuple[float, float]:
     return meter.now + meter.moving_time, meter.remat_time + meter.moving_time
 
 
+def settle(cache: Cache) -> None:
+    """See to references that have gone, and to whatever else is left to do. O(these)."""
+    cache.engine.tidy()
+
+
 def lie_above(cache: Cache, tiers: Sequence[Tier]) -> None:
     """Let a cache in which nothing was made yet move what it evicts to these tiers. Raises OSError."""
     cache.engine.memory.lie_above(Tiers(tiers))
@@ -505,6 +510,7 @@ __all__ = [
     "running",
     "seconds",
     "set_room",
+    "settle",
     "source",
     "spend_elsewhere",
     "spent",

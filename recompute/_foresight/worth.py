@@ -34,7 +34,6 @@ class Spent:
     """Seconds of the runs that repeat others."""
     runs: int
     """These runs."""
-    evictions: int
 
     @property
     def overhead(self) -> float:
@@ -75,7 +74,6 @@ class Worth:
             now.seconds - before.seconds,
             now.repeated - before.repeated,
             now.runs - before.runs,
-            now.evictions - before.evictions,
         )
 
     def without_plan(self, spent: Spent) -> None:
@@ -101,5 +99,5 @@ class Worth:
         self._pause, self._next_pause = 0, _PAUSE
 
     def _now(self) -> Spent:
-        stats = self._cache.stats()
-        return Spent(*extend.spent(self._cache), stats.rematerializations, stats.evictions)
+        extend.settle(self._cache)
+        return Spent(*extend.spent(self._cache), extend.counts(self._cache)[2])
