@@ -46,16 +46,27 @@ def is_default(cache: Cache) -> bool:
 
 
 def enter(cache: Cache) -> None:
-    _set((*_entered.get(), cache))
+    around = _entered.get()
+    _change((*around, cache), around)
 
 
 def leave() -> None:
-    _set(_entered.get()[:-1])
+    around = _entered.get()[:-1]
+    _change(around, around)
 
 
 def is_entered(cache: Cache) -> bool:
     """Whether a `with cache:` is around this."""
     return cache in _entered.get()
+
+
+def _change(entered: tuple[Cache, ...], interrupted: tuple[Cache, ...]) -> None:
+    """Or what is to be set if an interrupt strikes meanwhile: then no `with` follows, or it is over all the same."""
+    try:
+        _set(entered)
+    except BaseException:
+        _set(interrupted)
+        raise
 
 
 def _set(entered: tuple[Cache, ...]) -> None:

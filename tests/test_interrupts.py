@@ -229,6 +229,7 @@ def strike_everywhere(
         places.append(interrupts.crossings)
         interrupts.arm(0)
         try:
+            assert rc.current_cache() is rc.default_cache()
             check_all(cache, interpreter, program, found)
         except Exception as wrong:
             wrong.add_note(f"{error.__name__} at {interrupts.where} ({place} of {places[0]}), {again}, {settings}")
