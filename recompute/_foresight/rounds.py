@@ -37,7 +37,7 @@ class Rounds:
         self._recording: Recording | None = None
         self._follower: Follower | None = None
         self._followed = False  # in this round, from its beginning on
-        self._repeats = True  # something ran again in the last round
+        self._short = True  # something was evicted in the last round
         self._unsubscribe: Callable[[], None] = _nothing
 
     def begin(self) -> None:
@@ -54,7 +54,7 @@ class Rounds:
             self._follower = Follower(script, self._bring, extend.resident(cache))
             extend.advise(cache, self._follower)
             self._say("following", f"a plan with an overhead of {script.overhead:.3f}")
-        if self._repeats and known.wanted and (worth.try_again or script is not None) and cache.budget is not None:
+        if self._short and known.wanted and (worth.try_again or script is not None) and cache.budget is not None:
             self._recording = Recording(extend.resident(cache))
             self._unsubscribe = cache.subscribe(self._recording)
             if script is None:
@@ -74,7 +74,7 @@ class Rounds:
         if failed:
             return
         spent = worth.spent()
-        self._repeats = spent.runs > 0 or spent.repeated > 0
+        self._short = spent.evictions > 0
         if not self._followed:
             worth.without_plan(spent)
         else:
@@ -85,7 +85,7 @@ class Rounds:
                 return
             self._known.changed = bool(follower.unknown)
             self._known.compare(follower.costs())
-        if recording is not None and self._repeats:
+        if recording is not None and spent.evictions:
             self._plan(recording)
 
     @property

@@ -34,6 +34,7 @@ class Spent:
     """Seconds of the runs that repeat others."""
     runs: int
     """These runs."""
+    evictions: int
 
     @property
     def overhead(self) -> float:
@@ -74,6 +75,7 @@ class Worth:
             now.seconds - before.seconds,
             now.repeated - before.repeated,
             now.runs - before.runs,
+            now.evictions - before.evictions,
         )
 
     def without_plan(self, spent: Spent) -> None:
@@ -100,4 +102,5 @@ class Worth:
 
     def _now(self) -> Spent:
         extend.settle(self._cache)
-        return Spent(*extend.spent(self._cache), extend.counts(self._cache)[2])
+        _, evictions, runs = extend.counts(self._cache)
+        return Spent(*extend.spent(self._cache), runs, evictions)
