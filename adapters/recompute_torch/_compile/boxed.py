@@ -15,6 +15,9 @@ from recompute_torch._compile.meter import Meter
 from recompute_torch._compile.partition import Partitioner, Parts
 from recompute_torch._compile.report import GraphPlan
 
+Watched = Callable[[bool, Callable[[list[Any]], Any], Sequence[str]], Callable[[list[Any]], Any]]
+"""Takes a part: whether it is the backward, how it runs, and the names of its arguments. How it runs, watched."""
+
 
 class Boxed:
     """A compiler: how joint graphs are split, what becomes of the parts, and how a step is watched."""
@@ -31,15 +34,9 @@ class Boxed:
         return self._partitioner.split(module, results, budget, plan)
 
     def compile(
-        self,
-        module: fx.GraphModule,
-        inputs: Sequence[Any],
-        partition: Callable[..., Parts],
-        watched: Callable[..., Callable[[list[Any]], Any]],
+        self, module: fx.GraphModule, inputs: Sequence[Any], partition: Callable[..., Parts], watched: Watched
     ) -> Any:
-        """The graph, split by `partition`; `watched` gets each part: whether it is the backward, how it runs, and the
-        names of its arguments.
-        """
+        """The graph, split by `partition`."""
 
         def part(late: bool, graph: fx.GraphModule, given: Any) -> Callable[[list[Any]], Any]:
             names = [node.name for node in graph.graph.find_nodes(op="placeholder")]

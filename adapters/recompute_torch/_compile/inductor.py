@@ -11,6 +11,7 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
+from recompute_torch._compile.boxed import Watched
 from recompute_torch._compile.choosing import FusedPartitioner
 from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.meter import Allocations
@@ -26,11 +27,7 @@ class Inductor:
         self.split = FusedPartitioner(prices, effort).split
 
     def compile(
-        self,
-        module: fx.GraphModule,
-        inputs: Sequence[Any],
-        partition: Callable[..., Parts],
-        watched: Callable[..., Callable[[list[Any]], Any]],
+        self, module: fx.GraphModule, inputs: Sequence[Any], partition: Callable[..., Parts], watched: Watched
     ) -> Any:
         """As `backend="inductor"` does."""
 
