@@ -227,7 +227,8 @@ class Cache:
     def next_iteration(self, *, last: bool = False) -> None:
         """One round of a program that repeats ends here and the next begins: `iteration` without a block.
 
-        `last`: no other one begins. Inside a block it does nothing.
+        `last`: no other one begins; what plans in the background ends, and is waited for. Inside a block it does
+        nothing.
         """
         if last and not self._inside and self._foresight is not None:
             self._foresight.stop()

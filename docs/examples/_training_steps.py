@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
@@ -166,7 +166,7 @@ def train(
     wrap: Callable[[Array], Array] = (lambda array: array) if cache is None else rc.array
     losses, seconds, used = [], [], []
     fixed = 0
-    with threadpool_limits(1, "blas"), nullcontext() if cache is None else cache:  # small matrices: threads only wait
+    with threadpool_limits(1, "blas"), within(cache):  # small matrices: threads only wait
         parameters = [wrap(each) for each in settings.start()]
         means = [wrap(np.zeros_like(each)) for each in settings.start()]
         squares = [wrap(np.zeros_like(each)) for each in settings.start()]
@@ -189,6 +189,19 @@ def train(
             told(step, losses[-1], cache)
         plain = [on_host(each) for each in parameters]
     return Run(plain, losses, seconds, used, fixed, None if cache is None else cache.stats())
+
+
+@contextmanager
+def within(cache: rc.Cache | None) -> Iterator[None]:
+    """The cache, if there is one, sees the steps. Afterwards it plans no more: what is measured next is alone."""
+    if cache is None:
+        yield
+        return
+    with cache:
+        try:
+            yield
+        finally:
+            cache.next_iteration(last=True)
 
 
 def minibatches(count: int, settings: Settings) -> Iterator[Any]:

@@ -49,7 +49,7 @@ class Foresight:
             extend.tell(self._cache, None)
 
     def stop(self) -> None:
-        """The last round is over."""
+        """The last round is over. When it returns, no thread plans another one."""
         self.end(failed=True)
         self._rounds.stop()
 

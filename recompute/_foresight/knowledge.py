@@ -28,6 +28,7 @@ class Knowledge:
         """Whether the last round was not as the script has it."""
         self._effort = effort
         self._waits = waits
+        self._threads: list[Planning] = []  # what may still run in the background, stopped or not
         self._planned: Planning | None = None  # what the script is from
         self._costs: list[list[float | None]] = []  # of the calls, in rounds that were as the script has them
 
@@ -80,10 +81,21 @@ class Knowledge:
             self._planning.stop()
             self._planning = None
 
+    def finish(self) -> None:
+        """Plan no more; when it returns, no thread does."""
+        self.stop()
+        while self._threads:
+            self._threads[-1].wait()
+            self._threads.pop()
+
     def _start(self, planning: Planning) -> None:
         self.stop()
         self._planning = planning
-        (planning.run if self._waits else planning.start)()
+        if self._waits:
+            planning.run()
+        else:
+            self._threads = [*(each for each in self._threads if not each.is_over), planning]
+            planning.start()
 
 
 def _mean(before: float, measured: Sequence[float | None]) -> float:

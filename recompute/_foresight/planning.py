@@ -72,6 +72,11 @@ class Planning:
         """Nobody waits for a better script any more."""
         self._stopped = True
 
+    def wait(self) -> None:
+        """Until nothing better will come."""
+        if not self.is_over:
+            self.over.wait()
+
     def run(self) -> None:
         """Here and now."""
         try:

@@ -117,8 +117,8 @@ class Rounds:
         self._worth.forget()
 
     def stop(self) -> None:
-        """No round follows."""
-        self._known.stop()
+        """No round follows; when it returns, no thread plans one."""
+        self._known.finish()
 
     def _guard(self, follower: Follower) -> None:
         """Give a script up if the round is another one and the script makes it much dearer, or may do so."""

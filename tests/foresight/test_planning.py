@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
 
 import pytest
 
 import recompute as rc
 from recompute import extend
 from recompute._foresight import repetition
+from recompute._foresight.knowledge import Knowledge
 from recompute._foresight.planning import Planning
 from recompute._foresight.recording import Recording, Round
 from recompute._foresight.repetition import Repetition
-from recompute.extend import Node
+from recompute.extend import EngineOptions, Node
 
 
 def recorded_chain(length: int) -> Round:
@@ -60,6 +62,44 @@ def test_planning_takes_the_time_that_others_leave() -> None:
     finally:
         planning.stop()
         planning.over.wait()
+
+
+def plans() -> int:
+    """How many threads make a plan right now."""
+    found = 0
+    for frame in sys._current_frames().values():
+        each: FrameType | None = frame
+        while each is not None:
+            found += each.f_code is Planning.run.__code__
+            each = each.f_back
+    return found
+
+
+def test_nothing_is_planned_after_the_last_round() -> None:
+    """What plans has ended when the last round is said to be over."""
+    with rc.Cache(2500, engine=EngineOptions(effort=400.0)) as cache:
+        for _ in range(2):
+            with cache.iteration():
+                values = [rc.pure(1)]
+                for _ in range(200):
+                    values.append(rc.ap(lambda x: x + 1, values[-1], nbytes=100))
+                while values:
+                    assert values.pop().get() > 0
+        while plans() == 0:
+            assert cache.stats().foresight == "planning"
+        cache.next_iteration(last=True)
+        assert plans() == 0
+
+
+def test_what_planned_before_is_waited_for_too() -> None:
+    """A plan that was given up for another one may still be on its way out."""
+    known = Knowledge(400.0, waits=False)
+    for length in (200, 201, 202):
+        known.plan(recorded_chain(length), 3000)
+    while plans() == 0:
+        pass
+    known.finish()
+    assert plans() == 0
 
 
 def test_a_program_that_repeats_for_long_still_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
