@@ -17,7 +17,7 @@ from recompute._arrays.dispatch import array_function, array_ufunc
 from recompute._arrays.operate import SCALARS, call, operate
 from recompute._arrays.parts import At, Flat, Method
 from recompute._arrays.sharing import memory_of
-from recompute._arrays.writes import change, is_fixed, is_item, is_plain
+from recompute._arrays.writes import can_change, change, is_fixed, is_item, is_plain
 from recompute._recomputable import Recomputable
 
 _SLOTS: Final = frozenset({"engine", "node", "_memory", "_origin"})
@@ -55,10 +55,13 @@ def _unary(function: Callable[..., Any]) -> Callable[[RecomputableArray], Any]:
 
 
 def _in_place(function: Callable[..., Any]) -> Callable[[RecomputableArray, Any], Any]:
-    """An operator that changes its left operand: here a new version of it."""
+    """An operator that changes its left operand: here a new version of it.
+
+    What cannot be changed leaves it to Python, which takes the operator that makes another value.
+    """
 
     def apply(self: RecomputableArray, other: Any) -> Any:
-        if _defers_to(type(other)):
+        if _defers_to(type(other)) or not can_change(self._type, self.dtype):
             return NotImplemented
         return change(self, function, (other,), {}, sys._getframe(1))
 

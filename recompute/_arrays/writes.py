@@ -207,6 +207,11 @@ def is_changeable(cls: type, dtype: Any) -> bool:
     return True
 
 
+def can_change(cls: type, dtype: Any) -> bool:
+    """Whether it can be changed in place: neither a scalar, nor of a library whose arrays never change."""
+    return is_array(cls, dtype) and is_changeable(cls, dtype)
+
+
 def is_dense(outline: Outline) -> bool:
     """Whether the elements lie side by side, forwards in some order of axes: as in new memory for that outline."""
     if outline.strides is None or 0 in outline.shape:

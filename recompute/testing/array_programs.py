@@ -267,6 +267,8 @@ class Arrays:
             raise
         for name, position in changed.items():
             self.pool[position] = scope[name.upper()]
+        for name in (*where, *map(str.upper, changes)):
+            del scope[name]  # a function in the line, which its result's recipe knows, knows the scope
         return ("result", self._describe(result, written))
 
     def _writable(self, plain: Any, code: str) -> Any:

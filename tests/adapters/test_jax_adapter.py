@@ -38,6 +38,15 @@ def made(shape: tuple[int, ...], dtype: str) -> Any:
     return (jnp.arange(int(np.prod(shape))).reshape(shape) % 5).astype(dtype)
 
 
+def test_an_array_stays_the_same_under_its_other_name(cache: rc.Cache) -> None:
+    """`y = x; x += 1` leaves y alone: JAX's arrays never change."""
+    x = rc.array(made((3,), "float32"))
+    y = x
+    x += 1
+    assert x.get().tolist() == [1, 2, 3]
+    assert y.get().tolist() == [0, 1, 2]
+
+
 def same(x: Any) -> Any:
     """The very same object, as JAX returns it where there is nothing to do."""
     return x[...] if x.ndim else lax.stop_gradient(x)

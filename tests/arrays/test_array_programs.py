@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
@@ -72,8 +72,20 @@ def short(program: Program, cache: rc.Cache) -> bool:
         return any(arrays.do(step)[0] == "short" for step in program)
 
 
+TAKEN_IN: Program = Program(
+    [
+        Make("float64", (3,)),
+        Line("a.conj()", (0,)),
+        Line("xp.piecewise(a, [a > 0], [lambda x: x + 1, 0])", (0,)),
+        Line("A += b", (0, 2)),
+    ]
+)
+"""An array, of which there is a view, takes in what a function of the program made of it."""
+
+
 @settings(max_examples=settings().max_examples * 3)
 @given(array_programs(), st.booleans())
+@example(TAKEN_IN, False)
 def test_without_a_budget(program: Program, dispatch: bool) -> None:
     """NumPy's functions and those of the namespace give plain NumPy's results, dtypes, shapes and errors."""
     agree(program, rc.Cache(clock=ManualClock()), dispatch)

@@ -97,6 +97,17 @@ def test_wrapping_again_makes_another_reference(cache: rc.Cache) -> None:
     same(grid() + 1, y)
 
 
+@pytest.mark.parametrize("operator_", [operator.iadd, operator.imul, operator.ipow, operator.ifloordiv])
+@pytest.mark.parametrize("by", [3, np.ones((2, 1))])
+def test_a_scalar_stays_the_same_under_its_other_name(cache: rc.Cache, operator_: Any, by: Any) -> None:
+    """`y = x; x += by` leaves y alone, as with plain scalars, which never change."""
+    x = rc.array(grid()).max()
+    y = x
+    x = operator_(x, by)
+    same(operator_(grid().max(), by), x)
+    same(grid().max(), y)
+
+
 def test_asarray_keeps_what_is_wrapped(cache: rc.Cache) -> None:
     """`rc.asarray` returns a wrapped array as it is, and wraps others."""
     x = rc.array(grid())
