@@ -68,8 +68,16 @@ class Backend:
         self.plans: list[GraphPlan] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        plan = GraphPlan(self._name(module), 0, 0, 0)
-        return self._compiler.compile(module, inputs, partial(self._partition, plan), partial(self._watched, plan))
+        share = bytes_or_share(self._budget)
+        plan = GraphPlan(self._name(module), 0, 0, 0, whole=isinstance(share, float) and share >= 1)
+        ways = partial(self._partition, plan), partial(self._watched, plan)
+        try:
+            compiled = self._compiler.compile(module, inputs, plan, *ways)
+        except TooSmall as error:
+            raise _Refused(f"{plan.name}: {error}") from None
+        if plan.budget:
+            self.plans.append(plan)
+        return compiled
 
     def _partition(
         self,
@@ -81,13 +89,12 @@ class Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **__: Any,
     ) -> Parts:
-        self._count()
+        if not plan.budget:
+            self._count()
         try:
-            parts = self._compiler.split(module, num_fwd_outputs, self._share, plan, static_lifetime_input_indices)
+            return self._compiler.split(module, num_fwd_outputs, self._share, plan, static_lifetime_input_indices)
         except TooSmall as error:
             raise _Refused(f"{plan.name}: {error}") from None
-        self.plans.append(plan)
-        return parts
 
     def _share(self, plain: int) -> int:
         """Bytes for a graph: its part of the budget, or so much of what it takes without a plan."""
@@ -207,8 +214,9 @@ def compile(
         How many graphs the step has, if it breaks: each gets an equal share.
     compiler
         "boxed": operator by operator, as in eager mode. "inductor", experimental: as kernels, of which inductor chooses
-        order and fusion, so that the peak is an estimate, and results are those of inductor but for rounding. What the
-        default partitioner does is taken if it fits, or if it costs no more than the plan.
+        order and fusion. What they take is seen on made-up tensors before training, and planned anew if it is too much,
+        for which all is compiled again. Results are those of inductor but for rounding. What the default partitioner
+        does is taken if it fits, or if it costs no more than the plan.
     fullgraph, dynamic
         As of `torch.compile`.
 

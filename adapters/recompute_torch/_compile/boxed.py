@@ -34,7 +34,12 @@ class Boxed:
         return self._partitioner.split(module, results, budget, plan)
 
     def compile(
-        self, module: fx.GraphModule, inputs: Sequence[Any], partition: Callable[..., Parts], watched: Watched
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        _: GraphPlan,
+        partition: Callable[..., Parts],
+        watched: Watched,
     ) -> Any:
         """The graph, split by `partition`."""
 

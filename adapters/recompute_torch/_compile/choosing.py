@@ -20,7 +20,7 @@ from recompute_torch._compile.mincut import min_cut
 from recompute_torch._compile.overwritten import keep_overwritten
 from recompute_torch._compile.partition import Partitioner, Parts, TooSmall, as_before, extracted, saved
 from recompute_torch._compile.program import Joint, Price, describe, repeatable, seeded
-from recompute_torch._compile.report import GraphPlan
+from recompute_torch._compile.report import PLANNED, GraphPlan
 from recompute_torch._compile.telling import repeated
 
 _RATIOS: Final = (0.75, 0.5, 0.25)  # of torch's partitioner, if what it does by default does not fit
@@ -72,12 +72,13 @@ class FusedPartitioner:
         if not default.right:
             plan.plain = max(plan.plain, planners.peak(joint.program))
         plan.budget = budget(plan.plain)
+        allowed = int(plan.share * plan.budget)
         best = default
-        if default.peak > plan.budget or not default.right:
-            choices = [*self._cuts(module, joint, lasting), *self._planned(module, joint, plan.budget)]
-            fitting = [each for each in choices if each.right and each.peak <= plan.budget]
+        if default.peak > allowed or not default.right:
+            choices = [*self._cuts(module, joint, lasting), *self._planned(module, joint, allowed)]
+            fitting = [each for each in choices if each.right and each.peak <= allowed]
             if not fitting:
-                raise TooSmall(self._ours.advice(joint, plan.budget))
+                raise TooSmall(self._ours.advice(joint, allowed, plan.share))
             best = min(fitting, key=lambda each: each.cost)
         plan.split, plan.planned, plan.saved, plan.again = best.name, best.peak, best.saved, best.again
         plan.operators = len(joint.calls)
@@ -94,7 +95,7 @@ class FusedPartitioner:
         order, emission = found
         parts = partial(extracted, module, emission.graph, joint.results)
         prices = as_before(self._prices, emission)
-        return [self._choice("planned", emission.graph, joint, prices, repeated(joint, order), parts, True)]
+        return [self._choice(PLANNED, emission.graph, joint, prices, repeated(joint, order), parts, True)]
 
     def _cuts(self, module: fx.GraphModule, joint: Joint, lasting: Sequence[int] | None) -> list[Choice]:
         found = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from time import perf_counter
@@ -55,7 +55,7 @@ class Prices:
     def _price(self, node: fx.Node, args: Any, kwargs: Any) -> Price:
         if not isinstance(node.target, torch._ops.OpOverload):
             return Price(_reckoned(node))
-        with _elsewhere():
+        with elsewhere():
             seconds, room = _taken(_runner(node.target, args, kwargs))
             return Price(seconds * 1e6 if self._measured else _reckoned(node), room)
 
@@ -76,17 +76,27 @@ class _Shape:
 
     def __init__(self, tensor: torch.Tensor, channels_last: bool) -> None:
         self.dtype, self.device = tensor.dtype, tensor.device
+        self.kind = tensor.dtype, tensor.device
         self.size = [_number(each) for each in tensor.shape]
         self.stride = [_number(each) for each in tensor.stride()]
         if channels_last and len(self.size) == 4:
             _, channels, height, width = self.size
             self.stride = [channels * height * width, 1, width * channels, channels]
 
-    def make(self) -> torch.Tensor:
-        """One half everywhere, or zero: valid as an index, too."""
+    @property
+    def length(self) -> int:
+        """Elements from the first to the last in memory."""
         ends = [(size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True)]
+        return 1 + sum(ends) if 0 not in self.size else 0
+
+    def memory(self, length: int) -> torch.Tensor:
+        """One half everywhere, or zero: valid as an index, too."""
         content = 0.5 if self.dtype.is_floating_point or self.dtype.is_complex else 0
-        whole = torch.full((1 + sum(ends) if 0 not in self.size else 0,), content, dtype=self.dtype, device=self.device)
+        return torch.full((length,), content, dtype=self.dtype, device=self.device)
+
+    def make(self, memory: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor, in the memory that is given or in its own."""
+        whole = self.memory(self.length) if memory is None else memory
         return whole.as_strided(self.size, self.stride)
 
     def __repr__(self) -> str:
@@ -114,8 +124,22 @@ def _runner(target: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
     return lambda: target(*made[0], **made[1])
 
 
+def made_up(values: Sequence[Any], *, together: bool = False) -> list[Any]:
+    """What can be given to kernels in the place of values of a graph.
+
+    `together`: floating-point tensors share memory.
+    """
+    shapes = [_hinted(value) for value in values]
+    longest: dict[Hashable, _Shape] = {}
+    for each in shapes:
+        if together and isinstance(each, _Shape) and each.dtype.is_floating_point:
+            longest[each.kind] = max(longest.get(each.kind, each), each, key=lambda shape: shape.length)
+    memory = {kind: shape.memory(shape.length) for kind, shape in longest.items()}
+    return [each.make(memory.get(each.kind)) if isinstance(each, _Shape) else each for each in shapes]
+
+
 @contextmanager
-def _elsewhere() -> Iterator[None]:
+def elsewhere() -> Iterator[None]:
     """Outside of what is being traced; random numbers that are drawn here do not count."""
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(cuda):

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from math import inf
+from typing import Any, Final
 
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.virtualized import V
 
+from recompute.extend import format_bytes
 from recompute_torch._compile.boxed import Watched
 from recompute_torch._compile.choosing import FusedPartitioner
 from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.meter import Allocations
-from recompute_torch._compile.partition import Parts
+from recompute_torch._compile.nearby import Nearby
+from recompute_torch._compile.partition import OVER, Parts, TooSmall
+from recompute_torch._compile.rehearsal import Rehearsal
+from recompute_torch._compile.report import PLANNED, GraphPlan
+
+_TRIES: Final = 3  # plans, each for less, until its kernels fit
 
 
 class Inductor:
@@ -27,20 +37,70 @@ class Inductor:
         self.split = FusedPartitioner(prices, effort).split
 
     def compile(
-        self, module: fx.GraphModule, inputs: Sequence[Any], partition: Callable[..., Parts], watched: Watched
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        plan: GraphPlan,
+        partition: Callable[..., Parts],
+        watched: Watched,
     ) -> Any:
-        """As `backend="inductor"` does."""
+        """As `backend="inductor"` does, and again with less to plan for if the kernels take more than the budget.
 
+        Raises TooSmall if they do in the end.
+        """
+        least = inf
+        for _ in range(_TRIES):
+            rehearsal = Rehearsal()
+            with _fused_nearby(lambda: plan.split == PLANNED):
+                compiled = self._compiled(_copied(module), inputs, partition, watched, rehearsal)
+            peak = rehearsal.peak()
+            if peak is None or plan.whole or peak <= OVER * plan.budget:
+                return compiled
+            plan.share *= plan.budget / peak
+            least = min(least, peak)
+        raise TooSmall(
+            f"the budget of {format_bytes(plan.budget)} is too small: the kernels of {_TRIES} plans, each for less, "
+            f"took more; the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "
+            "smaller"
+        )
+
+    def _compiled(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        partition: Callable[..., Parts],
+        watched: Watched,
+        rehearsal: Rehearsal,
+    ) -> Any:
         def inner(graph: fx.GraphModule, given: Any, **options: Any) -> Any:
-            if options.get("is_inference"):
-                return compile_fx_inner(graph, given, **options)
-            names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
             run = compile_fx_inner(graph, given, **options)
-            return watched(bool(options.get("is_backward")), run, names)
+            if options.get("is_inference"):
+                return run
+            late = bool(options.get("is_backward"))
+            rehearsal.knows(late, graph.graph, run)
+            return watched(late, run, [node.name for node in graph.graph.find_nodes(op="placeholder")])
 
         # what AOTAutograd caches does not know of the plan; kernels are cached by their code
-        with config.patch(custom_partitioner_fn=_By(partition)), functorch_config.patch(enable_autograd_cache=False):
+        at_once = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
+        with config.patch(custom_partitioner_fn=_By(partition)), at_once:
             return compile_fx(module, inputs, inner_compile=inner)
+
+
+@contextmanager
+def _fused_nearby(planned: Callable[[], bool]) -> Iterator[None]:
+    """Unless the user has chosen how inductor fuses."""
+    if config.inductor_choices_class is not None:
+        yield
+        return
+    with config.patch(inductor_choices_class=Nearby), V.set_choices_handler(Nearby(planned)):
+        yield
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    """The same parameters, and a graph that passes may change."""
+    copy = fx.GraphModule(module, deepcopy(module.graph))
+    copy.meta = dict(module.meta)
+    return copy
 
 
 class _By(CustomPartitionerFn):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from time import perf_counter
 from typing import Final
 
@@ -91,13 +92,13 @@ class Partitioner:
             given = max(1, given - over)
         return None
 
-    def advice(self, joint: Joint, budget: int) -> str:
-        """What to say where no plan fits. O(some plans)."""
+    def advice(self, joint: Joint, allowed: int, share: float = 1.0) -> str:
+        """What to say where no plan fits what is allowed, which is a share of the budget. O(some plans)."""
         effort = _PROBE * self._effort
-        enough = least(joint, budget, lambda given: self.fitted(joint, given, effort) is not None)
+        enough = ceil(least(joint, allowed, lambda given: self.fitted(joint, given, effort) is not None) / share)
         return (
-            f"the budget of {format_bytes(budget)} is too small: the least that a plan was found for is "
-            f"{format_bytes(enough)} ({enough} bytes); without a plan the peak is "
+            f"the budget of {format_bytes(round(allowed / share))} is too small: the least that a plan was found for "
+            f"is {format_bytes(enough)} ({enough} bytes); without a plan the peak is "
             f"{format_bytes(planners.peak(joint.program))}; {holders(joint)}; give at least that, or make the batch "
             "smaller"
         )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from recompute.extend import format_bytes
 from recompute_torch._compile.meter import Allocations, Meter
 
-_LINES = 12
+_LINES: Final = 12
+
+PLANNED: Final = "planned"
 
 
 @dataclass(repr=False)
@@ -33,8 +36,12 @@ class GraphPlan:
     """Which operators run again, and how often."""
     seconds: float = 0.0
     """What planning took, prices included."""
-    split: str = "planned"
+    split: str = PLANNED
     """By inductor it may be "min-cut at 1", which fits as it is, or at less, which costs less than the plan."""
+    whole: bool = False
+    """Whether the budget is a share that is all that a step takes without a plan, or more."""
+    share: float = 1.0
+    """Of the budget, that was planned for: less than 1 if kernels took more than was planned."""
     meter: Meter | Allocations | None = None
 
     @property
@@ -51,8 +58,10 @@ class GraphPlan:
             f"plan {format_bytes(self.plain)}",
             f"  saved for the backward: {format_bytes(self.saved)}, without a plan {format_bytes(self.saved_plain)}",
         ]
-        if self.split != "planned":
+        if self.split != PLANNED:
             lines.append(f"  split by torch's own partitioner: {self.split}")
+        if self.share < 1:
+            lines.append(f"  planned for {self.share:.0%} of the budget, since kernels take more than their plan")
         most = self.again.most_common(_LINES)
         if most:
             more = "" if len(self.again) <= _LINES else f", and {len(self.again) - _LINES} others"
