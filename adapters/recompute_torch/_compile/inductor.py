@@ -22,7 +22,7 @@ from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.meter import Allocations
 from recompute_torch._compile.nearby import Nearby
 from recompute_torch._compile.partition import OVER, Parts, TooSmall
-from recompute_torch._compile.rehearsal import Rehearsal
+from recompute_torch._compile.rehearsal import Part, Rehearsal
 from recompute_torch._compile.report import PLANNED, GraphPlan
 
 _TRIES: Final = 3  # plans, each for less, until its kernels fit
@@ -73,12 +73,12 @@ class Inductor:
         rehearsal: Rehearsal,
     ) -> Any:
         def inner(graph: fx.GraphModule, given: Any, **options: Any) -> Any:
+            part, late = Part(graph.graph), bool(options.get("is_backward"))
             run = compile_fx_inner(graph, given, **options)
             if options.get("is_inference"):
                 return run
-            late = bool(options.get("is_backward"))
-            rehearsal.knows(late, graph.graph, run)
-            return watched(late, run, [node.name for node in graph.graph.find_nodes(op="placeholder")])
+            rehearsal.knows(late, part, run)
+            return watched(late, run, part.names)
 
         # what AOTAutograd caches does not know of the plan; kernels are cached by their code
         at_once = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)

@@ -22,15 +22,26 @@ _PLAIN: Final = (operator.getitem, run_and_save_rng_state, run_with_rng_state)
 _FAR: Final = ("_c10d_functional", "c10d")  # other processes take part
 
 
+class Part:
+    """What is to be known of a graph to run it: it is read before passes change it."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        inputs = graph.find_nodes(op="placeholder")
+        self.names = [node.name for node in inputs]
+        self.values = [node.meta.get("val") for node in inputs]
+        self.returned = [getattr(each, "name", "") for each in tree_leaves(graph.output_node().args)]
+        self.harmless = all(map(_harmless, graph.nodes))
+
+
 class Rehearsal:
     """Of one compiled graph, whose two parts it is told of."""
 
     def __init__(self) -> None:
-        self._parts: dict[bool, tuple[fx.Graph, Run]] = {}
+        self._parts: dict[bool, tuple[Part, Run]] = {}
 
-    def knows(self, late: bool, graph: fx.Graph, run: Run) -> None:
+    def knows(self, late: bool, part: Part, run: Run) -> None:
         """How a part runs: the backward if `late`, else the forward."""
-        self._parts[late] = graph, run
+        self._parts[late] = part, run
 
     def peak(self) -> int | None:
         """Bytes at the worst moment of a step, beside inputs and parameters, which are made up in one piece of memory.
@@ -38,8 +49,7 @@ class Rehearsal:
         None: it cannot be told, since the backward is compiled later, something happens beside the results, or made-up
         values are not accepted.
         """
-        nodes = [node for graph, _ in self._parts.values() for node in graph.nodes]
-        if len(self._parts) < 2 or not all(map(_harmless, nodes)):
+        if len(self._parts) < 2 or not all(part.harmless for part, _ in self._parts.values()):
             return None
         meter = Allocations()
         try:
@@ -51,15 +61,14 @@ class Rehearsal:
 
     def _step(self, meter: Allocations) -> None:
         (forward, run), (backward, run_back) = self._parts[False], self._parts[True]
-        inputs = made_up([node.meta["val"] for node in forward.find_nodes(op="placeholder")], together=True)
+        inputs = made_up(forward.values, together=True)
         made = list(meter.watch(run, list(inputs), []))
-        names = [getattr(each, "name", "") for each in tree_leaves(forward.output_node().args)]
-        saved = dict(zip(names, made, strict=True))
-        wanted = backward.find_nodes(op="placeholder")
-        results = len(made) - sum(node.name in saved for node in wanted)
+        saved = dict(zip(forward.returned, made, strict=True))
+        results = len(made) - sum(name in saved for name in backward.names)
         del made[results:]  # the results are the caller's
-        tangents = iter(meter.watch(made_up, [node.meta["val"] for node in wanted if node.name not in saved], []))
-        given = [saved[node.name] if node.name in saved else next(tangents) for node in wanted]
+        wanted = list(zip(backward.names, backward.values, strict=True))
+        tangents = iter(meter.watch(made_up, [value for name, value in wanted if name not in saved], []))
+        given = [saved[name] if name in saved else next(tangents) for name in backward.names]
         del saved, tangents
         meter.watch(run_back, given, [])
 
