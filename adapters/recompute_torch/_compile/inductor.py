@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from math import inf
 from typing import Any, Final
@@ -25,7 +25,7 @@ from recompute_torch._compile.partition import OVER, Parts, TooSmall
 from recompute_torch._compile.rehearsal import Part, Rehearsal
 from recompute_torch._compile.report import PLANNED, GraphPlan
 
-_TRIES: Final = 3  # plans, each for less, until its kernels fit
+_TRIES: Final = 4  # until kernels fit
 
 
 class Inductor:
@@ -44,23 +44,28 @@ class Inductor:
         partition: Callable[..., Parts],
         watched: Watched,
     ) -> Any:
-        """As `backend="inductor"` does, and again with less to plan for if the kernels take more than the budget.
+        """As `backend="inductor"` does.
+
+        If the kernels take more than the budget, only what lies close together is fused; if they still do, there is
+        less to plan for.
 
         Raises TooSmall if they do in the end.
         """
-        least = inf
+        least, nearby = inf, False
         for _ in range(_TRIES):
             rehearsal = Rehearsal()
-            with _fused_nearby(lambda: plan.split == PLANNED):
+            with _fused_nearby(lambda: plan.split == PLANNED) if nearby else nullcontext():
                 compiled = self._compiled(_copied(module), inputs, partition, watched, rehearsal)
             peak = rehearsal.peak()
             if peak is None or plan.whole or peak <= OVER * plan.budget:
                 return compiled
-            plan.share *= plan.budget / peak
             least = min(least, peak)
+            if nearby or plan.split != PLANNED:
+                plan.share *= plan.budget / peak
+            nearby = True
         raise TooSmall(
-            f"the budget of {format_bytes(plan.budget)} is too small: the kernels of {_TRIES} plans, each for less, "
-            f"took more; the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "
+            f"the budget of {format_bytes(plan.budget)} is too small: kernels took more, however they were planned and "
+            f"fused; the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "
             "smaller"
         )
 
