@@ -17,7 +17,7 @@ from recompute._arrays.dispatch import array_function, array_ufunc
 from recompute._arrays.operate import SCALARS, call, operate
 from recompute._arrays.parts import At, Flat, Method
 from recompute._arrays.sharing import memory_of
-from recompute._arrays.writes import can_change, change, is_fixed, is_item, is_plain
+from recompute._arrays.writes import change, is_changeable, is_fixed, is_item, is_plain
 from recompute._recomputable import Recomputable
 
 _SLOTS: Final = frozenset({"engine", "node", "_memory", "_origin"})
@@ -61,7 +61,7 @@ def _in_place(function: Callable[..., Any]) -> Callable[[RecomputableArray, Any]
     """
 
     def apply(self: RecomputableArray, other: Any) -> Any:
-        if _defers_to(type(other)) or not can_change(self._type, self.dtype):
+        if _defers_to(type(other)) or not is_changeable(self._type, self.dtype):
             return NotImplemented
         return change(self, function, (other,), {}, sys._getframe(1))
 

@@ -19,9 +19,9 @@ from recompute._arrays.writes import (
     Version,
     adapter_for,
     become,
-    can_change,
     change,
     copied,
+    is_changeable,
     is_dense,
     is_plain,
     shares,
@@ -106,7 +106,7 @@ def array_function(
     if name == "nan_to_num" and not keywords.get("copy", True):
         target = args[0] if args else keywords.pop("x")
         known = target.dtype if isinstance(target, type(array)) else None
-        if known is None or can_change(target._type, known):
+        if known is None or is_changeable(target._type, known):
             change_first(array, function, (target,), keywords, caller)
             return target if len(target.shape) else target[()]
         args = (target,)

@@ -14,7 +14,7 @@ from recompute._arrays.dispatch import (
     array_function,
 )
 from recompute._arrays.operate import CONSTANTS, call, operate
-from recompute._arrays.writes import change, is_changeable, shares
+from recompute._arrays.writes import change, library_writes, shares
 
 if TYPE_CHECKING:
     from recompute._arrays.array import RecomputableArray
@@ -70,7 +70,7 @@ class Method:
         if name == "setflags":
             raise TypeError("a cached array stays as it is; change a copy: np.array(x)")
         changes = name in MUTATING_METHODS or (name == "byteswap" and (keywords.get("inplace") or any(args)))
-        if changes and is_changeable(array._type, array.dtype):
+        if changes and library_writes(array._type, array.dtype):
             if name == "resize" and shares(array) is not None:
                 raise ValueError("cannot resize an array that shares its memory with another one; use np.resize")
             change(array, self._function, args, keywords, caller)

@@ -179,7 +179,7 @@ def is_fixed(part: Any) -> bool:
 def shares(array: Any) -> Memory | None:
     """The memory of an array, if others are on it that can be changed with it."""
     memory = memory_of(array)
-    if memory is None or len(memory.members) < 2 or not is_changeable(array._type, array.dtype):
+    if memory is None or len(memory.members) < 2 or not library_writes(array._type, array.dtype):
         return None
     return memory
 
@@ -197,7 +197,7 @@ def is_array(cls: type, dtype: Any) -> bool:
 
 
 @lru_cache(1024)
-def is_changeable(cls: type, dtype: Any) -> bool:
+def library_writes(cls: type, dtype: Any) -> bool:
     """Whether arrays of this library can be written to; else methods such as `sort` return another array."""
     array = adapter_for(cls).empty(Outline(cls, (1,), dtype))
     try:
@@ -207,9 +207,9 @@ def is_changeable(cls: type, dtype: Any) -> bool:
     return True
 
 
-def can_change(cls: type, dtype: Any) -> bool:
+def is_changeable(cls: type, dtype: Any) -> bool:
     """Whether it can be changed in place: neither a scalar, nor of a library whose arrays never change."""
-    return is_array(cls, dtype) and is_changeable(cls, dtype)
+    return is_array(cls, dtype) and library_writes(cls, dtype)
 
 
 def is_dense(outline: Outline) -> bool:

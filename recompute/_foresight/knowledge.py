@@ -84,9 +84,9 @@ class Knowledge:
     def finish(self) -> None:
         """Plan no more; when it returns, no thread does."""
         self.stop()
-        while self._threads:
-            self._threads[-1].wait()
-            self._threads.pop()
+        for each in self._threads:
+            each.wait()
+        self._threads.clear()
 
     def _start(self, planning: Planning) -> None:
         self.stop()

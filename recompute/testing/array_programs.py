@@ -28,7 +28,7 @@ from recompute._adapters.arrays import ArrayAdapter
 from recompute._arrays.array import RecomputableArray
 from recompute._arrays.namespace import namespace
 from recompute._arrays.wrap import array
-from recompute._arrays.writes import is_changeable
+from recompute._arrays.writes import library_writes
 from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute.testing._array_code import LINES as LINES
@@ -284,7 +284,7 @@ class Arrays:
     def _restore(self, plain: Any, content: Any) -> None:
         """What fails changes nothing, not even a part."""
         cls: Any = type(plain)
-        if not self.adapter.constant(plain) and _allows_writes(plain) and is_changeable(cls, plain.dtype):
+        if not self.adapter.constant(plain) and _allows_writes(plain) and library_writes(cls, plain.dtype):
             plain[...] = content
 
     def _lose(self, changed: dict[str, int]) -> None:

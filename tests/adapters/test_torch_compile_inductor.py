@@ -42,6 +42,7 @@ pytestmark = [
 ]
 
 DETERMINISTIC = sorted(LAYERS.keys() - {"dropout"})  # which one must compile to draw as inductor draws
+NAMES = st.lists(st.sampled_from(DETERMINISTIC), min_size=2, max_size=6).filter(runs)
 DEEP = ["conv", "norm", "gelu", "conv", "norm", "gelu", "residual", "glu"]
 LINEAR = ["linear", "gelu"] * 6
 
@@ -79,7 +80,7 @@ def unfused(rehearsed: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unfused")
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(names=st.lists(st.sampled_from(DETERMINISTIC), min_size=2, max_size=6).filter(runs), share=st.floats(0.3, 1.0))
+@given(names=NAMES, share=st.floats(0.3, 1.0))
 def test_a_budget_changes_no_result(names: list[str], share: float) -> None:
     """Losses, gradients and buffers are those of eager mode but for rounding, and the plan is within the budget."""
     found = within(names, share, compiler="inductor")
@@ -91,7 +92,7 @@ def test_a_budget_changes_no_result(names: list[str], share: float) -> None:
 
 @pytest.mark.usefixtures("rehearsed")
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(names=st.lists(st.sampled_from(DETERMINISTIC), min_size=2, max_size=6).filter(runs), share=st.floats(0.3, 0.99))
+@given(names=NAMES, share=st.floats(0.3, 0.99))
 def test_what_takes_too_much_is_planned_again_or_refused(names: list[str], share: float) -> None:
     """However wrong the estimate is, a step that is not refused takes at most a twentieth more than the budget."""
     found = within(names, share, compiler="inductor")

@@ -89,12 +89,8 @@ class Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **__: Any,
     ) -> Parts:
-        if not plan.budget:
-            self._count()
-        try:
-            return self._compiler.split(module, num_fwd_outputs, self._share, plan, static_lifetime_input_indices)
-        except TooSmall as error:
-            raise _Refused(f"{plan.name}: {error}") from None
+        self._count()
+        return self._compiler.split(module, num_fwd_outputs, self._share, plan, static_lifetime_input_indices)
 
     def _share(self, plain: int) -> int:
         """Bytes for a graph: its part of the budget, or so much of what it takes without a plan."""
@@ -105,7 +101,10 @@ class Backend:
     def _count(self) -> None:
         """One more graph; another compilation of the same code, for other shapes say, is none."""
         current = CompileContext.current_compile_id()
-        self._frames.add(None if current is None else current.frame_id)
+        frame = None if current is None else current.frame_id
+        if frame in self._frames:
+            return
+        self._frames.add(frame)
         if len(self._frames) == self._graphs + 1:
             warnings.warn(
                 f"the step breaks into more graphs than {self._graphs}: what one keeps for its backward is in memory "

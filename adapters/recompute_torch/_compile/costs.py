@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from time import perf_counter
@@ -12,11 +12,10 @@ import torch
 from torch import fx
 from torch._C import _autograd as profiler
 from torch._C import _profiler
-from torch.fx.experimental.symbolic_shapes import optimization_hint
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from recompute_torch._compile.made_up import Shape, as_int, elsewhere, hinted
 from recompute_torch._compile.program import Price
 
 Costs = Literal["measure", "model"]
@@ -29,7 +28,6 @@ _ENOUGH: Final = 0.02  # seconds of runs of one operator
 _FLOPS: Final = {"cpu": 5e4, "cuda": 2e7}  # in a microsecond
 _BYTES: Final = {"cpu": 1e4, "cuda": 1e6}  # moved in a microsecond
 _CALL: Final = 5.0  # microseconds to start an operator
-_UNKNOWN: Final = 64  # what a size counts as that depends on data
 
 _known: dict[Hashable, Price] = {}
 """Of this process: (operator, dtypes, shapes, strides, other arguments) -> what it takes."""
@@ -44,7 +42,7 @@ class Prices:
     def __call__(self, node: fx.Node) -> Price:
         """With `measure` the operator is run on made-up tensors the first time that it is seen."""
         try:
-            args, kwargs = _hinted((node.args, node.kwargs), node.meta.get(CHANNELS_LAST, False))
+            args, kwargs = hinted((node.args, node.kwargs), node.meta.get(CHANNELS_LAST, False))
             key = (node.target, repr((args, kwargs)), self._measured)
             if key not in _known:
                 _known[key] = self._price(node, args, kwargs)
@@ -63,7 +61,7 @@ class Prices:
 def room_of(target: Any, args: Any, kwargs: Any) -> int:
     """Bytes that a run of an operator on these tensors needs beside its results, if that is known."""
     try:
-        given = repr(_hinted((args, kwargs)))
+        given = repr(hinted((args, kwargs)))
     except (RuntimeError, NotImplementedError):
         return 0
     return max(
@@ -71,79 +69,9 @@ def room_of(target: Any, args: Any, kwargs: Any) -> int:
     )
 
 
-class _Shape:
-    """What a tensor is beyond its content."""
-
-    def __init__(self, tensor: torch.Tensor, channels_last: bool) -> None:
-        self.dtype, self.device = tensor.dtype, tensor.device
-        self.kind = tensor.dtype, tensor.device
-        self.size = [_number(each) for each in tensor.shape]
-        self.stride = [_number(each) for each in tensor.stride()]
-        if channels_last and len(self.size) == 4:
-            _, channels, height, width = self.size
-            self.stride = [channels * height * width, 1, width * channels, channels]
-
-    @property
-    def length(self) -> int:
-        """Elements from the first to the last in memory."""
-        ends = [(size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True)]
-        return 1 + sum(ends) if 0 not in self.size else 0
-
-    def memory(self, length: int) -> torch.Tensor:
-        """One half everywhere, or zero: valid as an index, too."""
-        content = 0.5 if self.dtype.is_floating_point or self.dtype.is_complex else 0
-        return torch.full((length,), content, dtype=self.dtype, device=self.device)
-
-    def make(self, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """A tensor, in the memory that is given or in its own."""
-        whole = self.memory(self.length) if memory is None else memory
-        return whole.as_strided(self.size, self.stride)
-
-    def __repr__(self) -> str:
-        return f"{self.dtype}{self.size}{self.stride}{self.device}"
-
-
-def _hinted(arguments: Any, channels_last: bool = False) -> Any:
-    """Shapes in the place of tensors, and numbers in that of symbols."""
-
-    def one(each: Any) -> Any:
-        value = each.meta.get("val") if isinstance(each, fx.Node) else each
-        if isinstance(value, torch.Tensor):
-            return _Shape(value, channels_last)
-        return _number(value) if isinstance(value, torch.SymInt) else value
-
-    return tree_map(one, arguments, is_leaf=lambda each: isinstance(each, fx.Node))
-
-
-def _number(size: Any) -> int:
-    return int(optimization_hint(size, fallback=_UNKNOWN))
-
-
 def _runner(target: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
-    made: Any = tree_map(lambda each: each.make() if isinstance(each, _Shape) else each, (args, kwargs))
+    made: Any = tree_map(lambda each: each.make() if isinstance(each, Shape) else each, (args, kwargs))
     return lambda: target(*made[0], **made[1])
-
-
-def made_up(values: Sequence[Any], *, together: bool = False) -> list[Any]:
-    """What can be given to kernels in the place of values of a graph.
-
-    `together`: floating-point tensors share memory.
-    """
-    shapes = [_hinted(value) for value in values]
-    longest: dict[Hashable, _Shape] = {}
-    for each in shapes:
-        if together and isinstance(each, _Shape) and each.dtype.is_floating_point:
-            longest[each.kind] = max(longest.get(each.kind, each), each, key=lambda shape: shape.length)
-    memory = {kind: shape.memory(shape.length) for kind, shape in longest.items()}
-    return [each.make(memory.get(each.kind)) if isinstance(each, _Shape) else each for each in shapes]
-
-
-@contextmanager
-def elsewhere() -> Iterator[None]:
-    """Outside of what is being traced; random numbers that are drawn here do not count."""
-    cuda = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(cuda):
-        yield
 
 
 def _taken(run: Callable[[], Any]) -> tuple[float, int]:
@@ -200,7 +128,7 @@ def _reckoned(node: fx.Node) -> float:
             (node.args, node.kwargs),
             is_leaf=lambda each: isinstance(each, fx.Node),
         )
-        work = float(_number(count(*args, **kwargs, out_val=node.meta.get("val"))))
+        work = float(as_int(count(*args, **kwargs, out_val=node.meta.get("val"))))
     return _CALL + max(work / _FLOPS[kind], moved / _BYTES[kind])
 
 
@@ -208,5 +136,5 @@ def elements(tensor: torch.Tensor) -> int:
     """How many it has; symbols count as their hints."""
     total = 1
     for each in tensor.shape:
-        total *= _number(each)
+        total *= as_int(each)
     return total

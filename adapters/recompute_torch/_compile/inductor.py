@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from math import inf
 from typing import Any, Final
@@ -13,17 +13,16 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._inductor.virtualized import V
 
 from recompute.extend import format_bytes
 from recompute_torch._compile.boxed import Watched
 from recompute_torch._compile.choosing import FusedPartitioner
 from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.meter import Allocations
-from recompute_torch._compile.nearby import Nearby
+from recompute_torch._compile.nearby import fused_nearby
 from recompute_torch._compile.partition import OVER, Parts, TooSmall
 from recompute_torch._compile.rehearsal import Part, Rehearsal
-from recompute_torch._compile.report import PLANNED, GraphPlan
+from recompute_torch._compile.report import GraphPlan
 
 _TRIES: Final = 4  # until kernels fit
 
@@ -51,18 +50,17 @@ class Inductor:
 
         Raises TooSmall if they do in the end.
         """
-        least, nearby = inf, False
-        for _ in range(_TRIES):
+        least = inf
+        for missed in range(_TRIES):
             rehearsal = Rehearsal()
-            with _fused_nearby(lambda: plan.split == PLANNED) if nearby else nullcontext():
+            with fused_nearby() if missed else nullcontext():
                 compiled = self._compiled(_copied(module), inputs, partition, watched, rehearsal)
             peak = rehearsal.peak()
             if peak is None or plan.whole or peak <= OVER * plan.budget:
                 return compiled
             least = min(least, peak)
-            if nearby or plan.split != PLANNED:
+            if missed:
                 plan.share *= plan.budget / peak
-            nearby = True
         raise TooSmall(
             f"the budget of {format_bytes(plan.budget)} is too small: kernels took more, however they were planned and "
             f"fused; the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "
@@ -89,16 +87,6 @@ class Inductor:
         at_once = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
         with config.patch(custom_partitioner_fn=_By(partition)), at_once:
             return compile_fx(module, inputs, inner_compile=inner)
-
-
-@contextmanager
-def _fused_nearby(planned: Callable[[], bool]) -> Iterator[None]:
-    """Unless the user has chosen how inductor fuses."""
-    if config.inductor_choices_class is not None:
-        yield
-        return
-    with config.patch(inductor_choices_class=Nearby), V.set_choices_handler(Nearby(planned)):
-        yield
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:

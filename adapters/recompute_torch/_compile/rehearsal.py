@@ -13,7 +13,7 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._pytree import tree_leaves
 
-from recompute_torch._compile.costs import elsewhere, made_up
+from recompute_torch._compile.made_up import elsewhere, made_up
 from recompute_torch._compile.meter import Allocations
 
 Run = Callable[[list[Any]], Any]
