@@ -31,6 +31,15 @@ def taught() -> list[str]:
     return sorted(recompute.__all__, key=lambda name: found[name].start() if found[name] else len(text))
 
 
+def surface() -> str:
+    """The page of `recompute`: what a user needs first, and the layers of the library at its end."""
+    parts = [f"::: recompute.{name}\n    options:\n      show_root_heading: true\n" for name in taught()]
+    about, _, layers = (recompute.__doc__ or "").partition("\n\nThe layers")
+    return "\n".join(
+        ["# recompute\n", f"{about}\n", *parts, f"## The layers\n\n```text\nThe layers{layers.rstrip()}\n```\n"]
+    )
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The navigation is the map: the sections and the tables of docs/index.md, then the reference."""
     nav: list[Any] = [{"Home": "index.md"}]
@@ -53,9 +62,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     names = modules()
     lines = ["# Reference", "", "Every public module, from its docstrings and types.", ""]
     for name in names:
-        order = "".join(f"\n        - {each}" for each in taught() if name == "recompute")
-        options = f"    options:\n      group_by_category: false\n      members:{order}\n" if order else ""
-        files.append(File.generated(config, f"reference/{name}.md", content=f"# {name}\n\n::: {name}\n{options}"))
+        content = surface() if name == "recompute" else f"# {name}\n\n::: {name}\n"
+        files.append(File.generated(config, f"reference/{name}.md", content=content))
         lines.append(f"* [`{name}`]({name}.md)")
     files.append(File.generated(config, "reference/index.md", content="\n".join(lines) + "\n"))
     return files

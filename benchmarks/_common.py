@@ -132,7 +132,7 @@ def _processor() -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits that matter."""
+    """Three significant digits."""
     if value is None:
         return NOT_INSTALLED
     if value >= 100:
@@ -215,16 +215,16 @@ def as_json(reports: Sequence[Report], machine: dict[str, str]) -> str:
 
 
 def say(line: str) -> None:
-    """Progress, where it does not mix with the result."""
+    """Progress, on stderr, so that it does not mix with the result."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main(measure: Callable[[bool], list[Report]], about: str | None) -> None:
     """The command line of one benchmark."""
     parser = argparse.ArgumentParser(description=(about or "").partition("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions: does it run at all?")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables as a page")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures for a program")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions, to check that it runs")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables as a Markdown page")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     machine = facts()
     reports = measure(options.quick)

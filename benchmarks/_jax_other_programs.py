@@ -82,7 +82,7 @@ def linen() -> Program:
 
 def linen_donated() -> Program:
     step, state, batch = _linen()
-    what = "the same with the state donated: XLA has no results to put gradients into, so the least is more"
+    what = "the same, donating the state: XLA cannot put gradients into the memory of results, so it needs more"
     return Program("linen resnet (donated)", what, step, (state, *batch), (0.7,), {"donate_argnums": 0})
 
 
@@ -94,7 +94,9 @@ def orbax() -> Program:
         checkpointer.save(f"{directory}/state", state)
         checkpointer.wait_until_finished()
         state = checkpointer.restore(f"{directory}/state", state)
-    return Program("orbax", "the same step, of a state that was saved and restored", step, (state, *batch), (0.6,))
+    return Program(
+        "orbax", "the step of linen resnet, on a state that was saved and restored", step, (state, *batch), (0.6,)
+    )
 
 
 def nnx_transformer() -> Program:

@@ -16,16 +16,16 @@ ALIKE: Final = 1.001  # FLOPs that differ by less are the same
 
 HEAD: Final = """# JAX under jit: memory, FLOPs and time
 
-`recompute_jax.remat(fn, budget)` against plain `jax.jit(fn)` and the best `jax.checkpoint` that was found, measured by
-`python benchmarks/jax_remat.py --into docs/results` in one run. `fn` is the gradient of a loss. Memory is that of XLA's
-temporaries (`memory_analysis().temp_size_in_bytes`).
+`recompute_jax.remat(fn, budget)` compared with plain `jax.jit(fn)` and with the best configuration of `jax.checkpoint`
+that was found, measured by `python benchmarks/jax_remat.py --into docs/results` in one run. `fn` is the gradient of a
+loss. Memory is the size of XLA's temporaries (`memory_analysis().temp_size_in_bytes`).
 
-Times: after one run to warm up, all compiled programs of a model run once each in turns, forwards and backwards, for
-several rounds. "ms" is the median of a program. Programs are compared by the median over the rounds of the ratio of
-their times in the same round, so that other work of the machine affects both. Plain jit is compiled and timed twice;
-the distance of the ratio of the two from 1 is the noise of that model. Processor time is that of all threads of the
-process: other programs disturb it less (see the load at the end of the page). Times are for the machine below. Nothing
-here was measured on a GPU.
+Times: after a warm-up run, all compiled programs of a model run once per round, in order and then in reverse order.
+"ms" is a program's median. Two programs are compared by the ratio of their times in the same round (the median over all
+rounds), so that other work on the machine affects both alike. Plain jit is compiled and timed twice; how far the ratio
+of the two is from 1 is the noise of that model. CPU time is that of all threads of the process; other programs disturb
+it less. Times are for the machine at the end of the page, which also gives its load. Nothing here was measured on a
+GPU.
 
 """
 
@@ -100,10 +100,10 @@ def page(results: Sequence[Result], about: dict[str, str]) -> str:
         lines.append(f"\n## {result.what[0].upper()}{result.what[1:]}\n")
         lines.append(
             f"{result.equations:,} equations; plain jit: {plain.temporaries:.1f} MB, {plain.gflop:.2f} GFLOP, "
-            f"{plain.milliseconds:.1f} ms, compiled in {plain.compile_seconds:.1f} s; once more "
-            f"{result.again.milliseconds:.1f} ms. {len(plain.seconds)} rounds. {result.tried} configurations of "
-            "jax.checkpoint were compiled; the best that fits is the fastest of those that need no more memory than "
-            "the budget. The last columns are GFLOP and time of remat divided by its.\n"
+            f"{plain.milliseconds:.1f} ms, compiled in {plain.compile_seconds:.1f} s; timed again "
+            f"{result.again.milliseconds:.1f} ms; {len(plain.seconds)} rounds. {result.tried} configurations of "
+            'jax.checkpoint were compiled; "best checkpoint" is the fastest that needs no more memory than the budget. '
+            "The last columns are GFLOP and time of remat divided by those of the best checkpoint.\n"
         )
         lines.append(markdown(_HEADER, [_row(result, each) for each in result.planned]))
         lines += [f"\nRefused, {megabytes:.1f} MB: {error}\n" for megabytes, error in result.refused]
@@ -126,7 +126,7 @@ _HEADER: Final = (
     "ms",
     "GFLOP ratio",
     "time ratio",
-    "processor time ratio",
+    "CPU time ratio",
 )
 
 
@@ -158,7 +158,7 @@ def goals(results: Sequence[Result]) -> list[str]:
     alone = [_at(result, each) for result, each in less if result.best_within(each.budget) is None]
     beaten = [
         f"{_at(result, each)}: {each.gflop / best.gflop:.3f} of the FLOPs, {each.times(best):.2f} of the time and "
-        f"{each.work(best):.2f} of the processor time of {best.name}{_noise(result)}"
+        f"{each.work(best):.2f} of the CPU time of {best.name}{_noise(result)}"
         for result, each, best in rivalled
         if each.gflop > best.gflop * ALIKE or each.times(best) > 1
     ]
@@ -168,14 +168,16 @@ def goals(results: Sequence[Result]) -> list[str]:
         "## Goals\n",
         f"* Compiled temporaries at most {WITHIN} times the budget: {sum(within)} of {len(every) + len(refused)}."
         + (f" Missed: {'; '.join(over)}." if over else ""),
-        "* No more FLOPs (to 0.1 %) and no more time than the best checkpoint that fits: "
-        f"{len(rivalled) - len(beaten)} of {len(rivalled)}." + (f" Not: {'; '.join(beaten)}." if beaten else ""),
-        f"* No more FLOPs alone: {sum(each.gflop <= best.gflop * ALIKE for _, each, best in rivalled)}; no more "
-        f"processor time: {sum(each.work(best) <= 1 for _, each, best in rivalled)}; no more time: "
-        f"{sum(each.times(best) <= 1 for _, each, best in rivalled)}; each of {len(rivalled)}.",
+        "* No more FLOPs (within 0.1 %) and no more time than the best checkpoint that fits: "
+        f"{len(rivalled) - len(beaten)} of {len(rivalled)}." + (f" Missed: {'; '.join(beaten)}." if beaten else ""),
+        "* Each condition by itself: no more FLOPs in "
+        f"{sum(each.gflop <= best.gflop * ALIKE for _, each, best in rivalled)} of {len(rivalled)}, no more CPU time "
+        f"in {sum(each.work(best) <= 1 for _, each, best in rivalled)}, no more time in "
+        f"{sum(each.times(best) <= 1 for _, each, best in rivalled)}.",
         f"* Budgets in which no configuration of jax.checkpoint fits: {len(alone)} ({'; '.join(alone) or 'none'}).",
-        f"* Largest difference from plain jit: {worst:.1e} of the largest element; the goal is {SAME:.0e}.",
-        f"* With 100 % the program is that of plain jit, so its time differs by noise; the goal is {SLOWER} times: "
+        f"* Largest difference from plain jit: {worst:.1e} of the largest element; the goal is at most {SAME:.0e}.",
+        "* With a budget of 100 % the program is the same as with plain jit, so times differ only by noise; the goal "
+        f"is at most {SLOWER} times: "
         + "; ".join(
             f"{result.model} {ratio:.3f}, plain jit against itself {result.again.times(result.plain):.3f}"
             for ratio, result in whole
@@ -186,7 +188,7 @@ def goals(results: Sequence[Result]) -> list[str]:
 
 
 def _compilation(less: Sequence[tuple[Result, Found]]) -> list[str]:
-    """The constants beside twice the plain function's compilation."""
+    """How much longer than twice the plain function's compilation."""
     if not less:
         return []
     final, one = max((each.compile_seconds - 2 * result.plain.compile_seconds, result.model) for result, each in less)
@@ -194,10 +196,10 @@ def _compilation(less: Sequence[tuple[Result, Found]]) -> list[str]:
     most, two = max(plans)
     longest = max(each.plan_seconds for _, each in less)
     return [
-        "* To trace, lower and compile the planned function took at most twice what the plain one took plus "
-        f"{max(final, 0.0):.1f} s ({one}). Before that, once a signature, come planning and up to "
-        f"{max(each.compilations for _, each in less)} compilations to check memory: at most twice what the plain "
-        f"one took plus {max(most, 0.0):.1f} s ({two}), and {longest:.0f} s in all."
+        "* Tracing, lowering and compiling the planned function took at most twice as long as for the plain one, plus "
+        f"{max(final, 0.0):.1f} s ({one}). Before that, once per signature, come planning and up to "
+        f"{max(each.compilations for _, each in less)} compilations to check memory. These took at most twice as long "
+        f"as compiling the plain function plus {max(most, 0.0):.1f} s ({two}), and never more than {longest:.0f} s."
     ]
 
 

@@ -92,6 +92,96 @@ class _Lstm(nn.Module):
         return scores
 
 
+class _RmsNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+class _LlamaLayer(nn.Module):
+    """Attention with rotated positions, and a gated MLP, each after a norm and beside a residual."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.first, self.second = _RmsNorm(width), _RmsNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down, self.heads, self.dropout = nn.Linear(hidden, width, bias=False), heads, nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        y = self.first(x)
+        q, k, v = (each(y).view(batch, length, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.dropout(self.o(found.transpose(1, 2).reshape(batch, length, width)))
+        y = self.second(x)
+        made: Tensor = x + self.dropout(self.down(functional.silu(self.gate(y)) * self.up(y)))
+        return made
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    one, two = x.chunk(2, -1)
+    return x * cos + torch.cat([-two, one], -1) * sin
+
+
+class _Llama(nn.Module):
+    def __init__(
+        self, run: Run, words: int, width: int, depth: int, heads: int, hidden: int, length: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.run = run
+        self.enter, self.leave = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+        self.layers = nn.ModuleList([_LlamaLayer(width, heads, hidden, dropout) for _ in range(depth)])
+        self.norm = _RmsNorm(width)
+        size = width // heads
+        angles = torch.outer(torch.arange(length), 10_000 ** (-torch.arange(0, size, 2) / size)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = self.run(layer, x, self.cos, self.sin)
+        found: Tensor = self.leave(self.norm(x))
+        return found
+
+
+class _Bert(nn.Module):
+    def __init__(
+        self, run: Run, words: int, width: int, depth: int, heads: int, hidden: int, length: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.run, self.enter, self.places = run, nn.Embedding(words, width), nn.Embedding(length, width)
+        self.norm, self.leave, self.dropout = nn.LayerNorm(width), nn.Linear(width, words), nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            [nn.TransformerEncoderLayer(width, heads, hidden, dropout, "gelu", batch_first=True) for _ in range(depth)]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(self.norm(self.enter(x) + self.places.weight))
+        for layer in self.layers:
+            x = self.run(layer, x)
+        found: Tensor = self.leave(x)
+        return found
+
+
+def llama(run: Run, quick: bool, *, published: bool = False, dropout: float = 0.0) -> Step:
+    """Llama, 32 layers of width 128, 4 heads, MLP 344, 2 x 256 tokens of 1,000"""
+    words, width, heads, hidden, length = (32_000, 256, 8, 688, 1_024) if published else (1_000, 128, 4, 344, 256)
+    depth, length = (4, 32) if quick else (32, length)
+    return _text(_Llama(run, words, width, depth, heads, hidden, length, dropout), words, 2, length)
+
+
+def bert(run: Run, quick: bool, *, dropout: float = 0.1) -> Step:
+    """BERT, 32 layers of width 192, 3 heads, MLP 768, 2 x 256 tokens of 1,000"""
+    depth, length = (4, 32) if quick else (32, 256)
+    return _text(_Bert(run, 1_000, 192, depth, 3, 768, length, dropout), 1_000, 2, length)
+
+
 def _images(module: nn.Module, batch: int, size: int) -> Step:
     x, y = torch.randn(batch, 3, size, size), torch.randint(10, (batch,))
     return Step(module, x, y, functional.cross_entropy)

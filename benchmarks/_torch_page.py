@@ -13,13 +13,14 @@ ABOVE: Final = 1.02  # of the budget: what needs more storages at any moment doe
 
 HEAD: Final = """# PyTorch: training in a memory budget
 
-`rt.budget` around trainings of the models of the DTR paper, in sizes for a CPU, measured by
-`python benchmarks/torch_training.py --into docs/results` in one run on one thread. Nothing here was measured on a GPU.
+`rt.budget` around training steps of the models in the DTR paper, at sizes that suit a CPU, measured by `python
+benchmarks/torch_training.py --into docs/results` in one run on one thread. Nothing here was measured on a GPU.
 
-Storages: the most bytes of storages at once, as the block counts them, including parameters, gradients, the optimizer's
-state and inputs; the budget limits these. Allocated: the most that torch's allocator had given out at once, by its own
-profiler: the storages, and what kernels need while they run (a convolution's scratch memory), which no budget can see.
-Times are seconds of the processor for one step, the least of four; ratios are to plain torch.
+*Storages* is the peak of the bytes in storages, as the block counts them: parameters, gradients, the optimizer's state,
+inputs and activations. The budget limits these. *Allocated* is the peak of torch's allocator, by torch's own profiler.
+It also has what kernels need while they run, such as a convolution's scratch memory, which no budget can see.
+*Recomputed* is the number of repeated operator calls in all steps of the run. *Time* is CPU time for one step, the
+least of four, as a ratio to plain torch. *Bits* says whether losses, parameters and buffers equal those of plain torch.
 """
 
 
@@ -41,7 +42,7 @@ def budget_table(model: dict[str, Any]) -> str:
             share, mega(run["budget"]) if run["budget"] else "", mega(run["peak"]), mega(run["allocated"]),
             f"{run['again']:,}", f"{run['seconds'] / plain['seconds']:.2f}", "equal" if run["same"] else "DIFFERENT",
         ))  # fmt: skip
-    header = ("", "budget MB", "storages MB", "allocated MB", f"again, of {free['operations']:,}", "time", "bits")
+    header = ("", "budget MB", "storages MB", "allocated MB", f"recomputed, of {free['operations']:,}", "time", "bits")
     return f"## {model['what']}\n\n{markdown(header, lines)}"
 
 
@@ -57,13 +58,13 @@ def goals(found: dict[str, Any]) -> str:
     most = max((run["peak"] / run["budget"] - 1 for run in over), default=0.0)
     lines = [
         f"Bits equal to plain torch: {sum(run['same'] for run in done)} of {len(done)} runs.",
-        f"Storages within the budget: {len(limited) - len(over)} of {len(limited)} runs; at most {most:.0%} above it, "
-        "where an operator that is seen for the first time gives what could not be known, such as a recurrent layer's "
-        "workspace.",
-        f"Budgets in which there was no room, or no end in sight: {len(runs) - len(done)}.",
+        f"Storages within the budget: {len(limited) - len(over)} of {len(limited)} runs; at most {most:.0%} above it. "
+        "(A result of unknown size, such as the workspace of a recurrent layer, may exceed the budget the first time "
+        "an operator runs.)",
+        f"Budgets that did not fit or took too long: {len(runs) - len(done)}.",
     ]
     if found["growing"]:
-        lines.append("In a fixed budget, times the size of plain torch: " + "; ".join(
+        lines.append("Largest size in a fixed budget, as a multiple of the size that fits in plain torch: " + "; ".join(
             f"{each['name']} {each['ours'] / each['plain']:.1f}" for each in found["growing"]
         ) + ". The goal is 2.")  # fmt: skip
     return "## Goals\n\n" + "\n".join(f"* {line}" for line in lines)
@@ -80,17 +81,18 @@ def others(found: dict[str, Any]) -> list[str]:
         ]  # fmt: skip
         header = (
             "model",
-            "how",
-            "needs MB",
+            "other way",
+            "budget MB",
             "allocated MB",
             "time",
-            "a budget of as much: allocated MB",
-            "again",
+            "`rt.budget`: allocated MB",
+            "recomputed",
             "time",
         )
         parts.append(
-            "## Beside other ways to save memory\n\nThe budget is what the other way needed in storages, counted in a "
-            "block without a limit; for files, what it had allocated.\n\n" + markdown(header, lines)
+            "## Compared with other ways to save memory\n\nThe budget is the peak of the other way's storages, counted "
+            "in a block without a limit; for files, the peak of its allocations. The last three columns are those of "
+            "`rt.budget`.\n\n" + markdown(header, lines)
         )
     if found["growing"]:
         lines = []
@@ -106,27 +108,29 @@ def others(found: dict[str, Any]) -> list[str]:
             "budget MB",
             "plain torch",
             "in the block",
-            "times",
+            "ratio",
             "plain torch would need MB",
             "compute",
             "time",
         )
         parts.append(
-            "## The largest that fits\n\n"
-            "The budget is what plain torch needs for the size in the third column. Sizes of 1.5 to 8 times that were "
-            f"tried, until there was no room, the storages were {ABOVE - 1:.0%} above the budget for a moment, or the "
-            f"compute was more than {MOST:.0f} times that without eviction. "
-            "Time: of a step, over plain torch with as much memory as it likes.\n\n" + markdown(header, lines)
+            "## The largest size that fits\n\n"
+            "The budget is what plain torch needs for the size in the third column. Larger sizes, 1.5 to 8 times that, "
+            f"were tried until one did not fit, exceeded the budget by {ABOVE - 1:.0%} at any moment, or took more "
+            "than "
+            f'{MOST:.0f} times the compute without eviction. "Compute" is the overhead of the largest size that fits. '
+            '"Time" is that of a step, divided by the time of plain torch with unlimited '
+            "memory.\n\n" + markdown(header, lines)
         )
     if found["overhead"]:
         lines = [
             (each["what"], *(f"{each[key]:.1f}" for key in ("plain", "mode", "free", "large")))
             for each in found["overhead"]
         ]
-        header = ("", "plain torch", "a mode that only passes on", "no limit", "a large budget")
+        header = ("", "plain torch", "an empty dispatch mode", "no limit", "a large budget")
         parts.append(
-            "## Without pressure: microseconds an operator\n\nThe least of many bursts of 100 calls on tensors with 16 "
-            "elements, taken in turns.\n\n" + markdown(header, lines)
+            "## Without memory pressure: microseconds per operator\n\nThe least of many bursts of 100 calls on tensors "
+            "with 16 elements, timed in turns.\n\n" + markdown(header, lines)
         )
     if found.get("recorded"):
         step = found["recorded"]
@@ -140,10 +144,10 @@ def others(found: dict[str, Any]) -> list[str]:
             for run in step["runs"]
         ]
         parts.append(
-            f"## A recorded step\n\nOne step of a ResNet, {step['operations']} operators, recorded with `trace=` into "
-            f"{step['bytes'] / 1000:.0f} kB, has a peak of {mega(step['peak'])} MB, and replayed "
-            f"{mega(sum(step['baseline'].values()))} MB. "
-            "What the simulator says of budgets:\n\n" + markdown(("budget", "status", "again", "compute"), lines)
+            f"## A recorded step\n\nOne step of a ResNet ({step['operations']} operators) was recorded with `trace=`; "
+            f"the trace takes {step['bytes'] / 1000:.0f} kB. The peak of the step is {mega(step['peak'])} MB, that of "
+            f"its replay {mega(sum(step['baseline'].values()))} MB. The simulator's results for smaller budgets:\n\n"
+            + markdown(("budget", "status", "recomputed", "overhead"), lines)
         )
     return parts
 

@@ -1,7 +1,7 @@
-"""One real problem with each tool that a Python program has at hand: memory, time, and how often a block is computed.
+"""One real problem with each of the usual tools: memory, time, and how often a block is computed.
 
-The problem is that of the demo (`recompute_numpy.edits`): a table of half a gigabyte, made from its start and read from
-its end. Each way runs in a process of its own, so that the most memory the process had is its own too.
+The problem is that of the demo (`recompute_numpy.edits`): it fills a table of half a gigabyte, and
+reads it back from the end. Each way runs in its own process, so that the peak of the process's memory is its own, too.
 
     python benchmarks/alternatives.py                the rows of docs/which_tool.md, as Markdown
     python benchmarks/alternatives.py --way joblib   one way, as JSON

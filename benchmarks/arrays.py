@@ -1,10 +1,10 @@
 """Measures what a wrapped array operation costs over the bare one, for arrays of 10 to 10^7 elements.
 
-`python benchmarks/arrays.py --into docs/results` writes arrays.md and arrays.json there. Beside the wrapper, in the
-same run and in turns: HIPS autograd's tracing of the same operation, and dask.array's (to build it, and to build and
-compute it; the synchronous scheduler, one chunk). "Over the bare one" is the time of the operation less that of the
-same NumPy call; with large arrays that difference drowns in the noise of the call, and the ratio says more. Results are
-dropped as soon as they are made, and that is part of the time, as it is of the bare call's.
+`python benchmarks/arrays.py --into docs/results` writes arrays.md and arrays.json there. Timed in the same run, in
+turns with the wrapper: HIPS autograd's tracing of the same operation, and dask.array's (to build it, and to build and
+compute it; the synchronous scheduler, one chunk). "Added" is the time of the operation minus that of the same NumPy
+call. For large arrays this difference is lost in the noise of the call; look at the ratio there. Results are dropped as
+soon as they are made, and that time is included, as it is in the bare call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import recompute as rc
 SIZES: Final = tuple(10**power for power in range(1, 8))
 SMALL: Final = SIZES[0]
 TARGET: Final = 6.0  # microseconds over the bare operation
-PEERS: Final = ("wrapped", "within a budget", "autograd", "dask, built", "dask, computed")
+PEERS: Final = ("wrapped", "within a budget", "autograd", "dask, build", "dask, build and compute")
 
 Operation = Callable[[Any], Any]
 
@@ -40,8 +40,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
 }
 HEAD: Final = """# The cost of wrapped arrays
 
-What `rc.array` adds to NumPy's own time for an operation, measured by `python benchmarks/arrays.py --into
-docs/results`. Times are for the machine below only; they were taken in turns, in one run.
+What `rc.array` adds to the time that NumPy itself takes for an operation, measured by `python benchmarks/arrays.py
+--into docs/results`. All variants were timed in turns, in one run, on the machine named below.
 
 """
 
@@ -117,8 +117,8 @@ def compare(size: int, name: str, repetitions: int, least: float) -> dict[str, f
 
         lazy = da.from_array(bare, chunks=-1)
         few = max(1, count // 50)
-        measures["dask, built"] = timed(operation, lazy, few)
-        measures["dask, computed"] = timed(computed(operation), lazy, few)
+        measures["dask, build"] = timed(operation, lazy, few)
+        measures["dask, build and compute"] = timed(computed(operation), lazy, few)
     return {each: min(found) / MICRO for each, found in in_turns(measures, repetitions).items()}
 
 
@@ -149,10 +149,10 @@ def text(found: Found, machine: dict[str, str], table: Callable[..., str]) -> st
     first = {name: sizes[SMALL] for name, sizes in found.items()}
     reached = [each["wrapped"] - each["bare"] for each in first.values()]
     parts = [
-        f"## Over the bare operation, {SMALL} elements",
-        f"Microseconds. The target is {TARGET:.0f} for a wrapped operation: "
-        f"{sum(each <= TARGET for each in reached)} of {len(reached)} operations meet it; "
-        f"the least is {number(min(reached))}, the most {number(max(reached))}.",
+        f"## Added to the bare operation, {SMALL} elements",
+        f"Microseconds. A wrapped operation should add at most {TARGET:.0f}: "
+        f"{sum(each <= TARGET for each in reached)} of {len(reached)} operations meet this target; "
+        f"the smallest figure is {number(min(reached))}, the largest {number(max(reached))}.",
         table(
             ("operation", "bare", *(f"+ {who}" for who in PEERS), ""),
             [
@@ -160,7 +160,7 @@ def text(found: Found, machine: dict[str, str], table: Callable[..., str]) -> st
                 for name, each in first.items()
             ],
         ),
-        "## Times the bare operation, by elements",
+        "## Multiples of the bare operation, by number of elements",
     ]
     for name, sizes in found.items():
         lines = [
@@ -174,7 +174,7 @@ def text(found: Found, machine: dict[str, str], table: Callable[..., str]) -> st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few sizes, few repetitions: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="few sizes and few repetitions, to check that it runs")
     parser.add_argument("--into", metavar="FOLDER", type=Path, help="where arrays.md and arrays.json go")
     options = parser.parse_args()
     machine = facts()

@@ -1,13 +1,12 @@
-"""All that needs a GPU, in one command: the tests, random array programs, the applications, and what a step costs.
+"""Everything that needs a GPU, in one command: tests, random array programs, applications, the cost of a step.
 
     python benchmarks/cupy_device.py                # writes docs/results/cupy.md and cupy.json
-    python benchmarks/cupy_device.py --quick        # does it run? prints, writes nothing (or --into FOLDER)
+    python benchmarks/cupy_device.py --quick        # checks that it runs; prints, writes nothing (or --into FOLDER)
 
-Measures one step of training, forward and backward by hand, of a deep network: seconds (the median of several, the
-device waited for at both ends), the most bytes in use at a time as CuPy's pool sees it, evictions and recomputations;
-within budgets, and without a budget but with the allocator that asks the cache for room. The baseline is the same code
-on plain arrays. Without a GPU it says so, writes nothing, and the exit status is 2; it is 1 if a test or an application
-failed.
+Measures one training step of a deep network, forward and backward by hand: seconds (the median of several, synchronized
+with the device), the peak of bytes in use by CuPy's pool, evictions and recomputations; within budgets, and without a
+budget but with the allocator that asks the cache for room. The baseline is the same code on plain arrays. Without a GPU
+it says so, writes nothing, and the exit status is 2; it is 1 if a test or an application failed.
 """
 
 from __future__ import annotations
@@ -284,8 +283,8 @@ def page(machine: dict[str, str], checked: list[Check], measured: list[Step], ta
             table(("", "", "said"), verdicts),
             "## A step of training",
             table(header, lines),
-            "Shares are of the most that plain arrays have in use. A budget counts what the cache holds, without the "
-            "temporaries of an operation; a limit is that of CuPy's pool, and no budget is set beside it."
+            "Shares are of the peak with plain arrays. A budget counts what the cache holds, without the "
+            "temporaries of an operation; a limit is that of CuPy's pool, without a budget."
             + (f" {missing} of the budgets and limits are too small for the step." if missing else ""),
             "## Machine",
             table(("", "", ""), [(key, value, "") for key, value in machine.items()]),

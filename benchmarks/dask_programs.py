@@ -1,10 +1,11 @@
-"""Dask within a budget: array programs beside plain threads, and a cluster of two workers beside Dask's own spilling.
+"""Dask within a budget: array programs compared with plain threads, two workers compared with Dask's own spilling.
 
-    python benchmarks/dask_programs.py [--quick] [--into docs/results]
+    python benchmarks/dask_programs.py [--quick] [--fits] [--into docs/results]
 
-writes dask.md, and with matplotlib the picture dask.png of docs. About six minutes on two cores, of which much is
-waiting for a disk that is slowed down to 200 MB/s, by the same means for both: where a file is written or read, the
-worker sleeps as long as that would take. (Not named dask.py: that is what `import dask` would find in this folder.)
+`--fits` measures bytes and counts only, and writes the sections from "What fits" on; that takes two minutes. All of it
+writes dask.md, and with matplotlib the picture dask.png of docs. It takes about six minutes on two cores. Much of that
+is waiting for a disk that is slowed down to 200 MB/s, in the same way for both sides: where a file is written or read,
+the worker sleeps as long as that would take. (Not named dask.py, because `import dask` would find it.)
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import random
 import resource
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import perf_counter, process_time, sleep
@@ -40,31 +43,164 @@ ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "M
 
 HEAD: Final = """# Dask
 
-`recompute_dask` beside Dask's own schedulers, by `python benchmarks/dask_programs.py`, in one run.
+`recompute_dask` compared with Dask's own schedulers, measured by `python benchmarks/dask_programs.py` in one run.
 
 """
 THREADS: Final = """## One machine: a budget for the threaded scheduler
 
-CPU time of the process (of all threads, including recomputation) as a multiple of plain threads, within a share of
-the peak that the same program has without a budget. The least of {times} runs, taken in turns. Chunks are of 4 MB, and
-most tasks take a few milliseconds, to which an operation of the cache adds a fifth of a millisecond.
+CPU time of the process (all threads, recomputation included) as a multiple of that with plain threads. Budgets are
+shares of the peak of the same program without a budget. The least of {times} runs, taken in turns. A chunk has 4 MB.
+Most tasks take a few milliseconds; the cache adds a fifth of a millisecond to each.
 
-| program | peak without a budget | no budget | all of it | a half | a quarter |
+| program | peak without a budget | no budget | 100% | 50% | 25% |
 |---|---|---|---|---|---|
 """
 CLUSTER: Final = """
 ## Two workers: recomputing or spilling
 
-{chunks} chunks of 4 MB are persisted on two workers of one thread each, with room for {room} MB of them each; then
-{reads} tasks each read one of them, in a random order. `shallow`: a chunk is drawn at random. `deep`: it then
-goes through {steps} more steps, of which only the last is kept. Seconds of the whole program, the least of {times}
-runs, taken in turns, and what was written and run again in that one; the disk is that of this machine, whose page cache
-holds everything, or is slowed down to 200 MB/s for both. To make the chunks takes the same compute in both: of deep
-graphs it is most of the time.
+{chunks} chunks of 4 MB are persisted on two workers with one thread each and room for {room} MB of chunks each. Then
+{reads} tasks each read one of them, in random order. `shallow`: the numbers of a chunk are drawn at random. `deep`: the
+chunk then goes through {steps} more steps, and only the last result is kept. Times are for the whole program, the least
+of {times} runs taken in turns; bytes written and tasks rerun are those of that run. The disk is either the machine's
+own, whose page cache holds everything, or slowed down to 200 MB/s for both sides. Creating the chunks takes the same
+compute on both sides; in deep graphs this is most of the time.
 
-| graph | disk | Dask's own spilling | recompute or spill | times faster | written by Dask | by us | runs again |
+| graph | disk | Dask's own spilling | recompute or spill | speedup | written by Dask | by us | tasks rerun |
 |---|---|---|---|---|---|---|---|
 """
+
+FITS: Final = """## What fits
+
+Bytes and counts, on {date} with dask {dask}; counts vary from run to run. Two threads; a chunk has 320 kB.
+`peak`: of the results that Dask keeps between tasks, without a budget; `least`: what `rd.least` says. Then, at
+a half and at a quarter of the peak: how far the results exceeded the budget, and how many operations ran again, as a
+multiple of the tasks of the graph. All results are those of plain threads, to the last bit;
+but for the frame, whose parts Dask itself adds up in another order from run to run.
+
+| program | peak | least | 50%: exceeded by | ran again | 25%: exceeded by | ran again |
+|---|---|---|---|---|---|---|
+"""
+TWICE: Final = """
+## Loading twice
+
+`(data - data.mean(0)).mean(1)` of rows of {columns} numbers ({row} kB), each a chunk that is loaded by a task of its
+own: [distributed#2602](https://github.com/dask/distributed/issues/2602). Memory: the peak of all that Python allocates
+(`tracemalloc`), temporaries of tasks included.
+
+| rows | data | plain threads: memory | loads | a budget of {budget:.0f} MB: memory | loads | loads a row |
+|---|---|---|---|---|---|---|
+"""
+
+
+def programs_that_join(side: int) -> dict[str, Any]:
+    """What takes many blocks at once, of side x side numbers in chunks of 200 x 200, or as many."""
+    x = da.random.default_rng(1).random((side, side), chunks=(200, 200))
+    tall = da.random.default_rng(2).random((side * 10, 100), chunks=(400, 100))
+    pieces = x.rechunk((100, 400))
+    q, r = da.linalg.qr(tall)
+    fourier = da.fft.fft(da.fft.fft(x.rechunk((side // 50, side)), axis=1).rechunk((side, side // 50)), axis=0)
+    return {
+        "rechunk, and less its mean": (pieces - pieces.mean(axis=0)).std(axis=1),
+        "rechunk to rows": (x.rechunk((side // 100, side)) + 1).std(axis=1),
+        "rechunk, all of it": x.rechunk((100, 400)),
+        "fft along rows": abs(da.fft.fft(x.rechunk((side // 100, side)), axis=1)).sum(axis=0),
+        "fft along both axes": abs(fourier).max(),
+        "fft2 of one block": abs(da.fft.fft2(x.rechunk(side))).max(),
+        "map_overlap": da.map_overlap(lambda a: a + 1, x, depth=2, boundary="reflect", dtype=float).std(axis=0),
+        "qr, q reduced": (q.std(axis=0), r),
+        "qr, all of both": (q, r),
+        "median": da.median(x.rechunk((side, side // 100)), axis=0),
+        "cumulative sums, blelloch": da.cumsum(x, axis=0, method="blelloch").max(axis=1),
+        "cumulative sums": x.cumsum(axis=0).max(axis=1),
+        "solve": da.linalg.solve(x[:800, :800] @ x[:800, :800].T + 800 * da.eye(800, chunks=200), x[:800, 0]),
+        "groupby().mean() of a frame": frame(side).groupby("key").mean(),
+    }
+
+
+def frame(side: int) -> Any:
+    """Rows less the mean of all."""
+    import dask.dataframe as dd
+    import pandas as pd
+
+    def part(number: int) -> Any:
+        numbers = np.random.default_rng(number)
+        return pd.DataFrame({"key": numbers.integers(0, 100, 10_000), "value": numbers.random(10_000)})
+
+    whole = dd.from_map(part, range(side // 50), meta=part(0).iloc[:0])
+    return whole.assign(value=whole.value - whole.value.mean())
+
+
+def measure_fits(side: int) -> list[str]:
+    lines = []
+    for name, program in programs_that_join(side).items():
+        several = program if isinstance(program, tuple) else (program,)
+        wanted = dask.compute(*several, scheduler="threads", num_workers=2)
+        dask.compute(*several, scheduler=rd.get, num_workers=2)
+        stats = rd.stats()
+        peak, tasks = stats.peak, stats.operations
+        cells = []
+        for share in (0.5, 0.25):
+            budget = int(share * peak)
+            try:
+                found = dask.compute(*several, scheduler=rd.get, budget=budget, num_workers=2)
+            except MemoryError:
+                cells.append("does not fit | ")
+                continue
+            assert all(map(_is_same, wanted, found)), name
+            stats = rd.stats()
+            cells.append(f"{stats.overshoot / budget:.1%} | {stats.rematerializations / tasks:.1f}")
+        least = rd.least(program).nbytes
+        shown = f"{least / 1e6:.2f} MB" if least > 1000 else "not known"
+        lines.append(f"| {name} | {peak / 1e6:.2f} MB | {shown} | {' | '.join(cells)} |")
+        say(lines[-1])
+    return lines
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if hasattr(one, "equals"):  # a frame: Dask itself adds its parts up in another order from run to run
+        return bool(np.allclose(one, other))
+    return type(one) is type(other) and one.tobytes() == other.tobytes()
+
+
+def measure_twice(counts: tuple[int, ...], columns: int, budget: int) -> list[str]:
+    loads: list[int] = []
+
+    def load(number: int) -> Any:
+        loads.append(number)
+        return np.random.default_rng(number).random((1, columns))
+
+    def run(**options: Any) -> tuple[Any, int, int]:
+        loads.clear()
+        tracemalloc.start()
+        result = program.compute(num_workers=2, **options)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return result, peak, len(loads)
+
+    lines = []
+    for rows in counts:
+        parts = [da.from_delayed(dask.delayed(load, pure=True)(number), (1, columns), float) for number in range(rows)]
+        data = da.concatenate(parts)
+        program = (data - data.mean(0)).mean(1)
+        wanted, plain, once = run(scheduler="threads")
+        found, ours, twice = run(scheduler=rd.get, budget=budget)
+        assert wanted.tobytes() == found.tobytes()
+        lines.append(
+            f"| {rows} | {rows * columns * 8 / 1e6:.0f} MB | {plain / 1e6:.0f} MB | {once} | {ours / 1e6:.0f} MB | "
+            f"{twice} | {twice / rows:.2f} |"
+        )
+        say(lines[-1])
+    return lines
+
+
+def fits(quick: bool) -> str:
+    """The sections about what fits."""
+    text = FITS.format(date=datetime.now(UTC).strftime("%Y-%m-%d"), dask=dask.__version__)
+    text += "\n".join(measure_fits(1000 if quick else 2000)) + "\n"
+    columns, budget = (10_000, 3_000_000) if quick else (100_000, 30_000_000)
+    counts = (40, 80) if quick else (100, 200, 400)
+    text += TWICE.format(columns=columns, row=columns * 8 // 1000, budget=budget / 1e6)
+    return text + "\n".join(measure_twice(counts, columns, budget)) + "\n"
 
 
 def programs(size: int) -> dict[str, Any]:
@@ -110,7 +246,7 @@ def timed(run: Callable[..., Any], **options: Any) -> float:
 
 
 class SlowDisk(distributed.WorkerPlugin):  # type: ignore[misc]
-    """Makes the disk of a worker as slow as one of so many bytes a second, whoever writes and reads: Dask or we.
+    """Makes the disk of a worker as slow as one of so many bytes a second, both for Dask and for recompute_dask.
 
     Each transfer sleeps until it, and those before it, would have taken as long as they would there.
     """
@@ -256,10 +392,17 @@ def draw(found: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="does it run? prints, writes nothing")
+    parser.add_argument("--quick", action="store_true", help="check that it runs; print, and write nothing")
+    parser.add_argument("--fits", action="store_true", help="only what does not depend on time")
     parser.add_argument("--into", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     quick = arguments.quick
+    page_at = arguments.into / "dask.md"
+    if arguments.fits:
+        text = fits(quick)
+        if not quick:
+            page_at.write_text(page_at.read_text().partition(FITS.partition("\n")[0])[0].rstrip() + "\n\n" + text)
+        return
     times, size = (1, 10_000) if quick else (3, 60_000)
     shape = (
         {"chunks": 20, "reads": 40, "room": 16_000_000} if quick else {"chunks": 200, "reads": 600, "room": 80_000_000}
@@ -273,7 +416,7 @@ def main() -> None:
     )
     pictured = {}
     for graph, deep in (("shallow", 0), ("deep", steps)):
-        for disk, slow in (("as it is", False), ("200 MB/s", True)):
+        for disk, slow in (("native", False), ("200 MB/s", True)):
             runs: dict[Any, list[dict[str, Any]]] = {distributed.Nanny: [], rd.Nanny: []}
             for _ in range(times):
                 for nanny, measured in runs.items():
@@ -289,8 +432,9 @@ def main() -> None:
             page += line + "\n"
             if graph == "shallow" and slow:
                 pictured = {"Dask's own spilling": own, "recompute or spill": ours}
+    page += "\n" + fits(quick)
     if not quick:
-        (arguments.into / "dask.md").write_text(page)
+        page_at.write_text(page)
         draw(pictured)
     say(f"peak of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB")
 

@@ -3,7 +3,7 @@
     python benchmarks/foresight.py TRACES_FOLDER [--effort 1] [--rounds 8] [--only unet,resnet32] [--into docs/results]
 
 writes foresight.md. Nothing is timed: costs are those of the recording, and a plan has the same effort everywhere. With
-effort 1 it takes a quarter of an hour on two cores. `--differ`: the traces that are replayed with rounds that differ.
+effort 1 it takes a quarter of an hour on two cores. `--differ` names the traces to replay with rounds that differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BEST: Final = {
 """The best overheads that are known, by planning in advance."""
 
 AIM: Final = 0.003
-"""That a round may be above the best."""
+"""How far a round may be above the best."""
 
 VARIED: Final = (0.3, 0.6)
 """Budgets at which rounds differ: one that is tight, and a comfortable one."""
@@ -42,20 +42,20 @@ VARIED: Final = (0.3, 0.6)
 COSTS: Final = 0.1
 INSERTED: Final = (0.0, 0.01, 0.05, 0.3)
 LEARNT: Final = 2
-"""Rounds that are left out of the mean: the first one is only recorded, with the second one the plan is new."""
+"""Rounds left out of the mean: the first one is only recorded, and in the second one the plan is new."""
 
 LIMIT: Final = 20.0
 
 HEAD: Final = """# Foresight
 
-What the default policy learns from one round of a program for the next, on training iterations that the DTR authors
-recorded (and one of their GAN, unrolled), by `python benchmarks/foresight.py FOLDER`. Overheads: all compute of a round
-divided by its compute without eviction. Each round waits for its plan; effort is counted in steps, so the figures are
-the same on every machine.
+What the default policy learns from one round of a program for the next. The programs are training iterations that the
+DTR authors recorded, and one of their GAN, unrolled. Overhead is all compute of a round divided by its compute without
+eviction. Each round waits for its plan, and planning effort is counted in steps, so the figures are the same on every
+machine. Made by `python benchmarks/foresight.py FOLDER`.
 
 """
 
-SAME: Final = """## Rounds that are the same
+SAME: Final = """## Identical rounds
 
 The best figures known come from planning in advance. An asterisk marks figures more than {aim} above
 them.
@@ -64,10 +64,11 @@ them.
 
 DIFFERENT: Final = """## Rounds that differ
 
-In every round each cost is up to {costs:.0%} higher or lower than recorded, and so many operations are new: each takes
-a value that is referred to, makes one of the same size, and has the name and cost of some recorded operation; what it
-makes is dropped up to eight operations later. The means are over rounds {first} to {last}, the same copies for both.
-The last column is the round that is worst compared with the cache without foresight. Plans had a tenth of the effort.
+In every round each cost is up to {costs:.0%} higher or lower than recorded. "New operations" is the number of
+operations added, as a share of those recorded. Each takes a value that is still referenced, makes one of the same size,
+and has the name and cost of some recorded operation; its result is dropped up to eight operations later. The means are
+over rounds {first} to {last}, of the same programs with and without foresight. "Worst round" is the largest difference
+from the cache without foresight in any of these rounds. Plans had a tenth of the effort.
 
 """
 
@@ -86,13 +87,13 @@ class Varied:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", metavar="FOLDER", type=Path, help="with unet.jsonl and the others")
-    parser.add_argument("--effort", type=float, default=1.0, help="of a plan; 1, the default, is about ten seconds")
-    parser.add_argument("--rounds", type=int, default=8, help="that differ; default %(default)s")
+    parser.add_argument("--effort", type=float, default=1.0, help="effort of a plan; default 1, about ten seconds")
+    parser.add_argument("--rounds", type=int, default=8, help="how many rounds that differ; default %(default)s")
     parser.add_argument("--only", metavar="NAME[,..]", default=",".join(BEST), help="traces; default %(default)s")
     parser.add_argument(
         "--differ", metavar="NAME[,..]", default="unet,resnet32,transformer", help="default %(default)s"
     )
-    parser.add_argument("--processes", type=int, default=2, help="at a time; default %(default)s")
+    parser.add_argument("--processes", type=int, default=2, help="how many at a time; default %(default)s")
     parser.add_argument("--into", metavar="FOLDER", type=Path, default=RESULTS, help="where the page goes")
     options = parser.parse_args()
     if options.rounds <= LEARNT:
@@ -103,7 +104,7 @@ def main() -> None:
     parts = [HEAD, SAME.format(aim=AIM), *same_rounds(folder, names, effort, processes)]
     parts += [DIFFERENT.format(costs=COSTS, first=LEARNT + 1, last=options.rounds)]
     parts += different_rounds(folder, options.differ.split(","), effort / 10, options.rounds, processes)
-    parts += [f"\nThe effort of a plan was {effort:g}; 1 is about ten seconds.\n\n"]
+    parts += [f"\nThe effort of a plan was {effort:g}; an effort of 1 takes about ten seconds.\n\n"]
     parts += ["## Machine\n\n", *[f"* {key}: {value}\n" for key, value in machine.items()]]
     (options.into / "foresight.md").write_text("".join(parts), encoding="utf-8")
     print("".join(parts))
@@ -121,7 +122,7 @@ def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: in
     runs: list[list[Run]] = []
     whole = 3 * len(jobs)
     for run in simulate_many(
-        programs, jobs, processes=processes, done=lambda count: say(f"{count} of {whole} rounds that are the same")
+        programs, jobs, processes=processes, done=lambda count: say(f"{count} of {whole} identical rounds")
     ):
         if run.iteration == 1:
             runs.append([])
@@ -141,7 +142,7 @@ def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: in
                 "" if last is None else f"{last - best:+.4f}{' *' if last - best > AIM else ''}",
             )
         )
-    head = ("trace", "budget", "best known", "round 1", "round 2 without foresight", "round 3", "above the best")
+    head = ("trace", "budget", "best known", "round 1", "round 2 without foresight", "round 3", "against best known")
     return table(head, rows)
 
 
@@ -162,7 +163,7 @@ def different_rounds(folder: Path, names: Sequence[str], effort: float, rounds: 
             worst = max([after - before for before, after in pairs if before and after], default=0.0)
             start = (found.trace, f"{found.budget:g}", f"{found.inserted:.0%}")
             rows.append((*start, averaged(found.online), averaged(found.ahead), f"{worst:+.3f}"))
-    return table(("trace", "budget", "new operations", "online", "with foresight", "worst round"), rows)
+    return table(("trace", "budget", "new operations", "without foresight", "with foresight", "worst round"), rows)
 
 
 def vary(folder: Path, name: str, budget: float, inserted: float, effort: float, rounds: int) -> Varied:
@@ -172,7 +173,7 @@ def vary(folder: Path, name: str, budget: float, inserted: float, effort: float,
     bytes_of = {device: int(budget * peak) for device, peak in baseline(program).items()}
     both: list[list[float | None]] = []
     for of_plan in (None, effort):
-        replay = Replay(program, bytes_of, policy="default", limit=LIMIT, published=False, effort=of_plan)
+        replay = Replay(program, bytes_of, policy="default", limit=LIMIT, effort=of_plan)
         both.append([overhead_of(replay, copy) for copy in copies])
     return Varied(name, budget, inserted, *both)
 

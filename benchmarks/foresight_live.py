@@ -1,4 +1,4 @@
-"""Programs that repeat, live: what is repeated of a round without foresight, with it, and what its plan says.
+"""Programs that repeat, live: how much of a round is recomputed without foresight, with it, and by its plan.
 
     python benchmarks/foresight_live.py [--rounds 24] [--only NAME[,..]] [--into docs/results]
 

@@ -1,15 +1,15 @@
-"""All that needs a CUDA device, in one command: `python benchmarks/gpu.py --into docs/results`.
+"""Everything that needs a CUDA device, in one command: `python benchmarks/gpu.py --into docs/results`.
 
-It writes gpu.md and gpu.json there; `--parts torch,tests` chooses. Each part is a process of its own with a limit in
-time, ten minutes for all together:
+It writes gpu.md and gpu.json there; `--parts torch,tests` chooses. Each part is a process of its own with a time
+limit, ten minutes for all together:
 
     tests    the tests of the adapters that need a device
-    torch    trainings within budgets: peak by the device's own statistics, seconds a step, the same losses
+    torch    training within budgets: peak by the device's own statistics, seconds per step, equal losses
     batch    the largest batch of a training in a fixed part of the device's memory, with and without a block
-    shortage a training in less memory than it needs, with "auto": allocations fail, and are tried again
-    streams  a training on a stream of its own, beside one on the default stream
+    shortage training in less memory than it needs, with "auto": allocations fail, and are retried
+    streams  training on a separate stream, compared with the default stream
     cupy     benchmarks/cupy_device.py --quick
-    jax      functions under jit: the bytes that the device says were in use at most, with and without a budget
+    jax      functions under jit: the peak of bytes in use by the device's statistics, with and without a budget
 
 Without a device it says so, writes nothing, and the exit status is 2; it is 1 if a part failed.
 """
@@ -41,9 +41,9 @@ Table = list[dict[str, Any]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help="some of these, with commas; %(default)s")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of these, separated by commas; %(default)s")
     parser.add_argument("--into", metavar="FOLDER", type=Path, help="write gpu.md and gpu.json there")
-    parser.add_argument("--small", action="store_true", help="tiny sizes: does it run at all?")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = devices()

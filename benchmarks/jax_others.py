@@ -1,8 +1,9 @@
 """`recompute_jax.remat` on programs that other libraries write: right results, memory within the budget, planning time.
 
-`python benchmarks/jax_others.py --into docs/results` writes jax-others.md there; `--programs linen,nnx` chooses. It
-wants flax, optax, equinox, diffrax, numpyro, blackjax, dm-haiku and orbax-checkpoint; what is not installed is said.
-For each program the plain function is compiled with jax.jit, then planned within a share of its temporaries.
+`python benchmarks/jax_others.py --into docs/results` writes jax-others.md there; `--programs "linen resnet,haiku"`
+chooses. It needs flax, optax, equinox, diffrax, numpyro, blackjax, dm-haiku and orbax-checkpoint, and reports which of
+them are missing. For each program the plain function is compiled with jax.jit, then planned within a share of its
+temporaries.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ SAME: Final = 2e-5  # of the largest element of each result
 HEAD: Final = """# JAX: programs of other libraries
 
 `recompute_jax.remat` on programs as users of flax, optax, equinox, diffrax, numpyro, blackjax, haiku and orbax write
-them, by `python benchmarks/jax_others.py --into docs/results`. Each program is compiled by `jax.jit` (plain), and
-planned within a share of plain's temporaries. "difference" is the largest of all results, as a share of the largest
-element of the same array; arrays that are below 1e-6 of the largest one of all results count as a share of that.
-"planning" is everything before the compilation of the planned function: tracing, planning, compilations to see how much
-memory is needed.
+them, measured by `python benchmarks/jax_others.py --into docs/results`. Each program is compiled by `jax.jit`
+("plain"), then planned within a share of the temporaries that plain needs. "Difference" is the largest difference in
+any result, as a share of the largest element of the same array. For arrays whose elements are all below 1e-6 of the
+largest element of all results, it is a share of that largest element. "Planning" is everything before the planned
+function is compiled: tracing, planning, and compilations that check how much memory is needed.
 
 """
 
@@ -144,7 +145,7 @@ def zero_gradients() -> list[list[str]]:
         largest = float(np.abs(plain).max())
         if largest < SMALL * whole:
             apart = [f"{float(np.abs(plain - other).max()) / largest:.1e}" for other in (eager, planned)]
-            lines.append([path, f"{largest:.1e}", f"{largest / whole:.1e}", *apart])
+            lines.append([f"`{path}`", f"{largest:.1e}", f"{largest / whole:.1e}", *apart])
     return lines
 
 
@@ -191,19 +192,19 @@ def _copied(tree: Any) -> Any:
 
 def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: list[list[str]]) -> str:
     right = sum(each.is_right for each in lines)
-    text = HEAD + f"Right and within the budget: {right} of {len(lines)}.\n\n"
+    text = HEAD + f"Correct and within the budget: {right} of {len(lines)}.\n\n"
     text += markdown(
         [
             "program",
             "equations",
-            "plain MB",
-            "compiled s",
+            "plain, MB",
+            "compile plain, s",
             "budget",
-            "budget MB",
-            "planned MB",
+            "budget, MB",
+            "planned, MB",
             "overhead",
-            "planning s",
-            "compiling s",
+            "planning, s",
+            "compile planned, s",
             "difference",
         ],
         [
@@ -238,26 +239,26 @@ def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: l
         text += (
             "\n\n## The persistent compilation cache\n\n"
             + CACHE
-            + markdown(["process", "planning s", "compiling s", "sum of results"], cache)
+            + markdown(["process", "planning, s", "compiling, s", "sum of results"], cache)
         )
     return text + "\n"
 
 
-ZEROS: Final = """Adding the same number to all scores of a softmax changes nothing, so the gradient with respect to
-the bias of the keys of an attention layer is zero. In float32 it is what rounding leaves, and that differs with the
-order of sums: between `jax.jit` and JAX without jit as much as between `jax.jit` and a plan. The table has every leaf
-of the transformer's gradient that is below 1e-6 of the largest, and differences as shares of its own size.
+ZEROS: Final = """Adding the same number to all scores of a softmax changes nothing, so the gradient with respect to the
+bias of the keys of an attention layer is zero. In float32 only rounding errors are left, and these depend on the order
+of sums: they differ between `jax.jit` and JAX without jit as much as between `jax.jit` and a plan. The table has every
+leaf of the transformer's gradient that is below 1e-6 of the largest, with differences as shares of the leaf's own size.
 
 """
 HEADER_OF_ZEROS: Final = [
     "leaf",
     "largest element",
-    "of the largest gradient",
-    "without jit differs by",
-    "planned differs by",
+    "share of the largest gradient",
+    "difference without jit",
+    "difference when planned",
 ]
-CACHE: Final = """With `jax_compilation_cache_dir` set, two processes that run the same program, one after the other.
-Compilations that only look at memory are found there, too. A plan can also be saved; then there is no search.
+CACHE: Final = """Two processes run the same program, one after the other, with `jax_compilation_cache_dir` set. The
+cache also holds the compilations that only check memory. A plan can also be saved; then there is no search at all.
 
 """
 
@@ -269,7 +270,7 @@ def _mega(size: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--into", type=Path, help="a directory for jax-others.md")
-    parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, with commas between them")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
     parser.add_argument("--cached", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cached:

@@ -56,7 +56,7 @@ def measure(model: Model, seconds: float) -> Result:
 
     asked: list[tuple[str, Any]] = [(f"{share:.0%}", share) for share in model.shares]
     asked += [
-        (f"as {each.name}", ceil(each.temporaries * MEGA))
+        (f"memory of {each.name}", ceil(each.temporaries * MEGA))
         for each in result.checkpoints[: model.rivals]
         if each.temporaries < 0.99 * found.temporaries
     ]

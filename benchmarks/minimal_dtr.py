@@ -1,9 +1,9 @@
-"""Dynamic Tensor Rematerialization in plain Python, to be read; on a chain it measures overhead against memory.
+"""Dynamic Tensor Rematerialization in plain Python, for reading; on a chain it measures overhead against memory.
 
     python benchmarks/minimal_dtr.py
 
-prints what a chain of forward and backward operations costs in less memory than it needs, by budget and by length, and
-which forward values were in memory on the way back.
+prints the overhead of a chain of forward and backward operations by budget and by length, and which forward values were
+in memory during the backward pass.
 
 DTR (Kirisame et al., ICLR 2021) knows nothing of a program in advance. When memory is short it evicts the value that
 is cheapest to get back; when that value is needed after all, it repeats the operation that made it. `MinimalDTR` has

@@ -1,10 +1,10 @@
 """Measures what it costs to track an operation whose values stay in memory, and to run it again when they do not.
 
-Every figure is microseconds for one operation; "over the bare call" is what the library adds to the function itself.
-Beside it, in the same run and in turns: the bare call, the least that a tracked operation can be in pure Python (an
-object with function, arguments and value: the floor), dask.delayed, cachey and HIPS autograd's tracing. The cyclic
-garbage collector stays enabled, as in any program, unless a line says otherwise: it costs more than the bookkeeping
-when many operations are alive.
+Every figure is microseconds for one operation; "added to the bare call" is what the library adds to the function
+itself. Measured in the same run, in turns: the bare call, the least that a tracked operation can be in pure Python (the
+floor: an object with function, arguments and value), dask.delayed, cachey and HIPS autograd's tracing. The cyclic
+garbage collector stays enabled, as in any program, unless a line says otherwise. When many operations are alive it
+costs more than the bookkeeping.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Step = Callable[[Any], Any]
 
 
 def trivial(value: int) -> int:
-    """A function that costs nothing, so that what is left is the machinery."""
+    """A function that costs next to nothing, so that nearly all the time is the machinery."""
     return value + 1
 
 
@@ -136,7 +136,7 @@ def away_and_back(depth: int) -> tuple[float, float, float]:
 
 
 def bookkeeping(count: int, keep: bool) -> float:
-    """Bytes a tracked operation takes besides its value; what the interpreter allocates, by tracemalloc."""
+    """Bytes that a tracked operation takes besides its value: what the interpreter allocates, by tracemalloc."""
     constant = 10**9
     always = lambda _: constant
     values = [None] * count
@@ -198,7 +198,7 @@ def autograd_forward(count: int) -> float:
 
 
 def _arrays(report: Report, quick: bool) -> None:
-    """Small arrays and arrays of 1 MiB, beside the bare NumPy call and autograd's trace of it."""
+    """Small arrays and arrays of 1 MiB, compared with the bare NumPy call and autograd's trace of it."""
     names = ("np.add of 8 numbers", "np.add of 1 MiB")
     if find_spec("numpy") is None:
         report.rows += [missing(f"{name}, {how}") for name in names for how in ("bare", "tracked, last kept")]
@@ -233,7 +233,7 @@ def _arrays(report: Report, quick: bool) -> None:
         base = report.row(f"{names[0]}, bare").known
         ours = report.row(f"{names[0]}, tracked, last kept").known - base
         theirs = report.row(traced).known - base
-        report.ratios.append(("over the bare np.add: autograd's trace / ours", theirs / ours))
+        report.ratios.append(("added to the bare np.add: autograd's trace / ours", theirs / ours))
 
 
 def _peers(report: Report, quick: bool) -> None:
@@ -264,29 +264,29 @@ def _chains(report: Report, quick: bool) -> list[tuple[int, Row]]:
             times.append(away_and_back(depth))
         evict, bring, drop = ([each[which] for each in times] for which in range(3))
         report.rows.append(row(f"evict, chain of {depth:,}", evict))
-        report.rows.append(row(f"rematerialize, chain of {depth:,}", bring, "one get of the last value"))
+        report.rows.append(row(f"rematerialize, chain of {depth:,}", bring, "one `get` of the last value"))
         back.append((depth, report.rows[-1]))
         both = [one + other for one, other in zip(evict, bring, strict=True)]
         report.rows.append(row(f"evict and rematerialize, chain of {depth:,}", both))
-        report.rows.append(row(f"drop, chain of {depth:,}", drop, "recipes of a chain whose last value was kept"))
+        report.rows.append(row(f"drop, chain of {depth:,}", drop, "the recipes of a chain whose last value was kept"))
     return back
 
 
 def measure(quick: bool) -> list[Report]:
     report = Report(
         "A tracked operation",
-        "Microseconds for one operation. The function adds 1 to a number, so what is left is the machinery.",
+        "Microseconds for one operation. The function adds 1 to a number, so nearly all the time is the machinery.",
     )
     count = 10_000 if quick else 100_000
     say(f"chains of {count:,} operations")
     measures: dict[str, Measure] = {
         "bare call": lambda: bare(trivial, 0, count),
-        "floor: a minimal node": lambda: floor(count),
+        "a minimal node": lambda: floor(count),
         "tracked, every value kept": lambda: kept(count),
         "tracked, only the last kept": lambda: last_kept(trivial, 0, count),
         "tracked, every value kept, budget never reached": lambda: kept(count, "10 GB"),
         "tracked, only the last kept, budget never reached": lambda: last_kept(trivial, 0, count, "10 GB"),
-        "floor, collector disabled": lambda: without_collector(lambda: floor(count)),
+        "a minimal node, collector disabled": lambda: without_collector(lambda: floor(count)),
         "tracked, every value kept, collector disabled": lambda: without_collector(lambda: kept(count)),
         "tracked, only the last kept, collector disabled": lambda: without_collector(
             lambda: last_kept(trivial, 0, count)
@@ -302,13 +302,15 @@ def measure(quick: bool) -> list[Report]:
     _peers(report, quick)
     for name, keep in (("bookkeeping, value kept", True), ("bookkeeping, value released and evicted", False)):
         size = bookkeeping(2_000 if quick else 20_000, keep)
-        report.rows.append(Row(name, size, size, "bytes", "a chain, by tracemalloc, without the values"))
+        report.rows.append(Row(name, size, size, "bytes", "for a chain, by tracemalloc, without the values"))
 
     least = report.row("bare call").known
-    lowest = report.row("floor: a minimal node").known - least
+    lowest = report.row("a minimal node").known - least
     tracked = [name for name in measures if name.startswith("tracked") and "collector" not in name]
     for name in tracked:
-        report.ratios.append((f"{name}: over the bare call / the floor's", (report.row(name).known - least) / lowest))
+        report.ratios.append(
+            (f"{name}: added to the bare call / added by the minimal node", (report.row(name).known - least) / lowest)
+        )
     shallow, deep = back[0], back[-1]
     report.ratios.append((f"rematerialize, chain of {deep[0]:,} / {shallow[0]:,}", deep[1].known / shallow[1].known))
     report.ratio("dask.delayed, build / tracked, kept", "dask.delayed, build (chain of 1,000)", tracked[0])
@@ -318,7 +320,7 @@ def measure(quick: bool) -> list[Report]:
 
     for name in tracked:
         report.targets.append(
-            Target(f"{name}, over the bare call", 3.0, report.row(name).known - least, "us", _about(name))
+            Target(f"{name}, added to the bare call", 3.0, report.row(name).known - least, "us", _about(name))
         )
     report.targets.append(
         Target(
@@ -326,7 +328,7 @@ def measure(quick: bool) -> list[Report]:
             0.3,
             report.row("get of a resident value").known,
             "us",
-            "A method call, a look whether an operation is running around it, and the access time.",
+            "A method call, a check whether it is made inside an operation, and the access time.",
         )
     )
     for depth, each in back:
@@ -341,11 +343,11 @@ def measure(quick: bool) -> list[Report]:
         )
     report.targets.append(
         Target(
-            "bookkeeping an operation",
+            "bookkeeping per operation",
             800.0,
             report.row("bookkeeping, value kept").known,
             "bytes",
-            "Operation, value, storage and the reference to them; a released value keeps its recipe alone.",
+            "Operation, value, storage and the reference to them; a released value keeps only its recipe.",
         )
     )
     return [report]
@@ -354,7 +356,8 @@ def measure(quick: bool) -> list[Report]:
 def _about(name: str) -> str:
     sentence = "Nothing is dropped" if "every value" in name else "Each step also releases and evicts the value before"
     if "budget" in name:
-        return f"{sentence}; the size of each output is looked up before and learnt after, for each new argument."
+        sizes = "the size of each output is looked up before the call and learned after it, for each new argument"
+        return f"{sentence}; {sizes}."
     return f"{sentence}; no budget, so no size is looked up."
 
 

@@ -1,8 +1,8 @@
-"""Plans on recorded training iterations: what can be had if the future is known, beside figures from before.
+"""Plans on recorded training iterations: what is possible if the future is known, compared with earlier figures.
 
     python benchmarks/plans.py TRACES_FOLDER [--time-limit 15] [--into docs/results]
 
-writes plans.md. Every plan is verified. Planning is searched until the time limit (seconds), one plan a core.
+writes plans.md. Every plan is verified. The planner searches until the time limit (in seconds), one plan per core.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ BEFORE: Final = {
     "resnet32": {0.5: 1.093, 0.3: 1.169, 0.2: 1.218, 0.1: 1.764},
     "transformer": {0.5: 1.049, 0.3: 1.080, 0.2: 1.135, 0.15: 1.200},
 }
-"""The best that was known: some fifty policies that know the next use, then local search over their weights."""
+"""The best figures known before: some fifty policies that know the next use, and local search over their weights."""
 
 HEAD: Final = """# Plans
 
-Overheads of schedules made in advance, on the four training iterations that the DTR authors recorded, by `python
-benchmarks/plans.py FOLDER`: the library's planner and Chen's, compared with the best figures known before and the
-default policy, which knows only the past. Every plan was checked by the verifier.
+Overheads of schedules that were planned in advance, for the four training iterations that the DTR authors recorded.
+`own` is the library's planner; the other two are Chen's. They are compared with the best figures known before, and with
+the default policy, which knows only the past. An empty cell means that the method has no plan for that budget, or that
+no figure is known. Every plan was checked by the verifier. Made by `python benchmarks/plans.py FOLDER`.
 
 """
 
@@ -63,7 +64,7 @@ def main() -> None:
         lines += [f"## {name}", "", f"| method | {' | '.join(map(str, BUDGETS))} |", "|---" * (len(BUDGETS) + 1) + "|"]
         lines += [f"| {label} | {' | '.join(f'{each:.4f}' if each else '' for each in row)} |" for label, row in rows]
         lines.append("")
-    lines += [f"The library's planner had {options.time_limit:g} seconds for each plan, on one core.", ""]
+    lines += [f"The library's planner had {options.time_limit:g} seconds on one core for each plan.", ""]
     lines += ["## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]
     text = HEAD + "\n".join(lines)
     print(text)

@@ -1,4 +1,4 @@
-"""The default policy on programs that nobody chose: random graphs and chains, against the published policies.
+"""The default policy on random graphs and chains, compared with the published policies.
 
 `python benchmarks/random_programs.py [--seeds 200]` prints how often the default is better than dtr-eq, worse, and
 where it fails although a published policy does not. All policies run on the library's machine.

@@ -1,8 +1,8 @@
-"""Measures what a trace costs: microseconds an operation with and without one, and bytes an event in the file.
+"""Measures what a trace costs: microseconds per operation with and without one, and bytes per event in the file.
 
-The function adds 1 to a number, so what is left is the machinery. Each step makes one value and releases the one before
-it, which is evicted: three events. Beside it: the same with a listener that does nothing, which is what the events
-themselves cost, and the writing of events that exist already.
+The function adds 1 to a number, so nearly all the time is the machinery. Each step makes one value and releases the one
+before it, which is evicted: three events. Also measured: the same with a listener that does nothing, which is the cost
+of the events themselves, and writing events that exist already.
 """
 
 from __future__ import annotations

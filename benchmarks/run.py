@@ -14,9 +14,9 @@ RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 HEAD: Final = """# The cost of the machinery
 
-What the library adds to the functions it tracks, measured by `python benchmarks/run.py`. Times are for the machine
-below only: compare the ratios, which were taken in one run. Each figure is the minimum of several repetitions, with the
-median beside it; repetitions of what is compared were taken in turns.
+What the library adds to the functions that it tracks, measured by `python benchmarks/run.py`. Times depend on the
+machine, named at the end of the page; ratios, which come from one run, carry over better. Each figure is the minimum of
+several repetitions, next to their median. Whatever is compared was measured in turns.
 
 """
 

@@ -1,9 +1,9 @@
-"""Evidence on recorded training iterations: the published figures again, the default policy, what a replay costs.
+"""Evidence on recorded training iterations: the published figures, the default policy, the time that a replay takes.
 
     python benchmarks/simulator.py TRACES_FOLDER [--into docs/results]
 
-writes simulator.md and simulator.json. Times are of one process, one replay after another; ratios between policies are
-of one run. The figures of the published simulator are in tests/simulator/published_figures.py.
+writes simulator.md and simulator.json. Times are those of one process, one replay after the other; ratios between
+policies come from one run. The figures of the published simulator are in tests/simulator/published_figures.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 from _common import facts
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulator"))
-from published_figures import BUDGETS, FIGURES  # beside the tests that use them, too
+from published_figures import BUDGETS, FIGURES  # where the tests that use them are, too
 
 from recompute.simulator import Run, baseline, simulate
 from recompute.traces import Program, read
@@ -32,9 +32,9 @@ AUTHORS: Final = {"unet": 0.1, "treelstm": 8.0}
 
 HEAD: Final = """# Recorded programs, replayed
 
-Overheads on four training iterations that the DTR authors recorded, by `python benchmarks/simulator.py FOLDER`. The
-published policies run as their authors' simulator runs them, the default as the library runs it. `oom`: something did
-not fit; `thrash`: an overhead above 2.
+Overheads by budget, as a share of the peak, on four training iterations that the DTR authors recorded. The published
+policies run as in their authors' simulator, the default as in the library. `oom`: something did not fit; `thrash`: the
+overhead is above 2. Made by `python benchmarks/simulator.py FOLDER`.
 
 """
 
@@ -70,9 +70,16 @@ def main() -> None:
                 )
             )
         print(f"{name}: read in {parsed:.2f} s", file=sys.stderr)
-    lines += ["## What a replay takes", ""]
+    lines += ["## How long a replay takes", ""]
     lines += _table(
-        ("trace", "policy", "nine budgets, s", "slowest, s", "at", "the authors' simulator"),
+        (
+            "trace",
+            "policy",
+            "all nine budgets, s",
+            "slowest, s",
+            "slowest budget",
+            "compared with the authors' simulator",
+        ),
         speeds,
     )
     lines += ["", "## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]
@@ -101,7 +108,7 @@ def _overheads(name: str, program: Program, runs: dict[str, list[Run]]) -> list[
         "",
         f"{len(program.calls):,} operations, {len(program.sizes):,} storages, a peak of {peak:,} bytes.",
         "",
-        *_table(("policy", *[f"{budget:.1f}" for budget in BUDGETS], "off the published figure by"), rows),
+        *_table(("policy", *[f"{budget:.1f}" for budget in BUDGETS], "largest difference from published"), rows),
         "",
     ]
 

@@ -1,9 +1,9 @@
-"""Tiers: computing again, moving, or whichever is cheaper, on recorded training iterations and on this machine's disk.
+"""Tiers: recomputing, moving, or whichever is cheaper, on recorded training iterations and on this machine's disk.
 
     python benchmarks/tiers.py TRACES_FOLDER [--only simulated|disk] [--into docs/results]
 
 writes tiers.md. The simulated figures are the same on every machine. Those of the disk are wall time, the least of
-several runs, and depend on the machine; about three minutes on two cores.
+several runs, and depend on the machine. It takes about three minutes on two cores.
 """
 
 from __future__ import annotations
@@ -42,23 +42,25 @@ KNOWN: Final = {
 """What a prototype reached with both."""
 
 LEAST: Final = {"unet": 0.24, "resnet32": 0.08, "transformer": 0.07, "treelstm": 0.02}
-"""The least budgets of moving alone that are known, where sources move."""
+"""The smallest budgets known with moving only, where sources move."""
 
 LEAST_TIER: Final = "25GB/s"
 LIMIT: Final = 20.0
 
 HEAD: Final = """# Tiers
 
-Recomputing, moving, and whichever is cheaper, by `python benchmarks/tiers.py FOLDER`.
+Recomputing evicted values, moving them to a slower tier, or doing whichever is cheaper; measured by `python
+benchmarks/tiers.py FOLDER`.
 
 """
 
 SIMULATED: Final = """## Simulated
 
-Training iterations that the DTR authors recorded. Each cell: overhead by computing again alone / by moving alone, the
-least recently used first / by both, with what a prototype reached with both in brackets. An asterisk marks figures more
-than 0.005 above that, or more than 1 % above the better of the first two. Transfers that overlap share one link beside
-the compute: a lower bound. Sources move, too.
+Overheads on training iterations that the DTR authors recorded. Each cell: recomputing only / moving only (the least
+recently used first) / both (what a prototype reached with both). An asterisk marks figures more than 0.005 above the
+prototype, or more than 1 % above the better of the first two. "Blocks" means that a transfer stops the compute.
+"Overlaps" means that transfers share one link and run next to the compute, which gives a lower bound. Sources move,
+too.
 
 | | budget | blocks, 12 GB/s | blocks, 50 GB/s | overlaps, 12 GB/s | overlaps, 50 GB/s |
 |---|---|---|---|---|---|
@@ -67,18 +69,18 @@ the compute: a lower bound. Sources move, too.
 SMALLEST: Final = """
 ### The smallest budget
 
-The smallest share of the peak, in steps of 0.01, at which a run finishes with an overhead of at most 20; transfers of
-25 GB/s stop the compute.
+The smallest share of the peak, in steps of 0.01, at which a run finishes with an overhead of at most 20. Transfers run
+at 25 GB/s and stop the compute.
 
-| | computing again | moving | both | known for moving |
+| | recomputing only | moving only | both | known before, moving only |
 |---|---|---|---|---|
 """
 
 PLANNED: Final = """
 ### With the future known
 
-The overhead of plans (`planners.plan(..., tier=...)`, effort {effort:g}) that fetch results or compute them again;
-sources stay in memory. Transfers block.
+The overhead of plans (`planners.plan(..., tier=...)`, effort {effort:g}) that fetch evicted results or recompute them.
+Sources stay in memory, and transfers stop the compute.
 
 | | budget | no tier | 12 GB/s | 50 GB/s |
 |---|---|---|---|---|
@@ -89,10 +91,12 @@ EFFORT: Final = 0.3
 DISK: Final = """
 ## On a disk
 
-Wall time of one program under a budget, relative to the run without one; the least of {rounds} runs. "Both" moves what
-is expensive to compute, "ahead" does so in a thread before the room is needed. Bytes written and read in brackets.
+Wall time of a program under a budget, divided by its time without one; the least of {rounds} runs. `fit` parses files
+and makes several passes over features of them; `chain` goes through many states and back. "Both" moves what is
+expensive to compute; "ahead" does so in a thread, before the room is needed. In parentheses: megabytes written and
+read.
 
-| | disk | computing again | moving | both | both, ahead |
+| | disk | recomputing only | moving only | both | both, ahead |
 |---|---|---|---|---|---|
 """
 
@@ -247,7 +251,7 @@ def on_disk() -> Iterator[str]:
         for program, budget in ((fit, "48MB"), (chain, "32MB")):
             whole = timed(program, paths)
             again = timed(program, paths, budget=budget)
-            for words, bandwidth in (("200 MB/s", "200MB"), ("all of it", None)):
+            for words, bandwidth in (("200 MB/s", "200MB"), ("full speed", None)):
                 disk = rc.Disk(folder=folder, bandwidth=bandwidth)
                 moving = timed(
                     program,

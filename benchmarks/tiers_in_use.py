@@ -1,10 +1,10 @@
-"""What a disk below the budget brings to programs that the docs have: seconds with and without one.
+"""What a disk tier gains for programs of the documentation: seconds with and without one.
 
     python benchmarks/tiers_in_use.py [--into docs/results]
 
 writes tiers-in-use.md: Newton-CG and inference with a fifth of their memory (docs/newton.md, docs/inference.md), and a
-transformer that PyTorch trains, beside `saved_tensors_hooks` that write to files. Wall time, the least of two runs;
-about five minutes on two cores.
+transformer that PyTorch trains, compared with `saved_tensors_hooks` that write to files. Wall time, the least of two
+runs. It takes about five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ STEPS: Final = 4
 
 HEAD: Final = """# Tiers in use
 
-What a disk below the budget brings to programs of these pages, by `python benchmarks/tiers_in_use.py`. Wall time, the
-least of {runs} runs; in brackets operations that ran again, and bytes written and read.
+What a disk tier gains for programs of the guides, measured by `python benchmarks/tiers_in_use.py`. Each cell has the
+wall time (the least of {runs} runs) and its ratio to the time without a budget. In parentheses: the number of
+recomputed operations, then the megabytes written and read.
 
 """
 
-ARRAYS: Final = """## A fifth of the memory
+ARRAYS: Final = """## NumPy programs in a fifth of their memory
 
-| | no budget | 20 %, computing again | 20 %, with a disk | 20 %, with a disk of 200 MB/s |
+| | no budget | 20 %, no disk | 20 %, a disk | 20 %, a disk of 200 MB/s |
 |---|---|---|---|---|
 """
 
 TRAINING: Final = """
-## A training with PyTorch
+## Training with PyTorch
 
 A transformer of {weights:.1f} million weights, {steps} steps with AdamW (`foreach=False`), one thread. Its parameters,
-their gradients and what the optimizer remembers take {floor:.0f} MB: a budget below that needs a tier. *Counted* is the
-peak by the storages of tensors.
+their gradients and the optimizer's state take {floor:.0f} MB; a budget below that needs a tier. "Counted" is the peak
+of the bytes in the storages of tensors.
 
 | | counted | seconds | |
 |---|---|---|---|
@@ -144,18 +145,18 @@ def training(folder: str) -> Iterator[str]:
         (floor * 3 // 4, (rc.Disk(folder=folder),)),
         (floor // 2, (rc.Disk(folder=folder),)),
     ):
-        how = "`rt.budget`" + (", and a disk" if tiers else "")
+        how = "`rt.budget`" + (" and a disk" if tiers else "")
         try:
             seconds, found, stats = least(trained, partial(rt.budget, budget, tiers=tiers, foresight=False))
         except rc.BudgetError as error:
-            yield f"| {how} | {budget / 1e6:.0f} MB | no room | {error} |\n"
+            yield f"| {how} | {budget / 1e6:.0f} MB | does not fit | {error} |\n"
             continue
         assert stats is not None
         assert found[0] == losses
         assert all(torch.equal(one, other) for one, other in zip(found[1], parameters, strict=True))
         text = cell(seconds, whole, stats)
         say(f"{how} {budget / 1e6:.0f} MB: {text}")
-        yield f"| {how} | {stats.peak / 1e6:.0f} MB | {text} | the same bits |\n"
+        yield f"| {how} | {stats.peak / 1e6:.0f} MB | {text} | bit-identical |\n"
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""Measures `rt.compile` beside every other way to save memory that torch has, at equal real peaks.
+"""Measures `rt.compile` and every other way to save memory that torch has, at equal measured peaks.
 
 `python benchmarks/torch_compile.py --into docs/results` writes torch_compile.md there; `--models unet,gpt2` chooses,
-`--quick` only asks whether it runs; `--inductor` has inductor compile everything, and writes torch_inductor.md. Bytes
-are those of torch's allocator, as its profiler hears of them, beyond what there was before the step: at the end of the
-forward, and at the worst moment. What runs again is counted in floating-point operations by torch's own counter. Steps
-are timed in turns, one of each way after the other, and the fastest counts. After each other way, `rt.compile` gets
-that way's real peak as its budget.
+`--quick` only checks that it runs; `--inductor` compiles everything with inductor, and writes torch_inductor.md. Memory
+is what torch's allocator holds in addition to what there was before the step, by torch's profiler: at the end of the
+forward pass, and at the peak. Recomputation is counted in floating-point operations by torch's own counter. Steps are
+timed in turns, one of each way after the other, and the fastest counts. For each other way, `rt.compile` gets the
+measured peak of that way as its budget.
 """
 
 from __future__ import annotations
@@ -81,26 +81,30 @@ SHARES: Final = (0.6, 0.4)
 ROUNDS: Final = 3
 ROUNDS_INDUCTOR: Final = 10  # there are fewer ways
 ABOUT: Final = """\
-Compiled steps within a budget, beside every other way to save memory that torch has. Bytes are those of torch's
-allocator beyond what there was before the step: *kept* at the end of the forward, *peak* at the worst moment, with
-gradients and with what operators need while they run. *FLOPs again* is what runs more than in eager mode, by torch's
-formulas; these count products and convolutions alone. Steps are timed in turns, and the fastest of a few counts:
-compare times within a table, and not closely if the machine was busy.
+Compiled steps within a budget, compared with every other way to save memory that torch has. Memory
+is what torch's allocator holds in addition to what there was before the step. *Kept* is measured at the end of the
+forward pass, *peak* is the maximum, with gradients and with what operators need while they run. *Extra FLOPs* are those
+in excess of eager mode, by torch's formulas, which count only matrix products and convolutions. Steps are timed in
+turns, and the fastest of a few counts. Compare times only within a table, and ignore small differences if the machine
+was busy.
 
-After each other way, `rt.compile` gets that way's real peak as its budget, and so does a block, beside parameters and
-batch; a block does not count what operators need while they run. A checkpoint counts batch norm's statistics twice,
-which is why its bits differ there. *min-cut* is torch's default partitioner at this `activation_memory_budget`.
+*min-cut* is torch's default partitioner at the given `activation_memory_budget`. For each other way, `rt.compile` was
+given the measured peak of that way as its budget. So was a block (`rt.budget`), in addition to parameters and batch; a
+block does not count what operators need while they run. With `torch.utils.checkpoint` batch norm updates its statistics
+twice, which is why its bits differ.
 
 `python benchmarks/torch_compile.py --into docs/results` writes this page."""
 ABOUT_INDUCTOR: Final = """\
-Steps that inductor compiles, within a budget, which is experimental. Bytes are those of torch's allocator beyond what
-there was before the step: *kept* at the end of the forward, *peak* at the worst moment. Steps are timed in turns, and
-the fastest of a few counts: compare times within a table, and not closely if the machine was busy. *Bits* are compared
-with those of inductor by itself; *no* is what other kernels round as well as other random numbers, and beside it stands
-the largest difference of a gradient, as a share of the largest gradient of that parameter.
+Steps compiled by inductor within a budget, which is experimental. Memory is what torch's
+allocator holds in addition to what there was before the step. *Kept* is measured at the end of the forward pass, *peak*
+is the maximum. Steps are timed in turns, and the fastest of a few counts. Compare times only within a table, and ignore
+small differences if the machine was busy. Results are compared with those of plain inductor. A *no* may come from
+kernels that round differently or from different random numbers; the number after it is the largest difference of a
+gradient, as a share of the largest gradient of that parameter.
 
-*min-cut* is torch's default partitioner at this `activation_memory_budget`. After each, `rt.compile` gets that way's
-real peak as its budget. What a plan says is in the last column: *planned* is its estimate of the peak.
+*min-cut* is torch's default partitioner at the given `activation_memory_budget`. After each of its ratios, `rt.compile`
+was given the measured peak as its budget. The note gives the split that was chosen, and the estimates of the plan:
+*planned* is its peak.
 
 `python benchmarks/torch_compile.py --inductor --models gpt2,unet,resnet18,vit --into docs/results` writes this page."""
 
@@ -141,7 +145,7 @@ class Bench:
         return self.make(run, self.quick)
 
     def add(self, name: str, step: Step, loss: Callable[[Tensor, Tensor], Tensor]) -> Way:
-        """Run it thrice: to compile, for bytes, and for operations."""
+        """Run it three times: to compile, for bytes, and for operations."""
 
         def run() -> Tensor:
             step.module.zero_grad()
@@ -234,7 +238,7 @@ def ours(bench: Bench, name: str, budget: int | float, compiler: str = "boxed") 
     loss = rt.compile(alone(step), budget, compiler=compiler)
     way = bench.add(name, step, loss)
     for plan in rt.plans(loss):
-        way.note = f"planned {plan.planned / 1e6:.1f} MB in {plan.seconds:.1f} s, {sum(plan.again.values())} runs again"
+        way.note = f"planned {plan.planned / 1e6:.1f} MB in {plan.seconds:.1f} s, {sum(plan.again.values())} reruns"
         if compiler == "inductor":
             way.note = f"{plan.split}: {way.note}, overhead {plan.overhead:.3f}"
 
@@ -244,7 +248,7 @@ def measure(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
     step = bench.step()
     plain = bench.add("eager", step, step)
     step = bench.step()
-    bench.add("aot_eager, which is min-cut at 1", step, compiled(step))
+    bench.add("aot_eager (min-cut at 1)", step, compiled(step))
     for share in RATIOS:
         step = bench.step()
         with ratio(share):
@@ -267,7 +271,7 @@ def measure(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
 def measure_inductor(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
     bench = Bench(make, quick, counts=False)
     step = bench.step()
-    plain = bench.add("inductor, which is min-cut at 1", step, compiled(step, "inductor"))
+    plain = bench.add("inductor (min-cut at 1)", step, compiled(step, "inductor"))
     step = bench.step()
     bench.add("eager", step, step)
     ours(bench, "**rt.compile** at 100%", 1.0, compiler="inductor")
@@ -296,7 +300,7 @@ def alone(step: Step) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def block(bench: Bench, name: str, peak: int) -> None:
-    """A block whose budget leaves as many bytes beside parameters and batch."""
+    """A block whose budget leaves as many bytes in addition to parameters and batch."""
     step = bench.step()
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -311,7 +315,7 @@ def block(bench: Bench, name: str, peak: int) -> None:
         with rt.budget(peak + step.stays) as given:
             found = inner()
             stats = given.stats()
-            way.note = f"{stats.rematerializations} runs again, {stats.overhead - 1:.1%} of the compute"
+            way.note = f"{stats.rematerializations} reruns, {stats.overhead - 1:.1%} of the compute"
             return found
 
     way.run = run
@@ -324,17 +328,17 @@ def block(bench: Bench, name: str, peak: int) -> None:
         way.kept, way.peak = allocated(run)
         way.flops = 0.0
     except rc.BudgetError:
-        way.run, way.failed = None, "no room"
+        way.run, way.failed = None, "does not fit"
 
 
 def table(bench: Bench) -> str:
     plain, base = bench.ways[:2]
     cells: dict[str, Callable[[Way], str]] = {
         **BYTES,
-        "FLOPs again": lambda way: f"{way.flops / plain.flops - 1:+.1%}" if way.flops else "",
+        "extra FLOPs": lambda way: f"{way.flops / plain.flops - 1:+.1%}" if way.flops else "",
         "step / aot_eager": lambda way: f"{way.seconds / base.seconds:.2f}",
         "first call, s": lambda way: f"{way.first:.1f}",
-        "bits of eager": lambda way: "yes" if way.same else "**no**",
+        "same bits as eager": lambda way: "yes" if way.same else "**no**",
     }
     return of_ways(bench, cells)
 
@@ -345,7 +349,7 @@ def table_inductor(bench: Bench) -> str:
         **BYTES,
         "step / inductor": lambda way: f"{way.seconds / base.seconds:.2f}",
         "first call, s": lambda way: f"{way.first:.1f}",
-        "bits": lambda way: "yes" if way.same else f"no, {way.off:.0e}",
+        "same bits as inductor": lambda way: "yes" if way.same else f"no, {way.off:.0e}",
     }
     return of_ways(bench, cells)
 
@@ -357,7 +361,7 @@ BYTES: Final[dict[str, Callable[[Way], str]]] = {
 
 
 def of_ways(bench: Bench, cells: dict[str, Callable[[Way], str]]) -> str:
-    """A line for each way: its name, these cells by the heads of their columns, and what is to be said."""
+    """A line for each way: its name, these cells by the headings of their columns, and a note."""
     lines = []
     for way in bench.ways:
         told = ["-"] * len(cells) if way.run is None else [cell(way) for cell in cells.values()]
@@ -374,7 +378,11 @@ def main() -> None:
     given = parser.parse_args()
     title, about, name_of_page = "# torch.compile within a budget", ABOUT, "torch_compile.md"
     if given.inductor:
-        title, about, name_of_page = "# torch.compile within a budget, by inductor", ABOUT_INDUCTOR, "torch_inductor.md"
+        title, about, name_of_page = (
+            "# torch.compile with inductor, within a budget",
+            ABOUT_INDUCTOR,
+            "torch_inductor.md",
+        )
     torch.set_num_threads(2)
     machine = {**facts(), "torch": torch.__version__}
     parts = [title, about, "## Machine", ""]
@@ -384,7 +392,7 @@ def main() -> None:
         say(name)
         if given.inductor:
             bench = measure_inductor(make, given.quick)
-            told = f"A step of inductor by itself: {bench.ways[0].seconds:.3f} s.\n\n{table_inductor(bench)}"
+            told = f"A step of plain inductor: {bench.ways[0].seconds:.3f} s.\n\n{table_inductor(bench)}"
         else:
             bench = measure(make, given.quick)
             told = f"A step of aot_eager: {bench.ways[1].seconds:.3f} s.\n\n{table(bench)}"

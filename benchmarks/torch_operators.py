@@ -1,8 +1,8 @@
-"""How many operators of torch's database give the same bytes in a block that evicts after each call.
+"""How many operators in torch's database give the same bytes in a block that evicts after each call.
 
     python benchmarks/torch_operators.py [--samples 1000] [--into docs/results]
 
-prints the counts, and writes torch_operators.md. It takes some minutes for three samples of each operator.
+prints the counts, and writes torch_operators.md. With three samples of each operator it takes some minutes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from _common import facts
 from _torch_operators import SLOW, VARIANTS, compared, dtype_of, name_of, operators, samples, uncomparable
 
 SLOW_SAMPLES: Final = 3
-"""So many of the operators whose gradients take minutes."""
+"""How many samples of the operators whose gradients take minutes."""
 
 
 def main() -> None:
     """Try them all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=1000, help="of each operator, at most")
+    parser.add_argument("--samples", type=int, default=1000, help="how many of each operator, at most")
     parser.add_argument("--into", type=Path, help="a folder for torch_operators.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -69,23 +69,24 @@ def report(most: int) -> list[str]:
                 else:
                     wrong.append(f"{name}, sample {number}, {variant}: {how}")
     return [
-        "# Operators inside of a block",
+        "# Operators inside a block",
         "",
-        "Entries of torch's `op_db` in float64 (or the first dtype they have), measured by",
-        f"`python benchmarks/torch_operators.py --samples {most} --into docs/results`. Arguments are made inside",
-        "the block and evicted, everything that can be is evicted after each operator, and the results after the block",
-        "have the bytes, shapes, strides and dtypes of plain torch; the generator is left in the same state.",
+        "The operators in torch's `op_db`, in float64 or the first dtype that they support. Each sample's arguments",
+        'are made inside the block and evicted, and after each operator everything that can be evicted is. "Equal"',
+        "means that the results after the block have the same bytes, shapes, strides and dtypes as in plain torch, and",
+        "that the random number generator is left in the same state. Made by",
+        f"`python benchmarks/torch_operators.py --samples {most} --into docs/results`.",
         "",
         f"{tried} operators, {taken} samples (at most {most} of each), {repeated:,} repeated runs.",
         "",
-        "| variant | equal to plain torch | of these, the same error |",
+        "| variant | equal to plain torch | of these, equal errors |",
         "| --- | ---: | ---: |",
         *[f"| {variant} | {same[variant]:,} | {refused[variant]} |" for variant in VARIANTS],
         "",
-        "## As in any dispatch mode",
+        "## Equal to an empty dispatch mode",
         "",
-        "While any mode is on, torch uses different formulas for these, which differ in the last bits or in strides; a",
-        "block gives the same as a mode that does nothing:",
+        "Inside any dispatch mode torch uses different formulas for these, whose results differ in the last bits or in",
+        "strides. A block gives the same results as an empty dispatch mode:",
         "",
         *[f"- `{name}`: {', '.join(sorted(variants))}" for name, variants in sorted(in_mode.items())],
         "",
@@ -95,8 +96,11 @@ def report(most: int) -> list[str]:
         "",
         "## Not tried",
         "",
-        f"Without initial values, or without a dtype on the CPU: {', '.join(f'`{each}`' for each in skipped)}.",
-        f"Of {', '.join(f'`{each}`' for each in sorted(SLOW))} {SLOW_SAMPLES} samples each.",
+        "Operators that return uninitialized memory, or that support no dtype on the CPU:",
+        f"{', '.join(f'`{each}`' for each in skipped)}.",
+        "",
+        f"At most {SLOW_SAMPLES} samples were tried of {', '.join(f'`{each}`' for each in sorted(SLOW))}, whose",
+        "gradients take minutes.",
         "",
         *[f"- {name}: {value}" for name, value in facts().items()],
         f"- torch: {torch.__version__}",

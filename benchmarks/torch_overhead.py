@@ -1,17 +1,19 @@
 """Measures what a block without memory pressure costs: whole training steps, and single operators.
 
-`python benchmarks/torch_overhead.py --into docs/results` writes torch_overhead.md there. In turns: plain torch, a
-dispatch mode that only passes calls on (the floor of everything that is made in Python), a block without a limit, and
-one with a budget that is never reached. Steps are those of two trainings; bursts are 100 calls on tensors with 16
-elements. The least is the figure, in seconds of the processor: others on the machine make it no larger.
+`python benchmarks/torch_overhead.py --into docs/results` writes torch_overhead.md there. It times in turns: plain
+torch, a dispatch mode that only passes calls on (the least that anything written in Python costs), a block without a
+limit, and one with a budget that is never reached, each on the Python path and on the native one, which must be built.
+Steps are those of two models; a burst is 100 calls on tensors with 16 elements. Then steps of four models within shares
+of their peak. A figure is the least CPU time, which other work on the machine hardly affects.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import process_time
@@ -25,6 +27,7 @@ from _torch_sizes_models import Training, gpt2_of, straight
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import recompute as rc
 import recompute_torch as rt
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "docs" / "examples"))
@@ -32,10 +35,12 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "docs" / "examples"
 from _torch_training import treelstm  # it lies in the examples
 
 ROUNDS: Final = 12
-"""In each of these a training starts again in every variant."""
+"""In each round the training starts again in every variant."""
 STEPS: Final = 4
 BURSTS: Final = 200
 CALLS: Final = 100
+SHARES: Final = (None, 0.9, 0.7, 0.5)
+"""Of the peak of each path without a limit: the native one also counts what kernels take."""
 
 
 class Passing(TorchDispatchMode):
@@ -88,8 +93,10 @@ WHAT: Final[dict[str, tuple[Callable[[Tensor], Tensor], int]]] = {
 WAYS: Final[dict[str, Callable[[], AbstractContextManager[Any]]]] = {
     "plain": nullcontext,
     "mode": Passing,
-    "free": rt.budget,
-    "large": lambda: rt.budget("100GB"),
+    "free": lambda: rt.budget(native=False),
+    "large": lambda: rt.budget("100GB", native=False),
+    "native free": lambda: rt.budget(native=True),
+    "native large": lambda: rt.budget("100GB", native=True),
 }
 
 
@@ -132,6 +139,76 @@ def _treelstm() -> Callable[[], Any]:
     return same_tree
 
 
+class Tree(torch.nn.Module):
+    """A TreeLSTM over a binary tree, one linear layer a node."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.gates = torch.nn.Linear(2 * width, 5 * width)
+
+    def forward(self, leaves: Sequence[Tensor]) -> Tensor:
+        nodes = [(each, each) for each in leaves]
+        while len(nodes) > 1:
+            nodes = [self.join(*pair) for pair in zip(nodes[::2], nodes[1::2], strict=True)]
+        return nodes[0][0]
+
+    def join(self, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        i, o, u, f, g = self.gates(torch.cat([one[0], other[0]], 1)).chunk(5, 1)
+        cell = i.sigmoid() * u.tanh() + f.sigmoid() * one[1] + g.sigmoid() * other[1]
+        return o.sigmoid() * cell.tanh(), cell
+
+
+def stepping(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[], Tensor]
+) -> Callable[[], Any]:
+    """A step of a training."""
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def _binary_tree() -> Callable[[], Any]:
+    torch.manual_seed(0)
+    model = Tree(64)
+    leaves = [torch.randn(32, 64) for _ in range(32)]
+    return stepping(model, torch.optim.SGD(model.parameters(), 0.05), lambda: model(leaves).square().mean())
+
+
+def _mlp() -> Callable[[], Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[layer for _ in range(8) for layer in (torch.nn.Linear(128, 128), torch.nn.ReLU())])
+    x = torch.randn(1024, 128)
+    return stepping(model, torch.optim.Adam(model.parameters()), lambda: (model(x) - x).square().mean())
+
+
+def _cnn() -> Callable[[], Any]:
+    torch.manual_seed(0)
+    layers = [(torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(inplace=True))] * 6
+    model = torch.nn.Sequential(*[copy.deepcopy(layer) for block in layers for layer in block])
+    x = torch.randn(8, 16, 16, 16)
+    return stepping(model, torch.optim.SGD(model.parameters(), 0.01), lambda: model(x).square().mean())
+
+
+def _gpt2_of_six() -> Callable[[], Any]:
+    training: Training = gpt2_of(straight, width=384, depth=6, length=64, batch=24, words=1_000)
+    return training.step
+
+
+WITHIN: Final[dict[str, Callable[[], Callable[[], Any]]]] = {
+    "TreeLSTM, binary, 32 leaves of 32 x 64, SGD": _binary_tree,
+    "MLP, 8 layers of width 128, batch 1024, Adam": _mlp,
+    "CNN, 6 layers of 16 channels, 8 images of 16 x 16, SGD": _cnn,
+    "GPT-2, 6 blocks of width 384, 24 x 64 tokens, AdamW": _gpt2_of_six,
+}
+"""Each begins a training, of which it gives the step."""
+
 TRAININGS: Final[dict[str, Callable[[], Callable[[], Any]]]] = {
     "GPT-2, 3 blocks of width 256, 2 x 64 tokens, AdamW": _gpt2,
     "TreeLSTM, 20 leaves, width 96, batch 128, Adagrad": _treelstm,
@@ -163,34 +240,90 @@ def steps() -> list[dict[str, Any]]:
     return found
 
 
-def page(trainings: list[dict[str, Any]], bursts: list[dict[str, Any]], machine: dict[str, str]) -> str:
+def within() -> list[dict[str, Any]]:
+    """Times plain torch, of the steps of each training on each path within each share of its peak."""
+    found = []
+    for what, begin in WITHIN.items():
+        budgets: dict[tuple[bool, float | None], int | None] = {}
+        for native in (False, True):
+            step = begin()
+            with rt.budget(native=native) as block:
+                for _ in range(2):
+                    step()
+                peak = block.stats().peak
+            budgets |= {(native, share): None if share is None else int(share * peak) for share in SHARES}
+        plain = float("inf")
+        best = dict.fromkeys(budgets, float("inf"))
+        repeated = dict.fromkeys(budgets, 0.0)
+        for _ in range(ROUNDS // 3 if begin is not _gpt2_of_six else 1):  # its steps take seconds
+            plain = min(plain, timed(begin, nullcontext()))
+            for way, budget in budgets.items():
+                try:
+                    block = rt.budget(budget, native=way[0])
+                    best[way] = min(best[way], timed(begin, block))
+                    repeated[way] = block.stats().rematerializations / (2 + STEPS)
+                except rc.BudgetError:
+                    best[way] = float("nan")
+        say(f"{what}: {plain} {best}")
+        for native in (False, True):
+            row = {share: (best[native, share] / plain, repeated[native, share]) for share in SHARES}
+            found.append({"what": what, "path": "native" if native else "Python", "plain": plain} | row)
+    return found
+
+
+def timed(begin: Callable[[], Callable[[], Any]], way: AbstractContextManager[Any]) -> float:
+    """Seconds of the processor of the fastest of some steps."""
+    step = begin()
+    best = float("inf")
+    with way:
+        for _ in range(2):
+            step()
+        for _ in range(STEPS):
+            began = process_time()
+            step()
+            best = min(best, process_time() - began)
+    return best
+
+
+def page(
+    trainings: list[dict[str, Any]],
+    budgets: list[dict[str, Any]],
+    bursts: list[dict[str, Any]],
+    machine: dict[str, str],
+) -> str:
     """Ratios first: to plain torch, and to the mode that only passes on."""
     ratios = [
         (
             f"{each['what']}: {each['operators']} operators",
             f"{each['plain'] / MICRO / each['operators']:.1f}",
-            *(f"{each[name] / each['plain']:.2f}" for name in ("mode", "free", "large")),
+            *(f"{each[name] / each['plain']:.2f}" for name in list(WAYS)[1:]),
             *(f"{each[name] / each['mode']:.2f}" for name in ("free", "large")),
         )
         for each in trainings
     ]
     return "\n\n".join(
         [
-            "# PyTorch: what a block costs without pressure",
-            "Made by `python benchmarks/torch_overhead.py --into docs/results`, in one run on one thread. `mode` is a "
-            "dispatch mode that only passes calls on, `free` a block without a limit, `large` one with a budget that "
-            "is never reached. The least of many runs, taken in turns, in processor seconds.",
+            "# PyTorch: what a block costs without memory pressure",
+            "`plain` is PyTorch by itself, `mode` an empty dispatch mode, which only passes calls on, `free` a block "
+            "without a limit, and `large` a block with a budget that is never reached, both on the Python path; "
+            "`native` is the same on the native path. Times are CPU time, the least of many runs taken in turns. "
+            "Measured by `python benchmarks/torch_overhead.py --into docs/results`, in one run on one thread.",
             "## Steps",
-            "Goals: at most 1.25 times the mode without a limit, 1.5 times with a budget; the TreeLSTM at most twice "
-            "plain torch without a limit.",
+            "The goals: `free` takes at most 1.25 times as long as `mode`, `large` at most 1.5 times; on the TreeLSTM, "
+            "`free` takes at most twice as long as `plain`.",
             markdown(
-                ("", "plain, us an operator", "mode / plain", "free / plain", "large / plain", "free / mode",
-                 "large / mode"), ratios
+                ("", "plain, us per operator", "mode / plain", "free / plain", "large / plain", "native free / plain",
+                 "native large / plain", "free / mode", "large / mode"), ratios
             ),
+            "## Steps within a budget",
+            "Times plain torch, and in brackets how many operators ran again in a step. A share is one of the peak "
+            "without a limit on the same path; the native one counts what kernels take while they run, too. `-`: less "
+            "than what must be in memory together.",
+            markdown(("", "plain, ms", "path", *(_share(each) for each in SHARES)), [_row(each) for each in budgets]),
             "## Operators",
-            "Microseconds of one call on 16 elements.",
+            "Microseconds per call, on tensors with 16 elements.",
             markdown(
-                ("", "plain", "mode", "free", "large"),
+                ("", *WAYS),
                 [(each["what"], *(f"{each[name]:.1f}" for name in WAYS)) for each in bursts],
             ),
             "## Machine",
@@ -199,13 +332,23 @@ def page(trainings: list[dict[str, Any]], bursts: list[dict[str, Any]], machine:
     ) + "\n"  # fmt: skip
 
 
+def _share(share: float | None) -> str:
+    return "no limit" if share is None else f"{share:.0%}"
+
+
+def _row(found: dict[Any, Any]) -> tuple[str, ...]:
+    cells = [found[share] for share in SHARES]
+    shown = ["-" if times != times else f"{times:.2f} ({again:.0f})" for times, again in cells]
+    return (found["what"], f"{found['plain'] * 1e3:.1f}", found["path"], *shown)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--into", metavar="FOLDER", type=Path, help="write torch_overhead.md there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     machine = facts() | {"torch": torch.__version__, "threads": "1"}
-    text = page(steps(), overheads(), machine)
+    text = page(steps(), within(), overheads(), machine)
     if options.into:
         (options.into / "torch_overhead.md").write_text(text, encoding="utf-8")
     print(text)

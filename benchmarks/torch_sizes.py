@@ -1,10 +1,10 @@
-"""Measures trainings at sizes where people train, beside every other way to save memory, at equal memory.
+"""Measures training at realistic sizes with every way to save memory, at equal memory.
 
-`python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there;
-`--models gpt2,vit` chooses, and `--small` only asks whether it runs. Each way is a process of its own, on two threads:
-a few steps by the clock (a block has made its plan by then), then two under torch's profiler. Three meters: storages,
-as a block without a limit counts them; allocations, by the profiler; resident memory of the process, beyond what it was
-before the first step. After each other way, a block gets as many bytes of storages as that took, with a plan
+`python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there; `--models
+gpt2,vit` chooses, and `--small` only checks that it runs. Each way is a process of its own, on two threads: a few timed
+steps (a block has made its plan by then), then two under torch's profiler. Memory is measured in three ways: storages,
+as a block without a limit counts them; allocations, by the profiler; resident memory of the process, in addition to
+what it was before the first step. For each other way, a block gets as many bytes of storages as that took, with a plan
 (foresight) and without one.
 """
 
@@ -41,7 +41,7 @@ THREADS: Final = 2
 LEARNING: Final = 15
 """Steps of a block, at most, before it is timed: by then it has a plan, or will have none."""
 SHARES: Final = (0.8, 0.65, 0.5)
-"""Of what lies between what has to stay and the peak."""
+"""Of the difference between what has to stay and the peak."""
 
 
 @dataclass
@@ -169,7 +169,7 @@ def apart(model: str, way: str, small: bool, steps: int) -> Taken:
 
 
 def all_of(model: str, small: bool, steps: int) -> list[Taken]:
-    """Plain, shares of its activations, and every other way with blocks of as much memory beside it."""
+    """Plain, shares of its activations, and every other way, each with blocks of as much memory."""
     plain = apart(model, "plain", small, steps)
     found = [plain, apart(model, "block none", small, steps)]
     stays = MODELS[model](straight, small).stays
@@ -188,9 +188,13 @@ def all_of(model: str, small: bool, steps: int) -> list[Taken]:
 def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
     """A table for each model, times as multiples of plain torch."""
     parts = [
-        "# PyTorch at sizes where people train",
-        "Made by `python benchmarks/torch_sizes.py`. A line after another way is a block with as many bytes of "
-        "storages; `planless` is one without foresight. Ratios are to plain torch in the same run.",
+        "# PyTorch at realistic sizes",
+        "Measured by `python benchmarks/torch_sizes.py --into docs/results`. `block` and the number of bytes is "
+        "`rt.budget` with that budget; `planless` is the same without foresight. `checkpoint` is "
+        "`torch.utils.checkpoint` around each block of the model, `selective` a checkpoint that keeps matrix products, "
+        "`files` writes saved tensors to files, `compile` is `torch.compile` at that `activation_memory_budget`. After "
+        "`checkpoint` and `selective` come blocks with as many bytes of storages as these took. Times are medians of "
+        "three steps on two threads, as ratios to plain torch in the same run.",
     ]
     for model, runs in found.items():
         plain = runs[0]
@@ -202,7 +206,7 @@ def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
             )
             for each in runs
         ]  # fmt: skip
-        parts.append(f"## {MODELS[model].__doc__}\n\nPlain: {plain.seconds:.3f} s a step.")
+        parts.append(f"## {MODELS[model].__doc__}\n\nPlain torch: {plain.seconds:.3f} s a step.")
         parts.append(
             markdown(("", "storages, MB", "allocated, MB", "resident, MB", "time", "repeated", "same loss"), rows)
         )
@@ -212,9 +216,9 @@ def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--models", default=",".join(MODELS), help="some of these, with commas; %(default)s")
+    parser.add_argument("--models", default=",".join(MODELS), help="some of these, separated by commas; %(default)s")
     parser.add_argument("--into", metavar="FOLDER", type=Path, help="write torch_sizes.md and torch_sizes.json there")
-    parser.add_argument("--small", action="store_true", help="tiny sizes: does it run at all?")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -91,10 +91,10 @@ def recomputing(block: Any, *given: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--models", default=",".join(MODELS), help="some of these, with commas; %(default)s")
+    parser.add_argument("--models", default=",".join(MODELS), help="some of these, separated by commas; %(default)s")
     parser.add_argument("--into", metavar="FOLDER", type=Path, help="write torch.md and torch.json there")
     parser.add_argument("--picture", metavar="FILE", type=Path, help="draw a recorded step in half of its memory")
-    parser.add_argument("--quick", action="store_true", help="only the budgets: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="only the budgets, to check that it runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
     machine = facts() | {"torch": torch.__version__, "threads": "1"}

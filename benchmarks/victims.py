@@ -1,10 +1,11 @@
 """Measures what it costs to find the cheapest value and to evict it, by the number of live candidates.
 
-The default policy with exact search (a kinetic tournament) beside the scan of every candidate by the same score.
-First the real cache under a budget that is full, where each further operation evicts one value: against the same
-operation with room to spare, that is the price of search, eviction and the new candidate's place. Then the search
-structure alone, where choosing, taking out and putting in can be timed apart. The first search builds the
-tournament, O(n) once, and stands by itself. Costs come from a clock that the benchmark moves, so "equal" is equal.
+The default policy with exact search (a kinetic tournament) is compared with a scan of every candidate by the same
+score. First comes the real cache with a full budget, where each further operation evicts one value. The difference from
+the same operation with room to spare is the price of searching, evicting and inserting the new candidate. Then comes
+the search structure by itself, where choosing, removing and inserting are timed separately. The first search, which
+builds the tournament once in O(n), is listed separately. Costs come from a clock that the benchmark moves, so "equal"
+is exact.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any, Final
 from _common import MICRO, Report, Row, Target, main, say
 
 import recompute as rc
-from recompute._engine.graph import Node, Reference, Storage
-from recompute._engine.memory import Pool
+from recompute._engine.graph import Reference, Storage, Value
+from recompute._engine.needed import NEIGHBOURHOODS
+from recompute._engine.pool import Pool
+from recompute._engine.states import RESIDENT
 from recompute._policy.formulas import DEFAULT, Score, policy_of
-from recompute._policy.needed import NEIGHBOURHOODS
 from recompute._policy.search import candidates, search_of
 from recompute.testing import ManualClock
 
@@ -114,15 +116,14 @@ def alone(count: int, shape: str, steps: int) -> Bare:
 
     def fresh(number: int) -> Storage:
         nonlocal now
-        storage = Node(alone, (), ())
-        storage.number, storage.size, storage.pool = number, SIZE, pool
+        storage, value = Storage(number), Value()
+        storage.size, storage.pool = SIZE, pool
         storage.cost = next(upcoming)
         now += storage.cost
         storage.last_access = now
-        storage.storage = storage
-        storage.values = (storage,)
-        storage.references = somebody
-        storage.resident = True
+        value.storage, value.references = storage, somebody
+        storage.values = (value,)
+        storage.state, storage.resident = RESIDENT, True
         return storage
 
     for number in range(count):
@@ -149,13 +150,13 @@ def alone(count: int, shape: str, steps: int) -> Bare:
 def measure(quick: bool) -> list[Report]:
     cache = Report(
         "A victim in a full cache",
-        "Microseconds to find the cheapest of n live values, evict it and enter the new value into the search, in the "
-        "cache: an operation that evicts minus the same operation with room.",
+        "Microseconds to find the cheapest of n live values, evict it, and insert the new value into the search "
+        "structure: the time of an operation that evicts minus that of the same operation with room to spare.",
     )
     bare = Report(
         "The search alone",
-        "Microseconds of the search structure without the cache; putting in and taking out are noted, and played at "
-        "the next choice.",
+        "Microseconds of the search structure without the cache. Insertions and removals are only noted; the next "
+        "choice processes them.",
     )
     sizes = (100, 1_000, 10_000) if quick else (100, 1_000, 10_000, 100_000, 1_000_000)
     repetitions = 2 if quick else 3
@@ -177,20 +178,20 @@ def measure(quick: bool) -> list[Report]:
         cache.ratio(
             f"scan / exact search, {count:,}, equal cost",
             f"scan, {count:,}, equal cost",
-            f"search, evict, enter, {count:,}, equal cost",
+            f"search, evict, insert, {count:,}, equal cost",
         )
     most = sizes[-1]
     for shape in SHAPES:
         cache.ratio(
             f"{most:,} / 1,000 candidates, {shape}",
-            f"search, evict, enter, {most:,}, {shape}",
-            f"search, evict, enter, 1,000, {shape}",
+            f"search, evict, insert, {most:,}, {shape}",
+            f"search, evict, insert, 1,000, {shape}",
         )
     for shape in SHAPES[:2]:
         bare.ratio(f"{most:,} / 1,000 candidates, {shape}", f"choose, {most:,}, {shape}", f"choose, 1,000, {shape}")
     grown = dict(cache.ratios)
     for shape in SHAPES:
-        found = cache.row(f"search, evict, enter, {most:,}, {shape}").known
+        found = cache.row(f"search, evict, insert, {most:,}, {shape}").known
         rebuilding = cache.row(f"first search, {most:,}, {shape}").known / most
         cache.targets.append(
             Target(
@@ -198,18 +199,18 @@ def measure(quick: bool) -> list[Report]:
                 60.0,
                 found + rebuilding,
                 "us",
-                f"Search, eviction and the new one's place: {found:.1f} us; and {rebuilding:.1f} us, the share of each "
-                "in rebuilding the tournament, which comes once in about as many evictions as candidates and "
-                f"then takes {rebuilding * most / 1e6:.2f} s at once.",
+                f"Searching, evicting and inserting the new candidate: {found:.1f} us; and {rebuilding:.1f} us, its "
+                "share of rebuilding the tournament, which happens once in about as many evictions as there are "
+                f"candidates, and then takes {rebuilding * most / 1e6:.2f} s at once.",
             )
         )
         cache.targets.append(
             Target(
-                f"a victim among {most:,}, {shape}, against 1,000",
+                f"a victim among {most:,}, {shape}, compared with 1,000",
                 4.0,
                 grown[f"{most:,} / 1,000 candidates, {shape}"],
                 "times",
-                "Without the share of rebuilding. The tree is deeper, in memory that no processor cache holds.",
+                "Without the share of rebuilding. The tree is deeper, and too large for the processor's caches.",
             )
         )
     return [cache, bare]
@@ -222,19 +223,21 @@ def _row(name: str, seconds: list[float], note: str = "") -> Row:
 def _note(report: Report, count: int, shape: str, runs: list[Victims]) -> None:
     about = f"{count:,}, {shape}"
     extra = [each.evicting - each.roomy for each in runs]
-    report.rows.append(_row(f"search, evict, enter, {about}", extra))
+    report.rows.append(_row(f"search, evict, insert, {about}", extra))
     report.rows.append(_row(f"search and evict on request, {about}", [each.requested for each in runs]))
     report.rows.append(_row(f"operation with room, {about}", [each.roomy for each in runs], "its median"))
-    report.rows.append(_row(f"first search, {about}", [each.first - each.roomy for each in runs], "builds, O(n), once"))
+    report.rows.append(
+        _row(f"first search, {about}", [each.first - each.roomy for each in runs], "builds the structure once, O(n)")
+    )
 
 
 def _note_bare(report: Report, count: int, shape: str, runs: list[Bare]) -> None:
     about = f"{count:,}, {shape}"
     parts: tuple[tuple[str, Callable[[Bare], float], str], ...] = (
-        ("choose", lambda each: each.choose, "plays what was noted since the last one"),
-        ("take out", lambda each: each.remove, ""),
-        ("put in", lambda each: each.add, ""),
-        ("first choice", lambda each: each.first, "builds, O(n), once"),
+        ("choose", lambda each: each.choose, "processes what was noted since the last choice"),
+        ("remove", lambda each: each.remove, ""),
+        ("insert", lambda each: each.add, ""),
+        ("first choice", lambda each: each.first, "builds the structure once, O(n)"),
     )
     for name, part, note in parts:
         report.rows.append(_row(f"{name}, {about}", [part(each) for each in runs], note))

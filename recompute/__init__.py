@@ -9,18 +9,19 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
                  _pictures, _simulator (traces replayed through this cache), _plans (schedules made in advance),
                  _traces (recorded programs)
     surface      extend, events, policies (the engine and the policies for everybody above); _recomputable
-                 (Recomputable, pure, ap); _applicative (lift, sequence, traverse); _cache (Cache); _context (which
-                 cache is the current one)
+                 (Recomputable, pure, ap); _applicative (lift, sequence, traverse); _memoize; _cache (Cache); _context
+                 (which cache is the current one)
     engine       _engine: requests (what is asked of the engine), engine (the four callbacks), recount (after an
                  interrupt)
-    parts        _engine: settling, references, runs, results, moving, scheduler, memory, pool, frames, finalizer,
-                 copies, meter, journal, changes
-    policy       _policy: search and tournament (of the smallest score), needed and neighbourhoods (evicted components),
-                 formulas
-    graph        _engine: graph (operation, storage, value); arguments, sizes, verify, events, stats
+    parts        _engine: settling, references, runs, randomness, results, moving, scheduler, memory, pool, frames,
+                 finalizer, copies, meter, journal, changes
+    graph        _engine: graph (operation, storage, value); neighbours, needed (what is evicted around a storage);
+                 arguments, sizes, verify, events, stats
+    policy       _policy, a leaf (numbers in, victim out): search and tournament (of the smallest score), formulas
     tiers        _tiers: where evicted bytes may go; disk, host memory
     protocol     _adapters: what the cache asks of a type of values, the registry, and plain Python objects
-    base         _budget, _errors, _workers (processes)
+    base         _form (compiled or plain: some modules of the engine and the policy are compiled when the library is
+                 installed), _budget, _errors, _workers (processes)
 
 Above the surface no module imports `_engine` or `_policy`: what they need is in `extend`, `events` and `policies`.
 The public modules (`recompute.simulator`, ...) re-export names from private modules, and are loaded when used.
@@ -32,21 +33,21 @@ from recompute import _mixed_up as _mixed_up  # first of all: it refuses an inst
 
 # isort: split
 
+from recompute import _form as _form  # next: it chooses the form of what follows, compiled or plain
+
+# isort: split
+
 from recompute._adapters.adapter import Adapter, register, register_size, sizeof
 from recompute._adapters.arrays import ArrayAdapter, Outline
 from recompute._applicative import lift, sequence, traverse
-from recompute._arrays.array import RecomputableArray
-from recompute._arrays.namespace import namespace
-from recompute._arrays.wrap import array, asarray, wrap
 from recompute._budget import available
 from recompute._cache import Cache
 from recompute._context import current_cache, default_cache, set_default_cache
 from recompute._engine.stats import Stats
-from recompute._errors import BudgetError, ImpureError, SizeWarning, StagingError, ThrashWarning
+from recompute._errors import BudgetError, ImpureError, RandomWarning, SizeWarning, StagingError, ThrashWarning
 from recompute._recomputable import Recomputable, ap, pure
-from recompute._staging.stage import stage
-from recompute._tiers.disk import Disk
-from recompute._tiers.host import Host
+
+_form.check()
 
 __version__ = "0.1.0"
 
@@ -59,21 +60,44 @@ if TYPE_CHECKING:
     from recompute import simulator as simulator
     from recompute import testing as testing
     from recompute import traces as traces
+    from recompute._arrays.array import RecomputableArray as RecomputableArray
+    from recompute._arrays.namespace import namespace as namespace
+    from recompute._arrays.wrap import array as array
+    from recompute._arrays.wrap import asarray as asarray
+    from recompute._arrays.wrap import wrap as wrap
+    from recompute._memoize import memoize as memoize
+    from recompute._sight.report import report as report
+    from recompute._staging.stage import stage as stage
+    from recompute._tiers.disk import Disk as Disk
+    from recompute._tiers.host import Host as Host
 
 if not TYPE_CHECKING:  # to a checker, a module with this function has every attribute
     _MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "traces")
+    _WHERE = {
+        **dict.fromkeys(("array", "asarray", "wrap"), "_arrays.wrap"),
+        "RecomputableArray": "_arrays.array",
+        "namespace": "_arrays.namespace",
+        "memoize": "_memoize",
+        "report": "_sight.report",
+        "stage": "_staging.stage",
+        "Disk": "_tiers.disk",
+        "Host": "_tiers.host",
+    }
 
     def __getattr__(name):
-        """A public module, imported when it is asked for."""
+        """What not every program needs is imported when it is asked for: public modules, and these names."""
         from importlib import import_module
 
         if name in _MODULES:
             return import_module(f"{__name__}.{name}")
+        if name in _WHERE:
+            found = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+            return found
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message, name=name, obj=import_module(__name__))
 
     def __dir__():
-        return sorted({*globals(), *_MODULES})
+        return sorted({*globals(), *_MODULES, *_WHERE})
 
 
 __all__ = [
@@ -85,6 +109,7 @@ __all__ = [
     "Host",
     "ImpureError",
     "Outline",
+    "RandomWarning",
     "Recomputable",
     "RecomputableArray",
     "SizeWarning",
@@ -98,10 +123,12 @@ __all__ = [
     "current_cache",
     "default_cache",
     "lift",
+    "memoize",
     "namespace",
     "pure",
     "register",
     "register_size",
+    "report",
     "sequence",
     "set_default_cache",
     "sizeof",

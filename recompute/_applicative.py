@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from recompute._recomputable import Recomputable, apply_at
+from recompute._handle import apply_at
+from recompute._recomputable import Recomputable
 
 K = TypeVar("K")
 P = ParamSpec("P")
@@ -68,7 +69,7 @@ def _lifted(function: Callable[..., Any], nout: int, nbytes: int | Sequence[int]
 
     @wraps(function)
     def lifted(*args: Any, **kwargs: Any) -> Any:
-        return apply_at(function, args, kwargs, nout, nbytes, sys._getframe(1))
+        return apply_at(function, args, kwargs, nout, nbytes, sys._getframe(1), Recomputable)
 
     return lifted
 
@@ -95,13 +96,13 @@ def sequence(values: Any) -> Recomputable[Any]:
     """A tuple, list or dict of Recomputables as a Recomputable of a tuple, list or dict; another iterable as a list."""
     if not isinstance(values, (tuple, list, dict)):
         values = list(values)
-    return apply_at(_same, (values,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
+    return apply_at(_same, (values,), {}, 1, None, sys._getframe(1), Recomputable)  # type: ignore[no-any-return]
 
 
 def traverse(function: Callable[[T], Recomputable[R]], values: Iterable[T]) -> Recomputable[list[R]]:
     """`sequence` of `function` of each value: a list in, a Recomputable of a list out."""
     results = [function(value) for value in values]
-    return apply_at(_same, (results,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
+    return apply_at(_same, (results,), {}, 1, None, sys._getframe(1), Recomputable)  # type: ignore[no-any-return]
 
 
 def _same(value: T) -> T:

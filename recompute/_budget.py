@@ -178,7 +178,7 @@ def free_memory() -> Callable[[], int]:
         import psutil
     except ImportError:
         raise ImportError(
-            "a budget that follows the machine needs psutil: pip install 'recompute-cache[adaptive]', "
+            "a budget that follows the machine needs psutil: pip install '.[adaptive]' in a checkout, "
             "or give available(probe=...) a function that returns the free bytes"
         ) from None
     return lambda: int(psutil.virtual_memory().available)

@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from re import fullmatch
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
-from recompute import _context
+from recompute import _context, _form
 from recompute._adapters.adapter import known_devices
 from recompute._budget import Budget, Limits, format_bytes, parse_bytes
 from recompute._engine import requests
 from recompute._engine.engine import Engine
 from recompute._engine.events import Listener
-from recompute._engine.graph import ReleaseMode, qualified
+from recompute._engine.graph import ReleaseMode
 from recompute._engine.options import EngineOptions
+from recompute._engine.states import NAMES
 from recompute._engine.stats import PoolStats, Recomputed, Stats, TierStats, table
 from recompute._logged import Log
+from recompute._names import qualified
 from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, policy_of
 from recompute._policy.search import Search, SearchName, search_of
 from recompute._tables import Table
 from recompute._tiers.tier import Tier
 from recompute._tiers.tiers import Tiers
-from recompute._watching import View
 
 if TYPE_CHECKING:
+    from recompute._engine.holdings import Holdings
+    from recompute._engine.story import Steps, Story
     from recompute._foresight.foresight import Foresight
+    from recompute._recomputable import Recomputable
+    from recompute._sight.why import Why
     from recompute._traces.write import Recorder
+    from recompute._watching import View
 
 
-_ATTRIBUTES: Final = frozenset({"engine", "_record", "_log", "_foresight", "_inside"})
+T = TypeVar("T")
+
+_ATTRIBUTES: Final = frozenset({"engine", "_record", "_log", "_foresight", "_inside", "_story"})
 
 
 class Cache:
@@ -51,9 +60,9 @@ class Cache:
     search
         How to look for it: "exact", "sample", "ignore small", "batch", or a `Search`.
     release
-        What happens when the last outside reference to a value is dropped: "eager" evicts it, "ignore" does
-        nothing, "banish" also forgets how it was made as soon as nothing evicted needs it (the three modes of Kirisame
-        et al.).
+        What happens when the last outside reference to a value is dropped: "eager" evicts it (under the default policy
+        it stays while something evicted that is needed is made from it), "ignore" does nothing, "banish" also forgets
+        how it was made as soon as nothing evicted needs it (the three modes of Kirisame et al.).
     clock
         Seconds; operations are costed by it.
     foresight
@@ -67,6 +76,9 @@ class Cache:
         A file that every event is written to, for `recompute.traces.read`: JSON lines, compressed if it ends in ".gz".
         Complete whenever the outermost `with cache:` ends, and when the cache is freed. Raises OSError if it cannot be
         opened; an error while writing is a warning. Cost: some microseconds an event.
+    log
+        How many transitions of values are remembered for `story` and `why`: what became of a value, and for what.
+        Cost: nothing if 0, else some microseconds for each.
     engine
         For simulators and studies: see `recompute.extend.EngineOptions`.
     """
@@ -83,16 +95,32 @@ class Cache:
         tiers: Tier | Sequence[Tier] | Mapping[str, Tier | Sequence[Tier]] = (),
         verify: bool = False,
         trace: str | os.PathLike[str] | None = None,
+        log: int = 0,
         engine: EngineOptions | None = None,
     ) -> None:
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
         opened = Tiers(tiers)
         self.engine = Engine(
-            *(_limits(budget), policy_of(policy), search_of(search), release, clock, verify, engine or EngineOptions()),
+            *(
+                limits_of(budget),
+                policy_of(policy),
+                search_of(search),
+                release,
+                clock,
+                verify,
+                engine or EngineOptions(),
+            ),
             tiers=opened if opened.all() else None,
         )
         self.engine.cache = self
+        self.engine.hold = partial(requests.hold, self.engine)
+        self._story: Story | None = None
+        if _count(log):
+            from recompute._engine.story import Story
+
+            self._story = self.engine.machine.watch = self.engine.memory.story = Story(self.engine.meter, log)
+            self.engine.watch()
         self._foresight: Foresight | None = None
         self._inside = False
         if foresight and self.policy.name == DEFAULT:
@@ -103,6 +131,8 @@ class Cache:
         if engine is None:  # else it is one of a simulator
             for tell in _context.on_new_cache:
                 tell(self)
+            if budget is not None:
+                _context.expect_entry(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if type(self) is Cache and name not in _ATTRIBUTES and not hasattr(Cache, name):
@@ -139,7 +169,7 @@ class Cache:
 
     @budget.setter
     def budget(self, budget: Budget | Mapping[str, Budget]) -> None:
-        requests.set_limits(self.engine, _limits(budget))
+        requests.set_limits(self.engine, limits_of(budget))
 
     def release_memory(self, nbytes: int | str | None = None, device: str = "cpu") -> int:
         """Evict until `nbytes` more are free, or everything it can (None); returns the bytes freed.
@@ -156,7 +186,7 @@ class Cache:
         for pool in list(engine.memory.pools.values()):
             pool.ask_limit()
         journal, meter = engine.journal, engine.meter
-        with engine.lock, engine.changes.begun():
+        with engine.changes.alone(), engine.changes.begun(python=True):
             pools = tuple(
                 PoolStats(
                     pool.device,
@@ -193,6 +223,7 @@ class Cache:
                 recomputed=tuple(sorted(repeated, key=lambda one: (-one.seconds, -one.times, one.function))),
                 pools=pools,
                 coercions=journal.coercions,
+                library_time=meter.library_time,
                 tiers=_tier_stats(engine.memory.tiers),
                 moving_time=meter.moving_time,
                 foresight="" if self._foresight is None else self._foresight.state,
@@ -211,18 +242,31 @@ class Cache:
         """
         if self._inside:
             raise RuntimeError("this cache is in an iteration already; one begins when the one before it has ended")
-        foresight = self._ahead() if self.engine.pressed is not None and self.budget is not None else None
+        foresight = None
         self._inside = True
         failed = True
         try:
-            if foresight is not None:
-                foresight.begin()
+            if self.engine.pressed is not None and self.budget is not None:
+                with self.engine.wall:
+                    foresight = self._ahead()
+                    foresight.begin()
             yield
             failed = False
         finally:
             self._inside = False
             if foresight is not None:
-                foresight.end(failed=failed)
+                with self.engine.wall:
+                    foresight.end(failed=failed)
+
+    def iterations(self, items: Iterable[T]) -> Iterator[T]:
+        """Each of the items, in an `iteration` of its own: `for batch in cache.iterations(batches)`.
+
+        The round of an item ends when the next one is asked for. From one that is left by `break` or an exception
+        nothing is learnt. Raises RuntimeError inside another iteration of this cache.
+        """
+        for item in items:
+            with self.iteration():
+                yield item
 
     def next_iteration(self, *, last: bool = False) -> None:
         """One round of a program that repeats ends here and the next begins: `iteration` without a block.
@@ -231,9 +275,11 @@ class Cache:
         nothing.
         """
         if last and not self._inside and self._foresight is not None:
-            self._foresight.stop()
+            with self.engine.wall:
+                self._foresight.stop()
         elif not last and not self._inside and self.engine.pressed is not None and self.budget is not None:
-            self._ahead().next()
+            with self.engine.wall:
+                self._ahead().next()
 
     def _ahead(self) -> Foresight:
         if self._foresight is None:
@@ -241,11 +287,57 @@ class Cache:
 
             options = self.engine.options
             self._foresight = Foresight(self, options.effort, waits=options.waits)
+            self.engine.unadvised = self._foresight.give_up
         return self._foresight
 
     def _watch(self) -> None:
         """Memory is short."""
         self._ahead().watch()
+
+    def story(self, value: Recomputable[Any] | int) -> Steps:
+        """What became of the storage of a value, and why, the oldest first: why it was recomputed, for instance.
+
+        `value`: one that this cache made, or the number of its storage (`Recomputable.number`), which it may have
+        forgotten. Prints as a line a step. Raises ValueError if the cache keeps no log: see `Cache(log=)`. O(log).
+        """
+        story = self._told()
+        with self.engine.changes.alone(), self.engine.changes.begun(python=True):
+            if isinstance(value, int):
+                return story.of(value)
+            storage = value.node.storage
+            steps = story.of(storage.number)
+            steps.now = NAMES[storage.state]
+            return steps
+
+    def why(self) -> Why:
+        """The ten functions whose recomputation took most time, what they were evicted for, and what would help.
+
+        Of what the log still has. `print` it. Raises ValueError if the cache keeps none: see `Cache(log=)`. O(log).
+        """
+        from recompute._sight.why import Why
+
+        story = self._told()
+        with self.engine.changes.alone(), self.engine.changes.begun(python=True):
+            steps = story.all()
+        return Why(steps)
+
+    def memory(self) -> Holdings:
+        """Where the memory is: bytes in memory and evicted, by the function and line that made them, the most first.
+
+        `print` it. Sources have no line, and are listed by type. Recomputes nothing. O(values).
+        """
+        from recompute._engine.holdings import Holdings, holdings
+
+        self.engine.tidy()
+        with self.engine.changes.alone(), self.engine.changes.begun():
+            return Holdings(holdings(self.engine.memory.storages, self.engine.machine.held))
+
+    def _told(self) -> Story:
+        """The log, with what is on its way there."""
+        if self._story is None:
+            raise ValueError("this cache keeps no log; make it with Cache(..., log=10_000)")
+        self.engine.settling.settle()
+        return self._story
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener(event)` for every event from now on; returns a function that stops it."""
@@ -258,6 +350,8 @@ class Cache:
         In a terminal it is a panel if rich is installed (the extra `cli`), else a line; elsewhere nothing is shown.
         Redrawn every `every` seconds if something has happened. Cost: about a microsecond for each event.
         """
+        from recompute._watching import View
+
         return View(self, every)
 
     def __enter__(self) -> Cache:
@@ -286,6 +380,11 @@ class Cache:
         weakref.finalize(self, recorder.close)  # also when the interpreter ends
         return recorder
 
+    @property
+    def trace(self) -> str | None:
+        """The file that every event is written to; None: nothing is recorded."""
+        return None if self._record is None else self._record.path
+
     def flush(self) -> None:
         """The trace, if there is one, is a complete file from here on."""
         if self._record is not None:
@@ -296,13 +395,13 @@ class Cache:
         engine = self.engine
         used = sum(pool.used for pool in list(engine.memory.pools.values()))
         return (
-            f"<Cache {self.policy.name}: {format_bytes(used)} used of {engine.memory.limits}, "
+            f"<Cache (policy {self.policy.name}): {format_bytes(used)} used of {engine.memory.limits}, "
             f"{engine.journal.evictions} evictions>"
         )
 
     def _table(self) -> Table:
         settings = f"policy {self.policy.name}, search {self.search.name}, release {self.release}"
-        return table(self.stats(), f"recompute.Cache: {settings}")
+        return table(self.stats(), f"recompute.Cache: {settings}, {_form.name()} form")
 
     def __str__(self) -> str:
         return str(self._table())
@@ -334,7 +433,13 @@ def _tier_stats(tiers: Tiers | None) -> tuple[TierStats, ...]:
     )
 
 
-def _limits(budget: Budget | Mapping[str, Budget]) -> Limits:
+def _count(log: int) -> int:
+    if isinstance(log, bool) or not isinstance(log, int) or log < 0:
+        raise ValueError(f"log is how many transitions are remembered, such as 10_000, not {log!r}")
+    return log
+
+
+def limits_of(budget: Budget | Mapping[str, Budget]) -> Limits:
     """What a budget says. Raises ValueError for a device that nobody can know: one without a number."""
     limits = Limits(budget)
     if isinstance(budget, Mapping):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from gc import disable, enable, isenabled
+from gc import collect
+from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
-from recompute._engine.changes import is_nested, shared
+from recompute._warned import outside, warn
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
@@ -18,10 +22,42 @@ on_new_cache: Final[list[Callable[[Cache], None]]] = []
 """Called with each cache that is made, by what runs programs."""
 
 
+_unentered: Final[WeakKeyDictionary[Cache, str]] = WeakKeyDictionary()
+"""Caches with a budget that nothing has entered yet, and where they were made."""
+
+
 def current_cache() -> Cache:
     """The cache that `pure` and `ap` use here."""
-    entered = _entered.get()
-    return entered[-1] if entered else default_cache()
+    entered = (_inner() if _setting else None) or _entered.get()
+    if entered:
+        return entered[-1]
+    cache = default_cache()
+    if _unentered:
+        _tell_of_unentered(cache)
+    return cache
+
+
+def expect_entry(cache: Cache) -> None:
+    """A cache with a budget was made: it is about to be entered, or used in another way."""
+    frame: FrameType | None = sys._getframe(outside() - 1)
+    _unentered[cache] = "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _tell_of_unentered(current: Cache) -> None:
+    """Warn once of a cache that seems to have been forgotten, if the current one has no budget itself."""
+    if current.budget is not None:
+        return
+    collect()  # a cache that nothing refers to any more is not meant
+    for cache, place in list(_unentered.items()):
+        _unentered.pop(cache, None)
+        if not cache.engine.memory.pools and not is_default(cache):
+            warn(
+                "this goes into the default cache, which has no budget, while the cache of "
+                f"{cache.engine.memory.limits} made at {place} was never entered; use it in a block, `with cache:`, or "
+                "make it the default one, with recompute.set_default_cache(cache)",
+                RuntimeWarning,
+                stacklevel=outside(),
+            )
 
 
 def default_cache() -> Cache:
@@ -46,18 +82,28 @@ def is_default(cache: Cache) -> bool:
 
 
 def enter(cache: Cache) -> None:
+    if _unentered:
+        _unentered.pop(cache, None)
+    inner = _inner()
+    if inner is not None:
+        inner.append(cache)
+        return
     around = _entered.get()
     _change((*around, cache), around)
 
 
 def leave() -> None:
+    inner = _inner()
+    if inner:
+        inner.pop()
+        return
     around = _entered.get()[:-1]
     _change(around, around)
 
 
 def is_entered(cache: Cache) -> bool:
     """Whether a `with cache:` is around this."""
-    return cache in _entered.get()
+    return cache in _entered.get() or cache in (_inner() or ())
 
 
 def _change(entered: tuple[Cache, ...], interrupted: tuple[Cache, ...]) -> None:
@@ -69,22 +115,21 @@ def _change(entered: tuple[Cache, ...], interrupted: tuple[Cache, ...]) -> None:
         raise
 
 
-def _set(entered: tuple[Cache, ...]) -> None:
-    """Without the garbage collector.
+_setting: Final[dict[int, list[Cache]]] = {}
+"""Threads in the middle of `ContextVar.set` -> the caches that a destructor has entered there.
 
-    In Python 3.11 it may run in the middle of `ContextVar.set`, and a destructor that enters a cache makes the
-    interpreter crash.
-    """
-    with shared.lock:
-        if shared.change is not None and is_nested(shared.lock):  # it is paused
-            _entered.set(entered)
-            return
-        if shared.change is None:
-            shared.collects = isenabled()
-        shared.change = _entered
-        disable()
+In Python 3.11 the garbage collector may run there, and the interpreter crashes if a destructor sets the same variable.
+"""
+
+
+def _inner() -> list[Cache] | None:
+    return _setting.get(get_ident()) if _setting else None
+
+
+def _set(entered: tuple[Cache, ...]) -> None:
+    mine = get_ident()
+    try:
+        _setting[mine] = []
         _entered.set(entered)
-        _ = shared, shared, shared  # as in `Changes.end`
-        if shared.collects:
-            enable()
-        shared.change = None
+    finally:
+        _setting.pop(mine, None)

@@ -23,8 +23,13 @@ def described(title: str, value: Value) -> Table:
         if len(operation.arguments) > _MOST:
             taken.append(f"and {len(operation.arguments) - _MOST} more")
         pairs.append(("of", ", ".join(taken) or "plain arguments"))
-        pairs.append(("cost", f"{seconds(operation.c0)}, run {operation.runs:,} times"))
+        pairs.append(("cost", f"{seconds(operation.c0)}, run {times(operation.runs)}"))
     return Table(title, pairs)
+
+
+def times(count: int) -> str:
+    """Once, twice, or so many times."""
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
 def _name(value: Value) -> str:

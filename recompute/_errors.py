@@ -22,6 +22,13 @@ class ImpureError(RuntimeError):
     """`Cache(verify=True)` saw a function whose second run differed, or a cached value that was changed in place."""
 
 
+class RandomWarning(UserWarning):
+    """A function draws random numbers in a way that a repeated run cannot draw the same.
+
+    Shown once for each function, at its first run, with the generator and the cure.
+    """
+
+
 class StagingError(ValueError):
     """A function cannot be staged, or a staged one was called with other arguments; nothing has changed."""
 

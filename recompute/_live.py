@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from threading import Event, RLock
 from time import perf_counter
 from typing import Any
 
 from recompute._background import BackgroundThread
+from recompute._interrupts import suppress
 from recompute._terminal import columns, hooked, is_terminal, paint
 
 
@@ -49,9 +50,11 @@ class Live:
             return
         self._done.set()
         self._thread.join()
-        with suppress(OSError, ValueError):
-            self._clear()
-        self._hooks.close()
+        try:
+            with suppress(OSError, ValueError):
+                self._clear()
+        finally:
+            self._hooks.close()
 
     def _write_after_clearing(self, text: str, write: Callable[[str], object]) -> object:
         if os.getpid() != self._process:  # a fork: the line is not its business, and the lock may be taken forever

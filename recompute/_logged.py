@@ -2,7 +2,8 @@
 
 Whether somebody wants to know is looked up when a cache is made and whenever it is entered, so that setting a level is
 all that a program does, and a cache that nobody asks about has no listener. Who has not imported `logging` cannot have
-asked. Warnings come under the same name: see `recompute._warned`.
+asked. The first record of a process says which form of the library runs. Warnings come under the same name: see
+`recompute._warned`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from recompute import _form
 from recompute._budget import format_bytes
 from recompute._engine.events import Event, Evicted, Forgotten, Listener, Performed
 from recompute._tables import seconds
+from recompute._warned import outside
 
 if TYPE_CHECKING:
     from logging import Logger
 
 NAME = "recompute"
+
+_told: list[str] = []
+"""The form of the library, once the log has it."""
 
 
 class Log:
@@ -38,6 +44,9 @@ class Log:
             self._logger = logging.getLogger(NAME)
         if self._logger.isEnabledFor(logging.DEBUG):
             self._stop = subscribe(self)
+            if not _told:
+                _told.append(_form.described())
+                self._logger.debug("the form that runs is %s", *_told)
 
     def __call__(self, event: Event) -> None:
         logger, stop = self._logger, self._stop
@@ -47,16 +56,20 @@ class Log:
             if stop is not None:
                 stop()
         elif type(event) is Performed:
-            self._functions.update(dict.fromkeys(event.storages, event.function))
+            function = f"{event.function} ({event.place})" if event.place else event.function
+            self._functions.update(dict.fromkeys(event.storages, function))
             if event.again:
                 size = format_bytes(sum(event.nbytes))
-                logger.debug("repeated %s in %s for %s", event.function, seconds(event.cost), size)
+                level = outside()
+                logger.debug("repeated %s in %s for %s", function, seconds(event.cost), size, stacklevel=level)
         elif type(event) is Evicted and event.why != "release":
             function = self._functions.get(event.storage, "a value")
             size, used = format_bytes(event.nbytes), format_bytes(event.used)
             held = ", which somebody holds" if event.held else ""
             logger.debug(
-                "evicted %s, storage %d, %s%s (%s): %s used", function, event.storage, size, held, event.why, used
+                "evicted %s, storage %d, %s%s (%s): %s used",
+                *(function, event.storage, size, held, event.why, used),
+                stacklevel=outside(),  # the line of the program that wanted the room
             )
         elif type(event) is Forgotten:
             self._functions.pop(event.storage, None)

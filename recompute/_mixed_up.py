@@ -18,7 +18,7 @@ def refuse_a_mixture(folder: str) -> None:
         raise ImportError(
             f"two distributions are mixed up in {folder}: recompute-cache and another one called recompute, which "
             "share an import name; to mend it: pip uninstall recompute recompute-cache && "
-            "pip install recompute-cache (the other one needs an environment of its own)"
+            "pip install . in a checkout (the other one needs an environment of its own)"
         )
 
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from threading import current_thread, get_ident
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
-from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
-from recompute._context import current_cache, is_default
-from recompute._described import described
+from recompute._context import current_cache
 from recompute._engine import requests
-from recompute._engine.arguments import pack
-from recompute._engine.bindings import bound
 from recompute._engine.frames import HandleOf
-from recompute._engine.graph import EVICTED, Operation, Options, Value
+from recompute._engine.graph import EVICTED, Value
 from recompute._forgotten import Forgotten
+from recompute._handle import Handle, apply_at, class_of_results
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
-    from recompute._engine.engine import Engine
+    from recompute._engine.story import Steps
 
-_NO_NAMES: Final[Mapping[str, Any]] = {}
-_ONE: Final = 1  # compared by identity, which True is not
 
 R = TypeVar("R")
 R1 = TypeVar("R1")
@@ -33,17 +26,14 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Recomputable(Forgotten, Generic[T_co]):
+class Recomputable(Handle, Forgotten, Generic[T_co]):
     """A value and how it was made. Behaves as an identity wrapper: only time and memory change, never a result.
 
     Made by `pure` (a source, which stays in memory or moves to a tier) and `ap` (the result of an operation). The
     value may be evicted, and recomputed or fetched, at any time between two calls of `get`.
     """
 
-    __slots__ = ("__weakref__", "engine", "node")
-    engine: Engine
-    node: Value
-    """What it refers to, for `recompute.extend`."""
+    __slots__ = ()
 
     _is_recomputable = True  # by which arguments are told from plain objects
 
@@ -51,35 +41,19 @@ class Recomputable(Forgotten, Generic[T_co]):
         """One more reference to a value of `cache`. To make values, see `pure` and `ap`."""
         requests.refer_again(cache.engine, value, self)
 
-    def __del__(self) -> None:
-        try:
-            engine = self.engine
-            engine.settling.going(self, self.node)
-        except AttributeError:  # interrupted before it was complete
-            return
-        except Exception:
-            raise
-        except BaseException as interrupt:  # would be lost in a destructor: the next use of the cache raises it
-            self.engine.finalizer.interrupts.append((get_ident(), interrupt))
+    if TYPE_CHECKING:
+
+        def get(self) -> T_co:
+            """The value; recomputed, with everything it needs, if it was evicted.
+
+            Inside an operation's function, the value becomes a dependency of the operation. O(1) while resident.
+            Raises BudgetError if the recomputation does not fit, and whatever the functions raise.
+            """
 
     @property
     def cache(self) -> Cache:
         """The cache that it belongs to."""
         return self.engine.cache  # type: ignore[no-any-return]  # the engine knows no more of it
-
-    def get(self) -> T_co:
-        """The value; recomputed, with everything it needs, if it was evicted.
-
-        Inside an operation's function, the value becomes a dependency of the operation. O(1) while resident. Raises
-        BudgetError if the recomputation does not fit, and whatever the functions raise.
-        """
-        value = self.node
-        payload = value.payload
-        engine = self.engine
-        if payload is EVICTED or engine.watchful:
-            return requests.get(engine, value)  # type: ignore[no-any-return]  # a payload has any type
-        value.storage.last_access = engine.meter.now
-        return payload  # type: ignore[no-any-return]
 
     def evict(self) -> bool:
         """Drop the value now. True if it was dropped; False for a source, a pinned, locked or evicted value."""
@@ -103,9 +77,16 @@ class Recomputable(Forgotten, Generic[T_co]):
         requests.detach(self.engine, self.node)
         return self
 
+    def story(self) -> Steps:
+        """What became of it, and why, a line each: made, evicted, recomputed for whom.
+
+        Raises ValueError if its cache keeps no log: see `Cache(log=)`. O(log).
+        """
+        return self.cache.story(self)
+
     def map(self, function: Callable[[T_co], R]) -> Recomputable[R]:
         """`ap(function, self)`."""
-        return apply_at(function, (self,), {}, 1, None, sys._getframe(1))  # type: ignore[no-any-return]
+        return apply_at(function, (self,), {}, 1, None, sys._getframe(1), Recomputable)  # type: ignore[no-any-return]
 
     @overload
     def apply(
@@ -133,7 +114,7 @@ class Recomputable(Forgotten, Generic[T_co]):
     ) -> tuple[Recomputable[Any], ...]: ...
     def apply(self, *args: Any, nout: int = 1, nbytes: int | Sequence[int] | None = None, **kwargs: Any) -> Any:
         """`ap(self, *args)`: the value is a function, applied inside. The `<*>` of an applicative."""
-        return apply_at(self, args, kwargs, nout, nbytes, sys._getframe(1))
+        return apply_at(self, args, kwargs, nout, nbytes, sys._getframe(1), Recomputable)
 
     @classmethod
     def _class_of_results(cls, payload: Any) -> type[Recomputable[Any]]:
@@ -167,6 +148,8 @@ class Recomputable(Forgotten, Generic[T_co]):
 
     def _repr_html_(self) -> str:
         """For a notebook: what it is and how it was made. Recomputes nothing, and shows nothing of the value."""
+        from recompute._described import described
+
         return described(repr(self), self.node).html()
 
 
@@ -252,111 +235,9 @@ def ap(
     BudgetError if arguments and result do not fit into the budget together. Cost: a few microseconds, plus the function
     (docs/results/machinery.md).
     """
-    return apply_at(function, args, kwargs, nout, nbytes, sys._getframe(1))
-
-
-def apply_at(
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    nout: int,
-    nbytes: int | Sequence[int] | None,
-    caller: FrameType,
-) -> Any:
-    """`ap` of what `caller` gave: tracebacks of a repeated run name the line that it is at."""
-    if isinstance(function, Recomputable):
-        args = (function, *args)
-        function = _call
-    elif not callable(function):
-        raise TypeError(f"ap takes a function first, or a Recomputable that holds one, not {function!r}")
-    else:
-        function = bound(function)
-    keep: list[Recomputable[Any]] = []  # references that live in a list which somebody may change meanwhile
-    found: list[Value] = []
-    positional: list[Any] | None = None  # None: Recomputables and nothing else
-    engine: Engine | None = None
-    like: HandleOf = Recomputable
-    for argument in args:
-        kind = kinds[type(argument)]
-        if kind.handle:  # mostly
-            if argument.engine is not engine:
-                engine = common_engine(engine, argument, args)
-            if type(argument) is not Recomputable:
-                like = type(argument)._class_of_results
-            argument = argument.node
-            found.append(argument)
-        else:
-            if positional is None:
-                positional = list(found)
-            if not kind.plain:
-                argument = pack(argument, keep, found)
-        if positional is not None:
-            positional.append(argument)
-    keywords = None
-    if kwargs:
-        positional = list(found) if positional is None else positional
-        keywords = {name: pack(argument, keep, found) for name, argument in kwargs.items()}
-    if keep:
-        for handle in keep:
-            engine = common_engine(engine, handle, args, kwargs)
-        if like is Recomputable:
-            like = handle_like(keep)
-    arguments = tuple(found)
-    options = None
-    if nout is not _ONE or nbytes is not None or keywords:
-        options = Options(keywords, nout, _declared(nout, nbytes))
-    operation = Operation(
-        function,
-        arguments if positional is None else tuple(positional),
-        arguments,
-        caller.f_code,
-        caller.f_lasti,
-        options,
-    )
-    handles = requests.apply(engine or current_cache().engine, operation, like)
-    return handles[0] if options is None or options.nout == 1 else tuple(handles)
+    return apply_at(function, args, kwargs, nout, nbytes, sys._getframe(1), Recomputable)
 
 
 def handle_like(arguments: Sequence[Recomputable[Any]]) -> HandleOf:
     """Of what refers to a result: a subclass of Recomputable says itself what is made of its instances."""
-    for handle in arguments:
-        if type(handle) is not Recomputable:
-            return type(handle)._class_of_results
-    return Recomputable
-
-
-def common_engine(
-    engine: Engine | None, argument: Recomputable[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NO_NAMES
-) -> Engine:
-    """The engine of `argument`; raises ValueError if that is not `engine`, and says which of all arguments it is."""
-    if engine is not None and argument.engine is not engine:
-        which = [f"argument {number}" for number, one in enumerate(args, 1) if one is argument]
-        which += [f"argument {name!r}" for name, one in kwargs.items() if one is argument]
-        raise ValueError(
-            f"the arguments belong to two caches: {(which or ['one of them'])[0]} to "
-            f"{_named(argument.cache)}, the others to {_named(engine.cache)}, in thread {current_thread().name!r} (a "
-            "new thread starts in the default cache); make all of them within one `with cache:`, or pass the value: "
-            "argument.get()"
-        )
-    return argument.engine
-
-
-def _named(cache: Cache) -> str:
-    return "the default cache" if is_default(cache) else repr(cache)
-
-
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
-
-
-def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if type(nout) is not int or nout < 1:
-        raise ValueError(f"nout must be a whole number of outputs, at least 1, not {nout!r}")
-    if nbytes is None:
-        return None
-    if type(nbytes) is int and nbytes >= 0:
-        return (nbytes,) * nout
-    sizes = tuple(nbytes) if isinstance(nbytes, Sequence) else (nbytes,) * nout
-    if len(sizes) != nout or not all(hasattr(size, "__index__") and size >= 0 for size in sizes):
-        raise ValueError(f"nbytes must be bytes, at least 0: one number, or {nout} of them, not {nbytes!r}")
-    return tuple(size.__index__() for size in sizes)
+    return class_of_results(arguments, Recomputable)

@@ -110,9 +110,13 @@ def _html(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> 
 def seconds(time: float) -> str:
     """A duration for people."""
     if time < 1:
-        return f"{time * 1000:.3g} ms" if time >= 1e-3 else f"{time * 1000:.3f} ms"
+        return f"{time * 1000:.3g} ms" if time >= 1e-3 else _microseconds(time)
     if time < 120:
         return f"{time:.3g} s"
     whole = round(time)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
+
+
+def _microseconds(time: float) -> str:
+    return "0 s" if not time else "< 1 us" if time < 1e-6 else f"{time * 1e6:.3g} us"

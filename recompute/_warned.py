@@ -20,9 +20,10 @@ def warn(message: str, category: type[Warning], stacklevel: int = 1) -> None:
 def outside(package: str = "recompute") -> int:
     """The `stacklevel` of the program's own call, for a `warn` in the function that asks.
 
-    That is outside of `package`, too.
+    That is outside of `package`, too, and of what stands between them in a block that a generator makes.
     """
+    inside = ("recompute", "contextlib", package)
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("recompute", package)):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(inside):
         level, frame = level + 1, frame.f_back
     return level

@@ -7,8 +7,9 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from math import ceil
 from threading import Event as Signal
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ from recompute._background import BackgroundThread
 from recompute._budget import format_bytes
 from recompute._engine.events import Event, Performed
 from recompute._engine.stats import MOST, Stats
+from recompute._interrupts import suppress
 from recompute._live import Live
 from recompute._tables import List, Table, seconds
 from recompute._terminal import is_terminal
@@ -39,6 +41,7 @@ class Recent:
         self._computed = self._repeated = 0.0  # seconds
         self._functions: dict[str, float] = {}
         self._used: deque[int] = deque(maxlen=_HISTORY)
+        self._shares: deque[float] = deque(maxlen=_HISTORY)
 
     def __call__(self, event: Event) -> None:
         self.news = True
@@ -53,6 +56,7 @@ class Recent:
         """One drawing further, with so many bytes in use."""
         self.news = False
         self._used.append(used)
+        self._shares.append(self.share)
         self._computed *= _FADE
         self._repeated *= _FADE
         self._functions = {name: time * _FADE for name, time in list(self._functions.items())}
@@ -66,6 +70,10 @@ class Recent:
     def history(self, most: int) -> str:
         """The bytes in use at the last drawings, as a picture; `most` is as high as it gets."""
         return "".join(_LEVELS[min(8, -(-8 * used // max(1, most)))] for used in self._used)
+
+    def repeated(self) -> str:
+        """The share of the computing that was repeated at the last drawings, as a picture: all of it is as high."""
+        return "".join(_LEVELS[min(8, ceil(8 * share))] for share in self._shares)
 
     def functions(self) -> list[tuple[str, str]]:
         """Those that were repeated most, with their share of that."""
@@ -94,11 +102,12 @@ def picture(stats: Stats, recent: Recent) -> Table:
     budget = "" if stats.budget is None else f" of {format_bytes(stats.budget)}"
     pairs = [
         ("memory", f"{format_bytes(stats.used)}{budget}, peak {format_bytes(stats.peak)}"),
-        ("", recent.history(most)),
+        ("", recent.history(most)),  # as high as the budget, or the peak
         ("operations", f"{stats.operations:,}, {stats.rematerializations:,} repeated"),
         ("evictions", f"{stats.evictions:,}"),
         ("compute", f"{seconds(stats.model_time + stats.remat_time)}, {seconds(stats.remat_time)} of it repeated"),
         ("overhead", f"{stats.overhead:.2f}; of late {recent.share:.0%} of the computing is repeated"),
+        ("", recent.repeated()),
     ]
     functions = recent.functions()
     return Table("recompute", pairs, [List(["repeated of late", "share"], functions, "<>")] if functions else [])
@@ -174,9 +183,11 @@ class _Drawing:
     def __exit__(self, *exception: object) -> None:
         self._done.set()
         self._thread.join()
-        with suppress(Exception):  # the terminal or the cache has gone
-            self._draw()
-        self._show(None)
+        try:
+            with suppress(Exception):  # the terminal or the cache has gone
+                self._draw()
+        finally:
+            self._show(None)
 
     def _draw_until_done(self) -> None:
         pause = self._every

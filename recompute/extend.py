@@ -1,19 +1,20 @@
 """The engine's public interface, for authors of adapters; besides it, they need only the surface.
 
 A value is known by a handle, which is a `Recomputable` (or of a subclass with slots of its own), and inside that by its
-`node`: one object for an operation, its output and the storage of that output (see `Node`). Read nodes, but do not
+`node`, a `Value`: it knows the `Operation` that makes it, and the `Storage` that it lives on. Read them, but do not
 write to them. All functions here are called without any lock, may be interrupted anywhere, and leave the cache in a
 valid state.
 
     perform, source, adopt, view          make values: run an operation, enter an existing value, view an evicted one
     bring, keep_resident, detach          bring them into memory: now, for a block, permanently
+    refer_if_there                        another handle of a value that is in memory
     look                                  a value if it is in memory
     overwrite, exchange, written          let handles refer to something else; sources change
     needed, dependents, history           what the graph knows
     released_sources, forget_outline      what an adapter may do about what it made
     outline_of                            what an adapter wanted to know of an evicted value
     running, clock_of, spend_elsewhere    the time that counts as the cost of the running function
-    set_room, flush                       sizes that become known later; traces
+    set_room, flush, paste                sizes that become known later; traces, and what a report says to paste
     be_lenient                            admit what cannot fit: at the end, when values are given back
     leave_small                           never evict smaller values
     cure_thrashing                        what the warning of thrashing says
@@ -21,14 +22,17 @@ valid state.
     hold, let_go, room                    count memory that belongs to no value, and see whether it fits
     count_operation                       count an operation that ran without the cache
     outlive                               keep memory that would be freed with the references to it
-    tell, advise, Advice, Pool            know of operations before they run, and say what is not needed for a while
+    tell, listen, advise, Advice, Pool    know of operations before they run, and say what is not needed for a while:
+                                          an error there is said, ends the advice, and stops nobody
     foresee                               tell listeners what is known
     resident, referred, fullest, load, moved, spent      what there is, and what it took
     identity, constant, Outputs           what a function says about itself: see `perform`
     bound                                 a function with what its names are bound to now
     handle_like                           the class of handles of results, by that of the arguments
     is_array                              whether an adapter for arrays serves a value
+    is_interrupt                          whether an error is from the handler of a signal: let it pass
     Table, List, seconds, warn, outside   for people: tables, warnings and what they point to
+    Generators                            how the states of generators of random numbers are saved and set again
     Tier, Store, Link, lie_above          a tier of your own for evicted values
     end_ahead                             end the thread that moves values ahead
 """
@@ -42,21 +46,26 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from recompute._adapters.adapter import kinds
+from recompute._adapters.generators import Generators
 from recompute._background import BackgroundThread
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
-from recompute._engine import requests
+from recompute._engine import requests, wall
 from recompute._engine.advice import Advice
 from recompute._engine.arguments import Container, Outputs, pack
 from recompute._engine.bindings import bound
 from recompute._engine.finalizer import Held
 from recompute._engine.frames import Frame, HandleOf
 from recompute._engine.frames import running as _running
-from recompute._engine.graph import EVICTED, Node, Options, ReleaseMode, name_of
+from recompute._engine.graph import EVICTED, Operation, Options, ReleaseMode, Storage, Value
 from recompute._engine.options import EngineOptions
 from recompute._engine.pool import Pool
 from recompute._engine.sizes import constant, identity
-from recompute._engine.stats import TIER_COLUMNS, Stats
-from recompute._recomputable import Recomputable, common_engine, handle_like
+from recompute._engine.stats import TIER_COLUMNS, PoolStats, Stats
+from recompute._engine.story import Step, Steps
+from recompute._handle import common_engine
+from recompute._interrupts import is_interrupt
+from recompute._names import name_of
+from recompute._recomputable import Recomputable, handle_like
 from recompute._tables import List, Table, seconds
 from recompute._tiers.link import Link
 from recompute._tiers.tier import Store, Tier
@@ -67,6 +76,7 @@ if TYPE_CHECKING:
     from collections import deque
 
     from recompute._cache import Cache
+    from recompute._engine.events import Listener
 
 H = TypeVar("H", bound=Recomputable[Any])
 
@@ -78,7 +88,7 @@ def perform(
     cache: Cache,
     function: Callable[..., Any],
     positional: Sequence[Any],
-    arguments: Sequence[Node],
+    arguments: Sequence[Value],
     place: Place,
     *,
     keywords: dict[str, Any] | None = None,
@@ -94,7 +104,7 @@ def perform(
         Called with the payloads, without the lock. It may have `size_key()`, a hashable that decides the sizes of
         its results together with the signatures of its arguments (alone, if it has an attribute `sizes_alone` that is
         true), and `expect(device)`, which gives (device, bytes) of the results before the first run. Neither is asked
-        under the lock.
+        under the lock. An attribute `keeps_states` that is true says that a repeated run draws the same random numbers.
     positional, keywords
         The arguments of the function, with nodes in place of values.
     arguments
@@ -114,7 +124,7 @@ def perform(
         options = Options(keywords, nout, None if nbytes is None else tuple(nbytes))
     nodes = tuple(arguments)
     given = nodes if positional is arguments else tuple(positional)
-    operation = Node(function, given, nodes, code, instruction, options)
+    operation = Operation(function, given, nodes, code, instruction, options)
     return requests.apply(cache.engine, operation, handle)
 
 
@@ -136,7 +146,7 @@ def adopt(
     payload: Any,
     function: Callable[..., Any],
     positional: Sequence[Any],
-    arguments: Sequence[Node],
+    arguments: Sequence[Value],
     place: Place,
     *,
     cost: float,
@@ -149,7 +159,7 @@ def adopt(
     the result is None if there is no room. Raises BudgetError if there can be none.
     """
     code, instruction = place if isinstance(place, tuple) else (place.f_code, place.f_lasti)
-    operation = Node(function, tuple(positional), tuple(arguments), code, instruction)
+    operation = Operation(function, tuple(positional), tuple(arguments), code, instruction)
     return requests.adopt(cache.engine, payload, operation, cost, handle, waits)  # type: ignore[no-any-return]  # as asked
 
 
@@ -163,17 +173,17 @@ def view(of: H, function: Callable[[Any], Any], outline: Any, place: FrameType) 
 
     `outline` is what its adapter's `evicted` would say of it.
     """
-    operation = Node(function, (of.node,), (of.node,), place.f_code, place.f_lasti)
+    operation = Operation(function, (of.node,), (of.node,), place.f_code, place.f_lasti)
     return requests.view(of.engine, operation, outline, type(of))  # type: ignore[no-any-return]  # of that class
 
 
-def bring(cache: Cache, node: Node) -> None:
+def bring(cache: Cache, node: Value) -> None:
     """Bring a value into memory now; recompute it if needed. It may be evicted again at any time."""
-    requests.bring(cache.engine, node, lambda value: None)
+    requests.bring(cache.engine, node, lambda engine, value: None)
 
 
 @contextmanager
-def keep_resident(cache: Cache, node: Node) -> Iterator[None]:
+def keep_resident(cache: Cache, node: Value) -> Iterator[None]:
     """Keep a value in memory inside the block."""
     stay = requests.keep_resident(cache.engine, node)
     try:
@@ -182,12 +192,12 @@ def keep_resident(cache: Cache, node: Node) -> Iterator[None]:
         del stay
 
 
-def evict(cache: Cache, node: Node) -> bool:
+def evict(cache: Cache, node: Value) -> bool:
     """`Recomputable.evict` of a value that may have no handle."""
     return requests.evict(cache.engine, node)
 
 
-def detach(cache: Cache, node: Node, *, moves: bool | None = None) -> None:
+def detach(cache: Cache, node: Value, *, moves: bool | None = None) -> None:
     """`Recomputable.detach` of a value that may have no handle. `moves`: as for a `source`; None: as it was.
 
     What an operation made may move from then on.
@@ -195,7 +205,7 @@ def detach(cache: Cache, node: Node, *, moves: bool | None = None) -> None:
     requests.detach(cache.engine, node, moves)
 
 
-def written(cache: Cache, node: Node) -> None:
+def written(cache: Cache, node: Value) -> None:
     """Call this before writing to the memory of a source that a running operation takes.
 
     A copy in a tier is out of date from then on. Never write to values that an operation made.
@@ -216,6 +226,11 @@ def exchange(one: Recomputable[Any], other: Recomputable[Any]) -> None:
     requests.exchange(one.engine, one, other)
 
 
+def refer_if_there(cache: Cache, node: Value, handle: type[H]) -> H | None:
+    """Another handle of a value that is in memory; None: it is not, and may be forgotten."""
+    return requests.refer_if_there(cache.engine, node, handle)  # type: ignore[no-any-return]  # of that class
+
+
 def hold(cache: Cache, buffer: Any, device: str, nbytes: int) -> Held:
     """Only count memory as in use, until `buffer` is freed or `let_go`: it is no value, and cannot be evicted.
 
@@ -234,17 +249,17 @@ def room(cache: Cache, device: str) -> float:
     return requests.room(cache.engine, device)
 
 
-def dependents(cache: Cache, node: Node, most: float = inf) -> list[Node] | None:
+def dependents(cache: Cache, node: Value, most: float = inf) -> list[Value] | None:
     """The values that the program refers to and that are made from `node`; None: more than `most` to search."""
     return requests.dependents(cache.engine, node, most)
 
 
-def needed(cache: Cache, node: Node) -> bool:
+def needed(cache: Cache, node: Value) -> bool:
     """Whether `node` is an argument of a running operation, or of one whose results may still be needed."""
     return requests.needed(cache.engine, node)
 
 
-def forget_outline(node: Node) -> None:
+def forget_outline(node: Value) -> None:
     """Do not call `Adapter.restored` when an evicted value comes back: what `evicted` returned is no longer valid."""
     requests.forget_outline(node)
 
@@ -263,7 +278,7 @@ def history_exceeded(cache: Cache) -> int:
     return references.history
 
 
-def released_sources(cache: Cache) -> deque[Node]:
+def released_sources(cache: Cache) -> deque[Value]:
     """Sources that only operations still refer to: each is added when its last handle is gone."""
     return requests.released_sources(cache.engine)
 
@@ -273,15 +288,14 @@ def count_coercion(handle: Recomputable[Any]) -> None:
     handle.engine.journal.coercions += 1
 
 
-def outline_of(node: Node) -> Any:
+def outline_of(node: Value) -> Any:
     """What its adapter keeps of an evicted value; None if it is not evicted, or nothing was kept."""
     return None if node.remains is None else node.remains.outline
 
 
 def running() -> Frame | None:
     """The operation whose function runs here, the innermost: `engine` is that of its cache."""
-    frame = _running.frame
-    return frame if frame is not None and frame.running else None
+    return _running.frame()
 
 
 def clock_of(frame: Frame) -> Callable[[], float]:
@@ -296,9 +310,22 @@ def spend_elsewhere(seconds: float) -> None:
         frame.elsewhere += seconds
 
 
-def set_room(node: Node, sizes: Sequence[tuple[str, int]]) -> None:
+def set_room(node: Value, sizes: Sequence[tuple[str, int]]) -> None:
     """(device, bytes) that a repeated run of the operation which made `node` needs."""
     requests.set_room(node, sizes)
+
+
+def paste(cache: Cache, line: str, *, keeps: bool = True) -> None:
+    """Let the trace of a cache, if there is one, say how a program gets a budget: `'rt.budget("{budget}")'`.
+
+    A report (`rc.report`, `recompute report`) shows that line, with a budget filled in.
+    `keeps`: whether values that are released can stay; not if their memory goes with the program's references, so that
+    a replay evicts them, too.
+    """
+    for listener, _ in tuple(cache.engine.journal.listeners):
+        add_settings = getattr(listener, "add_settings", None)
+        if add_settings is not None:
+            add_settings(paste=line, keeps=keeps)
 
 
 def be_lenient(cache: Cache) -> None:
@@ -319,7 +346,7 @@ def cure_thrashing(cache: Cache, cure: str, package: str) -> None:
 def lap(cache: Cache) -> dict[str, int]:
     """The most bytes in use on each device since the last call."""
     engine = cache.engine
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun(python=True):
         return {device: pool.lap() for device, pool in engine.memory.pools.items()}
 
 
@@ -336,7 +363,7 @@ def count_operation(cache: Cache, cost: float = 0.0) -> None:
     engine = cache.engine
     engine.journal.operations += 1
     if cost:
-        with engine.lock, engine.changes.begun():
+        with engine.changes.alone(), engine.changes.begun(python=True):
             engine.meter.bill(cost, False)
 
 
@@ -346,7 +373,9 @@ def counts(cache: Cache) -> tuple[int, int, int]:
     return journal.operations, journal.evictions, journal.rematerializations
 
 
-def tell(cache: Cache, before: Callable[[Node], None] | None, wanted: Callable[[Node], None] | None = None) -> None:
+def tell(
+    cache: Cache, before: Callable[[Operation], None] | None, wanted: Callable[[Value], None] | None = None
+) -> None:
     """Call `before(operation)` before each first run, and `wanted(value)` before an evicted value is brought back.
 
     They are called without the lock. None: call nothing.
@@ -355,23 +384,28 @@ def tell(cache: Cache, before: Callable[[Node], None] | None, wanted: Callable[[
     cache.engine.wanted = wanted
 
 
+def listen(cache: Cache, listener: Listener) -> Callable[[], None]:
+    """`Cache.subscribe` for what advises: an error of the listener ends the advice."""
+    return cache.engine.subscribe(listener, advises=True)
+
+
 def advise(cache: Cache, advice: Advice | None) -> None:
     """Follow this advice from now on: what to evict, and what to keep without references to it; None: no advice.
 
     Values kept only by older advice are dropped.
     """
-    requests.advise(cache.engine, advice)
+    wall.advise(cache.engine, advice)
 
 
-def resident(cache: Cache) -> list[Node]:
+def resident(cache: Cache) -> list[Storage]:
     """The storages that are in memory, the oldest first. O(n log n)."""
     engine = cache.engine
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun(python=True):
         found = [storage for storage in engine.memory.storages if storage.resident]
     return sorted(found, key=lambda storage: storage.number)
 
 
-def referred(cache: Cache) -> list[Node]:
+def referred(cache: Cache) -> list[Value]:
     """The values in memory that have outside references, the oldest first. O(n log n)."""
     return [value for storage in resident(cache) for value in storage.values if value.referred]
 
@@ -387,7 +421,7 @@ def is_array(value: Any) -> bool:
     return kinds[type(value)].array is not None
 
 
-def outlive(value: Node) -> bool:
+def outlive(value: Value) -> bool:
     """Keep the memory of a value when nothing refers to it any more; False if it is not there, or cannot stay."""
     payload = value.payload
     if payload is EVICTED:
@@ -396,16 +430,21 @@ def outlive(value: Node) -> bool:
     return kind.outlive is None or kind.outlive(payload)
 
 
+def wanted(cache: Cache, storage: Storage) -> bool:
+    """Whether something that is evicted, and needed, is made from it. With the default policy."""
+    return cache.engine.memory.neighbourhood.wanted(storage)
+
+
 def load(cache: Cache) -> tuple[int, int]:
     """(bytes that are evicted but referred to, bytes in use), on all devices. The former: with the default policy."""
     memory = cache.engine.memory
-    return memory.neighbourhood.missing, sum([pool.used for pool in memory.pools.values()])
+    return memory.neighbourhood.missing, sum([pool.used for pool in list(memory.pools.values())])
 
 
 def moved(cache: Cache) -> int:
     """Bytes of the copies in tiers."""
     engine = cache.engine
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun(python=True):
         return 0 if engine.memory.tiers is None else sum([store.used for _, store in engine.memory.tiers.all()])
 
 
@@ -449,17 +488,23 @@ __all__ = [
     "Container",
     "EngineOptions",
     "Frame",
+    "Generators",
     "HandleOf",
     "Link",
     "List",
-    "Node",
+    "Operation",
     "Outputs",
     "Pool",
+    "PoolStats",
     "ReleaseMode",
     "Stats",
+    "Step",
+    "Steps",
+    "Storage",
     "Store",
     "Table",
     "Tier",
+    "Value",
     "adopt",
     "advise",
     "be_lenient",
@@ -487,10 +532,12 @@ __all__ = [
     "history_exceeded",
     "identity",
     "is_array",
+    "is_interrupt",
     "keep_resident",
     "lap",
     "leave_small",
     "lie_above",
+    "listen",
     "load",
     "look",
     "moved",
@@ -502,8 +549,10 @@ __all__ = [
     "overwrite",
     "pack",
     "parse_budget",
+    "paste",
     "perform",
     "pools",
+    "refer_if_there",
     "referred",
     "released_sources",
     "resident",
@@ -516,6 +565,7 @@ __all__ = [
     "spent",
     "tell",
     "view",
+    "wanted",
     "warn",
     "written",
 ]

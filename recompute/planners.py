@@ -1,5 +1,6 @@
 """Schedules made in advance: `plan(program, 0.4)` says what to compute and to free; `verify` checks a plan.
 
+`ladder` plans for several budgets at once, so that more memory never costs more.
 `least` and `peak` say between which budgets a plan is worth searching for; `replan` starts from a known order of runs.
 `ProgramBuilder` and `last_uses` make a program of any graph, as the compilers of adapters do; `smallest` finds by
 bisection what just fits.
@@ -15,7 +16,7 @@ from recompute._plans.builder import ProgramBuilder
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import prune, schedule
 from recompute._plans.own import Effort, Meter
-from recompute._plans.plan import METHODS, plan
+from recompute._plans.plan import METHODS, ladder, plan
 from recompute._plans.problem import check_least, problem_of, woven
 from recompute._plans.schedule import Plan, PlanError
 from recompute._plans.smallest import smallest
@@ -66,6 +67,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "ProgramBuilder",
+    "ladder",
     "last_uses",
     "least",
     "peak",

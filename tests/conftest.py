@@ -1,11 +1,15 @@
-"""Hypothesis profiles, what a plain run does, and a watchdog: a test that hangs is a failure with a stack."""
+"""Hypothesis profiles, what a plain run does, the form under test, and a watchdog: who hangs fails with a stack."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
 import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -20,21 +24,35 @@ settings.register_profile("draft", settings.get_profile("ci"), phases=[Phase.gen
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """What a run is going to do, and how long that takes."""
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Which form of the library is tested, what a run is going to do, and how long that takes."""
+    from recompute import __file__, _form
+
+    return [f"recompute of {os.path.dirname(__file__)}, {_form.described()}", *_what_runs(config)]
+
+
+def _what_runs(config: pytest.Config) -> list[str]:
     if config.option.markexpr == "not slow" and settings.get_current_profile_name() == "default":
-        return (
-            "a plain run: few generated examples, no slow tests; some four minutes on two quiet cores\n"
-            'everything, as CI runs it: HYPOTHESIS_PROFILE=ci python -m pytest -n 2 -m ""'
-        )
-    return (
+        return [
+            "a plain run: few generated examples, no slow tests; some five minutes on two quiet cores\n"
+            'everything, as CI runs it: HYPOTHESIS_PROFILE=ci python -m pytest -n 2 -m ""',
+        ]
+    return [
         f"generated examples: profile {settings.get_current_profile_name()}; tests: {config.option.markexpr or 'all'}"
-    )
+    ]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell script starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         _stderr.append(os.dup(2))
+    try:
+        from recompute import _form
+    except ImportError as error:  # RECOMPUTE_REQUIRE_COMPILED, or a mixture
+        raise pytest.UsageError(str(error)) from error
+    if not _form.asked("RECOMPUTE_REQUIRE_COMPILED") and _form.name() == "plain":
+        os.environ["RECOMPUTE_PLAIN"] = "1"  # the processes that tests start have this form, too, and do not warn
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +66,34 @@ def _short_collections() -> Iterator[None]:
     yield
     gc.collect()
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_keeps_the_lock() -> Iterator[None]:
+    """After a test this thread holds no cache's lock: others would wait for ever."""
+    yield
+    from recompute._engine.changes import shared
+
+    assert not shared.lock._is_owned()
+
+
+@pytest.fixture
+def no_python_while_the_collector_is_off() -> Iterator[None]:
+    """No line of Python runs in a change that has switched the collector off: between lines other threads may run."""
+    from recompute._engine.changes import shared
+
+    seen = set()
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        if shared.off and event == "call":
+            seen.add(f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}")
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    yield  # in the plain form nothing switches it off
+    sys.setprofile(None)
+    threading.setprofile(None)
+    assert not seen
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,20 @@ from typing import Any
 
 import pytest
 
+from recompute import _form as form
+
+COMPILED = form.name() == "compiled"
+in_plain = pytest.mark.skipif(
+    COMPILED, reason="compiled code has no lines between which a signal could come; CI runs this in the plain form, too"
+)
+
+
+def enough(places: int, plain: int, compiled: int | None = None) -> bool:
+    """Whether a program passes more than so many places; compiled, a twentieth of them: those still in Python."""
+    if not COMPILED:
+        return places > plain
+    return places > (plain // 20 if compiled is None else compiled)
+
 
 def strike() -> None:
     """What the handler of a signal does in the end."""
@@ -103,6 +117,10 @@ class Tracing(Interrupts):
         finally:
             sys.setprofile(None)
             sys.settrace(before)
+
+    def start(self) -> None:
+        """Count and strike from here on, in this thread, until somebody sets another trace."""
+        sys.settrace(self._enter)
 
     def _go_on(self, frame: FrameType, event: str, arg: Any) -> None:
         """Python ends a trace that has raised an error."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
-from threading import Event, Thread
+from pathlib import Path
+from textwrap import dedent
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
-from interrupts import Tracing, modules_in
+from interrupts import Tracing, enough, modules_in
 
 import recompute as rc
 from recompute.testing import check_invariants
@@ -26,7 +29,7 @@ pytestmark = [
 
 LONG = 60  # seconds: only a deadlock takes as long
 STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "0"))  # of the moments at which a fork comes; 0: few of them
-MODULES = modules_in("recompute._engine", "recompute._policy", "recompute._recomputable")
+MODULES = modules_in("recompute._engine", "recompute._policy", "recompute._recomputable", "recompute._tiers")
 
 
 @pytest.fixture(autouse=True)
@@ -188,10 +191,10 @@ def test_forks_while_threads_use_the_cache(policy: Any, release: Any) -> None:
 
 
 class Halting(Tracing):
-    """Stops a thread at the n-th place in the engine, until it may go on."""
+    """Stops a thread at the n-th place in the engine, or in some modules, until it may go on."""
 
-    def __init__(self) -> None:
-        super().__init__(MODULES)
+    def __init__(self, *modules: str) -> None:
+        super().__init__(modules_in(*modules) if modules else MODULES)
         self.there, self.go = Event(), Event()
 
     def halt(self) -> None:
@@ -229,7 +232,7 @@ def halted(program: Program, place: int, job: Callable[[], None]) -> int:
 
 def some(places: int, count: int, first: int = 1) -> range:
     """About so many of the places, or every so-manieth if the environment says so."""
-    return range(first, places, STRIDE or places // count)
+    return range(min(first, places), places, STRIDE or max(1, places // count))
 
 
 @pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
@@ -238,21 +241,19 @@ def test_a_fork_at_any_moment_of_another_thread(policy: Any, release: Any) -> No
     """Wherever in the engine another thread is, also with the lock, a child has all values and goes on at once."""
     program = Program(7, 80, policy=policy, release=release)
     places = halted(program, 0, lambda: None)
-    assert places > 1000
+    assert enough(places, 1000)
     for place in some(places, 12, 1 + len(policy) + len(release)):
         halted(program, place, lambda: in_child(program.check))
     program.check()
 
 
-def test_a_fork_leaves_the_collector_as_the_program_set_it() -> None:
-    """That the collector pauses while another thread changes a cache is over in the child, used or not."""
+def test_the_collector_is_as_the_program_set_it() -> None:
+    """Its switch belongs to the program: no change of a cache turns it, in another thread, and in a child neither."""
     program = Program(7, 80)
     places = halted(program, 0, lambda: None)
-    paused = 0
 
     def look() -> None:
-        nonlocal paused
-        paused += not gc.isenabled()
+        assert gc.isenabled()
         in_child(enabled)
 
     def enabled() -> None:
@@ -263,7 +264,6 @@ def test_a_fork_leaves_the_collector_as_the_program_set_it() -> None:
 
     for place in some(places, 20):
         halted(program, place, look)
-    assert paused
 
     def disabled() -> None:
         assert not gc.isenabled()
@@ -495,3 +495,464 @@ def test_a_fork_in_what_a_user_wrote(where: str) -> None:
                     rc.ap(Last).evict()
 
     forking.run(job, program.check)
+
+
+# Tiers
+
+
+class Moved(Program):
+    """It keeps what it evicts in a tier, the source too."""
+
+    def __init__(self, length: int = 7, budget: int = 80, *, tiers: list[Any]) -> None:
+        super().__init__(length, budget, tiers=tiers)
+
+    def work(self) -> None:
+        self.values[0].evict()
+        super().work()
+        self.values[0].evict()
+
+    def check(self) -> None:
+        assert self.values[0].get().numbers == self.expected[0]  # the first that it does
+        super().check()
+
+
+def on_disk(place: Path, **settings: Any) -> list[Any]:
+    return [rc.Disk(folder=place, always=True, **settings)]
+
+
+def host_then_disk(place: Path) -> list[Any]:
+    return [rc.Host(64, always=True), *on_disk(place)]
+
+
+TIERS = [on_disk, host_then_disk]
+Tiers = Callable[[Path], list[Any]]
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_fork_at_any_moment_of_a_move(tiers: Tiers, tmp_path: Path) -> None:
+    """Wherever another thread is that writes, fetches or moves further down, a child has all and waits for nobody."""
+    program = Moved(tiers=tiers(tmp_path))
+    places = halted(program, 0, lambda: None)
+    assert enough(places, 1000)
+    for place in some(places, 25):
+        halted(program, place, lambda: in_child(program.check))
+    program.check()
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_fork_of_a_fork_has_what_was_moved(tiers: Tiers, tmp_path: Path) -> None:
+    """The child of a child reads its own files, which stay when both others have let go of theirs."""
+    program = Moved(tiers=tiers(tmp_path))
+    hurry, gone = os.pipe()
+
+    def grandchild() -> None:
+        os.read(hurry, 1)
+        program.check()
+
+    def child() -> None:
+        program.check()
+        forked = fork()
+        if not forked.process:
+            forked.child(grandchild)
+        program.values.clear()
+        os.write(gone, b"x")
+        forked.parent()
+
+    program.values[0].evict()
+    in_child(child)
+    program.check()
+
+
+def test_what_is_written_between_the_preparation_of_a_fork_and_the_fork() -> None:
+    """The child has it: a hook of the program that came first runs last, and evicts a source."""
+    told = script("""
+        import os
+        late = []
+        os.register_at_fork(before=lambda: [each() for each in late])
+        import recompute as rc
+
+        with rc.Cache("2MB", tiers=[rc.Disk()]):
+            source = rc.pure(bytes(10_000))
+            late.append(source.evict)
+            child = os.fork()
+            if child == 0:
+                late.clear()
+                print(len(source.get()), flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            print(len(source.get()))
+    """)
+    assert told == "10000\n10000\n"
+
+
+def test_a_cache_that_is_made_between_the_preparation_of_a_fork_and_the_fork() -> None:
+    """The child has what was moved there, though its parent has let go of it."""
+    told = script("""
+        import os
+        late = []
+        os.register_at_fork(before=lambda: [each() for each in late])
+        import recompute as rc
+
+        def evict():
+            with rc.Cache("2MB", tiers=[rc.Disk()]):
+                made.append(rc.pure(bytes(10_000)))
+                made[0].evict()
+
+        made = []
+        with rc.Cache("2MB", tiers=[rc.Disk()]):
+            late.append(evict)
+            hurry, gone = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.read(hurry, 1)
+                print(len(made[0].get()), flush=True)
+                os._exit(0)
+            made.clear()
+            os.write(gone, b"x")
+            os.waitpid(child, 0)
+    """)
+    assert told == "10000\n"
+
+
+def test_a_fork_while_the_memory_of_a_result_is_given_up() -> None:
+    """The child gives it up before it makes the result again, although the thread that was at that is not there."""
+    parent, there, go = os.getpid(), Event(), Event()
+    told: list[str] = []
+
+    class Block:
+        """Its memory lies elsewhere."""
+
+    class Blocks(rc.Adapter):
+        def watch(self, value: Any) -> None:
+            """What is given up is not taken back."""
+
+        def vacate(self, value: Any) -> None:
+            told.append("given up")
+            if os.getpid() == parent:
+                there.set()
+                assert go.wait(LONG)
+
+    def make() -> Block:
+        told.append("made")
+        return Block()
+
+    rc.register(Block, Blocks())
+    with rc.Cache(1000) as cache:
+        made = rc.ap(make)
+        thread = Thread(target=made.evict, daemon=True)
+        thread.start()
+        assert there.wait(LONG)
+
+        def job() -> None:
+            told.clear()
+            made.get()
+            assert told == ["given up", "made"]
+            check_invariants(cache, [made])
+
+        try:
+            in_child(job)
+        finally:
+            go.set()
+            thread.join(LONG)
+
+
+def script(code: str) -> str:
+    """What a program prints, with the caches of no test around it."""
+    path = os.pathsep.join(each for each in sys.path if each)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", dedent(code)],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    return run.stdout
+
+
+class Slow:
+    """A value whose bytes another thread takes its time to write, or to make a value of again, in the parent."""
+
+    parent = os.getpid()
+    writing, reading, go = Event(), Event(), Event()
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        self.writing.set()
+        self.wait()
+        return unpacked, (self.number,)
+
+    @classmethod
+    def wait(cls) -> None:
+        if os.getpid() == cls.parent:
+            assert cls.go.wait(LONG)
+
+
+def unpacked(number: int) -> Slow:
+    Slow.reading.set()
+    Slow.wait()
+    return Slow(number)
+
+
+rc.register_size(Slow, lambda value: 16)
+
+
+@pytest.fixture
+def slow() -> Iterator[type[Slow]]:
+    for event in (Slow.writing, Slow.reading, Slow.go):
+        event.clear()
+    yield Slow
+    Slow.go.set()
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_fork_while_a_source_is_written(slow: type[Slow], tiers: Tiers, tmp_path: Path) -> None:
+    """The child gets it at once, although the thread that writes it is not there."""
+    with rc.Cache(1000, tiers=tiers(tmp_path)) as cache:
+        source = rc.pure(Slow(7))
+        thread = Thread(target=source.evict, daemon=True)
+        thread.start()
+        assert slow.writing.wait(LONG)
+
+        def job() -> None:
+            assert source.get().number == 7
+            check_invariants(cache, [source])
+            source.evict()
+            assert source.get().number == 7
+
+        in_child(job)
+        slow.go.set()
+        thread.join(LONG)
+        job()
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_fork_while_a_source_is_fetched(slow: type[Slow], tiers: Tiers, tmp_path: Path) -> None:
+    """The child fetches it, although the thread that does so is not there."""
+    with rc.Cache(1000, tiers=tiers(tmp_path)) as cache:
+        source = rc.pure(Slow(7))
+        slow.go.set()
+        source.evict()
+        slow.go.clear()
+        thread = Thread(target=source.get, daemon=True)
+        thread.start()
+        assert slow.reading.wait(LONG)
+
+        def job() -> None:
+            assert source.get().number == 7
+            check_invariants(cache, [source])
+
+        in_child(job)
+        slow.go.set()
+        thread.join(LONG)
+        job()
+
+
+def test_two_threads_that_fork_at_once(tmp_path: Path) -> None:
+    """Each child has its own files: whatever one thread has prepared, the fork of another leaves it alone.
+
+    In a process of its own: libraries that others have imported may hold a lock from before our hook to the fork.
+    """
+    command = f"import pathlib, test_fork; test_fork.two_threads_that_fork_at_once(pathlib.Path({str(tmp_path)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def two_threads_that_fork_at_once(tmp_path: Path) -> None:
+    program = Moved(tiers=on_disk(tmp_path))
+    modules = "recompute._engine.forking", "recompute._tiers"
+
+    def other(place: int) -> int:
+        """Fork in this thread while another one is stopped at a place of its fork."""
+        halting = Halting(*modules)
+        failed: list[BaseException] = []
+
+        def fork_there() -> None:
+            try:
+                with halting.on():
+                    forked = fork()
+                    sys.settrace(None)
+                    if not forked.process:
+                        forked.child(program.check)
+                forked.parent()
+            except BaseException as error:
+                failed.append(error)
+            halting.there.set()
+
+        halting.arm(place, strike=halting.halt)
+        thread = Thread(target=fork_there, daemon=True)
+        thread.start()
+        assert halting.there.wait(LONG)
+        for value in program.values:
+            value.evict()
+        in_child(program.check)
+        halting.go.set()
+        thread.join(LONG)
+        assert not thread.is_alive()
+        assert failed == []
+        return halting.crossings
+
+    places = other(0)
+    for place in some(places, 20):
+        other(place)
+    program.check()
+    other_program = Moved(tiers=on_disk(tmp_path))  # which removes what children have left behind
+    assert len(list(tmp_path.iterdir())) == 2
+    other_program.check()
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_fork_in_the_middle_of_a_transfer_of_the_same_thread(tiers: Tiers, tmp_path: Path) -> None:
+    """Both processes finish it, each with a file, and a place in it, of its own."""
+    tracing = Tracing(modules_in("recompute._tiers"))
+    whole = bytes(range(256)) * 36_000
+
+    def forked(place: int) -> None:
+        forking = Forking(1)
+        source = rc.pure(whole)
+
+        def job() -> None:
+            tracing.arm(place, strike=forking)
+            with tracing.on():
+                source.evict()
+                got.append(source.get())
+
+        def afterwards() -> None:
+            assert got.pop() == whole
+            source.evict()
+            assert source.get() == whole
+            check_invariants(cache, [source])
+
+        got: list[bytes] = []
+        if place:
+            forking.run(job, afterwards)
+        else:
+            job()
+            afterwards()
+
+    with rc.Cache("100MB", tiers=tiers(tmp_path)) as cache:
+        forked(0)
+        places = tracing.crossings
+        for place in some(places, 12):
+            forked(place)
+
+
+def test_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was moved there is copied for the child."""
+
+    def no_links(*args: Any) -> None:
+        raise PermissionError("there are no links here")
+
+    program = Moved(tiers=on_disk(tmp_path))
+    program.values[0].evict()
+    monkeypatch.setattr(os, "link", no_links)
+    hurry, gone = os.pipe()
+    forked = fork()
+    if not forked.process:
+
+        def job() -> None:
+            os.read(hurry, 1)
+            program.check()
+
+        forked.child(job)
+    program.values.clear()
+    os.write(gone, b"x")
+    forked.parent()
+
+
+def test_a_process_that_evicts_ahead_ends_at_once(tmp_path: Path) -> None:
+    """A child waits for no thread, since the one that was writing is not there; its parent for what that is at."""
+    told = script(f"""
+        import os, signal, sys, threading
+        import recompute as rc
+
+        class Slow:
+            def __reduce__(self):
+                if threading.current_thread() is not threading.main_thread():
+                    writing.set()
+                    go.wait()
+                return Slow, ()
+
+        rc.register_size(Slow, lambda value: 1000)
+        writing, go = threading.Event(), threading.Event()
+        with rc.Cache(10_000, tiers=[rc.Disk(folder={str(tmp_path)!r}, ahead=True)]) as cache:
+            sources = [rc.pure(Slow()) for _ in range(11)]
+            writing.wait()
+            child = os.fork()
+            if child == 0:
+                signal.alarm(5)
+                sys.exit()
+            print(os.waitpid(child, 0)[1])
+            signal.alarm(5)
+            go.set()
+    """)
+    assert told == "0\n"
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_soak_of_threads_and_forks_with_tiers(tiers: Tiers, tmp_path: Path) -> None:
+    """Threads that move values, and threads that fork, all at once: no child lacks anything, or waits."""
+    program = Moved(20, 160, tiers=tiers(tmp_path))
+    errors: list[BaseException] = []
+    over = Event()
+    start = Barrier(5)
+
+    def guarded(job: Callable[[], None]) -> Thread:
+        def run() -> None:
+            try:
+                start.wait(LONG)
+                job()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def work() -> None:
+        while not over.is_set():
+            program.work()
+
+    def forks() -> None:
+        for _ in range(10):
+            in_child(program.check)
+
+    workers = [guarded(work) for _ in range(3)]
+    forkers = [guarded(forks) for _ in range(2)]
+    for thread in forkers:
+        thread.join(2 * LONG)
+        assert not thread.is_alive()
+    over.set()
+    for thread in workers:
+        thread.join(LONG)
+        assert not thread.is_alive()
+    assert errors == []
+    program.check()
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+def test_a_fork_at_any_moment_of_the_same_thread(tiers: Tiers, tmp_path: Path) -> None:
+    """Wherever the handler of a signal forks, both processes finish what they are at, also a change, and go on."""
+    program = Moved(tiers=tiers(tmp_path))
+    tracing = Tracing(MODULES)
+
+    def strike() -> None:
+        forking()
+        assert gc.isenabled()
+
+    def work() -> None:
+        with tracing.on():
+            program.work()
+
+    tracing.arm(0)
+    work()
+    work()
+    for place in some(tracing.crossings // 3, 25):  # the first time it passes more places
+        forking = Forking(1)
+        tracing.arm(place, strike=strike)
+        forking.run(work, program.check)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._engine.graph import Node
+from recompute._engine.graph import Value
 from recompute.testing import Identity, ManualClock, check_invariants
 from recompute.testing.programs import Apply, Budget, Interpreter, Observation, Program, Source, difference, run
 from recompute.testing.strategies import POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
@@ -139,4 +139,4 @@ def test_nothing_outlives_its_program() -> None:
 
 def parts() -> int:
     gc.collect()
-    return sum(type(each) is Node for each in gc.get_objects())
+    return sum(type(each) is Value for each in gc.get_objects())

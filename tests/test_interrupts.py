@@ -15,12 +15,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import Any, ClassVar
 from weakref import WeakSet
 
 import pytest
-from interrupts import Interrupts, Storm, Tracing, holders_in, modules_in
+from interrupts import Interrupts, Storm, Tracing, enough, holders_in, in_plain, modules_in
 
 import recompute as rc
 from recompute import extend
@@ -152,8 +152,14 @@ def wrapped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interrupts]:
 
 
 def strike_with(error: type[BaseException]) -> Callable[[], None]:
-    def strike() -> None:
+    def handle(number: int, frame: object) -> None:
         raise error
+
+    def strike() -> None:
+        if current_thread() is not main_thread():  # where no signal comes
+            raise error
+        signal.signal(signal.SIGUSR2, handle)
+        signal.raise_signal(signal.SIGUSR2)
 
     return strike
 
@@ -185,6 +191,7 @@ def interrupted(interpreter: Interpreter, program: Program, interrupts: Interrup
 def check_all(cache: rc.Cache, interpreter: Interpreter, program: Program, found: list[Observation]) -> None:
     """All is as the identity has it, what is counted is right, and nothing is locked or left behind."""
     delivered(cache)
+    assert extend.running() is None
     assert gc.isenabled()
     assert not cache.engine.lock._is_owned()  # type: ignore[attr-defined]  # an RLock has it
     check_invariants(cache, interpreter.roots)
@@ -237,8 +244,8 @@ def strike_everywhere(
 
     places: list[int] = []
     attempt(0)
-    assert places[0] > 1000
-    for place in range(first, places[0], STRIDE or places[0] // count):
+    assert enough(places[0], 1000)
+    for place in range(first, places[0], STRIDE or max(1, places[0] // count)):
         attempt(place)
 
 
@@ -352,7 +359,7 @@ def everywhere(work: Callable[[Blocks], None], count: int, attempt: Callable[[Bl
     with tracing.on():
         work(blocks)
     places = tracing.crossings
-    assert places > 100
+    assert enough(places, 100)
     del blocks
     for place in range(1, places, STRIDE or max(1, places // count)):
         tracing.arm(place, strike=strike_with(KeyboardInterrupt))
@@ -530,6 +537,7 @@ def test_after_the_collector_was_frozen() -> None:
     everywhere(evict_and_get, 40, attempt)
 
 
+@in_plain
 def test_a_handler_that_uses_the_cache() -> None:
     """It may, but for the middle of a change: there it is told so; what it interrupted is not harmed."""
 
@@ -556,6 +564,7 @@ def test_a_handler_that_uses_the_cache() -> None:
     assert all("handler of a signal" in each for each in told)
 
 
+@in_plain
 def test_an_interrupt_in_a_destructor_is_raised_by_the_next_use(unraisable: list[Any]) -> None:
     """What strikes while a value goes that nobody refers to any more cannot be raised there; the next use does."""
 
@@ -594,6 +603,7 @@ def test_a_storm_of_signals(error: type[BaseException]) -> None:
     assert storm.strikes
 
 
+@in_plain  # compiled, nothing else can stand for a value
 def test_an_interrupt_is_raised_in_the_thread_that_it_struck() -> None:
     """One that came in a destructor waits for that thread, whoever else uses the cache."""
     blocks = Blocks()
@@ -666,7 +676,7 @@ def test_an_interrupt_where_a_wait_has_just_let_go_of_the_lock() -> None:
         changes.lock._release_save()  # type: ignore[attr-defined]  # as Condition.wait does
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), changes.lock, changes.begun():
+    with pytest.raises(KeyboardInterrupt), changes.alone(), changes.begun():
         changes.pause(wait)
     assert not changes.mine
     with cache:
@@ -687,3 +697,54 @@ def test_while_values_move(program: Program, always: bool, limits: list[int | No
     for choice, (policy, release) in enumerate(CHOICES):
         settings = {"policy": policy, "release": release, "tiers": tiers}
         strike_everywhere(tracing, KeyboardInterrupt, 20, settings, program=program, first=1 + 7 * choice)
+
+
+def struck_at_each_line(attempt: Callable[[Callable[[], None]], None]) -> int:
+    """Run `attempt(arm)` with a signal whose handler raises at the first line of the library after `arm()`, at the
+    second, and so on; how often one struck."""
+    before = signal.signal(signal.SIGALRM, _raise_halt)
+    tracing = Tracing(modules_in("recompute"), lines=True)
+    try:
+        for at in range(1, 10_000):
+            tracing.arm(at, strike=lambda: signal.raise_signal(signal.SIGALRM))
+            attempt(tracing.start)
+            sys.settrace(None)
+            if not tracing.struck:
+                return at - 1
+        raise AssertionError("it goes on and on")
+    finally:
+        sys.settrace(None)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _raise_halt(number: int, frame: Any) -> None:
+    raise Timeout
+
+
+@in_plain
+def test_an_interrupt_at_each_line_as_the_last_reference_goes() -> None:
+    """Afterwards all is counted right, and the interrupt ends the next request if it could not be raised at once."""
+    lost: list[int] = []
+
+    def attempt(arm: Callable[[], None]) -> None:
+        with rc.Cache("1MB") as cache:
+            a = rc.ap(bytes, 100_000)
+            b = rc.ap(bytes.upper, a)
+            a.evict()
+            raised = 0
+            arm()
+            try:
+                del a
+                sys.settrace(None)
+                cache.stats()
+            except Timeout:
+                raised = 1
+            finally:
+                sys.settrace(None)
+            cache.stats()
+            check_invariants(cache, [b])
+            lost.append(1 - raised)
+
+    times = struck_at_each_line(attempt)
+    assert times > 40
+    assert sum(lost[:times]) <= 2, "none, but at the beginning of the destructor, before any `try`"

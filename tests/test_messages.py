@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
@@ -80,6 +81,51 @@ def test_a_source_that_is_larger_than_the_budget() -> None:
         assert cache.stats().used == 0
 
 
+def shortage(make: Callable[[rc.Cache], object]) -> str:
+    """What a BudgetError in a cache of 10 kB says, from the remedies on."""
+    with rc.Cache("10kB") as cache, pytest.raises(rc.BudgetError) as caught:
+        make(cache)
+    return str(caught.value).partition("; ")[2]
+
+
+def test_remedies_fit_the_case() -> None:
+    """A shortage names what helps there: nothing is unpinned where nothing is pinned."""
+    kept: list[Any] = []
+
+    def in_sources(_: rc.Cache) -> None:
+        kept.extend(rc.pure(bytes(4_000 + number)) for number in range(3))
+
+    def pinned(_: rc.Cache) -> None:
+        kept.extend(rc.ap(bytes, 4_000 + number).pin() for number in range(3))
+
+    def locked(_: rc.Cache) -> None:
+        def take(payload: bytes) -> bytes:
+            return bytes(5_000 + len(payload[:0]))
+
+        big = rc.ap(bytes, 6_000)
+        kept.append(rc.ap(take, big))  # its size is not known, and it takes the place of its argument
+        kept.append(rc.ap(take, big))
+
+    def too_large(_: rc.Cache) -> None:
+        rc.ap(bytes, 20_000, nbytes=20_000)
+
+    said = shortage(in_sources)
+    assert said.startswith("raise the budget; or load sources inside of an operation, rc.ap(load, path) instead of")
+    assert "tier" in said
+    assert "rc.array" in said
+    assert "unpin" not in said
+    assert "get()" not in said
+    said = shortage(pinned)
+    assert said == "raise the budget; or unpin() values"
+    said = shortage(too_large)
+    assert said == "raise the budget, or compute it in parts, each of them a value of its own"
+    with rc.Cache("10kB"), pytest.raises(rc.BudgetError, match="a result of 20 kB, which is larger than the whole"):
+        too_large(rc.current_cache())
+    said = shortage(locked)
+    assert "unpin" not in said
+    assert said.endswith("let operations take and return less at a time")
+
+
 @pytest.mark.parametrize(
     "result",
     [
@@ -104,4 +150,4 @@ def test_an_adapter_without_its_framework(package: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: recompute_" + package)
-    assert f"pip install 'recompute-cache[{package}]'" in done.stderr
+    assert f"pip install '.[{package}]' in a checkout" in done.stderr

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute._engine.graph import Storage
-from recompute._policy.needed import Needs
-from recompute._policy.neighbourhoods import Closure, Component, Components, evicted_neighbours
+from recompute._engine.needed import Needs
+from recompute._engine.neighbours import Closure, Component, Components, evicted_neighbours
 from recompute.testing import EventLog, ManualClock, check_invariants
 from recompute.testing._invariants import evicted_components, evicted_neighbourhood
 
@@ -220,6 +220,48 @@ def compare(tape: Tape) -> None:
             near = set(evicted_neighbours(storage))
             true = [component for component in evicted_components(connected(everything)) if component & near]
             assert answer >= sum(member.cost for component in true for member in component) - 1e-9
+
+
+@pytest.mark.parametrize("policy", ["needed", "dtr-eq"])
+@given(graph=graphs, steps=moves)
+def test_a_released_value_stays_exactly_while_it_is_wanted(
+    policy: str, graph: list[list[int]], steps: list[tuple[str, int]]
+) -> None:
+    """By default it is evicted at once unless something evicted and needed is made from it, and as soon as not."""
+    tape = Tape(policy=policy)
+    storages: dict[str, Storage] = {}
+    for number, back in enumerate(graph):
+        arguments = dict.fromkeys(f"t{number - steps_back}" for steps_back in back if steps_back <= number)
+        tape.op(f"t{number}", *arguments)
+        storages[f"t{number}"] = tape.storage(f"t{number}")
+    stay: set[Storage] = set()
+    for what, number in steps:
+        name = f"t{number % len(graph)}"
+        if name not in tape.values:
+            continue
+        storage = storages[name]
+        if what == "evict":
+            tape[name].evict()
+        elif what == "get":
+            tape[name].get()
+        elif what == "drop":
+            there = storage.resident
+            del tape.values[name]
+            tape.cache.stats()  # sees to references that went
+            assert storage.resident == (there and policy == "needed" and wanted(storage))
+            if storage.resident:
+                stay.add(storage)
+        for kept in list(stay):
+            assert kept.resident == wanted(kept)
+            if not kept.resident:
+                stay.discard(kept)
+        tape.check()
+
+
+def wanted(storage: Storage) -> bool:
+    """Whether something evicted that is referred to is made from it, through evicted ones."""
+    below = evicted_neighbourhood(storage) - evicted_neighbourhood(storage, descendants=False)
+    return any(value.referred for one in below for value in one.values)
 
 
 def connected(storages: set[Storage]) -> set[Storage]:

@@ -28,7 +28,11 @@ def shown(notebook: Any) -> list[list[tuple[str, ...]]]:
 
 
 def _texts(data: dict[str, str]) -> list[str]:
-    return [CELL.sub("cell.py", text) if kind.startswith("text/") else kind for kind, text in sorted(data.items())]
+    """As they are in the compiled form, which is said where it runs."""
+    return [
+        CELL.sub("cell.py", text).replace("plain form", "compiled form") if kind.startswith("text/") else kind
+        for kind, text in sorted(data.items())
+    ]
 
 
 @pytest.mark.filterwarnings("default")  # of Jupyter

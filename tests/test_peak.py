@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Thread
 from typing import Any, Final
 
 import pytest
@@ -317,3 +319,124 @@ def test_values_that_are_nested_deeply(nest: Callable[[Any], Any]) -> None:
         check_invariants(cache, [held])
     while value != 1:  # or its destructor would go as deep
         value = value[0] if isinstance(value, list) else value["a"]
+
+
+class Live:
+    """Bytes that count how many of them there are at once."""
+
+    now = peak = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        Live.now += size
+        Live.peak = max(Live.peak, Live.now)
+
+    def __del__(self) -> None:
+        Live.now -= self.size
+
+
+rc.register_size(Live, lambda live: live.size)
+
+
+def large(*_: Any) -> Live:
+    return Live(1_000_000)
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_what_is_dropped_is_destroyed_before_its_bytes_are_used_again(release: Any) -> None:
+    """A chain of three comes back in the memory of two, whatever is dropped on the way."""
+    before = Live.now
+    with rc.Cache(2_000_000, release=release) as cache:
+        a = rc.ap(large)
+        b = rc.ap(large, a)
+        x = rc.ap(large, b)
+        b.evict()
+        x.evict()
+        del a
+        Live.peak = Live.now
+        x.get()
+        assert Live.peak - before <= 2_000_000
+        assert cache.stats().overshoot == 0
+        check_invariants(cache, [b, x])
+
+
+def test_an_argument_whose_last_reference_goes_as_its_operation_runs_is_destroyed_before_the_next_one() -> None:
+    """The bytes of a value that another thread lets go of are not used while it is still there."""
+    keep: list[Any] = []
+
+    def second(_: Any) -> Live:
+        keep.clear()  # as another thread may
+        return Live(1_000_000)
+
+    before = Live.now
+    with rc.Cache(2_000_000) as cache:
+        a = rc.ap(large)
+        b = rc.ap(second, a, nbytes=1_000_000)
+        x = rc.ap(large, b, nbytes=1_000_000)
+        for each in (a, b, x):
+            each.evict()
+        keep.append(a)
+        del a, each
+        Live.peak = Live.now
+        x.get()
+        assert Live.peak - before <= 2_000_000
+        assert cache.stats().overshoot == 0
+        check_invariants(cache, [b, x])
+
+
+def test_threads_that_say_what_they_make_stay_within_the_budget() -> None:
+    """Eight threads with declared sizes never exceed the budget together, and no byte is counted twice."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            cache = rc.Cache(1_000_000)
+            kept: list[Any] = []
+
+            def work(number: int, cache: rc.Cache = cache, kept: list[Any] = kept) -> None:
+                with cache:
+                    for more in range(4):
+                        size = 100_000 + 100 * (8 * more + number)
+                        kept.append(rc.ap(bytearray, size, nbytes=size + 57))
+
+            threads = [Thread(target=work, args=[number], daemon=True) for number in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive(), "deadlock"
+            stats = cache.stats()
+            assert (stats.overshoot, stats.peak <= 1_000_000) == (0, True)
+            check_invariants(cache, kept)
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_a_first_result_of_unknown_size_takes_the_place_of_the_arguments(release: Any) -> None:
+    """What a function has taken may be evicted for what it made; once its size is known, that is an error."""
+    with rc.Cache(2_500, release=release) as cache:
+        x = rc.ap(np.zeros, 125)
+        y = rc.ap(lambda x: np.concatenate([x, x]), x)
+        assert y.resident
+        assert not x.resident
+        assert cache.stats().used <= 2_500
+        assert cache.stats().overshoot > 0
+        assert within(cache, 2_500)
+        with pytest.raises(rc.BudgetError, match="locked"):  # its size is known now
+            rc.ap(lambda x: np.concatenate([x, x]), x, nbytes=2_000)
+        check_invariants(cache, [x, y])
+
+
+def test_a_first_result_that_never_fits_leaves_its_arguments_as_they_were() -> None:
+    """The arguments of an operation that failed so are needed by nobody but those who refer to them."""
+    with rc.Cache(2_500) as cache:
+        x, z = rc.ap(np.zeros, 125), rc.ap(np.ones, 100)
+        with pytest.raises(rc.BudgetError, match="larger than the whole budget"):
+            rc.ap(lambda x, z: np.zeros(1000), x, z)
+        check_invariants(cache, [x, z])
+        assert x.get().sum() == 0
+        assert z.get().sum() == 100
+        del x, z
+        assert cache.stats().used == 0
+        check_invariants(cache)

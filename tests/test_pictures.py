@@ -99,7 +99,7 @@ def test_bars_of_a_value_follow_one_another(steps: list[tuple[int, bool]]) -> No
 def test_pictures_without_matplotlib_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is an ImportError with the command to run."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'recompute-cache\[plot\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[plot\]' in a checkout"):
         residency(EVENTS)
 
 

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._engine.graph import Storage
+from recompute._engine.graph import Operation, Storage, Value
+from recompute._engine.needed import NEIGHBOURHOODS
+from recompute._engine.neighbours import NoNeighbours
 from recompute._engine.pool import Pool
+from recompute._engine.states import RESIDENT
 from recompute._policy.formulas import (
     POLICIES,
     Dtr,
@@ -29,7 +32,6 @@ from recompute._policy.formulas import (
     Size,
     policy_of,
 )
-from recompute._policy.needed import NEIGHBOURHOODS
 from recompute._policy.search import (
     SEARCHES,
     Batch,
@@ -44,6 +46,8 @@ from recompute._policy.search import (
     search_of,
 )
 from recompute.testing import EventLog, ManualClock
+
+pytestmark = pytest.mark.usefixtures("no_python_while_the_collector_is_off")
 
 seconds = st.floats(1e-3, 1e3)
 sizes = st.integers(1, 10**9)
@@ -302,12 +306,12 @@ NOW = 100.0
 
 def storage(number: int, cost: float, size: int, last_access: float = 0.0) -> Storage:
     """A resident storage of one value."""
-    node = Storage(str, (), ())
-    node.number, node.cost, node.size, node.last_access = number, cost, size, last_access
-    node.storage = node.operation = node
-    node.values = node.outputs = (node,)
-    node.resident = True
-    return node
+    found, value, operation = Storage(number), Value(), Operation(str, (), ())
+    found.cost, found.size, found.last_access = cost, size, last_access
+    value.storage, value.operation = found, operation
+    found.values = operation.outputs = (value,)
+    found.state, found.resident = RESIDENT, True
+    return found
 
 
 def pool(policy: Policy, search: Search, storages: list[Storage]) -> Candidates:
@@ -364,10 +368,15 @@ def test_a_snapshot_runs_no_code_of_the_user() -> None:
 
 def test_what_nobody_needs_ranks_first() -> None:
     """A function that sees the needed neighbourhood still evicts first what costs nothing to lose."""
+
+    class TheDearIsUnneeded(NoNeighbours):
+        def unneeded(self, candidate: Any) -> bool:
+            return candidate is dear
+
     policy = Scored(lambda c, n, m, s: c, of="needed")
     dear, cheap = storage(1, 50.0, 1), storage(2, 1.0, 1)
     ours = pool(policy, Exact(), [dear, cheap])
-    ours.neighbourhood.unneeded = lambda one: one is dear  # type: ignore[method-assign]
+    ours.around = TheDearIsUnneeded(lambda storage: None)
     assert rank(policy, Exact(), ours.snapshot(NOW)) == [dear, cheap]
 
 
@@ -381,7 +390,7 @@ def test_a_foreign_policy_is_told_the_pressure() -> None:
             return super().score(cost, neighbours, size, staleness)
 
     ours = pool(Watching(), Exact(), [storage(1, 1.0, 1)])
-    ours.neighbourhood.pressure = 0.25
+    ours.around.pressure = 0.25
     rank(Watching(), Exact(), ours.snapshot(NOW))
     assert seen == [0.25]
 

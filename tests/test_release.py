@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from typing import Any
 
 import pytest
 
 import recompute as rc
-from recompute._engine.graph import Node
+from recompute import extend
+from recompute._engine.graph import Value
 from recompute.testing import EventLog, check_invariants
 from recompute.testing._vectors import vector
 
@@ -38,7 +40,7 @@ def peek(handle: Any) -> Any:
 def alive() -> Counter[str]:
     """How many parts of graphs there are."""
     gc.collect()
-    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) is Node)
+    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) is Value)
 
 
 def test_eager_evicts_and_keeps_the_recipe() -> None:
@@ -54,6 +56,50 @@ def test_eager_evicts_and_keeps_the_recipe() -> None:
         y.evict()
         assert y.get() == 1
         assert log.names(again=True) == ["unit", "unit"]
+
+
+def test_eager_keeps_what_an_evicted_value_is_made_from() -> None:
+    """Released while an evicted value that is needed is made from it, a value stays until that is back."""
+    cache = rc.Cache(release="eager")
+    with cache, EventLog(cache) as log:
+        x = rc.ap(unit, nbytes=10)
+        y = rc.ap(unit, x, nbytes=1)
+        z = rc.ap(unit, y, nbytes=2)
+        z.evict()
+        del y
+        assert cache.stats().used == 10 + 1
+        x.evict()
+        assert z.get() == 1
+        assert log.names(again=True) == ["unit"]
+        assert cache.stats().used == 2
+        check_invariants(cache, [x, z])
+        z.evict()
+        assert z.get() == 1
+        assert log.names(again=True) == ["unit"] * 4
+
+
+def test_what_stays_for_an_evicted_value_goes_with_it() -> None:
+    """When the evicted value is dropped, what stayed for it is forgotten; when it is evicted itself, it stays so."""
+    cache = rc.Cache(release="eager")
+    with cache:
+        x = rc.ap(unit, nbytes=10)
+        y = rc.ap(unit, x, nbytes=1)
+        z = rc.ap(unit, y, nbytes=2)
+        z.evict()
+        del y
+        assert cache.stats().used == 11
+        del z
+        assert cache.stats().used == 10
+        check_invariants(cache, [x])
+        y = rc.ap(unit, x, nbytes=1)
+        z = rc.ap(unit, y, nbytes=2)
+        z.evict()
+        del y
+        cache.release_memory()
+        assert cache.stats().used == 0
+        check_invariants(cache, [x, z])
+        assert z.get() == 1
+        check_invariants(cache, [x, z])
 
 
 def test_ignore_leaves_it_to_the_policy() -> None:
@@ -137,7 +183,7 @@ def test_detach_keeps_the_value_and_forgets_the_rest(release: Any) -> None:
                 w = rc.ap(double, w).detach()
             else:
                 w = w.map(lambda payload: vector((payload.numbers[0] + 1) % 97)).detach()
-        assert alive()["Node"] - before["Node"] <= 4
+        assert alive()["Value"] - before["Value"] <= 4
         assert not w.evict()
         assert w.detach() is w
         check_invariants(cache, [w])
@@ -425,3 +471,42 @@ def test_sibling_views_count_the_same_after_recomputation() -> None:
         a.get()
         assert cache.stats().used == before
         check_invariants(cache, [a, b])
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_what_an_operation_waits_for_is_not_forgotten(release: Any) -> None:
+    """The last reference to an argument may go while it is made again: the operation that takes it gets it."""
+    kept: list[rc.Recomputable[Any]] = []
+
+    def double(x: int) -> int:
+        if len(runs) == 1:
+            kept.clear()
+        runs.append(x)
+        return 2 * x
+
+    runs: list[int] = []
+    with rc.Cache(release=release) as cache:
+        x = rc.ap(lambda: 21)
+        kept.append(rc.ap(double, x))
+        kept[0].evict()
+        node = kept[0].node
+        (handle,) = extend.perform(cache, lambda y: y + 1, [node], [node], sys._getframe())
+        assert runs == [21, 21]
+        handle.evict()
+        assert handle.get() == 43
+        del node
+        check_invariants(cache, [x, handle])
+
+
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_a_first_run_that_fails_leaves_nothing_with_its_arguments(release: Any) -> None:
+    """What it took is as it was before: with the last reference to it, it goes."""
+    with rc.Cache(release=release) as cache:
+        x = rc.ap(bytes, 1000)
+        with pytest.raises(ZeroDivisionError):
+            rc.ap(lambda x: 1 / 0, x)
+        check_invariants(cache, [x])
+        del x
+        cache.release_memory()
+        assert cache.stats().used == 0
+        check_invariants(cache)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -19,6 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from recompute import _form
+from recompute._budget import format_bytes
 from recompute._engine.events import Added, Event, Evicted, Performed
 from recompute._engine.stats import PoolStats
 from recompute._tables import List, Table, aligned, fitted, seconds
@@ -57,17 +61,19 @@ def test_a_cache_prints_as_a_short_table() -> None:
     cache, values = busy()
     stats = cache.stats()
     title, *lines = str(cache).splitlines()
-    assert title == "recompute.Cache: policy needed, search exact, release eager"
+    assert title == f"recompute.Cache: policy needed, search exact, release eager, {_form.name()} form"
     assert str(stats).splitlines() == ["recompute", *lines]
-    shown = {line[:14].strip(): line[14:].strip() for line in lines}
+    shown = {line[:17].strip(): line[17:].strip() for line in lines}
     assert shown["used"] == "96 B of 100 B (24 B sources)"
     assert shown["peak"] == "120 B, overshoot 20 B"  # the size was not known before
     assert shown["operations"] == f"6, {stats.rematerializations} repeated"
     assert shown["evictions"] == str(stats.evictions)
-    assert shown["compute"] == f"{6 + stats.rematerializations} s, {stats.rematerializations} s of it repeated"
+    assert shown["functions"] == "6 s"
+    assert shown["recomputation"] == f"{stats.rematerializations} s"
+    assert shown["library"] == "about 0 s"  # by a clock that only functions advance
     assert shown["overhead"] == f"{stats.overhead:.2f}"
     assert lines[-1].split() == ["busy.step", str(stats.rematerializations), str(stats.rematerializations), "s"]
-    assert len(lines) < 12
+    assert len(lines) < 14
     assert values
 
 
@@ -174,8 +180,12 @@ def test_the_log_has_evictions_and_repetitions(debug: pytest.LogCaptureFixture) 
     stats = cache.stats()
     messages = [record.getMessage() for record in debug.records if record.levelno == logging.DEBUG]
     assert {record.name for record in debug.records} == {"recompute"}
-    assert sum(message.startswith("evicted busy.step, storage ") for message in messages) == stats.evictions > 0
-    assert messages.count("repeated busy.step in 1 s for 24 B") == stats.rematerializations > 0
+    made = rf"busy\.step \({re.escape(__file__)}:\d+\)"
+    evicted, repeated = re.compile(rf"evicted {made}, storage "), re.compile(rf"repeated {made} in 1 s for 24 B")
+    assert sum(evicted.match(message) is not None for message in messages) == stats.evictions > 0
+    assert sum(repeated.fullmatch(message) is not None for message in messages) == stats.rematerializations > 0
+    told = [record for record in debug.records if evicted.match(record.msg % record.args)]
+    assert {record.pathname for record in told} == {__file__}  # the line of the program that wanted the room
     held = values[1].get()
     values[1].evict()
     assert "which somebody holds (request)" in debug.records[-1].getMessage()
@@ -183,6 +193,14 @@ def test_the_log_has_evictions_and_repetitions(debug: pytest.LogCaptureFixture) 
     count = len(debug.records)
     del values
     assert len(debug.records) == count
+
+
+def test_the_log_has_the_form_once(debug: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which form of the library runs is said with the first cache that somebody wants to know about."""
+    monkeypatch.setattr("recompute._logged._told", [])
+    rc.Cache()
+    rc.Cache()
+    assert [record.getMessage() for record in debug.records] == [f"the form that runs is {_form.described()}"]
 
 
 def test_nobody_listens_where_nobody_asks() -> None:
@@ -248,7 +266,10 @@ def test_what_has_happened_of_late(costs: list[tuple[bool, float, str]], used: l
     for nbytes in used:
         recent.fade(nbytes)
         assert not recent.news
-    assert len(recent.history(100)) == min(len(used), 40)
+    assert len(recent.history(100)) == len(recent.repeated()) == min(len(used), 40)
+    if used and whole:
+        levels = " ▁▂▃▄▅▆▇█"
+        assert levels.index(recent.repeated()[-1]) / 8 >= repeated / whole - 1e-9
     assert {name for name, _ in recent.functions()} <= {name for again, _, name in costs if again}
     if whole:
         assert recent.share == pytest.approx(repeated / whole)
@@ -380,3 +401,61 @@ def test_watching_does_not_keep_the_cache(notebook: Notebook) -> None:
 def test_durations() -> None:
     """In a unit that suits them."""
     assert [seconds(time) for time in (0.0125, 1.5, 125)] == ["12.5 ms", "1.5 s", "2 min 5 s"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12), st.integers(100, 1000))
+def test_the_memory_by_function_is_all_that_is_used(steps: list[tuple[int, bool]], budget: int) -> None:
+    """Whatever was evicted or is held outside, the bytes of all functions and sources are those that are counted."""
+    clock = ManualClock()
+
+    def make(number: int) -> Any:
+        clock.advance(1.0)
+        return vector(*range(number))
+
+    with rc.Cache(budget, clock=clock) as cache:
+        values = [rc.pure(vector(1))]
+        held = []
+        for number, evict in steps:
+            values.append(rc.ap(make, number))
+            if number == 2:
+                held.append(values[-1].get())
+            if evict:
+                values[-1].evict()
+        found = cache.memory()
+        assert sum(one.nbytes for one in found) == cache.stats().used
+        made = [one for one in found if one.function.endswith(".make")]
+        assert all(one.place.startswith(f"{__file__}:") for one in made)
+        assert found[0].nbytes == max(one.nbytes for one in found)
+        assert str(found).splitlines()[1].split() == ["in", "memory", *format_bytes(cache.stats().used).split()]
+
+
+def test_the_time_of_the_library_is_measured_apart_from_that_of_functions() -> None:
+    """A clock that functions advance sees none; one that advances whenever it is read sees some, and a hint says so."""
+    ticks = itertools.count()
+    with rc.Cache(clock=lambda: next(ticks) * 1e-6) as cache:
+        for number in range(2000):
+            rc.ap(int, number)
+    stats = cache.stats()
+    assert stats.model_time == pytest.approx(2000e-6)
+    assert 2000e-6 <= stats.library_time <= 3 * 2 * 2000e-6
+    assert "make operations larger" in str(stats)
+    still, _ = busy()
+    assert still.stats().library_time == 0.0
+    assert "hint" not in str(still)
+
+
+def test_what_a_nested_operation_takes_is_not_the_time_of_the_library() -> None:
+    """Functions that call the cache themselves are billed as ever."""
+    clock = ManualClock()
+
+    def inner() -> int:
+        clock.advance(1.0)
+        return 1
+
+    def outer() -> int:
+        clock.advance(1.0)
+        return int(rc.ap(inner).get()) + 1
+
+    with rc.Cache(clock=clock) as cache:
+        rc.ap(outer).get()
+    assert (cache.stats().model_time, cache.stats().library_time) == (2.0, 0.0)

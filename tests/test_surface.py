@@ -43,6 +43,7 @@ def test_what_is_exported() -> None:
         "Host",
         "ImpureError",
         "Outline",
+        "RandomWarning",
         "Recomputable",
         "RecomputableArray",
         "SizeWarning",
@@ -56,10 +57,12 @@ def test_what_is_exported() -> None:
         "current_cache",
         "default_cache",
         "lift",
+        "memoize",
         "namespace",
         "pure",
         "register",
         "register_size",
+        "report",
         "sequence",
         "set_default_cache",
         "sizeof",
@@ -77,6 +80,17 @@ def test_what_is_exported() -> None:
         "check_arrays",
         "check_invariants",
     ]
+
+
+def test_small_operations_are_hinted_at() -> None:
+    """Of a thousand operations that take microseconds the figures say so; of others they do not."""
+    clock = ManualClock()
+    for cost, hinted in ((6e-6, True), (6e-3, False)):
+        with rc.Cache(clock=clock) as cache:
+            for number in range(1000):
+                assert ("hint" in str(cache.stats())) is False, number
+                rc.ap(clock.advance, cost)
+            assert ("an operation takes 6 us on average" in str(cache.stats())) is hinted
 
 
 def test_the_identity_has_the_same_surface() -> None:
@@ -120,7 +134,7 @@ def run_a_copy(folder: Path, code: str) -> str:
     return told.stderr
 
 
-CURE = "pip uninstall recompute recompute-cache && pip install recompute-cache"
+CURE = "pip uninstall recompute recompute-cache && pip install . in a checkout"
 
 
 def test_the_other_distribution_is_named_where_both_are_installed(tmp_path: Path) -> None:
@@ -143,8 +157,21 @@ def test_public_modules_come_when_they_are_used() -> None:
     """`import recompute` loads those alone that its own functions need; each is there when it is asked for."""
     early = "[name for name in sorted(sys.modules) if name.partition('.')[2] in public]"
     code = f"import recompute; public = {MODULES!r}; print({early})"
-    assert run_alone(code) == "['recompute.events', 'recompute.extend']"
-    late = ("recompute._cli", "recompute._pictures", "recompute._plans", "recompute._simulator", "concurrent.futures")
+    assert run_alone(code) == "[]"
+    late = (
+        "recompute._cli",
+        "recompute._arrays",
+        "recompute._memoize",
+        "recompute._pictures",
+        "recompute._sight",
+        "recompute._staging",
+        "recompute._tiers.disk",
+        "recompute._traces",
+        "recompute._watching",
+        "recompute._plans",
+        "recompute._simulator",
+        "concurrent.futures",
+    )
     assert run_alone(f"import recompute; print([name for name in {late!r} if name in sys.modules])") == "[]"
     assert run_alone("import recompute as rc; print(rc.simulator.simulate.__name__, rc.testing.Identity(3).get())") == (
         "simulate 3"
@@ -152,6 +179,7 @@ def test_public_modules_come_when_they_are_used() -> None:
     for name in MODULES:
         assert getattr(rc, name) is import_module(f"recompute.{name}")
         assert name in dir(rc)
+    assert run_alone("from recompute import *; print(array.__name__, Disk.__name__)") == "array Disk"
     assert set(rc.__all__) < set(dir(rc))
 
 
@@ -169,24 +197,29 @@ def test_a_name_that_is_not_there() -> None:
 
 
 LAYERS = {
-    "base": "_mixed_up _errors _warned _budget _workers _tables _terminal _background _live",
+    "base": """_mixed_up _form _cython _names _errors _interrupts _warned _budget _workers _tables _terminal
+        _background _live""",
     "protocol": """_adapters.layouts _adapters.python _adapters.sizes _adapters.remembering _adapters.packing
-        _adapters.adapter _adapters.arrays""",
+        _adapters.generators _adapters.kind _adapters.adapter _adapters.arrays""",
     "tiers": "_tiers.link _tiers.tier _tiers.host _tiers.disk _tiers.tiers",
-    "graph": """_engine.graph _engine.sizes _engine.bindings _engine.arguments _engine.events _engine.stats
-        _engine.verify""",
-    "policy": "_policy.formulas _policy.tournament _policy.neighbourhoods _policy.needed _policy.search",
-    "parts": """_engine.changes _engine.journal _engine.meter _engine.copies _engine.finalizer _engine.frames
-        _engine.device_tiers _engine.pool _engine.memory _engine.advice _engine.scheduler _engine.moving _engine.results
-        _engine.runs _engine.reservations _engine.recovery _engine.references _engine.settling _engine.ahead
-        _engine.destroyed _engine.forking""",
+    "policy": "_policy.candidate _policy.formulas _policy.tournament _policy.search",
+    "graph": """_engine.states _engine.functions _engine.graph _engine.neighbours _engine.needed _engine.sizes
+        _engine.bindings
+        _engine.arguments _engine.places _engine.events _engine.stats _engine.verify _engine.named
+        _engine.reach _engine.reachable _engine.turns _engine.randomness""",
+    "parts": """_engine.changes _engine.copies _engine.finalizer _engine.wall _engine.journal _engine.meter
+        _engine.story _engine.holdings _engine.frames _engine.device_tiers _engine.shortage _engine.pool
+        _engine.machine _engine.memory
+        _engine.advice _engine.scheduler _engine.moving
+        _engine.results _engine.runs _engine.reservations _engine.recovery _engine.references _engine.settling
+        _engine.ahead _engine.destroyed _engine.forking""",
     "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
-    "surface": """_context _logged _watching _cache _described _forgotten _recomputable _applicative extend events
-        policies""",
+    "surface": """_context _handle _logged _watching _cache _described _forgotten _recomputable _applicative
+        _memoize extend events policies""",
     "traces": """_traces.last_uses _traces.program _traces.chain _traces.published _traces.recorded _traces.read
-        _traces.write traces""",
-    "simulator": """_simulator.machine _simulator.tier _simulator.run _simulator.replay _simulator.simulate
-        _simulator.order _simulator.many _simulator.varied simulator""",
+        _traces.write _traces.events traces""",
+    "simulator": """_simulator.machine _simulator.tier _simulator.run _simulator.victims _simulator.published
+        _simulator.replay _simulator.simulate _simulator.order _simulator.many _simulator.varied simulator""",
     "plans": """_plans.smallest _plans.builder _plans.schedule _plans.problem _plans.liveness _plans.timeline
         _plans.coarsen _plans.chen _plans.revolve _plans.chains _plans.exact _plans.future _plans.improve
         _plans.checkmate _plans.own _plans.verify _plans.fetching _plans.plan planners""",
@@ -195,32 +228,41 @@ LAYERS = {
         _foresight.repetition _foresight.foresight""",
     "pictures": """_pictures.style _pictures.points _pictures.bars _pictures.residency _pictures.memory
         _pictures.overhead _pictures.accesses _pictures.chain _pictures.planned pictures""",
-    "arrays": """_arrays.call _arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.parts
-        _arrays.attributes _arrays.coercions _arrays.array _arrays.wrap _arrays.namespace""",
+    "arrays": """_arrays.call _arrays.sharing _arrays.plain _arrays.operate _arrays.writes _arrays.dispatch
+        _arrays.parts _arrays.attributes _arrays.coercions _arrays.array _arrays.wrap _arrays.namespace""",
+    "sight": """_sight.recording _sight.nest _sight.perfetto _sight.speedscope _sight.memory_viz _sight.rows
+        _sight.exports _sight.look _sight.study _sight.curve _sight.page _sight.report
+        _sight.why _sight.story""",
     "staging": "_staging.arguments _staging.line _staging.graph _staging.stage",
     "testing": """testing._clock testing._identity testing._log testing._invariants testing._vectors testing._functions
         testing.programs testing._array_blanks testing._array_changes testing._array_functions testing._array_syntax
         testing._array_code testing.array_programs testing.conformance testing testing.strategies""",
     "package": "recompute",
-    "command": """_cli.output _cli.plugins _cli.simulate _cli.planning _cli.figures _cli.recording _cli.caches
-        _cli.program _cli.demo _cli.doctor _cli.plan _cli.plot _cli.compare _cli.run _cli __main__""",
+    "command": """_cli.output _cli.plugins _cli.simulate _cli.export _cli.report _cli.story _cli.planning _cli.figures
+        _cli.recording _cli.caches _cli.program _cli.demo _cli.doctor _cli.plan _cli.plot _cli.compare _cli.run _cli
+        __main__""",
 }
 """The house from below: a module imports only what stands on a line above its own, or before it on its own."""
 
 FOR_TYPES = {
-    "_engine.advice": "_engine.memory",  # it asks
+    "_engine.turns": "_engine.graph",  # what an operation draws
+    "_engine.advice": "_engine.memory _engine.wall",  # they ask
     "_engine.ahead": "_engine.moving",  # says that the program has waited
     "_foresight.foresight": "_cache",  # it has one
+    "_engine.machine": "_engine.finalizer _engine.frames",  # it counts what departs, and locks
     "_engine.memory": "_engine.device_tiers",  # whose part they are
-    "_engine.pool": """_engine.graph _engine.finalizer _engine.frames
-        _policy.neighbourhoods _policy.needed _policy.search""",  # the pool that a storage is in
+    "_engine.pool": """_engine.graph _engine.needed _engine.finalizer _engine.wall
+        _engine.frames _engine.shortage""",  # the pool that a storage is in
     "_engine.engine": """_engine.frames _engine.scheduler _engine.recount _engine.settling _engine.thrashing
-        _engine.ahead _engine.destroyed _engine.forking""",  # whose part they are
+        _engine.ahead _engine.destroyed _engine.forking _engine.wall _engine.randomness""",  # whose part they are
+    "_sight.why": "_cache",
     "_engine.copies": "_engine.graph",  # what a tier has of a value
     "_engine.finalizer": "_engine.graph",  # what a storage leaves when somebody outside holds it
-    "_policy.neighbourhoods": "_engine.graph",  # the component that a storage is in
-    "_adapters.arrays": "_adapters.adapter",  # an adapter says whether it is one of arrays
-    "_cache": "_context _watching",
+    "_engine.neighbours": "_engine.graph",  # the component that a storage is in
+    "_adapters.adapter": "_adapters.kind",  # whose methods it holds
+    "_adapters.arrays": "_adapters.adapter _adapters.kind",  # an adapter says whether it is one of arrays
+    "_cache": "_context _handle _watching",
+    "_recomputable": "_cache",  # whose values have stories
     "_traces.write": "_cache",
     "_arrays.array": "_arrays.dispatch _arrays.parts",
 }
@@ -229,6 +271,7 @@ FOR_TYPES = {
 WHEN_CALLED = {
     "_foresight.foresight": "_cache",  # most programs do not need it
     "_cache": "_context",  # the default cache is made when it is first needed
+    "_sight.why": "_cache",  # what a cache shows of itself is loaded when it is wanted
     "_traces.write": "_cache",  # few caches write a trace
     "_arrays.wrap": "_arrays.coercions",  # a copy of an array is an array
     "_arrays.namespace": "_arrays.array",  # an array knows its namespace
@@ -301,15 +344,24 @@ def test_who_imports_the_engine() -> None:
     for name, tree in TREES.items():
         if name not in inside and name.partition(".")[0] not in ("recompute", "testing"):
             private = {other for other, _ in imports(tree) if other.startswith(("_engine", "_policy"))}
+            private.discard("_policy.tournament")  # it knows numbers, and nothing of a cache
             assert not private, f"{name} imports {private}: is it not in extend, events or policies?"
     for path in (*ADAPTERS, *(HOUSE.parent / "docs" / "examples").rglob("*.py")):
         private = {other for other, _ in imports(ast.parse(path.read_text())) if other.startswith("_")}
         assert not private, f"{path} imports {private}"
 
 
+def test_the_policy_is_a_leaf() -> None:
+    """Numbers in, victim out: it knows nothing of the engine."""
+    for name in LAYERS["policy"].split():
+        others = {other for other, _ in imports(TREES[name])}
+        assert others <= {*LAYERS["policy"].split(), "_names"}, f"{name} imports {others}"
+
+
 ADAPTERS = sorted((HOUSE.parent / "adapters").rglob("*.py"))
 
 INSPECTED = {
+    "_handle": "_class_of_results",  # what is made of instances of a subclass of Recomputable
     "testing._invariants": "_missing _missing_bytes _needed_by _needs",  # are a policy's sums what they should be?
     "testing.array_programs": "_outline _type",  # is what an array says of itself while it is evicted true?
 }
@@ -379,7 +431,7 @@ def test_reprs() -> None:
         assert repr(y.pin()).endswith("pinned, 2 kB>")
         y.unpin().evict()
         assert "evicted" in repr(y)
-        assert repr(cache) == "<Cache needed: 16 B used of 1 MB, 1 evictions>"
+        assert repr(cache) == "<Cache (policy needed): 16 B used of 1 MB, 1 evictions>"
         assert "unlimited" in repr(rc.Cache())
         assert "gpu:0" in repr(rc.Cache({"gpu:0": "1 GB"}))
         assert "lambda" in repr(rc.ap(lambda: 1))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, Event, Thread
 from typing import Any
 
+import numpy as np
 import pytest
 
 import recompute as rc
 from recompute.extend import BackgroundThread
+from recompute.policies import POLICIES, SEARCHES
 from recompute.testing import EventLog, check_invariants
 from recompute.testing._vectors import vector
+
+pytestmark = pytest.mark.usefixtures("no_python_while_the_collector_is_off")
 
 _LONG = 60.0  # seconds: only a deadlock takes as long
 
@@ -417,3 +424,84 @@ def test_a_destructor_does_not_write_what_another_thread_has_evicted(tmp_path: P
         other.join()
         assert writers == [other]
         check_invariants(cache, [slow, noted])
+
+
+def test_many_threads_that_ask_for_the_figures_while_others_compute() -> None:
+    """What other threads are at may be looked at while they begin and end it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    with rc.Cache(1_000_000) as cache:
+
+        def work() -> None:
+            with cache:
+                for _ in range(150):
+                    values = [rc.ap(bytearray, 100_000) for _ in range(3)]
+                    assert cache.stats().used >= 0
+                    del values
+
+        try:
+            together(*[work] * 24)
+        finally:
+            sys.setswitchinterval(before)
+        check_invariants(cache)
+
+
+def uses_of_all_kinds(policy: str, search: str) -> None:
+    """Programs that meet the kinds of values, of handles and of changes that there are."""
+    with rc.Cache("20kB", policy=policy, search=search) as cache:
+        for turn in range(200):
+            start = rc.pure(np.arange(100.0))
+            values = [start]
+            for step in range(12):
+                values.append(rc.ap(np.add, values[-1], step))
+            rows = rc.ap(np.split, values[-1], 4)
+            rc.ap(lambda parts: [part[::2] for part in parts], rows).get()
+            mixed = rc.ap(lambda x: {"sum": x.sum(), "all": [x, "text", 1]}, values[3])
+            mixed.get()
+            rc.ap(bytearray, 500, nbytes=500).get()
+            values[5].evict()
+            values[5].get()
+            values[0].get()
+            with suppress(ZeroDivisionError):
+                rc.ap(divmod, turn, 0)
+            if turn % 20 == 0:
+                cache.stats()
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_line_of_python_runs_while_the_collector_is_off(policy: str, search: str) -> None:
+    """The collector is switched off only while compiled code runs, see the fixture: another thread cannot see it."""
+    uses_of_all_kinds(policy, search)
+    assert gc.isenabled()
+
+
+def test_the_switch_of_the_collector_is_left_alone() -> None:
+    """Whatever threads do with a cache, the garbage collector stays as the program has set it."""
+    over = threading.Event()
+
+    def work() -> None:
+        with rc.Cache(1_000):
+            while not over.is_set():
+                kept = [rc.ap(bytes, 100, nbytes=100) for _ in range(20)]
+                kept[0].get()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    wrong = 0
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(300):
+            gc.disable()
+            wrong += any(gc.isenabled() for _ in range(200))
+            gc.enable()
+            wrong += not all(gc.isenabled() for _ in range(200))
+    finally:
+        gc.enable()
+        sys.setswitchinterval(interval)
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == 0

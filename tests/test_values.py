@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from array import array
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from functools import partial, wraps
+from enum import IntEnum
+from fractions import Fraction
+from functools import cached_property, partial, reduce, wraps
 from typing import Any
 
 import numpy as np
@@ -50,6 +53,36 @@ def test_a_small_budget_changes_no_result_of_a_loop() -> None:
             made.append(rc.ap(lambda value: bytes([power]) * (50 + value), x))  # noqa: B023  # on purpose
         assert [value.get()[0] for value in made[1:]] == list(range(50))
         assert cache.stats().rematerializations
+
+
+def test_a_variable_that_is_bound_between_two_operations() -> None:
+    """Each sees what it saw first, also if the variable was not bound before."""
+
+    def function(number: int) -> int:
+        return number and power
+
+    with rc.Cache():
+        made = [rc.ap(function, 0)]
+        for power in range(5, 8):  # noqa: B007  # on purpose
+            made.append(rc.ap(function, 1))
+        for value, expected in zip(made, [0, 5, 6, 7], strict=True):
+            assert again(value) == expected
+
+
+def test_functions_of_one_code_keep_their_names() -> None:
+    """A function is not taken for another one that was there before it."""
+
+    def named(name: str) -> Callable[[], str]:
+        def function() -> str:
+            return sign
+
+        function.__qualname__ = name
+        return function
+
+    sign = "one object"
+    with rc.Cache():
+        values = [rc.ap(named(f"function_{number}")) for number in range(20)]
+        assert [value.node.operation.name for value in values] == [f"function_{number}" for number in range(20)]
 
 
 def test_globals_are_seen_as_they_were() -> None:
@@ -390,6 +423,146 @@ def test_a_source_that_changes_is_noticed(source: Any) -> None:
         with pytest.raises(rc.ImpureError, match=r"a source, argument 1 of .*lambda.* changed in place"):
             made.get()
         check_invariants(cache, [x, made])
+
+
+class Station:
+    """Plain, but for what it keeps for itself."""
+
+    def __init__(self, place: Any) -> None:
+        self.place = place
+        self._asked = 0
+
+    @cached_property
+    def length(self) -> int:
+        return len(str(self.place))
+
+    def ask(self) -> int:
+        self._asked += 1
+        return self.length
+
+
+class Stored:
+    """Leaves behind what cannot go to a tier."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.note = "in memory"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"number": self.number, "note": None}
+
+
+class Slotted:
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "floats": lambda: [0.5, 1.5, float("nan"), -0.0],
+    "many": lambda: list(map(float, range(1_000))),
+    "numbers": lambda: [1, True, 1 << 100, 1j, None, range(3), slice(1, 2)],
+    "texts": lambda: ["".join(["a", "b"]) * 1_000, b"abc" * 500],
+    "dict": lambda: {0.5: [1.5], "".join(["a", "b"]): {2.5: (3.5, 4.5)}},
+    "set": lambda: {"".join(["a", str(number)]) for number in range(50)},
+    "large set": lambda: {"".join(["a", str(number)]) for number in range(500)},
+    "deque": lambda: deque([[0.5], [1.5]], 5),
+    "instances": lambda: [Station([number, 0.5]) for number in range(100)],
+    "slots": lambda: [Slotted(1_000 + number) for number in range(100)],
+    "own state": lambda: [Stored(number) for number in range(100)],
+    "arrays": lambda: [np.arange(5.0), np.float64(0.5), bytearray(b"ab"), array("d", [1.5])],
+    "objects": lambda: [Fraction(1, 3), Level.HIGH, len, Station, random.Random(1)],
+    "nested": lambda: reduce(lambda inner, number: [inner, number], range(50), [0.5]),
+}
+
+
+@pytest.mark.parametrize("what", SOURCES)
+def test_a_source_that_comes_back_from_a_tier_is_as_it_was(what: str) -> None:
+    """A container may go to a tier and back, though what is in it are other objects then."""
+    with rc.Cache("1MB", tiers=[rc.Disk()]) as cache:
+        source = rc.pure(SOURCES[what]())
+        result = rc.ap(len, source)
+        for _ in range(2):
+            assert source.evict()
+            assert not source.resident
+            assert again(result) == len(SOURCES[what]())
+        check_invariants(cache, [source, result])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
+        lambda inner: (
+            st.lists(inner)
+            | st.lists(inner).map(tuple)
+            | st.dictionaries(st.integers() | st.text(), inner)
+            | st.builds(Station, inner)
+        ),
+    ).map(lambda part: [part])
+)
+def test_what_is_packed_and_unpacked_looks_the_same(source: Any) -> None:
+    """Of any containers and plain instances the sample is that of what comes back from a tier."""
+    adapter = rc.Adapter()
+    before = adapter.sample(source)
+    assert hash(before) == hash(adapter.sample(pickle.loads(pickle.dumps(source))))
+    assert before == adapter.sample(pickle.loads(pickle.dumps(source)))
+    source.append(0)
+    assert before != adapter.sample(source)
+
+
+def _exchange(part: Any) -> Callable[[list[Any]], None]:
+    def change(source: list[Any]) -> None:
+        source[0] = part
+
+    return change
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "number": (lambda: [0.5], _exchange(1.5)),
+    "type": (lambda: [1], _exchange(True)),
+    "zero": (lambda: [0.0], _exchange(-0.0)),
+    "text": (lambda: ["abc" * 1_000], _exchange("abd" * 1_000)),
+    "key": (lambda: {1: 2}, lambda source: (source.clear(), source.update({2: 2}))),
+    "element of a set": (lambda: {1, 2}, lambda source: (source.clear(), source.update({1, 3}))),
+    "inside of a list": (lambda: [[1]], lambda source: source[0].append(2)),
+    "inside of an array": (lambda: [np.zeros(3)], lambda source: source[0].fill(1)),
+    "a scalar": (lambda: [np.float64(1)], _exchange(np.float64(2))),
+    "an attribute": (lambda: [Station(1)], lambda source: setattr(source[0], "place", 2)),
+    "a slot": (lambda: [Slotted(1)], lambda source: setattr(source[0], "number", 2)),
+    "an instance": (lambda: [Station(1)], _exchange(Station(2))),
+    "a member": (lambda: [Level.LOW], _exchange(Level.HIGH)),
+    "a class": (lambda: [Station], _exchange(Slotted)),
+}
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_inside_of_a_source_is_noticed(what: str, moves: bool) -> None:
+    """What is in a container may not change either, whether it was in a tier meanwhile or not."""
+    make, change = CHANGES[what]
+    with rc.Cache("1MB", tiers=[rc.Disk()]):
+        source = rc.pure(make())
+        result = rc.ap(len, source)
+        if moves:
+            assert again(source) is not None
+        change(source.get())
+        result.evict()
+        with pytest.raises(rc.ImpureError, match="a source, argument 1 of len"):
+            result.get()
+
+
+def test_instances_in_a_source_may_remember_what_they_have_computed() -> None:
+    """Attributes that are private, or computed once, are no part of the content."""
+    with rc.Cache():
+        source = rc.pure([Station(number) for number in range(3)])
+        result = rc.ap(lambda stations: sum(each.ask() for each in stations), source)
+        assert again(result) == again(result) == 3
 
 
 # Any program

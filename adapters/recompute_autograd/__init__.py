@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     if error.name not in ("autograd", "autograd.numpy"):
         raise
     raise ModuleNotFoundError(
-        "recompute_autograd is for HIPS autograd, which is not installed: pip install 'recompute-cache[autograd]'",
+        "recompute_autograd is for HIPS autograd, which is not installed: pip install '.[autograd]' in a checkout",
         name="autograd",
     ) from None
 import numpy as np

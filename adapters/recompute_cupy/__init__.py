@@ -8,7 +8,7 @@ except ModuleNotFoundError as error:
     if error.name != "cupy":
         raise
     raise ModuleNotFoundError(
-        "recompute_cupy serves the arrays of CuPy, which is not installed: pip install 'recompute-cache[cupy]', or the "
+        "recompute_cupy serves the arrays of CuPy, which is not installed: pip install '.[cupy]' in a checkout, or the "
         "CuPy that fits your driver",
         name="cupy",
     ) from None

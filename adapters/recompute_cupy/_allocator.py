@@ -223,7 +223,7 @@ def install(
     fraction
         Of each device's memory: the most that CuPy's pool may take. None: no limit but the device.
     limit
-        The same in bytes, or text such as "8GB", in the place of `fraction`.
+        The same in bytes, or text such as "8GB", instead of `fraction`.
     pool
         Where the memory comes from: CuPy's default pool, or another one with the same methods.
 

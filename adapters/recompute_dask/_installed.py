@@ -14,7 +14,7 @@ def check() -> None:
         raise ImportError(
             "recompute_dask was found on the path, but recompute-cache is not installed: so its adapters for NumPy "
             "and other packages are not found, and arrays would be counted as plain Python objects; "
-            "pip install 'recompute-cache[dask]', or in a checkout pip install -e '.[dask]'"
+            "pip install '.[dask]' in a checkout"
         )
 
 

@@ -46,7 +46,9 @@ def given(payload: Any) -> Any:
             return _own_container(payload)
     try:
         return own_structure(payload)
-    except Exception:  # somebody's `__reduce__`, or `__setstate__`
+    except Exception as error:  # somebody's `__reduce__`, or `__setstate__`
+        if extend.is_interrupt(error):
+            raise
         return copy(payload) if type(payload) in CONTAINERS else payload
 
 
@@ -57,13 +59,14 @@ def is_given_at_once(payload: Any) -> bool:
 
 def is_fixed(payload: Any) -> bool:
     """Whether nobody can change a container, nor what is in it."""
-    seen, stack = set(), [payload]
+    seen: dict[int, Any] = {}  # by identity, with the part: it must not die meanwhile
+    stack = [payload]
     while stack:
         part = stack.pop()
         if type(part) not in (tuple, frozenset):
             return False
         if id(part) not in seen:
-            seen.add(id(part))
+            seen[id(part)] = part
             stack += [each for each in part if type(each) not in _FIXED]
     return True
 
@@ -118,7 +121,9 @@ def is_plain(payload: Any) -> bool:
     pickler = _Pickler(BytesIO(), object)
     try:
         pickler.dump(payload)
-    except Exception:  # of a part of it
+    except Exception as error:  # of a part of it
+        if extend.is_interrupt(error):
+            raise
         return False
     return not pickler.refused
 
@@ -148,7 +153,9 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         try:
             return part.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        except Exception:  # by whatever its own methods raise
+        except Exception as error:  # by whatever its own methods raise
+            if extend.is_interrupt(error):
+                raise
             self.refused = True
             return self._share(part)
 
@@ -193,9 +200,14 @@ def copied(values: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _copied(value: Any, seen: dict[int, Any]) -> Any:
+    before = set(seen)
     try:
         return deepcopy(value, seen)
-    except Exception:  # it cannot be copied: by whatever its own methods raise
+    except Exception as error:  # it cannot be copied: by whatever its own methods raise
+        if extend.is_interrupt(error):
+            raise
+        for number in seen.keys() - before:  # by identity, of what is gone now, and half a copy
+            del seen[number]
         return value
 
 

@@ -14,6 +14,7 @@ from dask.sizeof import sizeof
 from dask.utils import key_split
 
 import recompute as rc
+from recompute import extend
 from recompute_dask._payloads import (
     CONTAINERS,
     copied,
@@ -98,11 +99,17 @@ class Recipe:
         place: Place,
     ) -> None:
         self.key = key
+        self.nbytes: int | None = None
+        """Bytes of its result, if they are known before it runs."""
+        self.guess: int | None = None
+        """The same, if they are not known."""
         self.__name__ = key_split(key)
         self.returned = False
         """Whether the task has come to an end, at least once."""
         self.writable = False
         """Whether its result could be written to."""
+        self.is_data = False
+        """Whether its result is an array, a frame or a container."""
         self._task = task
         self._holds = not stores and any(holds(task))
         self._names = names
@@ -115,11 +122,18 @@ class Recipe:
 
     def size_key(self) -> Hashable:
         """Tasks of one layer make results of one size of arguments of one size, mostly."""
-        return Recipe, self.key[0] if isinstance(self.key, tuple) and self.key else self.__name__
+        layer = self.key[0] if isinstance(self.key, tuple) and self.key else self.__name__
+        return Recipe, layer, self.nbytes, self.guess  # what is expected is filed, too: not where nothing is
+
+    def expect(self, device: str) -> list[tuple[str, int]] | None:
+        """Bytes of the result before the first run; None: not known."""
+        nbytes = self.guess if self.nbytes is None else self.nbytes
+        return None if nbytes is None else [(device, nbytes)]
 
     def __call__(self, *payloads: Any) -> Any:
         result, writable = returned(self.run(list(payloads)))
         self.writable = writable or self._protects
+        self.is_data = is_data(result)
         self.returned = True
         return result
 
@@ -197,7 +211,12 @@ def is_unique(value: Any, nbytes: int) -> bool:
 
 def _is_object(value: Any, nbytes: int) -> bool:
     """Whether it may have its state elsewhere: it is no container, array or frame, and not large."""
-    return nbytes <= _LARGE and not isinstance(value, _DATA) and not hasattr(value, "shape")
+    return nbytes <= _LARGE and not is_data(value)
+
+
+def is_data(value: Any) -> bool:
+    """Whether it is a container, an array or a frame."""
+    return isinstance(value, _DATA) or hasattr(value, "shape")
 
 
 def holds(spec: Any) -> tuple[bool, int]:
@@ -241,7 +260,9 @@ def own_task(task: GraphNode) -> GraphNode:
     """A task with a structure of its own, in which arrays are read-only; functions and other instances are shared."""
     try:
         return own_structure(task, (GraphNode, partial))  # type: ignore[no-any-return]  # as the task
-    except Exception:  # somebody's `__reduce__`, or `__setstate__`
+    except Exception as error:  # somebody's `__reduce__`, or `__setstate__`
+        if extend.is_interrupt(error):
+            raise
         return task
 
 
@@ -259,12 +280,13 @@ def stores(spec: Any) -> bool:
 
 def uses(spec: Any) -> Iterator[Any]:
     """What a task calls, and what it has as arguments; of tasks that were fused, all of them."""
-    seen, stack = set(), [spec]
+    seen: dict[int, Any] = {}  # by identity, with the part: it must not die meanwhile
+    stack = [spec]
     while stack:
         part = stack.pop()
         if id(part) in seen:
             continue
-        seen.add(id(part))
+        seen[id(part)] = part
         if isinstance(part, SpecifiedTask):
             stack += [part.func, *part.args, *part.kwargs.values()]
         elif isinstance(part, dict):

@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import chain
+from math import inf
 from typing import Any, Final
 
 import dask
-from dask._task_spec import Alias
+from dask._task_spec import Alias, GraphNode
 from dask.callbacks import local_callbacks
+from dask.core import flatten
 from dask.local import get_sync
 from dask.threaded import get as get_threaded
 
 import recompute as rc
 from recompute import extend
+from recompute_dask._metadata import Metadata, graph_of
+from recompute_dask._next import Next
+from recompute_dask._opened import Join, opened
 from recompute_dask._payloads import leaving
-from recompute_dask._recipe import Held, Inlined, Recipe, is_kept, is_unique, made, recipe_of, stores
+from recompute_dask._recipe import SMALL, Held, Inlined, is_kept, is_unique, made, recipe_of, stores
 from recompute_dask._soon import Soon
+from recompute_dask._together import Together
+
+_LITTLE: Final = 1 / 8
+"""Of the budget: what takes no more at once stays as it is in the graph."""
 
 _last: Final[list[rc.Stats]] = []
 _running: Final[ContextVar[Computation | None]] = ContextVar("recompute_dask_running", default=None)
@@ -100,12 +108,18 @@ class Computation:
         self.cache = rc.Cache(budget, tiers=tiers)
         self._writers: set[str] = set()
         self._soon = Soon(self.cache)
+        self._together = Together()
+        self._joins: dict[Hashable, Join] = {}
+        self._sizes: dict[Hashable, int] = {}
+        self._arrays: dict[Hashable, int] = {}
 
     def compute(self, way: Callable[..., Any], dsk: Mapping[Any, Any], keys: Any, options: dict[str, Any]) -> Any:
         """Compute keys with one of Dask's schedulers."""
         rerun = options.pop("rerun_exceptions_locally", None)
         if rerun is None:
             rerun = dask.config.get("rerun_exceptions_locally", False)
+        dsk = self._opened(dsk, keys)
+        following = Next(self._soon)
         token = _running.set(None)
         try:
             with local_callbacks(options.pop("callbacks", None)) as callbacks:
@@ -113,7 +127,7 @@ class Computation:
                     dsk,
                     keys,
                     **options,
-                    callbacks=[*map(_with_values, callbacks), (None, None, self._before, None, None)],
+                    callbacks=[*map(_with_values, callbacks), (None, following.start, following.before, None, None)],
                     dumps=_prepared,
                     loads=self._loaded,
                     raise_exception=_rerun if rerun else _reraise,
@@ -125,16 +139,6 @@ class Computation:
             extend.be_lenient(self.cache)  # all results are wanted at once
         return _leave(keys, results)
 
-    def _before(self, key: Hashable, dsk: Any, state: Any) -> None:
-        """A callback of Dask's, before each task."""
-
-        def following(count: int) -> Iterator[Iterable[Held]]:
-            for task in chain([key], reversed(state["ready"][-count:])):  # the last one is the next
-                taken = [state["cache"].get(each) for each in state["dependencies"][task]]
-                yield [each for each in taken if isinstance(each, Held)]
-
-        self._soon.look(following)
-
     def _loaded(self, sent: Any) -> Any:
         """What Dask is about to run; as it is, what it is told of the result."""
         if not isinstance(sent, _Ready):
@@ -142,24 +146,68 @@ class Computation:
         task, data = sent.task, sent.data
         return (lambda _: self._perform(task, data)), data
 
+    def _opened(self, dsk: Any, keys: Any) -> dict[Any, GraphNode]:
+        """The graph as it runs."""
+        metadata = Metadata(dsk)
+        graph = graph_of(dsk)
+        room = extend.room(self.cache, "cpu") * _LITTLE
+        if room == inf:
+            return graph
+        graph, joins = opened(graph, set(flatten([keys])), metadata, room)
+        self._joins |= joins
+        results = metadata.results(graph)
+        self._sizes |= results.sizes
+        self._arrays |= results.arrays
+        return graph
+
     def _perform(self, task: Any, data: Mapping[Any, Any]) -> Any:
-        """Run a task as an operation; the handle of its result."""
+        """Run a task as an operation, or several; the handle of its result."""
         if isinstance(task, Alias):
             return data[task.target]
+        with self._together.one() as is_outermost:
+            for attempt in range(2 if is_outermost else 0):  # beside others; then alone
+                try:
+                    return self._performed(task, data, expects=True)
+                except rc.BudgetError as error:
+                    error.__traceback__ = error.__context__ = None  # whose frames hold what is to be evicted
+                if not attempt:
+                    self._together.wait_to_be_alone()
+            return self._performed(task, data, expects=False)  # what was expected of the result may be too much
+
+    def _performed(self, task: Any, data: Mapping[Any, Any], expects: bool) -> Any:
+        """`expects`: make room for what the metadata say of the result, or as much for each array as the task takes."""
+        join = self._joins.get(task.key)
+        if join is not None:
+            from recompute_dask._joined import UnlikeMetadata, joined  # it needs NumPy
+
+            try:
+                return joined(self.cache, task.key, join, data)
+            except UnlikeMetadata:
+                pass
+            except rc.BudgetError as error:
+                raise _impossible(task.key, len(join.sources), error) from None
         storing = stores(task)
         recipe, held = recipe_of(task, data, self._writers, self._inside, storing)
+        if expects:
+            taken = sum([storage.size for storage in {argument.node.storage for argument in held}])
+            recipe.nbytes = self._sizes.get(task.key)
+            recipe.guess = taken * self._arrays.get(task.key, 1) or None
         for each in held if storing else ():  # what is written into cannot be made again
             extend.detach(self.cache, each.node, moves=False)
         nodes = [each.node for each in held]
         try:
             (handle,) = extend.perform(self.cache, recipe, nodes, nodes, sys._getframe(), handle=Held)
         except rc.BudgetError as error:
-            raise _impossible(recipe, len(held), error) from error
+            raise _impossible(recipe.key, len(held), error) from None
         except Exception as error:
             if recipe.returned and isinstance(error, TypeError):
                 return Inlined(recipe, held)  # the cache has refused the result
             error.__dask_task__ = recipe, held  # type: ignore[attr-defined]  # for `_rerun`
             raise
+        if recipe.is_data:  # which nobody may hold here: another thread might have to wait for it
+            if handle.node.storage.size < SMALL:
+                handle.detach()
+            return made(handle, held, recipe.writable, unique=False)
         payload, nbytes = handle.node.payload, handle.node.storage.size
         there = payload is not extend.EVICTED
         if there and is_kept(payload, nbytes):
@@ -195,12 +243,12 @@ def _value(result: Any) -> Any:
     return leaving(result.get(), result.writable) if isinstance(result, Held) else result
 
 
-def _impossible(recipe: Recipe, taken: int, error: rc.BudgetError) -> rc.BudgetError:
+def _impossible(key: Hashable, taken: int, error: rc.BudgetError) -> rc.BudgetError:
     why = re.sub(r" \(created at [^)]*\)", "", str(error).split(";")[0])
     return rc.BudgetError(
-        f"the task {recipe.key!r}, which takes {taken} results at once, does not fit into recompute.budget: "
-        f"{why}; make chunks smaller where that is so (rechunk in steps, split_every in reductions), use fewer threads "
-        "(num_workers), or raise the budget"
+        f"the task {key!r}, which takes {taken} results at once, does not fit into recompute.budget: "
+        f"{why}; make chunks smaller (rechunk in steps, split_every in reductions), use fewer threads (num_workers), "
+        "or raise the budget (recompute_dask.least says what a graph needs at once)"
     )
 
 

@@ -1,7 +1,7 @@
 """What the next tasks take is evicted last.
 
 Tasks that go through many values in the order in which these were made, say, need what is stalest first: of values that
-do not all fit, staleness alone would evict each shortly before it is needed. Dask knows better: which tasks are ready.
+do not all fit, staleness alone would evict each shortly before it is needed. Dask knows better which tasks are next.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ class Soon:
         for taken in following(_FAR):
             looked += 1
             for held in taken:
-                if held.node not in seen and extend.look(held) is not extend.EVICTED:
-                    seen.add(held.node)
-                    room -= held.node.storage.size
-            if room < 0:
+                node = held.node
+                size = node.storage.size
+                if size <= room and node not in seen and extend.look(held) is not extend.EVICTED:
+                    seen.add(node)
+                    room -= size
+            if room <= 0:
                 break
         self._pause = looked // _FEW

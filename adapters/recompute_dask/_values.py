@@ -178,7 +178,7 @@ class Values(MutableMapping[Any, Any]):
     @staticmethod
     @contextmanager
     def at_hand(values: dict[Any, Any]) -> Iterator[None]:
-        """Look these up in the place of what is held, inside the block."""
+        """Look these up instead of what is held, inside the block."""
         token = _given.set(values)
         try:
             yield
@@ -272,7 +272,7 @@ class Values(MutableMapping[Any, Any]):
 
 
 class _Lost:
-    """In the place of a value that could not be brought back."""
+    """Instead of a value that could not be brought back."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

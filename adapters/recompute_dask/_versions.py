@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     if error.name != "dask":
         raise
     raise ModuleNotFoundError(
-        "recompute_dask is for Dask, which is not installed: pip install 'recompute-cache[dask]'", name="dask"
+        "recompute_dask is for Dask, which is not installed: pip install '.[dask]' in a checkout", name="dask"
     ) from None
 
 OLDEST: Final = "2026.1"

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     if error.name != "jax":
         raise
     raise ModuleNotFoundError(
-        "recompute_jax serves the arrays of JAX, which is not installed: pip install 'recompute-cache[jax]'",
+        "recompute_jax serves the arrays of JAX, which is not installed: pip install '.[jax]' in a checkout",
         name="jax",
     ) from None
 

@@ -6,7 +6,7 @@ except ModuleNotFoundError as error:
     if error.name != "numpy":
         raise
     raise ModuleNotFoundError(
-        "recompute_numpy serves the arrays of NumPy, which is not installed: pip install 'recompute-cache[numpy]'",
+        "recompute_numpy serves the arrays of NumPy, which is not installed: pip install '.[numpy]' in a checkout",
         name="numpy",
     ) from None
 

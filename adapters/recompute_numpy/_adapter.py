@@ -13,10 +13,13 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 import recompute as rc
+from recompute.extend import Generators
+from recompute_numpy._generators import generators
 
 _SAMPLE: Final = 1_000  # elements of an object array that are looked at; more are extrapolated
 _SAMPLES: Final = 64  # elements that are looked at to see whether an array has changed
 _LOOKED_AT: Final = 1024  # bytes; of smaller arrays all of them are
+_PART: Final = 1 << 20  # bytes that are compared at once
 _FEW: Final = 100  # elements; smaller arrays are just copied
 _WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _X87: Final = np.finfo(np.longdouble).nmant == 63  # a long double has ten bytes of number, the rest is padding
@@ -45,6 +48,10 @@ class NumpyAdapter(rc.ArrayAdapter):
     def serves(self, cls: type) -> bool:
         """Arrays and scalars; a dtype or a random generator is a plain object."""
         return issubclass(cls, (np.ndarray, np.generic))
+
+    def generators(self) -> Generators:
+        """Those of `numpy.random`."""
+        return generators
 
     def nbytes(self, value: Any) -> int:
         """Bytes of the memory, all of it for a view that alone keeps it alive, else of the view at most.
@@ -129,6 +136,26 @@ class NumpyAdapter(rc.ArrayAdapter):
             return np.broadcast_to(self.copy(part), value.shape, subok=True)
         return self.copy(value)
 
+    def place(self, value: Any) -> Hashable | None:
+        """Address, shape, strides and dtype; not of subclasses, which may have more to them."""
+        if type(value) is not np.ndarray or not value.size:
+            return None
+        return value.ctypes.data, value.shape, value.strides, value.dtype
+
+    def same(self, value: Any, kept: Any) -> bool:
+        """Compares bytes, those between the elements, too: in parts of a megabyte, so without much memory."""
+        if value.ctypes.data == kept.ctypes.data:
+            return bool(value.strides == kept.strides and self.snapshot(value) is value)
+        if value.strides != kept.strides or value.shape != kept.shape or value.dtype != kept.dtype:
+            return super().same(value, kept)
+        if not _is_dense(value):
+            return super().same(value, kept)
+        one, other = _memory(value)[0], _memory(kept)[0]
+        return all(
+            np.array_equal(one[start : start + _PART], other[start : start + _PART])
+            for start in range(0, len(one), _PART)
+        )
+
     def sample(self, value: Any) -> Hashable | None:
         """Some sixty elements, all of them if there are few, and the last one."""
         if not isinstance(value, np.ndarray) or value.dtype.hasobject or not value.size:
@@ -138,7 +165,7 @@ class NumpyAdapter(rc.ArrayAdapter):
             return bytes(value.tobytes())
         if value.flags.c_contiguous:
             flat = value.reshape(-1)
-            return flat[:: flat.size // _SAMPLES].tobytes(), flat[-1:].tobytes()
+            return flat[:: max(1, flat.size // _SAMPLES)].tobytes(), flat[-1:].tobytes()
         steps = [max(1, round(length / _SAMPLES ** (1 / value.ndim))) for length in value.shape]
         last = value[tuple([slice(-1, None)] * value.ndim)]
         return value[tuple([slice(None, None, step) for step in steps])].tobytes(), last.tobytes()

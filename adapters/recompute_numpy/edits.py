@@ -16,7 +16,7 @@ import posixpath
 import re
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -196,10 +196,10 @@ class _Run(NamedTuple):
 def _run(cache: rc.Cache, text: str, other: str, blocks: int, progress: Progress) -> _Run:
     events: list[Event] = []
     cache.subscribe(events.append)
-    start = perf_counter()
+    start = process_time()
     with cache:
         script = edits(encode(text), encode(other), blocks=blocks, progress=progress)
-    return _Run(script, cache.stats(), perf_counter() - start, events)
+    return _Run(script, cache.stats(), process_time() - start, events)
 
 
 def _report(figures: dict[str, Any]) -> list[str]:
@@ -218,8 +218,8 @@ def _report(figures: dict[str, Any]) -> list[str]:
         f"result              {equal}, without a budget and within it",
         f"peak memory         {megabytes(figures['peak_bytes'])} without a budget, "
         f"{megabytes(figures['budget_peak_bytes'])} within {megabytes(figures['budget_bytes'])}: {share:.1%}",
-        f"time                {figures['seconds']:.1f} s without a budget, "
+        f"processor time      {figures['seconds']:.1f} s without a budget, "
         f"{figures['budget_seconds']:.1f} s within it: x {figures['time_ratio']:.2f}",
-        f"why longer          {figures['rematerializations']:,} times a block was computed again: "
-        f"x {figures['overhead']:.2f} the computing, which is the overhead",
+        f"recomputed          {figures['rematerializations']:,} blocks; overhead (all compute / compute once) "
+        f"{figures['overhead']:.2f}",
     ]

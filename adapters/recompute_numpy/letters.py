@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -271,13 +271,13 @@ class _Run(NamedTuple):
 def _run(cache: rc.Cache, letters: Letters, iterations: int, blocks: int, progress: Progress) -> _Run:
     """A fit and a last pass with what it found."""
     events: list[Event] = []
-    start = perf_counter()
+    start = process_time()
     with cache:
         model = fit(letters, random_model(), iterations=iterations, blocks=blocks, progress=progress)
         progress("a last pass", iterations / (iterations + 1))
         cache.subscribe(events.append)
         expectation = expect(letters, model, blocks=blocks)
-    return _Run(model, expectation, cache.stats(), perf_counter() - start, events)
+    return _Run(model, expectation, cache.stats(), process_time() - start, events)
 
 
 def _states(model: Model) -> list[str]:
@@ -303,8 +303,8 @@ def _report(figures: dict[str, Any]) -> list[str]:
         f"model, posteriors   {equal}, without a budget and within it",
         f"peak memory         {megabytes(figures['peak_bytes'])} without a budget, "
         f"{megabytes(figures['budget_peak_bytes'])} within {megabytes(figures['budget_bytes'])}: {share:.1%}",
-        f"time                {figures['seconds']:.1f} s without a budget, "
+        f"processor time      {figures['seconds']:.1f} s without a budget, "
         f"{figures['budget_seconds']:.1f} s within it: x {figures['time_ratio']:.2f}",
-        f"overhead            x {figures['overhead']:.2f} for the messages alone: "
+        f"overhead            x {figures['overhead']:.2f} for the messages only: "
         f"{figures['evictions']:,} evictions, {figures['rematerializations']:,} rematerializations",
     ]

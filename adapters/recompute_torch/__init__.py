@@ -19,15 +19,22 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "recompute_torch serves the tensors of PyTorch, which is not installed: pip install 'recompute-cache[torch]'",
+        "recompute_torch serves the tensors of PyTorch, which is not installed: pip install '.[torch]' in a checkout",
         name="torch",
     ) from None
 
 if TYPE_CHECKING:
     from recompute_torch._compile.backend import compile, plans
+    from recompute_torch._compile.knapsack import KnapsackSolver
     from recompute_torch._compile.report import GraphPlan, Plans
 
-_COMPILED = {"compile": "backend", "plans": "backend", "GraphPlan": "report", "Plans": "report"}
+_COMPILED = {
+    "compile": "backend",
+    "plans": "backend",
+    "GraphPlan": "report",
+    "Plans": "report",
+    "KnapsackSolver": "knapsack",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -43,6 +50,7 @@ __all__ = [
     "FloorWarning",
     "GraphPlan",
     "Held",
+    "KnapsackSolver",
     "Least",
     "Parts",
     "Plans",

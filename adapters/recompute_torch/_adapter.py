@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 import recompute as rc
+from recompute_torch._generators import TorchGenerators, generators
 from recompute_torch._memory import device_name, quietly, storage_of
 from recompute_torch._packing import bytes_of, new_storage
 from recompute_torch._recipe import Geometry, geometry_of, ordinary, tensor_on
@@ -35,6 +36,10 @@ class TorchAdapter(rc.Adapter):
     def serves(self, cls: type) -> bool:
         """Tensors and storages; modules and the like are plain objects."""
         return issubclass(cls, (torch.Tensor, torch.UntypedStorage))
+
+    def generators(self) -> TorchGenerators:
+        """Those that functions draw from."""
+        return generators
 
     def nbytes(self, value: Any) -> int:
         """Bytes of the whole storage, which a view keeps alive."""
@@ -99,6 +104,12 @@ class TorchAdapter(rc.Adapter):
 
     def devices(self) -> list[str]:
         return ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+
+    def remark(self) -> str:
+        """Whether blocks can run below Python here, or why not."""
+        from recompute_torch._native.build import status  # asked of the doctor alone
+
+        return str(status())
 
     def free_memory(self, device: str) -> int | None:
         """What CUDA says is free; blocks that torch keeps for later are not."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from threading import RLock, get_ident, local
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 from weakref import WeakSet, ref
 
 import torch
@@ -26,6 +26,7 @@ from recompute_torch._floor import Floor, explain, warn_of
 from recompute_torch._interrupts import Interrupts
 from recompute_torch._net import Net
 from recompute_torch._report import Report, Step
+from recompute_torch._stats import Stats, of_python
 from recompute_torch._threads import Threads
 from recompute_torch._tracker import Tracker
 
@@ -80,6 +81,8 @@ _CURE: Final = (
     "rt.least(step) what each budget costs."
 )
 
+_ENTERED_ONCE: Final = "a budget block is entered once; make a new one: with rt.budget(...):"
+
 _REMEMBERED: Final = 1000
 """Steps."""
 
@@ -89,11 +92,11 @@ _blocks: Final[WeakSet[budget]] = WeakSet()
 
 def _forked() -> None:
     for block in list(_blocks):
-        block._interrupts.let_go()
-        block._tracker.fork()
+        block._after_fork()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class budget:
@@ -123,10 +126,21 @@ class budget:
         operator (`foreach=True`, the default on a GPU) needs them in memory at once, `foreach=False` does not.
     history
         How many calls are remembered at most for the sake of what was made from them; with more, see `commit`.
+    native
+        True: track operators below Python, in C++ that is built for the installed torch (docs/torch.md); raises
+        RuntimeError where that cannot be. False: in Python. None: in Python, unless the variable RECOMPUTE_TORCH_NATIVE
+        of the environment is 1, and the native path is there or can be built.
 
     Threads that are started inside the block take part, and others can enter it too: it is left when the last one
     leaves. Cost: some ten microseconds an operator call (docs/results/torch.md).
     """
+
+    path: ClassVar[Literal["python", "native"]] = "python"
+    """Which one tracks the operators: a dispatch mode, or C++ below it."""
+
+    def __new__(cls, *args: Any, native: bool | None = None, **options: Any) -> budget:
+        """A block of the path that is asked for."""
+        return object.__new__(_path(native, args[0] if args else None, options) if cls is budget else cls)
 
     def __init__(
         self,
@@ -144,6 +158,7 @@ class budget:
         verify: bool = False,
         clock: Callable[[], float] = perf_counter,
         history: int = 100_000,
+        native: bool | None = None,
     ) -> None:
         if budget is not None and activations is not None:
             raise TypeError("give budget, for all memory, or activations, for these alone; not both")
@@ -159,6 +174,7 @@ class budget:
             **named,
         )
         extend.cure_thrashing(self.cache, _CURE, "torch")
+        extend.paste(self.cache, 'rt.budget("{budget}")', keeps=False)
         extend.leave_small(self.cache, parse_budget(smallest, of="what", what="smallest"))
         self._net = None if activations is None else Net(self.cache, activations, _devices())
         self._listeners: list[Callable[[Step], Any]] = []
@@ -177,16 +193,13 @@ class budget:
         self._lock = RLock()
 
     def __enter__(self) -> budget:
-        around = getattr(_current, "blocks", [])
-        if any(each is not self for each in around):
-            raise RuntimeError(
-                "a budget block is open in this thread already, and tensors can belong to one only; "
-                "to change its budget, set block.budget"
-            )
+        around = self._around()
         with self._lock:
             if not self._entered:
                 if self._tracker.closed:
-                    raise RuntimeError("a budget block is entered once; make a new one: with rt.budget(...):")
+                    raise RuntimeError(_ENTERED_ONCE)
+                if any(block.path == "native" for block in _blocks):
+                    raise RuntimeError("a native budget block is open in this process, which is alone: leave it first")
                 _escapes.guard()
                 _blocks.add(self)
                 if self.cache.budget is not None and self._tracker.floor is None:
@@ -200,6 +213,16 @@ class budget:
             self._begin()
         _current.blocks = [*around, self]
         return self
+
+    def _around(self) -> list[budget]:
+        """The entries of this thread that have not ended, all of this block. Raises RuntimeError for another one's."""
+        around: list[budget] = getattr(_current, "blocks", [])
+        if any(block is not self for block in around):
+            raise RuntimeError(
+                "a budget block is open in this thread already, and tensors can belong to one only; "
+                "to change its budget, set block.budget"
+            )
+        return around
 
     def _join(self) -> None:
         with self._lock:
@@ -313,12 +336,18 @@ class budget:
         self.cache.budget = _bytes(budget)
         self._net = None
 
-    def stats(self) -> rc.Stats:
-        """What the cache did and holds."""
-        return self.cache.stats()
+    def stats(self) -> Stats:
+        """What the cache did and holds, and which path ran."""
+        return of_python(self.cache.stats())
 
-    def report(self) -> Report:
-        """What holds memory, what the last steps took, and what more memory would give: `print(block)` shows it."""
+    def report(self, *, html: str | os.PathLike[str] | None = None) -> Report:
+        """What holds memory, what the last steps took, and what more memory would give: `print(block)` shows it.
+
+        `html`: also write a page there that says what each budget would cost, as `recompute.report` does. That takes a
+        recording: ValueError for a block without `trace=`.
+        """
+        if html is not None:
+            rc.report(self.cache, seconds=10.0).save(html)
         stats = self.stats()
         tracker = self._tracker
         held = tracker.holders.sizes(tracker.known())
@@ -338,6 +367,19 @@ class budget:
         self._tracker.commit()
         self._interrupts.deliver()
 
+    def _after_fork(self) -> None:
+        """In a child process."""
+        self._interrupts.let_go()
+        self._tracker.fork()
+
+    def _own(self, tensor: torch.Tensor) -> None:
+        """It takes part."""
+        self._tracker.own([tensor])
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        """It stays, and how it was made is forgotten."""
+        self._tracker.forget([tensor])
+
     def __repr__(self) -> str:
         return f"<budget {self.cache!r}>"
 
@@ -353,14 +395,36 @@ def checkpoint(tensor: torch.Tensor) -> torch.Tensor:
 
     For `budget(..., only_checkpointed=True)`; otherwise all tensors do anyway. Raises RuntimeError outside of a block.
     """
-    _block("checkpoint")._tracker.own([tensor])
+    _block("checkpoint")._own(tensor)
     return tensor
 
 
 def decheckpoint(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, with its content, which stays from now on; how it was made is forgotten."""
-    _block("decheckpoint")._tracker.forget([tensor])
+    _block("decheckpoint")._forget(tensor)
     return tensor
+
+
+def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[budget]:
+    """The class of a block. Raises RuntimeError if the native path is asked for and cannot be."""
+    if native is False or (native is None and os.environ.get("RECOMPUTE_TORCH_NATIVE", "") in ("", "0")):
+        return budget  # mostly, without a look at what is not needed
+    from recompute_torch._native import block, load
+    from recompute_torch._native.build import Unavailable
+
+    if native is None:
+        try:
+            wrong = "" if load.preferred() else "the environment forbids the native path"
+            wrong = wrong or block.serves(options, options.get("policy"))
+            if not wrong:
+                block.limit_of(size)
+                load.library()
+        except Unavailable as error:
+            wrong = str(error)
+        if wrong:
+            load.say_once(wrong)
+            return budget
+    return block.NativeBudget
 
 
 def _block(name: str) -> budget:

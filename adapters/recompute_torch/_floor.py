@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import recompute as rc
 from recompute import extend
-from recompute.extend import Node, Pool, format_bytes
+from recompute.extend import Pool, Value, format_bytes
 from recompute_torch._holders import KINDS, Holders, Parts
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Floor:
         self._storages = storages
         self.parts: dict[str, Parts] = {}
 
-    def note(self, function: Any, nodes: Sequence[Node], made: Sequence[Node]) -> None:
+    def note(self, function: Any, nodes: Sequence[Value], made: Sequence[Value]) -> None:
         """An operator has run: what it took and made was in memory together, beside what stays."""
         if made and made[0].storage.values:  # mostly it is none of the tightest, which is seen at once
             pool = made[0].storage.pool
@@ -35,7 +35,7 @@ class Floor:
                 return
         self._note(function, nodes, made)
 
-    def _note(self, function: Any, nodes: Sequence[Node], made: Sequence[Node]) -> None:
+    def _note(self, function: Any, nodes: Sequence[Value], made: Sequence[Value]) -> None:
         pool: Pool | None = None
         size = 0
         for storage in {each.storage for each in (*nodes, *made) if each.storage.values}:

@@ -109,20 +109,24 @@ class Holders:
         found = [each() for each in list(self._parameters.values())]
         return [each for each in found if each is not None]
 
-    def kinds(self) -> dict[int, str]:
-        """What a storage is there for, by its identity; those of activations and others are not in it."""
+    def groups(self) -> dict[str, list[Tensor]]:
+        """What optimizers remember, gradients, and parameters; a tensor of several counts as the last."""
         parameters = self.parameters()
         remembered: list[Any] = []
         for reference in list(self._optimizers.values()):
             optimizer = reference()
             if optimizer is not None:
                 remembered += [optimizer.state[each] for each in list(optimizer.state)]
+        return {
+            "optimizer": list(_tensors(remembered)),
+            "gradients": [each.grad for each in parameters if each.grad is not None],
+            "parameters": parameters,
+        }
+
+    def kinds(self) -> dict[int, str]:
+        """What a storage is there for, by its identity; those of activations and others are not in it."""
         found: dict[int, str] = {}
-        for kind, tensors in (
-            ("optimizer", _tensors(remembered)),
-            ("gradients", [each.grad for each in parameters if each.grad is not None]),
-            ("parameters", parameters),
-        ):
+        for kind, tensors in self.groups().items():
             for tensor in tensors:
                 if _has_storage(tensor):
                     found[id(storage_of(tensor))] = kind

@@ -13,6 +13,7 @@ from weakref import ref
 
 import torch
 
+from recompute import extend
 from recompute.extend import Outputs
 from recompute_torch._memory import Memory, Storage, copy, device_name, new_memory, quietly, storage_of
 from recompute_torch._random import States, replaying, states, turn
@@ -53,6 +54,8 @@ class Call:
 
     sizes_alone = True
     """`size_key` says all that decides the sizes of the outputs, those of the arguments included."""
+    keeps_states = True
+    """It sees to generators itself."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Call:
     ) -> None:
         self.func = func
         self.rule = rule
-        self.args = args  # a geometry in the place of each tensor that has memory, also inside of lists
+        self.args = args  # a geometry instead of each tensor that has memory, also inside of lists
         self.kwargs = kwargs
         self.states: States = ()  # that generators were in, if it draws from these
         self.grad = torch.is_grad_enabled()  # some kernels make more when it is
@@ -138,7 +141,7 @@ class Call:
     def size_key(self) -> Hashable:
         """What decides the sizes of the outputs. Of a number beside tensors it is the type."""
         numbers, kwargs = self.rule.numbers, self.kwargs
-        parts: list[Any] = [id(self.func)]
+        parts: list[Any] = [self.func]
         for position, each in enumerate(self.args):
             cls = type(each)
             parts.append(
@@ -158,7 +161,9 @@ class Call:
         """(device, bytes) of the outputs, as torch reckons them without content; empty if it cannot say."""
         try:
             return quietly(lambda: self._expect(device))
-        except Exception:  # not all operators can
+        except Exception as error:  # not all operators can
+            if extend.is_interrupt(error):
+                raise
             return []
 
     def _expect(self, device: str) -> list[tuple[str, int]]:
@@ -223,6 +228,8 @@ class Look:
     """A call that makes nothing the cache could make again: it runs once, while its arguments stay."""
 
     __slots__ = ("before", "func", "live", "result")
+
+    keeps_states = True
 
     def __init__(self, func: Callable[..., Any], live: tuple[Any, dict[str, Any]], before: Callable[[], None]) -> None:
         self.func = func

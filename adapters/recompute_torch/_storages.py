@@ -18,7 +18,7 @@ import torch
 
 import recompute as rc
 from recompute import extend
-from recompute.extend import EVICTED, Node
+from recompute.extend import EVICTED, Value
 from recompute_torch._holders import Holders
 from recompute_torch._memory import (
     Lost,
@@ -71,7 +71,7 @@ class Storages:
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
         self.spare: dict[str, float] = {}  # bytes by device that such a step must leave free if it records nothing
         self.orphans: Final = extend.released_sources(cache)
-        self._kept: list[Node] = []  # those of them that were found to be worth their memory
+        self._kept: list[Value] = []  # those of them that were found to be worth their memory
         self._history = history
         self._known: dict[int, ref[Storage]] = {}  # by address, so those that are gone give way to new ones
         self._lent: dict[int, list[tuple[Tensor, ref[Any] | None]]] = {}  # by thread: see `lend`
@@ -228,7 +228,7 @@ class Storages:
             self._kept.clear()
 
     @contextmanager
-    def staying(self, node: Node) -> Iterator[None]:
+    def staying(self, node: Value) -> Iterator[None]:
         """A value is in memory inside the block."""
         with ExitStack() as until:
             while True:
@@ -239,7 +239,7 @@ class Storages:
                     continue
             yield
 
-    def _fix(self, node: Node) -> None:
+    def _fix(self, node: Value) -> None:
         """A source from now on, whatever it was made of; unless nobody can need it any more."""
         while node.operation is not None:
             memory = node.payload
@@ -258,7 +258,7 @@ class Storages:
                 if node.operation is not None:  # else it went, just now
                     raise
 
-    def _fix_in_memory(self, node: Node) -> None:
+    def _fix_in_memory(self, node: Value) -> None:
         """A source that no tier takes, from now on."""
         self._fix(node)
         if not node.stays:
@@ -283,7 +283,7 @@ class Storages:
         with self._meeting:
             return not isinstance(memory, Memory) or memory.keep()  # not: what a call left that was interrupted
 
-    def _part(self, storage: Storage, source: Node) -> None:
+    def _part(self, storage: Storage, source: Value) -> None:
         """Keep a copy of a source for what is made from it; the storage becomes a source of its own."""
         with self._meeting, self.staying(source):
             memory = source.payload

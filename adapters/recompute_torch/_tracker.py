@@ -18,7 +18,7 @@ import torch
 
 import recompute as rc
 from recompute import extend
-from recompute.extend import Node
+from recompute.extend import Value
 from recompute_torch._floor import Floor
 from recompute_torch._memory import Lost, Storage, device_name, storage_of
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
@@ -32,6 +32,18 @@ Parameter = torch.nn.Parameter
 _CONSTANTS: Final = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
+
+
+_BETWEEN: Final = ("torch.", "recompute.", "recompute_torch.", "contextlib.")
+"""Packages between an operator and the line of the program that called it."""
+
+
+def _program_at(frame: FrameType) -> FrameType:
+    """The innermost frame of the program; a thread of autograd has none, and names the operator's."""
+    found: FrameType | None = frame
+    while found is not None and f"{found.f_globals.get('__name__')}.".startswith(_BETWEEN):
+        found = found.f_back
+    return found or frame.f_back or frame
 
 
 class Tracker(Storages):
@@ -83,7 +95,7 @@ class Tracker(Storages):
         simple = self._simple(args) if rule.plain and not kwargs else None
         if simple is not None:
             call = Call(func, rule, simple[0], None, (args, None))
-            nodes: Sequence[Node] = simple[1]
+            nodes: Sequence[Value] = simple[1]
         else:
             if _on_meta(kwargs):
                 return func(*args, **kwargs)
@@ -141,7 +153,7 @@ class Tracker(Storages):
             torch.autograd.graph.increment_version(list(tensors(targets)))
         return result
 
-    def _takes_over(self, call: Write, nodes: Sequence[Node], targets: list[Any], blank: bool, single: bool) -> Any:
+    def _takes_over(self, call: Write, nodes: Sequence[Value], targets: list[Any], blank: bool, single: bool) -> Any:
         """Run a call whose first outputs are what the targets hold from then on."""
         call.targets, call.blank, call.single, call.written = targets, blank, single, ()
         sizes = [target.nbytes() for target in targets]
@@ -229,7 +241,7 @@ class Tracker(Storages):
             extend.count_operation(self.cache)
             self._kept_by(result, args, kwargs)
             return result
-        nodes: list[Node] = []
+        nodes: list[Value] = []
         for argument in (*args, *kwargs.values()) if kwargs else args:
             for tensor in (argument,) if isinstance(argument, Tensor) else tensors(argument):
                 if strangers and any(tensor is other for other in strangers):
@@ -285,11 +297,9 @@ class Tracker(Storages):
 
     # Operations
 
-    def _run(self, function: Call | Look, nodes: Sequence[Node], single: bool, frame: FrameType) -> list[Handle]:
+    def _run(self, function: Call | Look, nodes: Sequence[Value], single: bool, frame: FrameType) -> list[Handle]:
         """Let the cache run a call; what refers to its outputs. `frame` is the one below the methods of this class."""
-        caller = frame.f_back or frame  # a thread of autograd has no other
-        if not self._everything:
-            caller = caller.f_back or caller
+        caller = _program_at(frame)
         while True:
             try:
                 handles = extend.perform(
@@ -310,12 +320,12 @@ class Tracker(Storages):
         for storage, handle in zip(storages, handles, strict=False):
             self._enter(storage, handle)
 
-    def _simple(self, args: Any) -> tuple[tuple[Any, ...], tuple[Node, ...]] | None:
+    def _simple(self, args: Any) -> tuple[tuple[Any, ...], tuple[Value, ...]] | None:
         """The arguments as a `Call` has them, and their nodes, if they are known tensors and constants; else None.
 
         Written out, because nearly every call comes by: benchmarks/torch_overhead.py.
         """
-        nodes: list[Node] = []
+        nodes: list[Value] = []
         template: list[Any] = []
         for each in args:
             cls = type(each)
@@ -338,13 +348,13 @@ class Tracker(Storages):
 
     def _packed(
         self, rule: Rule, args: Any, kwargs: dict[str, Any], blank: Sequence[Tensor] = ()
-    ) -> tuple[list[Node], list[Any], dict[str, Any], Any] | None:
+    ) -> tuple[list[Value], list[Any], dict[str, Any], Any] | None:
         """Nodes, and what makes a `Call` of the arguments; None if one of the tensors has no storage to evict."""
         if rule.hidden and rule.hides(args):
             blank = [args[each] for each in rule.hidden if args[each] is not None]
             self.own(blank)
             self.hold(blank)
-        nodes: list[Node] = []
+        nodes: list[Value] = []
         try:
             template = [self._argument(each, nodes, blank) for each in args]
             named = {name: self._argument(each, nodes, blank) for name, each in kwargs.items()}
@@ -352,7 +362,7 @@ class Tracker(Storages):
             return None
         return nodes, template, named, (args, kwargs)
 
-    def _argument(self, argument: Any, nodes: list[Node], blank: Sequence[Tensor]) -> Any:
+    def _argument(self, argument: Any, nodes: list[Value], blank: Sequence[Tensor]) -> Any:
         if isinstance(argument, Tensor):
             if not ordinary(argument):
                 raise NotImplementedError

@@ -54,9 +54,21 @@ def parser(description: str, share: float, repeats: int) -> argparse.ArgumentPar
     """Of a script that compares runs, with its defaults; it may have further options."""
     found = argparse.ArgumentParser(description=description)
     add = found.add_argument
-    add("--budget", type=_share, default=share, metavar="SHARE", help="of the peak without a budget; %(default)s")
-    add("--table", action="store_true", help="other budgets, and another policy, too")
-    add("--repeats", type=_count, default=repeats, metavar="N", help="runs, of which the best time counts; %(default)s")
+    add(
+        "--budget",
+        type=_share,
+        default=share,
+        metavar="SHARE",
+        help="share of the peak without a budget; default %(default)s",
+    )
+    add("--table", action="store_true", help="measure other budgets and another policy, too")
+    add(
+        "--repeats",
+        type=_count,
+        default=repeats,
+        metavar="N",
+        help="how many runs; the best time counts; default %(default)s",
+    )
     return into_files(found, "what was in memory when")
 
 

@@ -71,7 +71,7 @@ def machine(*packages: str) -> dict[str, Any]:
 
 def into_files(parser: argparse.ArgumentParser, drawn: str) -> argparse.ArgumentParser:
     """The same, with options for `write` and `show`."""
-    parser.add_argument("--json", metavar="PATH", help="write the figures")
+    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON")
     parser.add_argument("--picture", metavar="PATH", help=f"draw {drawn}: .png, .svg or .pdf")
     return parser
 
@@ -86,6 +86,6 @@ def show(draw: Callable[[], Path]) -> None:
     try:
         print("picture:", draw())
     except ImportError:
-        print("no picture: pip install 'recompute-cache[plot]'", file=sys.stderr)
+        print("no picture: pip install '.[plot]' in a checkout", file=sys.stderr)
     except (ValueError, rc.BudgetError) as error:  # no such format; a budget that does not do
         print(f"no picture: {error}", file=sys.stderr)

@@ -114,10 +114,10 @@ def draw(images: Any, digits: Any, outputs: Outputs, below: Any, path: str | Pat
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser("An ensemble with a common trunk, asked within a memory budget.", share=0.15, repeats=3)
     add = asked.add_argument
-    add("--members", type=int, default=6, metavar="N", help="of the ensemble; %(default)s")
-    add("--channels", type=int, default=16, metavar="N", help="of each layer; %(default)s")
-    add("--images", type=int, default=1797, metavar="N", help="to be asked about; all, which are %(default)s")
-    add("--steps", type=int, default=150, metavar="N", help="of learning; %(default)s")
+    add("--members", type=int, default=6, metavar="N", help="members of the ensemble; default %(default)s")
+    add("--channels", type=int, default=16, metavar="N", help="channels of each layer; default %(default)s")
+    add("--images", type=int, default=1797, metavar="N", help="how many images to classify; default all %(default)s")
+    add("--steps", type=int, default=150, metavar="N", help="steps of training; default %(default)s")
     options = asked.parse_args(arguments)
     if min(options.members, options.channels) < 1 or options.images < UNSEEN:
         asked.error(f"there is at least one of everything, and {UNSEEN} images")

@@ -286,8 +286,8 @@ def draw(pictures: Sequence[Array], outputs: Sequence[dict[str, Any]], below: An
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser("Feature maps of pictures, asked for in any order, within a budget.", share=0.25, repeats=3)
     add = asked.add_argument
-    add("--crop", type=int, metavar="N", help="only N by N pixels of each picture; at least 32")
-    add("--library", choices=["numpy", "cupy"], default="numpy", help="whose arrays; %(default)s")
+    add("--crop", type=int, metavar="N", help="use only N by N pixels of each picture, at least 32")
+    add("--library", choices=["numpy", "cupy"], default="numpy", help="the array library; default %(default)s")
     options = asked.parse_args(arguments)
     if options.crop is not None and options.crop < 32:
         asked.error("a crop has at least 32 pixels a side")

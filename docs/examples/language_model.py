@@ -167,8 +167,14 @@ def difference(one: Way, other: Way) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="A character-level language model, trained within a memory budget.")
     add = parser.add_argument
-    add("--budget", type=float, default=0.25, metavar="SHARE", help="of plain jit's temporaries; %(default)s")
-    add("--table", action="store_true", help="other budgets, and jax.checkpoint, too")
+    add(
+        "--budget",
+        type=float,
+        default=0.25,
+        metavar="SHARE",
+        help="share of plain jit's temporaries; default %(default)s",
+    )
+    add("--table", action="store_true", help="measure other budgets and jax.checkpoint, too")
     for name, value, text in (
         ("--steps", 600, "of training"),
         ("--depth", 4, "blocks"),
@@ -181,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add(name, type=int, default=value, metavar="N", help=text + "; %(default)s")
     add("--rate", type=float, default=4e-3, help="the highest learning rate; %(default)s")
-    add("--effort", type=float, default=1.0, metavar="N", help="of planning; %(default)s")
+    add("--effort", type=float, default=1.0, metavar="N", help="effort of planning; default %(default)s")
     return into_files(parser, "losses, memory and time")
 
 

@@ -180,8 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--op-by-op", type=int, default=11, metavar="K", help="op by op to 2^K steps; default %(default)s")
     add("--factor", type=float, default=4.0, metavar="C", help="the budget is C log2(n) states; default %(default)s")
     add("--train", type=int, default=300, metavar="N", help="steps of training at 2^SMALLEST; default %(default)s")
-    add("--repeats", type=int, default=3, metavar="N", help="runs, of which the best time counts; %(default)s")
-    add("--effort", type=float, default=1.0, metavar="N", help="of planning; %(default)s")
+    add("--repeats", type=int, default=3, metavar="N", help="how many runs; the best time counts; default %(default)s")
+    add("--effort", type=float, default=1.0, metavar="N", help="effort of planning; default %(default)s")
     return into_files(parser, "memory and time")
 
 

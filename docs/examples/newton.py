@@ -255,10 +255,23 @@ def draw(problem: Problem, budget: int, share: float, path: str | Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser("Newton-CG on a small network, within a memory budget.", share=0.3, repeats=2)
     add = asked.add_argument
-    add("--patience", type=float, default=10, metavar="X", help="a policy that took X times as long gets no less; 10")
-    add("--iterations", type=int, default=6, metavar="N", help="of Newton's method; %(default)s")
-    add("--hidden", type=int, nargs="+", default=[*HIDDEN], metavar="N", help="units of the layers; 128 four times")
-    add("--samples", type=int, metavar="N", help="digits to learn from; 1,500, which are all but those of the test")
+    add(
+        "--patience",
+        type=float,
+        default=10,
+        metavar="X",
+        help="no smaller budgets for a policy that took X times as long; 10",
+    )
+    add("--iterations", type=int, default=6, metavar="N", help="iterations of Newton's method; default %(default)s")
+    add(
+        "--hidden",
+        type=int,
+        nargs="+",
+        default=[*HIDDEN],
+        metavar="N",
+        help="units of each layer; default 128 four times",
+    )
+    add("--samples", type=int, metavar="N", help="how many digits to learn from; default 1,500, all but the test set")
     options = asked.parse_args(arguments)
     if min(options.iterations, *options.hidden, 1 if options.samples is None else options.samples) < 1:
         asked.error("there is at least one iteration, one unit in a layer, and one digit")

@@ -50,16 +50,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--epochs", type=int, default=10, metavar="N", help="passes through the digits; default %(default)s")
     add("--batch", type=int, default=128, metavar="N", help="images in a minibatch; default %(default)s")
     add("--depth", type=int, default=32, metavar="N", help="layers; default %(default)s")
-    add("--channels", type=int, default=16, metavar="N", help="of each layer; default %(default)s")
-    add("--library", choices=["numpy", "cupy"], default="numpy", help="whose arrays; default %(default)s")
+    add("--channels", type=int, default=16, metavar="N", help="channels of each layer; default %(default)s")
+    add("--library", choices=["numpy", "cupy"], default="numpy", help="the array library; default %(default)s")
     add(
         "--confine",
         type=bytes_of,
         metavar="BYTES",
-        help="let the system enforce it: as much address space beyond that of the start",
+        help="let the system enforce the budget, by limiting the address space",
     )
     add("--table", action="store_true", help="memory and time for several budgets")
-    add("--budgets", type=float, nargs="+", default=[*SHARES], metavar="SHARE", help="of the activations, for --table")
+    add(
+        "--budgets",
+        type=float,
+        nargs="+",
+        default=[*SHARES],
+        metavar="SHARE",
+        help="shares of the activations, for --table",
+    )
     add("--largest", action="store_true", help="the largest batch, and the deepest network, in the same memory")
     add("--factors", type=float, nargs="+", default=[*FACTORS], metavar="X", help="multiples to try for --largest")
     return into_files(parser, "the memory over a step")

@@ -9,7 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from functools import partial
-from types import AsyncGeneratorType, BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+)
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
@@ -17,7 +25,10 @@ from recompute._adapters import packing as _packing
 from recompute._adapters import python as _python
 from recompute._adapters import remembering as _remembering
 from recompute._adapters import sizes as _sizes
+from recompute._adapters.generators import Generators, of_python
+from recompute._adapters.kind import Kind, Kinds
 from recompute._errors import SizeWarning
+from recompute._interrupts import is_interrupt
 from recompute._warned import outside, warn
 
 if TYPE_CHECKING:
@@ -98,8 +109,11 @@ class Adapter:
         return _python.fingerprint(value, _foreign_fingerprint)
 
     def sample(self, value: Any) -> Hashable | None:
-        """Something that most changes of the content change, in O(1); None: nobody can change it, or see that."""
-        return _remembering.sample(value)
+        """Something that most changes of the content change, in O(1); None: nobody can change it, or see that.
+
+        It is the same for an equal value that comes back from a tier, so there is no identity in it.
+        """
+        return _remembering.sample(value, _foreign_sample)
 
     def remember(self, value: Any) -> Callable[[], Any] | None:
         """What gives later runs of an operation a plain argument as it is now; None: as `sample`.
@@ -120,6 +134,10 @@ class Adapter:
         """A value, equal to the last bit, of what `pack` gave: `load(memory)` fills memory with the next buffer."""
         return _packing.unpack(head, load)
 
+    def generators(self) -> Generators | None:
+        """How the framework's generators of random numbers are saved and set again; None: it has none."""
+        return None
+
     def timer(self, device: str) -> Callable[[], Callable[[], float | None]] | None:
         """Begin to time an operation on the device, without waiting for it.
 
@@ -132,6 +150,10 @@ class Adapter:
         """The devices that can be seen, for `recompute doctor`."""
         return ["cpu"]
 
+    def remark(self) -> str:
+        """What else `recompute doctor` says of it, in a line; empty: nothing."""
+        return ""
+
     def free_memory(self, device: str) -> int | None:
         """Free bytes on the device; None: unknown."""
         return None
@@ -140,84 +162,56 @@ class Adapter:
         return f"<adapter {self.name}>"
 
 
-class Kind:
-    """An adapter resolved for one type. None in the place of a method means that there is nothing to call."""
-
-    __slots__ = (
-        "adapter",
-        "array",
-        "atomic",
-        "buffer",
-        "destroyed",
-        "device",
-        "enter",
-        "evicted",
-        "freeze",
-        "handle",
-        "nbytes",
-        "outlive",
-        "part_of_result",
-        "plain",
-        "readonce",
-        "remember",
-        "restored",
-        "signature",
-        "silent",
-        "timer",
-        "vacate",
-        "watch",
-    )
-
-    def __init__(self, adapter: Adapter, cls: type) -> None:
-        own = type(adapter)
-        self.adapter = adapter
-        self.nbytes: Callable[[Any], int] = adapter.nbytes
-        own_size = own.nbytes is not Adapter.nbytes
-        self.part_of_result: Callable[[Any], int] | None = adapter.nbytes if own_size else None
-        self.signature: Callable[[Any], Hashable] | None = adapter.signature  # None: the value itself
-        self.buffer: Callable[[Any], object | None] | None = adapter.buffer
-        self.device = adapter.device if own.device is not Adapter.device else None
-        self.timer = adapter.timer if own.timer is not Adapter.timer else None
-        self.freeze = adapter.freeze if own.freeze is not Adapter.freeze else None
-        self.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
-        self.array: ArrayAdapter | None = cast("ArrayAdapter", adapter) if adapter.arrays else None
-        self.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
-        self.destroyed = adapter.destroyed if own.destroyed is not Adapter.destroyed else None
-        self.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
-        self.outlive = None if self.vacate is None else adapter.outlive  # None: a reference is enough
-        self.restored = adapter.restored if own.restored is not Adapter.restored else None
-        self.silent = self.evicted is None and self.vacate is None  # an eviction is no news to it
-        self.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
-        self.handle = hasattr(cls, "_is_recomputable")
-        if self.handle or cls in _READ_ONCE:
-            self.part_of_result = _refuse
-        self.enter = None if own.enter is Adapter.enter or self.readonce else adapter.enter
-        own_way = own.remember is not Adapter.remember or own.sample is not Adapter.sample
-        fixed = cls in _python.ATOMIC or not (own_way or _remembering.may_change(cls))
-        self.remember = None if fixed else adapter.remember
-        # As an argument: nothing to remember, no container and no Recomputable, which the operation has to look into.
-        self.plain = fixed and not (self.readonce or self.handle or issubclass(cls, tuple)) and cls not in FUNCTIONS
-        self.atomic = own.nbytes is Adapter.nbytes and cls in _python.ATOMIC
-        if self.atomic:
-            self.nbytes = _python.ATOMIC[cls]
-            self.buffer = self.watch = None
-            if cls in _python.BY_VALUE:
-                self.signature = None
-
-
-class _Kinds(dict[type, Kind]):
-    """Type -> Kind, resolved on first sight."""
-
-    def __missing__(self, cls: type) -> Kind:
-        kind = self[cls] = Kind(_find(cls), cls)
-        return kind
+def _kind_of(adapter: Adapter, cls: type) -> Kind:
+    """What the adapter has to say of values of one type."""
+    own = type(adapter)
+    kind = Kind()
+    kind.adapter = adapter
+    kind.nbytes = adapter.nbytes
+    kind.part_of_result = adapter.nbytes if own.nbytes is not Adapter.nbytes else None
+    kind.signature = adapter.signature
+    kind.buffer = adapter.buffer
+    kind.device = adapter.device if own.device is not Adapter.device else None
+    kind.timer = adapter.timer if own.timer is not Adapter.timer else None
+    kind.freeze = adapter.freeze if own.freeze is not Adapter.freeze else None
+    kind.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
+    kind.array = cast("ArrayAdapter", adapter) if adapter.arrays else None
+    kind.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
+    kind.destroyed = adapter.destroyed if own.destroyed is not Adapter.destroyed else None
+    kind.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
+    kind.outlive = None if kind.vacate is None else adapter.outlive
+    kind.restored = adapter.restored if own.restored is not Adapter.restored else None
+    kind.silent = kind.evicted is None and kind.vacate is None
+    kind.inert = 0
+    kind.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
+    kind.handle = hasattr(cls, "_is_recomputable")
+    if kind.handle or cls in _READ_ONCE:
+        kind.part_of_result = _refuse
+    kind.enter = None if own.enter is Adapter.enter or kind.readonce else adapter.enter
+    own_way = own.remember is not Adapter.remember or own.sample is not Adapter.sample
+    fixed = cls in _python.ATOMIC or not (own_way or _remembering.may_change(cls))
+    kind.remember = None if fixed else adapter.remember
+    kind.plain = fixed and not (kind.readonce or kind.handle or issubclass(cls, tuple)) and cls not in FUNCTIONS
+    kind.atomic = own.nbytes is Adapter.nbytes and cls in _python.ATOMIC
+    if kind.atomic:
+        kind.nbytes = _python.ATOMIC[cls]
+        kind.buffer = kind.watch = None
+        if cls in _python.BY_VALUE:
+            kind.signature = None
+    return kind
 
 
 _default = Adapter()
 _registered: dict[type, Adapter] = {}
 _entry_points: dict[str, EntryPoint] | None = None
 _loaded: dict[str, Adapter | None] = {}
-kinds: Final = _Kinds()
+kinds: Final = Kinds(lambda cls: _resolved(cls))
+
+
+def _resolved(cls: type) -> tuple[Kind, bool]:
+    """What to ask of a type, and whether that will stay so: else the next one that asks may find its adapter."""
+    adapter = _find(cls)
+    return _kind_of(adapter or _default, cls), adapter is not None
 
 
 def register(cls: type, adapter: Adapter) -> None:
@@ -310,6 +304,19 @@ def _foreign_fingerprint(cls: type) -> Callable[[Any], bytes | None] | None:
     return None if type(adapter).fingerprint is Adapter.fingerprint else adapter.fingerprint
 
 
+def _foreign_sample(cls: type) -> Callable[[Any], Hashable] | None:
+    """How to look at a part of a type that is not plain Python: of an array on a device its shape is seen, no more."""
+    adapter = kinds[cls].adapter
+    own = type(adapter)
+    if own.sample is Adapter.sample and own.signature is Adapter.signature:
+        return None
+    return lambda part: (
+        adapter.signature(part),
+        adapter.sample(part),
+        adapter.fingerprint(part) if adapter.buffer(part) is None else None,  # a scalar, which can only be exchanged
+    )
+
+
 def _packer_of(part: Any) -> Adapter | None:
     """Who has a way of its own to pack a part of a value that has memory of its own."""
     adapter = kinds[type(part)].adapter
@@ -374,25 +381,69 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def load(name: str) -> Adapter | None:
-    """The adapter of entry point `name`; None, with a warning, if it cannot be loaded."""
+    """The adapter of entry point `name`; None, with a warning, if it cannot be loaded.
+
+    What the handler of a signal raises meanwhile passes through, and the next use tries again.
+    """
     if name not in _loaded:
-        _loaded[name] = None
         try:
-            adapter = installed()[name].load()
-            if not isinstance(adapter, Adapter):
-                raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
-            _loaded[name] = adapter
+            _loaded[name] = _load(name)
         except Exception as error:  # a broken plug-in must not break the program
+            again = None if is_interrupt(error) else _fails_again(name)
+            if again is None:  # it is not broken
+                raise
+            _loaded[name] = None
             warn(
-                f"the adapter {name!r} cannot be loaded ({type(error).__name__}: {error}); its values are treated as "
-                f"plain Python objects",
+                f"the adapter {name!r} cannot be loaded ({again}); its values are treated as plain Python objects",
                 RuntimeWarning,
                 stacklevel=2,
             )
     return _loaded[name]
 
 
-def _find(cls: type) -> Adapter:
+def _load(name: str) -> Adapter:
+    adapter = installed()[name].load()
+    if not isinstance(adapter, Adapter):
+        raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
+    return adapter
+
+
+def _fails_again(name: str) -> str | None:
+    """What keeps an adapter from being loaded; None: nothing does, so that what came before was an interrupt.
+
+    Not all of these are known for what they are: the handler may be gone by now, or not be written in Python.
+    """
+    try:
+        _loaded[name] = _load(name)
+    except Exception as error:
+        if is_interrupt(error):
+            raise
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def generators_for(package: str) -> Generators | None:
+    """Who knows the generators of random numbers of a top-level package; None: it has none that are known."""
+    if package == "random":
+        return of_python
+    if package in sys.stdlib_module_names or package in ("__main__", "recompute") or package not in installed():
+        return None
+    adapter = None if package not in _loaded and _is_being_loaded(package) else load(package)
+    return None if adapter is None else adapter.generators()
+
+
+def _is_being_loaded(name: str) -> bool:
+    """Whether this thread is loading the adapter now: its module uses the cache while it is imported."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _load.__code__ and frame.f_locals["name"] == name:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _find(cls: type) -> Adapter | None:
+    """The adapter of a class; None: the default one, until that which may serve it is loaded."""
     for base in cls.__mro__[:-1]:
         if base in _registered:
             return _registered[base]
@@ -400,6 +451,8 @@ def _find(cls: type) -> Adapter:
         if package in sys.stdlib_module_names or package == "__main__" or package == "recompute":
             continue
         if package in installed():
+            if package not in _loaded and _is_being_loaded(package):
+                return None
             adapter = load(package)
             if adapter is not None and adapter.serves(cls):
                 return adapter

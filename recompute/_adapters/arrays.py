@@ -79,6 +79,20 @@ class ArrayAdapter(Adapter):
         """What the cache keeps of a plain array that meets a wrapped one: a copy, unless nobody can change it."""
         return self.copy(value)
 
+    def place(self, value: Any) -> Hashable | None:
+        """Where in its memory an array lies, and how; None: a plain array is a source anew each time that it is met.
+
+        Two arrays of one buffer and one place are the same array, of which one source is enough (see `same`).
+        """
+        return None
+
+    def same(self, value: Any, kept: Any) -> bool:
+        """Whether an array has, to the last bit, the content that a snapshot of it has."""
+        if value is kept and self.snapshot(value) is value:
+            return True
+        digest = self.fingerprint(value)
+        return digest is not None and digest == self.fingerprint(kept)
+
     def remember(self, value: Any) -> Callable[[], Any] | None:
         """Of a small array a copy, of another one samples."""
         if self.constant(value):

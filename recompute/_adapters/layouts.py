@@ -15,6 +15,8 @@ from io import StringIO
 from typing import Any, Final
 from weakref import ReferenceType
 
+from recompute._interrupts import is_interrupt
+
 _POINTER: Final = object.__basicsize__ // 2  # bytes
 _CLAIMS: Final = ("nbytes", "estimated_size")  # attributes or methods by which types say how large they are
 _SHARED: Final[tuple[type, ...]] = (
@@ -35,7 +37,7 @@ _NAMED: Final = frozenset(
 class Layout:
     """What a walk over an object has to know of the object's class."""
 
-    __slots__ = ("_dict", "_slots", "_traced", "claims", "container", "hidden", "shallow", "shared", "structured")
+    __slots__ = ("_dict", "_slots", "claims", "container", "hidden", "native", "shallow", "shared", "structured")
 
     def __init__(self, cls: type) -> None:
         bases = cls.__mro__[:-1]
@@ -47,8 +49,9 @@ class Layout:
         """The builtin container that it is a subclass of."""
         self._dict = inside and cls not in _EXACT and cls.__dictoffset__ != 0
         self._slots = tuple(_slots(bases)) if inside else ()
-        self._traced = inside and bool(native)
-        self.structured = self._dict or bool(self._slots) or self._traced
+        self.native = inside and bool(native)
+        """Whether there are fields in C, of which some may refer to parts."""
+        self.structured = self._dict or bool(self._slots) or self.native
         """Whether there are `attributes`."""
         self.claims = list(_claims(cls, bool(native))) if inside else []
         """How to ask an instance for its size with all that belongs to it."""
@@ -72,7 +75,7 @@ class Layout:
                 found.append(slot.__get__(value))
             except AttributeError:  # not set
                 continue
-        if self._traced:
+        if self.native:
             found += [part for part in get_referents(value) if part is not attributes]
         return found
 
@@ -92,6 +95,8 @@ class Layout:
             try:
                 return max(0, min(int(claim(value)), sys.maxsize))
             except Exception as error:  # it is a property of somebody's, or a buffer that was closed
+                if is_interrupt(error):
+                    raise
                 if claim is _exported and isinstance(error, TypeError):
                     self.claims = [each for each in self.claims if each is not claim]  # the type has no buffer
         return None
@@ -185,6 +190,8 @@ def _exported(value: Any) -> int:
 def _dictionary(value: Any) -> dict[str, Any] | None:
     try:
         attributes = value.__dict__
-    except Exception:  # a proxy that points to nothing
+    except Exception as error:  # a proxy that points to nothing
+        if is_interrupt(error):
+            raise
         return None
     return attributes if type(attributes) is dict else None

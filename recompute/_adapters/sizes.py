@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from recompute._adapters.layouts import layouts
 from recompute._adapters.python import ATOMIC
+from recompute._interrupts import is_interrupt
 
 _SAMPLE: Final = 1_000  # elements of a container that are looked at; larger ones are extrapolated
 _END: Final = object()  # on the stack below the parts of an object that says how large it is
@@ -23,7 +24,7 @@ def sizeof(
     value and the bytes that are counted where more may be hidden.
     """
     total = 0.0
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # by identity, with the part, which must not die meanwhile
     claims: list[float] = []  # what `total` has to be at least, at each end of an object that says how large it is
     stack: list[tuple[Any, float]] = [(value, 1.0)]
     while stack:
@@ -37,7 +38,7 @@ def sizeof(
             continue
         if id(part) in seen:
             continue
-        seen.add(id(part))
+        seen[id(part)] = part
         measure = foreign(type(part))
         if measure is not None:
             total += weight * measure(part)
@@ -52,7 +53,9 @@ def sizeof(
                 stack.append((_END, 0.0))
         try:
             size = layout.shallow(part)
-        except Exception:  # somebody's `__sizeof__`
+        except Exception as error:  # somebody's `__sizeof__`
+            if is_interrupt(error):
+                raise
             size = type(part).__basicsize__
         total += weight * size
         if layout.hidden and not claims:

@@ -71,7 +71,7 @@ FILLED: Final = {"empty": "zeros", "empty_like": "zeros_like"}
 """Functions whose results have any content, and those that do the same, but twice alike."""
 
 OF_DTYPES: Final = frozenset({"result_type", "can_cast", "finfo", "iinfo", "isdtype"})
-"""Functions that take a dtype in the place of an array."""
+"""Functions that take a dtype instead of an array."""
 
 
 def array_function(
@@ -121,7 +121,7 @@ def _kept_part(
 ) -> tuple[slice, ...]:
     """Which part of an array `trim_zeros` returns: a view of that, wherever zeros are after a write."""
     xp, content = array._adapter.namespace(), array.get()
-    numbers = xp.arange(1, content.size + 1).reshape(content.shape)  # in the place of what is not zero
+    numbers = xp.arange(1, content.size + 1).reshape(content.shape)  # instead of what is not zero
     found = function(xp.where(content != 0, numbers, 0), *args, **keywords)
     begin = [0] * found.ndim
     if found.size and found.any():
@@ -296,7 +296,7 @@ class _Filling:
         self.ways = ways
 
     def __call__(self, *args: Any, out: tuple[Any, ...], **keywords: Any) -> Any:
-        roots: list[Any] = []  # what is returned in the place of each `out`
+        roots: list[Any] = []  # what is returned instead of each `out`
         rooms: list[Any] = []
         copies: dict[int, Any] = {}  # several may be views of one root
         for each, way in zip(out, self.ways, strict=True):

@@ -9,11 +9,12 @@ from typing import Any, Final
 from recompute import extend
 from recompute._adapters.adapter import FUNCTIONS, Adapter, kinds
 from recompute._arrays.call import HOLE, Call, Fresh, rebuilt
+from recompute._arrays.plain import source_of
 from recompute._arrays.sharing import link
 from recompute._cache import Cache
 from recompute._recomputable import Recomputable
 from recompute._warned import warn
-from recompute.extend import EVICTED, Node
+from recompute.extend import EVICTED, Value
 
 Wrap = type[Recomputable[Any]]
 """The class of arrays."""
@@ -27,13 +28,13 @@ class Operands:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        self.values: list[Node] = []
+        self.values: list[Value] = []
         self.handles: list[Recomputable[Any]] = []
         self._keep: list[Recomputable[Any]] = []  # new sources live until the operation refers to them
         self._adapter: Adapter | None = None
 
     def pack(self, argument: Any) -> Any:
-        """The argument with holes in the place of arrays; lists, dicts and plain arrays are copied."""
+        """The argument with holes instead of arrays; lists, dicts and plain arrays are copied."""
         cls = type(argument)
         if cls in CONSTANTS:
             return argument
@@ -53,7 +54,7 @@ class Operands:
             make = adapter.compact(argument)
             if make is not None:
                 return Fresh(make)
-            source = extend.source(self.cache, adapter.snapshot(argument), Recomputable)
+            source = source_of(self.cache, adapter, argument)
             self._keep.append(source)
             self.values.append(source.node)
             return HOLE
@@ -86,7 +87,7 @@ class Operands:
             )
 
 
-def adapter_of(value: Node) -> Adapter | None:
+def adapter_of(value: Value) -> Adapter | None:
     """Who serves the array that a value holds, or held before it was evicted; None: it is no array."""
     payload, remains = value.payload, value.remains
     if payload is EVICTED and remains is not None and remains.outline is not None:
@@ -94,7 +95,7 @@ def adapter_of(value: Node) -> Adapter | None:
     return kinds[type(payload)].array
 
 
-def same_library(values: list[Node]) -> bool:
+def same_library(values: list[Value]) -> bool:
     """Whether arrays that are in memory are of one library; False if that is not sure."""
     if len(values) < 2:
         return True
@@ -115,7 +116,7 @@ def call(
 ) -> Any:
     """`function` of arguments with arrays anywhere among them; results are wrapped, in whatever nest they come."""
     positional: list[Any] = []
-    plain: list[Node] = []
+    plain: list[Value] = []
     for each in args:  # mostly they are arrays of this cache and constants, and nothing is nested
         cls = type(each)
         if cls is wrap and each.cache is cache:
@@ -143,7 +144,7 @@ def operate(
     cache: Cache,
     function: Callable[..., Any],
     positional: tuple[Any, ...],
-    values: tuple[Node, ...],
+    values: tuple[Value, ...],
     caller: FrameType,
     nout: int = 1,
     operands: Sequence[Any] | None = None,

@@ -13,7 +13,7 @@ from typing import Any, Final
 from weakref import ref
 
 from recompute import extend
-from recompute.extend import EVICTED, Node, Outputs
+from recompute.extend import EVICTED, Operation, Outputs, Value
 
 _creating: Final = RLock()  # of the memory of an array: two threads may take a view of it at the same time
 
@@ -23,7 +23,7 @@ class Origin:
 
     __slots__ = ("node", "parents")
 
-    def __init__(self, node: Node, parents: tuple[tuple[Node, Origin | None], ...]) -> None:
+    def __init__(self, node: Value, parents: tuple[tuple[Value, Origin | None], ...]) -> None:
         self.node = node
         self.parents = parents  # origin None: the root
 
@@ -33,7 +33,7 @@ class Memory:
 
     __slots__ = ("members", "root")
 
-    def __init__(self, root: Node | None) -> None:
+    def __init__(self, root: Value | None) -> None:
         self.root = root  # in its present version; None: nobody knows of what array the others are views
         self.members: set[Member] = set()
 
@@ -175,7 +175,7 @@ class Path:
         return tuple([extend.identity(step.function) for step in self.steps])
 
 
-def path_of(origin: Origin) -> tuple[Path, list[Node]]:
+def path_of(origin: Origin) -> tuple[Path, list[Value]]:
     """How to make a view of the root, and what else that takes. Raises RuntimeError if it has been forgotten."""
     order: list[Origin] = []
     stack: list[tuple[Origin, bool]] = [(origin, False)]
@@ -186,11 +186,11 @@ def path_of(origin: Origin) -> tuple[Path, list[Node]]:
         else:
             stack.append((each, True))
             stack += [(parent, False) for _, parent in each.parents if parent is not None]
-    inputs: list[Node] = []  # what is given besides the root
+    inputs: list[Value] = []  # what is given besides the root
     for each in order:
         shared = {node for node, _ in each.parents}
         for part in _operation_of(each).positional:
-            if type(part) is Node and part not in shared and part not in inputs:
+            if type(part) is Value and part not in shared and part not in inputs:
                 inputs.append(part)
     places = {node: 1 + number for number, node in enumerate(inputs)}
     given = 1 + len(inputs)
@@ -202,7 +202,7 @@ def path_of(origin: Origin) -> tuple[Path, list[Node]]:
         numbers = {node: 0 if parent is None else made[parent] for node, parent in each.parents}
         operation = _operation_of(each)
         where = [
-            numbers[part] if part in numbers else places[part] for part in operation.positional if type(part) is Node
+            numbers[part] if part in numbers else places[part] for part in operation.positional if type(part) is Value
         ]
         function = operation.function
         if type(function) is Path:  # its steps in its place, so that paths do not nest
@@ -210,14 +210,14 @@ def path_of(origin: Origin) -> tuple[Path, list[Node]]:
             steps += [step.moved(where) for step in function.steps]
         else:
             left = iter(where)
-            positional = [Place(next(left)) if type(part) is Node else part for part in operation.positional]
+            positional = [Place(next(left)) if type(part) is Value else part for part in operation.positional]
             output = operation.outputs.index(each.node) if len(operation.outputs) > 1 else 0
             steps.append(Step(function, tuple(positional), output))
         made[each] = given + len(steps) - 1
     return Path(steps, given), inputs
 
 
-def _operation_of(origin: Origin) -> Node:
+def _operation_of(origin: Origin) -> Operation:
     operation = origin.node.operation
     if operation is None or not operation.outputs:
         raise RuntimeError(

@@ -19,8 +19,9 @@ from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter, Outline
 from recompute._arrays.operate import call, operate
 from recompute._arrays.sharing import Memory, Origin, Path, Step, check_writable, memory_of, path_of
+from recompute._interrupts import is_interrupt
 from recompute._recomputable import Recomputable
-from recompute.extend import Node
+from recompute.extend import Value
 
 _SHARED: Final = "another array shares memory with it, but not in a way that is known; change a copy: x = x.copy()"
 
@@ -94,7 +95,7 @@ class Version:
             self._refer(root.node, arrivals)  # an interrupt: all or none
             raise
 
-    def _refer(self, root: Node, arrivals: Sequence[tuple[Any, Any, Node]]) -> None:
+    def _refer(self, root: Value, arrivals: Sequence[tuple[Any, Any, Value]]) -> None:
         for array, new, node in arrivals:
             if array.node is not node:
                 extend.exchange(array, new)
@@ -164,7 +165,7 @@ def _steps(array: Any) -> tuple[Step, ...] | None:
     origin = array._origin
     if origin is None:
         return ()
-    function = origin.node.function
+    function = None if origin.node.operation is None else origin.node.operation.function
     return function.steps if type(function) is Path else None
 
 
@@ -202,7 +203,9 @@ def library_writes(cls: type, dtype: Any) -> bool:
     array = adapter_for(cls).empty(Outline(cls, (1,), dtype))
     try:
         array[...] = array
-    except Exception:  # each library has its own
+    except Exception as error:  # each library has its own
+        if is_interrupt(error):
+            raise
         return False
     return True
 

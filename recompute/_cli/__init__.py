@@ -17,7 +17,7 @@ from recompute import _mixed_up as _mixed_up  # first of all: `recompute/__init_
 # isort: split
 
 from recompute import BudgetError, ImpureError, __version__
-from recompute._cli import compare, demo, doctor, plan, plot, simulate
+from recompute._cli import compare, demo, doctor, export, plan, plot, report, simulate, story
 from recompute._cli import run as run_script
 from recompute._cli.output import CommandError, complain, flush, no_interrupt_lost, silence
 from recompute._cli.plugins import FRAMEWORKS, TOOLS, version_of_package
@@ -29,9 +29,10 @@ examples:
   recompute run --budget 25% train.py            run again within a quarter of that memory
   recompute run --budget 1.5GiB -m package.train
   recompute simulate train.recompute.jsonl.gz --budget 50%    what would half the memory have cost?
-  recompute compare train.recompute.jsonl.gz                  policies and planners side by side
-  recompute plot residency train.recompute.jsonl.gz           what was in memory when
-  recompute doctor                               what is installed, and what it sees
+  recompute compare train.recompute.jsonl.gz                  compare policies and planners
+  recompute plot residency train.recompute.jsonl.gz           when each value was in memory
+  recompute report train.recompute.jsonl.gz                   a page about what each budget would cost
+  recompute doctor                               what is installed, which devices are seen
 """
 
 
@@ -45,7 +46,7 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: Final[tuple[Command, ...]] = (run_script, simulate, plan, compare, plot, demo, doctor)
+COMMANDS: Final[tuple[Command, ...]] = (run_script, simulate, plan, compare, plot, report, export, story, demo, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,7 +107,9 @@ def _parser() -> _Parser:
         formatter_class=form,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, help="show the versions of recompute, Python and what it serves")
+    parser.add_argument(
+        "--version", action=_Version, help="show the versions of recompute, Python and the supported libraries"
+    )
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
     for command in COMMANDS:
         own = commands.add_parser(command.NAME, help=command.HELP, formatter_class=form, allow_abbrev=False)

@@ -16,7 +16,7 @@ from recompute._simulator.run import Run
 from recompute._traces.program import Program
 
 NAME = "compare"
-HELP = "policies and planners side by side on a recorded program"
+HELP = "compare policies and planners on a recorded program"
 
 _EXAMPLES: Final = """\
 examples:
@@ -34,13 +34,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Replay recorded programs under policies, plan them in advance, and compare what both cost."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzip; one panel each")
+    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped; one panel each")
     add("--budget", metavar="SHARE[,..]", action="append", help="shares of the peak or bytes; default .9, .8 to .1")
     add_policies(parser)
     add_tier(parser)
-    add_methods(parser, "those that apply; none for none")
-    add("--output", metavar="FILE", default="compare.png", help="the picture, .png, .svg or .pdf, or none; %(default)s")
-    add("--json", action="store_true", help="one JSON object a replay or plan on stdout, as of simulate and plan")
+    add_methods(parser, "those that apply; none for no plans")
+    add(
+        "--output",
+        metavar="FILE",
+        default="compare.png",
+        help="the picture (.png, .svg or .pdf), or none; default %(default)s",
+    )
+    add("--json", action="store_true", help="print a JSON object per replay or plan on stdout, as simulate and plan do")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import EntryPoint
@@ -15,7 +14,6 @@ from typing import Any, Final
 from recompute._budget import bytes_or_share
 from recompute._cli.output import CommandError, print_json, print_list
 from recompute._cli.plugins import DISTRIBUTION, NOT_INSTALLED, how_to_get, missing_package, plugins, version_of
-from recompute._errors import ThrashWarning
 from recompute._live import Live, bar
 from recompute._terminal import is_terminal
 
@@ -26,14 +24,14 @@ _EVERY: Final = 3.0  # seconds from line to line where nobody watches a terminal
 
 _EXAMPLES: Final = """\
 examples:
-  recompute demo                         two real texts compared: a table of 500 MB in a tenth of that; seconds
-  recompute demo letters --budget 5%     vowels and consonants, found in real text; minutes
+  recompute demo                         compare two real texts: a table of 500 MB in a tenth of that; seconds
+  recompute demo letters --budget 5%     find vowels and consonants in real text; minutes
   recompute demo --budget 5% --picture blocks.png
   recompute demo --list
 
-The picture needs the extra plot. Progress is a line on the terminal; elsewhere, a line on stderr every few seconds.
+The picture needs the extra plot. Progress is shown on the terminal; without one, as a line on stderr every few seconds.
 
-A demo is a plug-in: an entry point in the group recompute.demos.
+Demos are plug-ins: entry points in the group recompute.demos.
 """
 
 
@@ -42,11 +40,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("name", nargs="?", default="edits", help="which demo; default edits")
-    add("--budget", metavar="SHARE", default="10%", help="share of the memory without a budget; default 10%%")
-    add("--iterations", metavar="N", help="how many iterations; the demo's own choice by default")
-    add("--picture", metavar="PATH", default="recompute-demo.png", help="the picture, or none; default %(default)s")
-    add("--json", action="store_true", help="only the figures, as one JSON object on stdout")
-    add("--list", action="store_true", help="list the demos and leave")
+    add("--budget", metavar="SHARE", default="10%", help="share of the peak memory without a budget; default 10%%")
+    add("--iterations", metavar="N", help="how many iterations; by default, the demo decides")
+    add(
+        "--picture",
+        metavar="PATH",
+        default="recompute-demo.png",
+        help="where to write the picture, or none; default %(default)s",
+    )
+    add("--json", action="store_true", help="print only the figures, as a JSON object on stdout")
+    add("--list", action="store_true", help="list the demos and exit")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -64,8 +67,7 @@ def run(options: argparse.Namespace) -> int:
     def quiet(*_: object) -> None:
         return
 
-    with Live(lambda: progress.parts, wait=0.1, every=0.1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ThrashWarning)  # what a small budget costs is what a demo shows
+    with Live(lambda: progress.parts, wait=0.1, every=0.1):
         try:
             figures = demo(
                 budget=budget,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Final, Literal
 
-from recompute import Adapter, __version__
+from recompute import Adapter, __version__, _form
 from recompute._adapters.adapter import GROUP
 from recompute._budget import format_bytes, free_memory
 from recompute._cli.output import complain, print_json, print_list, print_pairs, print_text, warn
@@ -27,14 +27,14 @@ from recompute._cli.plugins import (
 )
 
 NAME = "doctor"
-HELP = "show what is installed, which adapters load, and what each can see"
+HELP = "show what is installed, which adapters load, and which devices each sees"
 
 _EXAMPLES: Final = """\
 examples:
   recompute doctor
   recompute doctor --json | python -m json.tool
 
-The exit status is 1 if an adapter is broken; a missing extra is no error.
+The exit status is 1 if an adapter is broken; a missing extra is not an error.
 """
 
 
@@ -52,12 +52,14 @@ class Found:
     """The version of the framework; None: unknown."""
     devices: dict[str, int | None] = field(default_factory=dict)
     """Device -> free bytes; None: unknown."""
+    remark: str = ""
+    """What the adapter says of itself."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Show what is installed, which adapters load, and what each can see."
+    parser.description = "Show what is installed, which adapters load, and which devices each sees."
     parser.epilog = _EXAMPLES
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object on stdout")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
                 "platform": platform.platform(),
                 "recompute": __version__,
                 "installed": installed,
+                "form": _form.described(),
                 "extras": extras,
                 "adapters": [asdict(adapter) for adapter in adapters],
                 "warnings": warnings,
@@ -110,6 +113,7 @@ def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
         if not is_installed(point.name):
             found.state = "missing"
             return found
+        found.remark = adapter.remark()
         for device in adapter.devices():
             free = adapter.free_memory(device)
             found.devices[device] = _free_here() if free is None and device == "cpu" else free
@@ -147,6 +151,7 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
         ("python", f"{platform.python_version()} ({sys.executable})"),
         ("platform", platform.platform()),
         ("recompute", __version__ + ("" if installed else " (not installed)")),
+        ("form", _form.described()),
     ]
     pairs += [(package, version or f"missing: {how_to_get(package)}") for package, version in extras.items()]
     print_pairs("recompute doctor", pairs, out)
@@ -170,3 +175,5 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
         cure = f": {how_to_get(names[0])}" if state == "not installed" else ""
         lines.append((", ".join(names), serves, state + cure, module))
     print_list(["serves", "version", "sees", "adapter"], lines, out)
+    for remark in dict.fromkeys(f"{each.name}: {each.remark}" for each in adapters if each.remark):
+        print_text(remark, out)

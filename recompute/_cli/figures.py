@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._cli.output import CommandError
-from recompute._cli.planning import PlanJob, Planned, make_many
+from recompute._cli.planning import PlanJob, Planned, make_many, monotone
 from recompute._live import Live, bar
 from recompute._pictures.points import Floor, Point, points_of
 from recompute._pictures.style import FORMATS, new_figure, save
@@ -97,7 +97,7 @@ def plan_all(
     budgets: Sequence[int | float],
     **options: Any,
 ) -> list[Planned]:
-    """All programs by their methods under all budgets, with progress; in this order."""
+    """All programs by their methods under all budgets, with progress; in this order; see `monotone`."""
     jobs: list[PlanJob] = []
     for number, program in enumerate(programs):
         if methods[number]:
@@ -119,7 +119,7 @@ def plan_all(
         ready[0], share[0], best[0] = count, 0.0, 0.0
 
     with Live(parts):
-        return list(make_many(programs, jobs, done=done, progress=watch))
+        return monotone(list(make_many(programs, jobs, done=done, progress=watch)))
 
 
 def points(runs: Sequence[Run], plans: Sequence[Planned]) -> list[Point]:

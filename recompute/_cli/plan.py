@@ -17,7 +17,7 @@ from recompute._tables import seconds
 from recompute._traces.program import Program
 
 NAME = "plan"
-HELP = "plan a recorded program in advance: what to compute and to free, and when"
+HELP = "plan a recorded program in advance: what to compute and free, and when"
 
 _EXAMPLES: Final = """\
 examples:
@@ -27,21 +27,21 @@ examples:
   recompute plan unet.jsonl --budget 0.3 --tier 50GB/s
 
 A budget is a share of the peak of a run without one (0.4 or 40%), or bytes (512MB). Overhead is all compute divided by
-the compute without recomputation; the bound is what the method proved to be the least. A verifier goes through every
-plan step by step before it is shown. The file has a line about the plan, then a line for each step.
+the compute without recomputation. The bound is the lowest possible overhead, if the method proved one. A verifier
+checks every plan step by step before it is shown. The file has a line about the plan, then a line for each step.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Plan recorded programs under a budget, with the whole program known in advance."
+    parser.description = "Plan recorded programs within a budget, with the whole program known in advance."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzip")
+    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped")
     add_budgets(parser)
-    add_tier(parser, "the own method may fetch results: 12GB/s, or with a latency 12GB/s,1ms")
+    add_tier(parser, "let the method own fetch evicted results: 12GB/s, or with a latency 12GB/s,1ms")
     add_methods(parser, "own")
-    add("--output", metavar="FILE", help="write the plan, of several methods the one of least overhead")
-    add("--json", action="store_true", help="one JSON object a plan on stdout")
+    add("--output", metavar="FILE", help="write the plan; with several methods, the one with the lowest overhead")
+    add("--json", action="store_true", help="print a JSON object per plan on stdout")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,7 +56,9 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(f"there is no directory {output.absolute().parent} for the plan")
     programs = load(options.traces)
     if below is not None and tier_of_plans(below) is None:
-        raise CommandError("a plan knows tiers without a limit whose transfers stop the compute: say --tier 12GB/s")
+        raise CommandError(
+            "plans support only tiers without a limit whose transfers stop the compute, such as --tier 12GB/s"
+        )
     plans = plan_all(programs, [chosen] * len(programs), wanted, tier=below, **limit)
     if options.json:
         for planned in plans:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Final, Literal
 
-from recompute._budget import parse_budget
+from recompute._budget import format_bytes, parse_budget
 from recompute._cli.output import CommandError
 from recompute._plans.fetching import Prices
 from recompute._plans.plan import METHODS, plan
@@ -83,15 +83,15 @@ def add_methods(parser: argparse.ArgumentParser, default: str) -> None:
         "--method",
         metavar="NAME[,..]",
         action="append",
-        help=f"planners: {', '.join(METHODS)}; all; several with commas, or repeated; default {default}",
+        help=f"planners: {', '.join(METHODS)}; all; several separated by commas, or repeated; default {default}",
     )
     add(
         "--time-limit",
         metavar="SECONDS",
         default=str(TIME_LIMIT),
-        help=f"for each plan of {' and '.join(_TIMED)}; default {TIME_LIMIT:g}",
+        help=f"time for each plan of {' and '.join(_TIMED)}; default {TIME_LIMIT:g}",
     )
-    add("--operations", metavar="N", help="let checkmate merge the program into so many operations first")
+    add("--operations", metavar="N", help="merge the program into N operations before checkmate plans it")
 
 
 def methods(given: Sequence[str]) -> list[str]:
@@ -208,6 +208,36 @@ def make_many(
         for number, future in enumerate(futures, 1):
             yield future.result()
             done(number)
+
+
+def monotone(plans: Sequence[Planned]) -> list[Planned]:
+    """The same, but none of the own method costs more than another one of its program for a smaller budget.
+
+    What fits into less memory fits into more: that plan takes the place of one that costs more, or that is not there.
+    """
+    best: dict[str, Planned] = {}
+    kept = list(plans)
+    for number in sorted(range(len(plans)), key=lambda number: plans[number].budget_bytes):
+        planned = plans[number]
+        if planned.method != "own":
+            continue
+        less = best.get(planned.trace)
+        if less is None or less.overhead is None or less.plan is None:
+            if planned.overhead is not None:
+                best[planned.trace] = planned
+        elif planned.overhead is not None and planned.overhead <= less.overhead:
+            best[planned.trace] = planned
+        else:
+            kept[number] = replace(
+                less,
+                budget_bytes=planned.budget_bytes,
+                budget_ratio=planned.budget_ratio,
+                bound=None,
+                seconds=planned.seconds,
+                reason=f"that for {format_bytes(less.budget_bytes)}, which has a lower overhead than the one found",
+                plan=replace(less.plan, budget=planned.budget_bytes, bound=None),
+            )
+    return kept
 
 
 _here: list[Program] = []

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "plot"
-HELP = "draw a recorded program: what was in memory when, memory, overhead, accesses"
+HELP = "draw a recorded program: residency of values, memory, overhead, accesses"
 
 _SIZES: Final = "16,32,64,128,256,512"
 _LEAST: Final = "0.1%"
@@ -46,7 +46,7 @@ kinds:
   memory      bytes over time against the budget; one trace, one budget, several policies and methods
   overhead    overhead against budget, a panel for each trace; policies and methods
   accesses    candidates scored against budget, a panel for each trace; policies and searches
-  chain       cost of the uniform training chain against its length, with the optimum; no trace
+  chain       cost of a uniform training chain against its length, compared with the optimum; no trace
 
 examples:
   recompute plot residency unet.jsonl --budget 50%
@@ -59,11 +59,11 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Draw recorded programs as they run under policies and plans."
+    parser.description = "Draw recorded programs as they run with policies and plans."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("kind", metavar="KIND", help=", ".join(_KINDS))
-    add("traces", metavar="TRACE", nargs="*", help="recorded programs, plain or gzip")
+    add("traces", metavar="TRACE", nargs="*", help="recorded programs, plain or gzipped")
     add(
         "--budget",
         metavar="SHARE[,..]",
@@ -80,10 +80,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=_LEAST,
         help="residency: only values of at least this share of the peak; default %(default)s",
     )
-    add_rounds(parser, "the default policy; overhead: the last one is a line of its own")
-    add("--sizes", metavar="N[,..]", default=_SIZES, help="chain: its lengths; default %(default)s")
-    add("--output", metavar="FILE", help="the picture, .png, .svg or .pdf; default KIND.png")
-    add("--json", action="store_true", help="the kind and the path of the picture as a JSON object on stdout")
+    add_rounds(parser, "how many rounds of the default policy; overhead: the last round gets a line of its own")
+    add("--sizes", metavar="N[,..]", default=_SIZES, help="chain: the lengths; default %(default)s")
+    add("--output", metavar="FILE", help="the picture (.png, .svg or .pdf); default KIND.png")
+    add("--json", action="store_true", help="print the kind and the path of the picture as a JSON object on stdout")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.kind == "chain") == bool(options.traces):
         raise CommandError("chain needs no trace" if options.traces else f"{options.kind} needs a trace")
     if options.kind != "overhead" and (options.iterations or options.effort):
-        raise CommandError(f"--iterations and --effort are of the kind overhead, not {options.kind}")
+        raise CommandError(f"--iterations and --effort are for the kind overhead, not {options.kind}")
     path: Path = target(options.output or f"{options.kind}.png")
     try:
         figure = draw(options)
@@ -113,7 +113,7 @@ def _residency(options: argparse.Namespace) -> Figure:
     if not isinstance(least, float):
         raise CommandError(f"--least is a share of the peak, such as {_LEAST}, not {options.least!r}")
     if len(names) != 1:
-        raise CommandError(f"residency is of one policy or method, not of {', '.join(names)}")
+        raise CommandError(f"residency takes one policy or method, not {', '.join(names)}")
     watched = _watch(options, names)
     ((name, events),) = watched.events.items()
     return residency(
@@ -167,7 +167,7 @@ def _names(options: argparse.Namespace) -> list[str]:
 def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
     wanted, limit, searches = budgets(options.budget or ["0.5"]), limits(options), _searches(options)
     if len(wanted) != 1 or len(options.traces) != 1 or len(searches) != 1:
-        raise CommandError(f"{options.kind} is of one trace, one budget and one search")
+        raise CommandError(f"{options.kind} takes one trace, one budget and one search")
     (program,) = load(options.traces)
     watched = _Watched(program, wanted[0])
     planners = methods(options.method or [])
@@ -191,7 +191,7 @@ def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
                 peak=watched.peak,
             )
         if result.overhead is None:
-            warn(f"{name} does not finish ({result.status}); drawn is what there is")
+            warn(f"{name} does not finish ({result.status}); the picture ends there, too")
         told = result.status if result.overhead is None else f"overhead {result.overhead:.3f}"
         watched.add(f"{name} ({told})", events)
     for planned in plan_all([program], [planners], wanted, **limit):

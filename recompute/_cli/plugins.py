@@ -33,8 +33,7 @@ FRAMEWORKS: Final = {
 }
 """Package whose values an adapter serves -> the extra that installs it."""
 NOT_INSTALLED: Final = (
-    f"recompute itself is not installed, so its adapters and demos cannot be found: pip install {DISTRIBUTION}, "
-    "or pip install -e . in a checkout"
+    "recompute itself is not installed, so its adapters and demos cannot be found: pip install . in a checkout"
 )
 
 
@@ -72,7 +71,7 @@ def version_of_package(package: str) -> str | None:
 def how_to_get(package: str) -> str:
     """The command that installs a package."""
     extra = {**TOOLS, **FRAMEWORKS, "jaxlib": "jax"}.get(package)
-    return f"pip install {package}" if extra is None else f"pip install '{DISTRIBUTION}[{extra}]'"
+    return f"pip install {package}" if extra is None else f"pip install '.[{extra}]' in a checkout"
 
 
 def plugins(group: str) -> list[EntryPoint]:

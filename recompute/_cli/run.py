@@ -16,6 +16,7 @@ from recompute._background import threads_of_the_program
 from recompute._budget import bytes_or_share, format_bytes, parse_budget
 from recompute._cli import recording as recordings
 from recompute._cli.caches import DEFAULT_PLACE, Caches, Followed
+from recompute._cli.export import write
 from recompute._cli.output import (
     CommandError,
     complain,
@@ -28,6 +29,7 @@ from recompute._cli.output import (
 from recompute._cli.program import Ending, execute
 from recompute._cli.recording import Program
 from recompute._live import Live
+from recompute._simulator.many import cores
 from recompute._tables import seconds
 from recompute._terminal import hooked, is_terminal
 from recompute._watching import parts
@@ -41,17 +43,17 @@ _MOST: Final = 5  # functions in the report
 
 _EXAMPLES: Final = """\
 examples:
-  recompute run --record train.py --epochs 3        once without a budget; writes train.recompute.json and a trace
-  recompute run --budget 25% train.py --epochs 3    within a quarter of the peak recorded there
+  recompute run --record train.py --epochs 3        run once without a budget; write train.recompute.json and a trace
+  recompute run --budget 25% train.py --epochs 3    run within a quarter of the recorded peak
   recompute run --budget 1.5GiB --policy lru train.py
   recompute run --budget 512MB --disk 20GB train.py
   recompute run --budget 512MB --json -m package.train | tail -n 1
 
-The script makes its values with recompute.pure and recompute.ap (or lift, map, ...), in the default cache or in ones of
-its own, `with Cache(...):`. A --budget takes the place of the budget that the script gives to a cache of its own, and
---record runs that without one; everything else stays as the script has it. The report, on stderr, is about the cache
-with the largest peak. The script's output stays as it is. The exit status is the script's; 1 if the budget is too
-small, 2 if the command line is wrong, 130 after an interrupt.
+The script makes its values with recompute.pure and recompute.ap (or lift, map, ...), in the default cache or in caches
+of its own, `with Cache(...):`. --budget replaces the budget of the script's own caches, and --record runs them without
+one; all their other settings stay. The report goes to stderr and is about the cache with the largest peak. The script's
+output is unchanged. The exit status is that of the script; 1 if the budget is too small, 2 if the command line is
+wrong, 130 after an interrupt.
 """
 
 
@@ -71,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         nargs="?",
         const="",
-        help="let evicted values move to a disk, at most so many bytes (50GB), where that is quicker than computing",
+        help="let evicted values move to a disk (at most SIZE, such as 50GB) where that is faster than recomputing",
     )
     add("--verify", action="store_true", help="check that functions are pure (slow)")
     add("--record", action="store_true", help="run without a budget and record the peak")
@@ -80,9 +82,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="PATH",
         type=Path,
-        help="write the events; with --record: by default SCRIPT.recompute.jsonl.gz",
+        help="write a trace of the run; default with --record: SCRIPT.recompute.jsonl.gz",
     )
-    add("--json", action="store_true", help="the report as a JSON object, the last line of stdout")
+    add("--report", action="store_true", help="record, then write SCRIPT.report.html about what each budget would cost")
+    add("--json", action="store_true", help="print the report as a JSON object, the last line of stdout")
     add("-m", dest="module", action="store_true", help="run a module, as python -m does")
     add("script", help="a script, or a module with -m")
     add("args", nargs=argparse.REMAINDER, help="its arguments").required = False
@@ -119,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
     if not program.module and not Path(program.name).exists():
         raise CommandError(f"there is no script {program.name}")
     budget, asked = _budget(options, program, path)
-    trace: Path | None = options.trace or (program.trace(path) if options.record else None)
+    trace: Path | None = options.trace or (program.trace(path) if options.record or options.report else None)
     try:
         tiers = () if options.disk is None else (Disk(options.disk or None),)
         cache = Cache(
@@ -152,13 +155,25 @@ def run(options: argparse.Namespace) -> int:
     if not ending.ours and (stats.operations or not ending.error):
         _show(report)
         if caches.passed_over:
-            warn(f"{program.name} made {caches.passed_over:,} more caches, of which nothing is known")
+            warn(f"{program.name} made {caches.passed_over:,} more caches, which were not observed")
     if options.json:
         print("\n" * line_is_open, end="")
         print_json(_figures(report))
+    if options.report and trace is not None and stats.operations:
+        _write_page(trace, program)
     if options.record and not recorded:
         return complain(f"nothing was recorded: {problem}", ending.status or 1)
     return ending.status
+
+
+def _write_page(trace: Path, program: Program) -> None:
+    """The page about a run that was recorded just now, beside it."""
+    from recompute._cli.report import made
+
+    page = Path(f"{program.recording().name.removesuffix('.recompute.json')}.report.html")
+    found, interrupted = made(str(trace), processes=cores())
+    write(page, [found.html().encode()])
+    hint(f"{page} shows what each budget would cost{' (interrupted: only some)' if interrupted else ''}")
 
 
 def _execute(program: Program, caches: Caches, watch_stdout: bool) -> tuple[Ending, float, bool]:
@@ -181,7 +196,7 @@ def _execute(program: Program, caches: Caches, watch_stdout: bool) -> tuple[Endi
         if threads_of_the_program() <= others:
             set_default_cache(before)
         else:
-            warn("threads of the script still run: the figures are those of now")
+            warn("threads of the script are still running: the figures are as of now")
     return ending, perf_counter() - start, not last[0].endswith("\n")
 
 
@@ -219,7 +234,6 @@ def _show(report: Report) -> None:
     """The tables, on stderr."""
     program, stats, ending = report.program, report.stats, report.ending
     total = _total(report.cache)
-    again = f" ({seconds(stats.remat_time)} of it recomputing)" if stats.remat_time else ""
     pairs = [
         ("budget", "none" if total is None else format_bytes(total) + report.asked),
         ("peak", format_bytes(stats.peak)),
@@ -227,14 +241,14 @@ def _show(report: Report) -> None:
         ("operations", f"{stats.operations:,}"),
         ("evictions", f"{stats.evictions:,}"),
         ("rematerializations", f"{stats.rematerializations:,}"),
-        ("compute time", seconds(stats.model_time + stats.remat_time) + again),
-        *([("moving", seconds(stats.moving_time))] if stats.tiers else []),
+        *stats.spent,
         ("overhead", f"{stats.overhead:.3f}"),
         ("wall time", seconds(report.wall_time)),
+        *([("process", f"{format_bytes(resident)} resident at peak")] if (resident := most_resident()) else []),
     ]
     found = report.used[0][0]
     if found.own_budget is not None:
-        pairs[0] = ("budget", f"{pairs[0][1]}, in the place of the script's own")
+        pairs[0] = ("budget", f"{pairs[0][1]}, instead of the script's own")
     if found.place != DEFAULT_PLACE:
         pairs.insert(0, ("cache", f"made at {found.place}"))
     if report.recording is not None:
@@ -268,6 +282,20 @@ def _show(report: Report) -> None:
         warn(f"{program.name} made nothing in a cache")
     elif stats.remat_time > stats.model_time and stats.rematerializations > stats.operations:
         hint(_advice(report))
+    elif report.recording is not None and report.trace is not None:
+        hint(f"to see what less memory costs: recompute simulate {report.trace}")
+    elif total is None and not report.ending.error:
+        hint(f"to see what less memory costs, record it: {program.command(program.recording())}")
+
+
+def most_resident() -> int:
+    """Bytes of memory that this process has had at most, libraries and all; 0 where the system does not say."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def _show_others(report: Report) -> None:
@@ -285,7 +313,7 @@ def _show_others(report: Report) -> None:
     ]
     print_list(["other caches", "peak", "operations", "evictions", "overhead", "trace"], rows, sys.stderr, "<>>>><")
     if report.recording is not None:
-        warn(f"{report.recording} is the recording of the cache with the largest peak alone")
+        warn(f"{report.recording} covers only the cache with the largest peak")
 
 
 def _advice(report: Report) -> str:
@@ -300,8 +328,8 @@ def _advice(report: Report) -> str:
     kept = ", ".join(f"{format_bytes(size)} of {kind}" for kind, size in kinds.items() if size)
     free = f"; {kept} cannot be evicted" if kept else ""
     return (
-        f"{share:.0%} of the computing was repeated, which a larger budget avoids{free}; to see which is enough: "
-        f"{report.program.command(report.program.recording())}, then recompute simulate with the trace that it writes"
+        f"{share:.0%} of the compute was repeated, which a larger budget avoids{free}; to find one that is enough: "
+        f"{report.program.command(report.program.recording())}, then recompute simulate on the trace that it writes"
     )
 
 
@@ -327,4 +355,5 @@ def _figures(report: Report) -> dict[str, Any]:
         "overhead": stats.overhead,
         "compute_time": stats.model_time + stats.remat_time,
         "wall_time": report.wall_time,
+        "resident": most_resident(),
     }

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Final, get_args
 from recompute._budget import bytes_or_share, format_bytes
 from recompute._cli.output import CommandError, print_json, print_list, print_text
 from recompute._live import Live, bar
+from recompute._pictures.points import Floor
 from recompute._simulator.tier import SimulatedTier
+from recompute._simulator.victims import knows
 from recompute._tables import seconds
 from recompute._traces.program import Program, TraceError
 from recompute._traces.read import read
 from recompute.extend import ReleaseMode
-from recompute.policies import DEFAULT, POLICIES, SEARCHES, search_of
+from recompute.policies import DEFAULT, POLICIES, SEARCHES, policy_of, search_of
 
 if TYPE_CHECKING:
     from recompute._simulator.run import Run
@@ -25,55 +27,64 @@ HELP = "replay a recorded program under other budgets and policies"
 
 _EXAMPLES: Final = """\
 examples:
+  recompute simulate train.recompute.jsonl.gz                  which budget? overheads from 90% down to 5%
   recompute simulate train.recompute.jsonl.gz --budget 50%
   recompute simulate unet.jsonl --budget 0.9,0.7,0.5,0.3 --policy default,dtr-eq,lru
   recompute simulate unet.jsonl --budget 4GB --policy all --json
   recompute simulate unet.jsonl --budget 0.5,0.3 --iterations 5
   recompute simulate unet.jsonl --budget 0.3 --tier 12GB/s,overlap
 
-A trace is what `recompute run --record` or Cache(trace=...) wrote, or one in the format of the DTR authors' simulator.
-A budget is a share of the peak of a run without a budget (0.4 or 40%), or bytes (512MB). Overhead is all compute
-divided by the compute without eviction; a run is given up as thrashing above the limit, or as oom when something does
-not fit. With --iterations the program is replayed several times in one cache, as rounds of one that repeats it: the
-default policy plans the next rounds from the first one. With --tier what is dear to compute moves to a slower place;
-the time of transfers counts as overhead, and transfers that overlap take as long as the link is busy after the end.
+A trace comes from `recompute run --record` or Cache(trace=...), or has the format of the DTR authors' simulator. A
+budget is a share of the peak of a run without a budget (0.4 or 40%), or bytes (512MB). Overhead is all compute divided
+by the compute without eviction. A run ends as `thrash` when its overhead exceeds the limit, and as `oom` when something
+does not fit. Without --budget the result is a table of budgets, and the limit is 20. If a single budget was given and
+does not work, the exit status is 1.
+
+With --iterations the program is replayed several times in one cache, as the rounds of a program that repeats; the
+default policy plans the next rounds from the first one. With --tier, values that are expensive to compute move to a
+slower tier. The time of transfers counts as overhead; of transfers that overlap, only the time after the end of the
+program counts.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Replay recorded programs through the cache, with a virtual clock and nothing in memory."
+    parser.description = "Replay recorded programs in the cache, with a virtual clock and without any data."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzip")
-    add_budgets(parser)
+    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped")
+    add_budgets(parser, required=False)
     add_policies(parser)
     searches = ", ".join(name.replace(" ", "-") for name in SEARCHES)
     add("--search", metavar="NAME", default="exact", help=f"{searches}; default exact")
     modes = get_args(ReleaseMode)
     add("--release", metavar="MODE", default="eager", choices=modes, help=f"{', '.join(modes)}; default eager")
-    add("--limit", metavar="OVERHEAD", default="2.0", help="give a run up above this overhead; default 2.0")
+    add("--limit", metavar="OVERHEAD", help="give up a run above this overhead; default 2.0, or 20 without --budget")
     add(
         "--machine",
         choices=("published", "library"),
-        help="the habits of the published simulator, or the cache as it is; by default the former for published "
-        "policies on published traces",
+        help="behave like the published simulator or like this library; default: published for published policies on "
+        "published traces without a tier, else library",
     )
     add_tier(parser)
     add_rounds(parser)
-    add("--no-foresight", action="store_true", help="let each round be as if there had been none before")
-    add("--processes", metavar="N", help="replays at a time; default one a core")
-    add("--json", action="store_true", help="one JSON object a run on stdout")
+    add("--no-foresight", action="store_true", help="do not learn from earlier rounds")
+    add("--processes", metavar="N", help="how many replays at a time; default one per core")
+    add("--json", action="store_true", help="print a JSON object per run on stdout")
 
 
 def add_rounds(parser: argparse.ArgumentParser, what: str = "") -> None:
-    """The options --iterations and --effort. `what` is repeated; by default the program."""
+    """The options --iterations and --effort. `what`: the help of the first."""
     add = parser.add_argument
-    add("--iterations", metavar="N", help=f"rounds of {what or 'a program that repeats the recorded one'}")
-    add("--effort", metavar="X", help="for the plan of a round; 1, the default, is about ten seconds")
+    add("--iterations", metavar="N", help=what or "how many rounds, for a program that repeats the recorded one")
+    add("--effort", metavar="X", help="effort of planning a round; default 1, about ten seconds")
 
+
+_LADDER: Final = ".9,.8,.7,.6,.5,.4,.3,.2,.1,.05"
+_HIGH: Final = "20"
+"""The limit of a ladder: what costs more is said to do so."""
 
 _TIERS: Final = (
-    "evicted bytes may move: 12GB/s, or 12GB/s,overlap if transfers do not stop the compute; further words: a latency "
+    "let evicted bytes move: 12GB/s, or 12GB/s,overlap if transfers do not stop the compute; optional words: a latency "
     "(1ms), a limit (50GB), always"
 )
 
@@ -93,14 +104,15 @@ def tier(options: argparse.Namespace) -> str | None:
     return None if options.tier is None else str(options.tier)
 
 
-def add_budgets(parser: argparse.ArgumentParser) -> None:
+def add_budgets(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """The option --budget, for several."""
     parser.add_argument(
         "--budget",
         metavar="SHARE[,..]",
         action="append",
-        required=True,
-        help="shares of the peak (0.4 or 40%%) or bytes (512MB); several with commas, or repeated",
+        required=required,
+        help="shares of the peak (0.4 or 40%%) or bytes (512MB); several separated by commas, or repeated"
+        + ("" if required else "; default: shares from 90%% to 5%%"),
     )
 
 
@@ -110,7 +122,7 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
         "--policy",
         metavar="NAME[,..]",
         action="append",
-        help=f"{', '.join(POLICIES)}; all, or default ({DEFAULT}); several with commas, or repeated",
+        help=f"{', '.join(POLICIES)}; all, or default ({DEFAULT}); several separated by commas, or repeated",
     )
 
 
@@ -121,18 +133,22 @@ def run(options: argparse.Namespace) -> int:
         search_of(options.search)
     except ValueError as error:
         raise CommandError(str(error)) from None
+    ladder = options.budget is None
+    limit = _limit(options.limit or (_HIGH if ladder else "2.0"))
     common = {
         "search": options.search,
         "release": options.release,
-        "limit": _limit(options.limit),
+        "limit": limit,
         "machine": options.machine,
         "tier": tier(options),
     }
-    wanted, chosen = budgets(options.budget), policies(options.policy)
+    wanted, chosen = budgets(options.budget or [_LADDER]), policies(options.policy)
+    if options.machine == "published":
+        _check_published(chosen, common["tier"])
     processes = cores() if options.processes is None else count("--processes", options.processes)
     iterations, effort = rounds(options)
     if options.no_foresight and iterations is None:
-        raise CommandError("--no-foresight is of rounds, and needs --iterations")
+        raise CommandError("--no-foresight needs --iterations")
     if iterations is not None:
         common |= {"foresight": not options.no_foresight, "effort": effort}
     programs = load(options.traces)
@@ -155,8 +171,16 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         per_program = len(chosen) * len(wanted)
         for number, program in enumerate(programs):
-            _show(program, runs[number * per_program :][:per_program], len(wanted), iterations)
-    return 0
+            _show(program, runs[number * per_program :][:per_program], wanted, iterations, limit if ladder else 0.0)
+    return int(len(jobs) == 1 and runs[0][-1].status != "ok")
+
+
+def _check_published(chosen: list[str], tier: str | None) -> None:
+    """What the published machine does not have needs the library's."""
+    unknown = [name for name in chosen if not knows(policy_of(name))]  # type: ignore[arg-type]  # checked names
+    if unknown or tier is not None:
+        what = "tiers" if tier is not None else f"the policy {unknown[0]!r}"
+        raise CommandError(f"--machine published does not know {what}; use --machine library, or leave it out")
 
 
 def load(paths: list[str]) -> list[Program]:
@@ -213,7 +237,7 @@ def rounds(options: argparse.Namespace) -> tuple[int | None, float]:
     if options.iterations is not None:
         return count("--iterations", options.iterations), _effort(options.effort or "1")
     if options.effort is not None:
-        raise CommandError("--effort is of rounds, and needs --iterations")
+        raise CommandError("--effort needs --iterations")
     return None, 1.0
 
 
@@ -227,19 +251,27 @@ def _effort(text: str) -> float:
     return effort
 
 
-def _show(program: Program, found: list[list[Run]], columns: int, iterations: int | None) -> None:
-    """The runs of each job, of so many budgets in a row: rounds if there are `iterations`."""
+def _show(
+    program: Program, found: list[list[Run]], asked: list[int | float], iterations: int | None, ladder: float
+) -> None:
+    """The runs of each job, of so many budgets in a row: rounds if there are `iterations`.
+
+    `ladder`: the limit of a ladder; 0: it is none.
+    """
     runs = [first for first, *_ in found]
-    peak = format_bytes(runs[0].baseline_peak_bytes)
+    whole = runs[0].baseline_peak_bytes
+    least = f"needs at least {format_bytes(round(Floor.of(program, whole).operation * whole))}, " if ladder else ""
     print_text(
-        f"{program.name}: {len(program.calls):,} operations, peak {peak}, "
+        f"{program.name}: {len(program.calls):,} operations, peak {format_bytes(whole)}, {least}"
         f"{seconds(runs[0].model_time)} of compute without eviction",
         sys.stdout,
     )
     if iterations is not None:
         _show_rounds(found, iterations)
-    elif columns > 1:
-        _show_overheads(runs, columns)
+    elif ladder:
+        _show_ladder(runs, len(asked), ladder)
+    elif len(asked) > 1:
+        _show_overheads(runs, asked)
     else:
         _show_runs(runs)
     print()
@@ -255,13 +287,35 @@ def _show_rounds(found: list[list[Run]], iterations: int) -> None:
     print_list(names, rows, sys.stdout, "<>" + ">" * iterations)
 
 
-def _show_overheads(runs: list[Run], columns: int) -> None:
-    """A row for each policy, a column for each budget."""
+def _show_ladder(runs: list[Run], rungs: int, limit: float) -> None:
+    """A row for each budget, a column for each policy."""
+    rows = [
+        (_head(run), format_bytes(run.budget_bytes), *[_rung(other, limit) for other in runs[number::rungs]])
+        for number, run in enumerate(runs[:rungs])
+    ]
+    names = [run.policy for run in runs[::rungs]]
+    heads = ["overhead"] if len(names) == 1 else [f"overhead, {name}" for name in names]
+    print_list(["budget", "bytes", *heads], rows, sys.stdout, ">>" + ">" * len(names))
+
+
+def _rung(run: Run, limit: float) -> str:
+    if run.overhead is not None:
+        return f"{run.overhead:.3f}"
+    return f"> {limit:g}" if run.status == "thrash" else "does not fit"
+
+
+def _show_overheads(runs: list[Run], asked: list[int | float]) -> None:
+    """A row for each policy, a column for each budget, with the name by which it was asked for."""
+    columns = len(asked)
     rows = [
         (runs[start].policy, *[_cell(run) for run in runs[start : start + columns]])
         for start in range(0, len(runs), columns)
     ]
-    print_list(["overhead", *[_head(run) for run in runs[:columns]]], rows, sys.stdout, "<" + ">" * columns)
+    heads = [
+        format_bytes(budget) if isinstance(budget, int) else _head(run)
+        for budget, run in zip(asked, runs[:columns], strict=True)
+    ]
+    print_list(["overhead", *heads], rows, sys.stdout, "<" + ">" * columns)
 
 
 def _show_runs(runs: list[Run]) -> None:

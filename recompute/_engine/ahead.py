@@ -13,7 +13,7 @@ from threading import Condition, get_ident
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet, finalize, ref
 
-from recompute._engine.copies import copy_of
+from recompute._engine.graph import copy_of
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
@@ -91,7 +91,7 @@ class Ahead:
             pool = engine.memory.pools[device]
             while not signals.over and pool.used + free > pool.limit:
                 found = False
-                with engine.lock, engine.changes.begun():
+                with engine.changes.alone(), engine.changes.begun(python=True):
                     if engine.memory.advice is None:
                         for victim in engine.memory.victims(pool, free, engine.meter.now):
                             if victim.resident and not victim.locks and _must_be_written(victim):
@@ -133,7 +133,7 @@ class _Signals:
             if not self.over:
                 yield
             with self._changed:
-                self._done = times
+                self._done = self._times if self.over else times
                 self._changed.notify_all()
             if self.over:
                 return
@@ -145,12 +145,20 @@ class _Signals:
 
     def end(self) -> None:
         """The thread ends as soon as it is not in the middle of something."""
-        if not self.over:  # else there may be nobody to look
-            self.over = True
-            self.ask()
+        if not self.over:  # else there may be nobody to look, nor to let go of the lock
+            with self._changed:
+                self.over = True
+                self.ask()
 
 
 _all: Final[WeakSet[_Signals]] = WeakSet()
+
+
+def after_fork() -> None:
+    """In a child process: no thread is there to answer, and one may have had a lock."""
+    for signals in list(_all):
+        signals.over = True
+    _all.clear()
 
 
 @atexit.register

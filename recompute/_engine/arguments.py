@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import is_
 from typing import Any, Final
 
 from recompute._adapters.adapter import FUNCTIONS, kinds
 from recompute._engine.bindings import bound
-from recompute._engine.graph import Node, Operation
+from recompute._engine.graph import Operation, Value
 from recompute._errors import ImpureError
 
 
@@ -45,10 +47,12 @@ class Changeable:
 
 
 def fill(parts: Iterable[Any], again: bool = False) -> list[Any]:
-    """The arguments with the payload in the place of each value; `again`: as they were at the first run."""
-    return [
-        part.payload if type(part) is Node else part.fill(again) if type(part) in _FILLED else part for part in parts
-    ]
+    """The arguments with the payload instead of each value; `again`: as they were at the first run."""
+    filled: list[Any] = []
+    for part in parts:
+        cls = type(part)
+        filled.append(part.payload if cls is Value else part.fill(again) if cls in _FILLED else part)
+    return filled
 
 
 _FILLED: Final = frozenset({Container, Changeable})
@@ -85,40 +89,45 @@ def as_they_were(operation: Operation) -> tuple[list[Any], dict[str, Any]]:
         raise
 
 
-def pack(argument: Any, keep: list[Any], found: list[Node]) -> Any:
+_DEEPEST: Final = 500
+"""Containers within each other."""
+
+
+def pack(argument: Any, keep: list[Any], found: list[Value]) -> Any:
     """`argument` with its Recomputables replaced by their values; these are added to `found`, the former to `keep`.
 
     Tuples (named ones too), lists and dicts are copied, so what the caller does to them later does not matter.
     """
     try:
-        return _pack(argument, keep, found)
+        return _pack(argument, keep, found, _DEEPEST)
     except RecursionError:
         raise ValueError(
             "an argument is nested too deeply, or contains itself; pass it as a value of its own"
         ) from None
 
 
-def _pack(argument: Any, keep: list[Any], found: list[Node]) -> Any:
+def _pack(argument: Any, keep: list[Any], found: list[Value], depth: int) -> Any:
+    if not depth:  # compiled code has no limit of its own
+        raise RecursionError
     cls = type(argument)
-    kind = kinds[cls]
+    kind = kinds.of(cls)
     if kind.plain:
         return argument
     if kind.handle:
         keep.append(argument)
-        node: Node = argument.node
-        found.append(node)
-        return node
+        value: Value = argument.node
+        found.append(value)
+        return value
     if cls is list:
-        return Container(_same, [_pack(part, keep, found) for part in argument])
+        return Container(_same, [_pack(part, keep, found, depth - 1) for part in argument])
     if cls is dict:
-        keys = tuple(argument)
         return Container(
-            lambda parts: dict(zip(keys, parts, strict=True)),
-            [_pack(part, keep, found) for part in argument.values()],
+            partial(_dict_of, tuple(argument)),
+            [_pack(part, keep, found, depth - 1) for part in argument.values()],
         )
     if isinstance(argument, tuple):
-        parts = [_pack(part, keep, found) for part in argument]
-        if all(packed is part for packed, part in zip(parts, argument, strict=True)):
+        parts = [_pack(part, keep, found, depth - 1) for part in argument]
+        if all(map(is_, parts, argument)):
             return argument  # nothing in it can change
         return Container(cls._make if hasattr(cls, "_make") else cls, parts)
     if kind.readonce:
@@ -134,3 +143,7 @@ def _pack(argument: Any, keep: list[Any], found: list[Node]) -> Any:
 
 def _same(parts: list[Any]) -> list[Any]:
     return parts
+
+
+def _dict_of(keys: tuple[Any, ...], parts: list[Any]) -> dict[Any, Any]:
+    return dict(zip(keys, parts, strict=True))

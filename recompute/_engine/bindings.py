@@ -15,6 +15,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from recompute._adapters.adapter import remember_plain
+from recompute._engine.functions import Code, code_of, facts_of
 from recompute._engine.sizes import constant, identity
 
 _SHARED: Final = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type)
@@ -28,8 +29,9 @@ def bound(function: Any) -> Any:
     """
     cls = type(function)
     if cls is FunctionType:
-        names = _names_of(function.__code__)
-        made = function if function.__closure__ is None else _closed(function)
+        facts = facts_of(function)
+        names = _names_of(facts.code)
+        made = _closed(function) if facts.closed else function
         return _with_globals(made, names.read_globals) if names.read_globals else made
     if cls is partial:
         inner = bound(function.func)
@@ -100,7 +102,8 @@ def _closed(function: FunctionType) -> FunctionType:
 
 
 _copies: Final[WeakValueDictionary[int, FunctionType]] = WeakValueDictionary()
-"""By the identity of what was copied, which may be another function meanwhile."""
+"""By the identity of what was copied. That may be another function meanwhile, which the copy is compared with: it keeps
+alive all that is compared, and so nothing that is the same has only taken its place."""
 
 
 def _sees_the_same(copy: FunctionType, function: FunctionType) -> bool:
@@ -109,29 +112,35 @@ def _sees_the_same(copy: FunctionType, function: FunctionType) -> bool:
         or copy.__globals__ is not function.__globals__
         or copy.__defaults__ is not function.__defaults__
         or copy.__kwdefaults__ is not function.__kwdefaults__
+        or (copy.__name__, copy.__qualname__) != (function.__name__, function.__qualname__)
         or function.__dict__
     ):
         return False
-    for cell, other in zip(copy.__closure__ or (), function.__closure__ or (), strict=True):
-        if cell is not other and (_unbound(other) or cell.cell_contents is not other.cell_contents):
+    own = _names_of(code_of(function.__code__)).bound_here
+    names = function.__code__.co_freevars
+    for name, cell, other in zip(names, copy.__closure__ or (), function.__closure__ or (), strict=True):
+        if cell is other:
+            if name not in own and not _unbound(other):
+                return False  # it was not bound then, and has no cell of its own
+        elif _unbound(other) or cell.cell_contents is not other.cell_contents:
             return False  # also if it is a function that closes over something itself
     return True
 
 
-def _with_cells(function: FunctionType, done: dict[int, FunctionType]) -> FunctionType:
+def _with_cells(function: FunctionType, done: dict[FunctionType, FunctionType]) -> FunctionType:
     """A copy with cells of its own, where nobody binds a name to something else; but for those it binds itself."""
     closure = function.__closure__
     if closure is None:
         return function
-    known = done.get(id(function))
+    known = done.get(function)
     if known is not None:
         return known
     names = function.__code__.co_freevars
-    own = _names_of(function.__code__).bound_here
+    own = _names_of(code_of(function.__code__)).bound_here
     cells = tuple(
         [cell if name in own or _unbound(cell) else CellType() for name, cell in zip(names, closure, strict=True)]
     )
-    made = done[id(function)] = _copy(function, cells, function.__globals__)
+    made = done[function] = _copy(function, cells, function.__globals__)
     for cell, copy in zip(closure, cells, strict=True):
         if copy is not cell:
             content = cell.cell_contents
@@ -189,14 +198,8 @@ class _Names:
         )
 
 
-_known: Final[dict[CodeType, _Names]] = {}
-_MOST: Final = 4096  # entries; all are forgotten when there are more
-
-
-def _names_of(code: CodeType) -> _Names:
-    names = _known.get(code)
-    if names is None:
-        if len(_known) >= _MOST:
-            _known.clear()
-        names = _known[code] = _Names(code)
+def _names_of(code: Code) -> _Names:
+    if code.names is None:
+        code.names = _Names(code.code)
+    names: _Names = code.names
     return names

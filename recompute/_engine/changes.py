@@ -1,148 +1,202 @@
 """Changes: one lock, and under it changes that are whole or made good.
 
-A change begins with `begin` and ends with `end`, both under the lock. One that is cut short in between, by an exception
-from the handler of a signal or by a fork, is made good by whoever begins the next one. The garbage collector pauses
-meanwhile: it would run destructors, which are the user's. It is the collector of the whole process, and so all caches
-share one lock; a change takes microseconds, and nothing waits during one.
+A change that is cut short, by an exception from the handler of a signal or by a fork, is made good when the next one
+begins. The garbage collector does not start meanwhile: it would run destructors, which are the user's. Its switch is
+the program's: it is turned only around compiled code that runs no Python, so that no other thread runs meanwhile and
+sees it. Any other change raises the threshold of the youngest generation, which costs more, and lowers it again unless
+the program has set another one meanwhile. Both are those of the whole process, and so all caches share one lock; a
+change takes microseconds, and nothing waits during one.
+
+In the middle of a change a thread cannot begin another one: the handler of a signal is told so by an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from gc import disable, enable, isenabled
+from functools import partial
+from gc import get_threshold, set_threshold
 from threading import RLock
+from types import FunctionType
 from typing import Any, Final
+
+from recompute import _cython as cython
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+    from gc import disable, enable, isenabled  # compiled, they are the interpreter's, see the .pxd
+
+_PAUSED: Final = (1 << 31) - 1
+"""The threshold of the collector during a change: it never starts."""
+
+
+class Call:
+    """Lives as long as the call that made it: what refers weakly to it tells whether that call goes on."""
+
+    __slots__ = ("__weakref__",)
+
+
+def gate(enter: Callable[[], object], leave: Callable[..., object]) -> Any:
+    """What a `with` enters and leaves by functions that are not written in Python, and for which it makes no object.
+
+    So no line of Python runs as a lock is acquired and released, where an interrupt could keep it from one or the
+    other.
+    """
+    return type("Gate", (), {"__slots__": (), "__enter__": staticmethod(enter), "__exit__": staticmethod(leave)})()
 
 
 class Shared:
     """What the caches of a process have in common."""
 
+    __slots__ = ("changing", "if_free", "is_mine", "lock", "off", "threshold", "waiting")
+
     def __init__(self) -> None:
-        self.lock = RLock()
-        self.change: object = None
-        """Whose change is going on, or was cut short before the collector went on; None: nobody's."""
-        self.collects = True
-        """Whether the collector was enabled when that change began."""
+        self.off = False
+        """The collector was switched off for the change that is going on."""
+        self.threshold = get_threshold()[0]
+        """Of the collector's youngest generation, as the program has set it."""
+        self.renew()
+
+    def renew(self) -> None:
+        lock: Any = RLock()
+        self.lock = lock
+        self.is_mine: Callable[[], bool] = lock._is_owned  # on which the library's Condition relies, too
+        """Whether this thread is in the middle of a change."""
+        self.waiting = gate(self.lock.acquire, self.lock.__exit__)
+        self.if_free = gate(partial(self.lock.acquire, blocking=False), self.lock.__exit__)
+        """Acquires the lock unless another thread has it; then the end is a RuntimeError."""
+        self.changing: Changes | None = None
+        """Whose change is going on."""
+
+    def look(self) -> None:
+        """See what threshold the program has set. Without the lock: it makes a tuple, and the collector may start."""
+        (threshold, _, _) = get_threshold()
+        if threshold != _PAUSED:
+            self.threshold = threshold
+
+    def resume(self) -> None:
+        """The collector may start again."""
+        if self.off:
+            self.off = False
+            enable()
+        elif get_threshold()[0] == _PAUSED:
+            set_threshold(self.threshold)
+
+    def calls_python(self) -> None:
+        """A change that has switched the collector off is about to run Python: leave the switch alone."""
+        if self.off:
+            self.look()
+            set_threshold(_PAUSED)
+            self.off = False
+            enable()
+
+    def after_fork(self) -> None:
+        """In a child process, first: the lock may be held by a thread that is not here, in the middle of a change."""
+        if not self.is_mine():  # else the handler of a signal forks: this change goes on
+            self.renew()
+            self.resume()
 
 
 shared: Final = Shared()
 
 
-class _Change:
-    """Ends a change with its block. Its methods are static, since `with` makes an object to bind one that is not."""
+class Changes:
+    """`with changes.alone(), changes.begun(): ...` is a change."""
+
+    __slots__ = ("__weakref__", "_make_good", "_shared", "atomic", "unfinished")
+
+    def __init__(self, make_good: Callable[[], None]) -> None:
+        self.atomic = False
+        """Whether compiled code changes this by itself: it tells no listener and asks no tier."""
+        self.unfinished = False
+        """A change has begun and not ended."""
+        self._shared = shared
+        self._make_good = make_good
+
+    @property
+    def lock(self) -> Any:
+        """An RLock."""
+        return self._shared.lock
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread is in the middle of a change, of whichever cache."""
+        return self._shared.is_mine()
+
+    def alone(self) -> Any:
+        """The lock, to be entered. Raises RuntimeError in the middle of another change."""
+        if self._shared.is_mine():
+            raise RuntimeError(
+                "a cache is used by the handler of a signal that came in the middle of a change of one; let the "
+                "handler only note the signal, and use the cache afterwards"
+            )
+        if not self.atomic:
+            self._shared.look()
+        return self._shared.waiting
+
+    def begun(self, python: bool = False) -> Any:
+        """A change begins: to be entered with the lock. `python`: it is made by code that is not compiled."""
+        if not self.atomic:
+            set_threshold(_PAUSED)
+        elif isenabled():
+            self._shared.off = True
+            disable()
+            if python:
+                self._shared.calls_python()
+        if self.unfinished:
+            self._shared.calls_python()
+            self._make_good()
+        self.unfinished = True
+        self._shared.changing = self
+        return _change
+
+    def pause(self, wait: Callable[[], object]) -> None:
+        """In the middle of a change: what was changed so far is one by itself; then wait, and begin another."""
+        self.unfinished = False
+        self._shared.resume()
+        try:
+            wait()
+        except BaseException:
+            self.unfinished = True
+            while not self.mine:  # an interrupt came where `Condition.wait` had just released the lock
+                with suppress(BaseException):  # another one, which is as good as the first
+                    self.lock.acquire()
+            raise
+        self.begun(python=True)
+
+    def calls_python(self) -> None:
+        """In the middle of a change, before something that is not compiled."""
+        self._shared.calls_python()
+
+    def distrust(self) -> None:
+        """Have everything made good when the next change begins. Under the lock."""
+        self.unfinished = True
+
+
+class Change:
+    """Ends a change with its block. Its methods are static for the reason of `gate`."""
+
+    __slots__ = ()
 
     @staticmethod
     def __enter__() -> None: ...
 
     @staticmethod
     def __exit__(kind: type[BaseException] | None, error: object, trace: object) -> None:
-        change = shared.change
-        if kind is None and isinstance(change, Changes):
-            change.end()
-            return
-        _ = kind, error, trace  # as in `end`
-        if shared.collects:
-            enable()
-        shared.change = None
+        _ = kind, error, trace  # memory for the arguments of the lock's `__exit__`, which is kept for the next tuple
+        _end(shared, kind is None)
 
 
-_change: Final = _Change()
+def _end(here: Shared, whole: bool) -> None:
+    changing = here.changing
+    here.changing = None
+    if whole and changing is not None:
+        changing.unfinished = False
+    here.resume()
 
 
-class Changes:
-    """`with changes.lock, changes.begun(): ...` is a change; the path of every operation has `begin` and `end` instead.
+_change: Final = Change()
 
-    Nothing between the lock and `begin`, or between `end` and the lock, makes an object that the garbage collector
-    tracks: it could run there, and destructors under the lock.
-    """
-
-    def __init__(self, make_good: Callable[[], None], prepare: Callable[[], None]) -> None:
-        self.lock = shared.lock
-        self.unfinished = False
-        """A change has begun and not ended."""
-        self.unlocked: dict[Any, None] = {}
-        """Frames that have begun at once: while there are any, `prepare` is called when a change begins."""
-        self._make_good = make_good
-        self._prepare = prepare
-
-    def begin(self) -> None:
-        """A change begins: the lock is held, and destructors wait for its end."""
-        if shared.change is None:
-            shared.collects = isenabled()
-        else:
-            self._refuse_nested()  # before anything is touched
-        shared.change = self
-        disable()
-        if self.unfinished:
-            self._make_good()
-        self.unfinished = True
-        if self.unlocked:
-            self._prepare()
-
-    def end(self) -> None:
-        """It has ended, and everything that is counted is right."""
-        _ = (
-            self,
-            self,
-            self,
-        )  # memory for the three arguments of the lock's `__exit__`, which is kept for the next tuple
-        if shared.collects:
-            enable()
-        shared.change = None
-        self.unfinished = False
-
-    def begun(self) -> _Change:
-        """A change has begun: to be entered with the lock."""
-        self.begin()
-        return _change
-
-    def pause(self, wait: Callable[[], object]) -> None:
-        """In the middle of a change: what was changed so far is one by itself; then wait, and begin another."""
-        self.end()
-        try:
-            wait()
-        except BaseException:
-            self.unfinished = True
-            while not self.mine:  # an interrupt has come where `Condition.wait` had just let go of the lock
-                with suppress(BaseException):  # another one, which is as good as the first
-                    self.lock.acquire()
-            raise
-        self.begin()
-
-    @property
-    def mine(self) -> bool:
-        """Whether this thread is in the middle of a change, of whichever cache."""
-        return self.lock._is_owned()  # type: ignore[attr-defined,no-any-return]  # the library's Condition asks, too
-
-    def distrust(self) -> None:
-        """Have everything made good at the next beginning. Under the lock."""
-        self.unfinished = True
-
-    def _refuse_nested(self) -> None:
-        if is_nested(self.lock):
-            raise RuntimeError(
-                "a cache is used by the handler of a signal that came in the middle of a change of one; let the "
-                "handler only note the signal, and use the cache afterwards"
-            )
-
-    def after_fork(self) -> None:
-        """In a child process: whatever another thread was in the middle of is unfinished."""
-        self.lock = shared.lock
-        self.unfinished = True
-
-
-def after_fork() -> None:
-    """In a child process, first: the lock may be held by a thread that is not here, in the middle of a change."""
-    shared.lock = RLock()
-    if shared.change is not None:
-        shared.change = None
-        if shared.collects:
-            enable()
-
-
-def is_nested(lock: Any) -> bool:
-    """Whether this thread has the lock more than once."""
-    if hasattr(lock, "_recursion_count"):  # as Condition relies on `_is_owned`
-        return bool(lock._recursion_count() > 1)
-    return " count=1 " not in repr(lock)  # before Python 3.11.5 nothing else tells
+COMPILED: Final = not isinstance(gate, FunctionType)
+"""Whether this file is."""

@@ -25,10 +25,11 @@ class Copy:
         self.nbytes = root.storage.size
         self.key: Key | None = None
         """By which the tier knows the bytes, which go with it; None: they are not written yet."""
-        made_by = root if root.operation is None else root.operation
+        made_by = root.operation
         options = Options(declared=(self.nbytes,))
         options.room = [(root.storage.pool.device, self.nbytes)]
-        self.fetching = Operation(Fetch(), (), (), made_by.code, made_by.instruction, options)
+        code, instruction = (None, 0) if made_by is None else (made_by.code, made_by.instruction)
+        self.fetching = Operation(Fetch(), (), (), code, instruction, options)
         """The operation that brings the value back from the tier. It has outputs while it is in flight."""
         self.fetching.runs = 1
 
@@ -58,20 +59,6 @@ class Fetch:
     def __call__(self) -> Any:
         assert self.key is not None, "a fetch waits until the copy is written"
         return self.key.load()
-
-
-def copy_of(storage: Storage) -> Copy | None:
-    """The copy from which all on a storage can be made again, written or not; None: there is none."""
-    for value in storage.values:
-        if value.remains is not None and value.remains.copy is not None:
-            return value.remains.copy
-    return None
-
-
-def tier_of(storage: Storage) -> str:
-    """The name of the tier that has a copy of a storage; empty: none."""
-    copy = copy_of(storage)
-    return "" if copy is None else copy.store.name
 
 
 def moves_source(storage: Storage) -> bool:

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from recompute._adapters.adapter import kinds
-from recompute._engine.graph import EVICTED, Storage, Value
+from recompute._engine.graph import EVICTED, Operation, Storage, Value
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
 
 
 class Lost:
-    """In the place of what made a source: it cannot be made again."""
+    """Instead of what made a source: it cannot be made again."""
 
     __slots__ = ("__name__", "_what")
 
@@ -44,13 +44,13 @@ def see_to_all(engine: Engine) -> None:
 def see_to(engine: Engine, storages: Iterable[Storage]) -> None:
     """Those that are destroyed are not in memory any more, and what is held of evicted ones neither."""
     found = destroyed(storages)
-    held = [each for each in list(engine.memory.held) if each.reference is not None and _word(each.reference())]
+    held = [each for each in list(engine.machine.held) if each.reference is not None and _word(each.reference())]
     if found or held:
-        with engine.lock, engine.changes.begun():
+        with engine.changes.alone(), engine.changes.begun(python=True):
             for storage, what in found:
                 lose(engine, storage, what)
             for each in held:
-                engine.memory.let_go(each)
+                engine.machine.let_go(each)
         engine.settling.settle()
 
 
@@ -75,18 +75,19 @@ def lose(engine: Engine, storage: Storage, what: str) -> None:
     """A storage is not in memory any more, unless an operation in flight has it, which will fail. Under the lock."""
     sources = [value for value in storage.values if value.operation is None]
     pinned = [value for value in storage.values if value.pinned]
-    staying = sum(value.stays for value in sources)
-    if not storage.resident or storage.locks > staying + len(pinned):
+    staying = [value for value in sources if value.stays]
+    if not storage.resident or storage.locks > len(staying) + len(pinned):
         return
     for value in pinned:
         engine.references.unpin(value)
-    if staying:
-        storage.pool.sources -= storage.size
     for value in sources:
-        if value.stays:
-            storage.pool.unlock(storage)
+        if value in staying:
+            engine.machine.unlock(storage)
         if value.copy is None:
-            value.function, value.operation, value.outputs, value.runs = Lost(value.number, what), value, (value,), 1
+            operation = Operation(Lost(value.number, what), (), ())
+            operation.number, operation.outputs, operation.runs = value.number, (value,), 1
+            value.operation = operation
+    engine.machine.settle(storage)
     engine.evict(storage, "request", watch=False)
 
 

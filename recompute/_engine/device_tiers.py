@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from recompute._engine.copies import Copy, copy_of, root_of
-from recompute._engine.graph import Storage, Value, remains_of
+from recompute._engine.copies import Copy, root_of
+from recompute._engine.graph import Storage, Value, copy_of, remains_of
+from recompute._engine.states import DROPPED
 from recompute._tiers.tier import Key, Store
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class DeviceTiers:
         if copy.root.copy is not copy or before is None:
             return  # it is not needed any more
         if key is not None:
-            copy.key = copy.fetching.function.key = key  # type: ignore[attr-defined]  # a Fetch
+            copy.fetching.function.key = copy.key = key  # type: ignore[attr-defined]  # a Fetch
             copy.store.enter(key, copy)
             self._finalizer.garbage.append(before)
             return
@@ -225,7 +226,7 @@ class DeviceTiers:
             return
         root.remains.copy = None
         if not storage.resident and not storage.dropped and storage.values:
-            self._memory.drop(storage)
+            self._memory.machine.move(storage, DROPPED, "its copy is lost")
 
     def failed(self, copy: Copy) -> None:
         """The bytes could not be written."""
@@ -235,7 +236,7 @@ class DeviceTiers:
     def written(self, copy: Copy, key: Key) -> None:
         """The bytes are in the tier."""
         copy.store.reserved -= copy.nbytes
-        copy.key = copy.fetching.function.key = key  # type: ignore[attr-defined]  # a Fetch
+        copy.fetching.function.key = copy.key = key  # type: ignore[attr-defined]  # a Fetch
         copy.store.enter(key, copy)
 
 

@@ -8,59 +8,89 @@
 That is all of it (Kirisame et al., ICLR 2021, figure 1). Below them stands what keeps it right: arguments come back on
 an explicit stack of frames; the parts (graph, memory, references, scheduler, meter, journal, finalizer) change under
 one lock; functions, adapters, budgets, scores, clocks, listeners and destructors, all that a user may have written,
-run without it. A change begins with `begin` and ends with `end`; one that is cut short in between is made good by
-whoever holds the lock next (see recount).
+run without it. A change that is cut short is made good when the next one begins (see recount).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from gc import collect
-from typing import Any, Final
+from threading import get_ident
+from types import FunctionType
+from typing import Any
 
 from recompute._budget import Limits
 from recompute._engine import destroyed, late
 from recompute._engine.ahead import Ahead
-from recompute._engine.changes import Changes
-from recompute._engine.copies import copy_of, tier_of
+from recompute._engine.changes import COMPILED, Call, Changes
 from recompute._engine.events import Evicted, Listener, Reason
 from recompute._engine.finalizer import Finalizer
 from recompute._engine.forking import engines
-from recompute._engine.frames import (
-    Frame,
-    Order,
-    Request,
-    by_peak,
-    in_program_order,
-    running,
-    running_here,
-)
-from recompute._engine.graph import EVICTED, NOWHERE, Operation, ReleaseMode, Storage, Value
+from recompute._engine.frames import Frame, Request, running
+from recompute._engine.graph import EVICTED, NOWHERE, Operation, ReleaseMode, Storage, Value, copy_of, tier_of
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter, checked_clock
 from recompute._engine.moving import Moving
 from recompute._engine.options import EngineOptions
-from recompute._engine.pool import Pool, ProgramOrderPool
+from recompute._engine.pool import Pool
 from recompute._engine.recount import recount
 from recompute._engine.recovery import Recovery
 from recompute._engine.references import References
 from recompute._engine.reservations import Reservations
 from recompute._engine.results import Made, Results, own_memory, refer
 from recompute._engine.runs import Runs, tell_restored
-from recompute._engine.scheduler import Scheduler, frames_on_stacks
+from recompute._engine.scheduler import Scheduler
 from recompute._engine.settling import Settling
+from recompute._engine.states import LEAVING, MOVING
 from recompute._engine.thrashing import Thrashing
+from recompute._engine.turns import turns
 from recompute._engine.verify import Fingerprints
+from recompute._engine.wall import Wall, end_advice, say, shown
 from recompute._errors import BudgetError
 from recompute._policy.formulas import Policy
-from recompute._policy.search import Search, rank
+from recompute._policy.search import Search, is_compiled, rank
 from recompute._tiers.tiers import Tiers
 
 
 class Engine:
     """Performs operations within the limits, and brings evicted values back."""
+
+    __slots__ = (
+        "__weakref__",
+        "_foreign",
+        "before",
+        "cache",
+        "changes",
+        "finalizer",
+        "fingerprints",
+        "hold",
+        "is_pressed",
+        "journal",
+        "machine",
+        "memory",
+        "meter",
+        "moving",
+        "note",
+        "observed",
+        "options",
+        "pressed",
+        "reads",
+        "recovery",
+        "references",
+        "reservations",
+        "results",
+        "runs",
+        "scheduler",
+        "settling",
+        "thrashing",
+        "unadvised",
+        "wall",
+        "wanted",
+        "watchful",
+    )
 
     cache: Any
     """Who has it."""
@@ -78,22 +108,17 @@ class Engine:
     ) -> None:
         self.options = options
         self.fingerprints = Fingerprints() if verify else None
-        self.changes = Changes(lambda: recount(self), self._prepare)
-        self.lock, self.begin, self.end = self.changes.lock, self.changes.begin, self.changes.end
+        self.changes = Changes(lambda: recount(self))
         self.journal = journal = Journal()
         self.meter = meter = Meter(checked_clock(clock))
-        self.meter.now = options.start
         self.finalizer = finalizer = Finalizer()
-        self.memory = memory = Memory(
-            limits, policy, search, finalizer, tiers, ProgramOrderPool if options.program_order else Pool
-        )
-        self.memory.neighbourhood.active = memory.neighbourhood.active or options.active
-        self.scheduler = scheduler = Scheduler(self.changes, options.patient)
+        self.memory = memory = Memory(limits, policy, search, finalizer, tiers)
+        self.machine = finalizer.machine = memory.machine
+        self.scheduler = scheduler = Scheduler(self.changes)
         self.results = results = Results(memory, meter, journal, self.fingerprints)
         self.runs = Runs(self.changes, memory, meter, results, self.fingerprints, options.room)
         self.references = references = References(
             *(release, self.evict, memory, meter, journal, finalizer, scheduler, results, self.fingerprints),
-            remember_all=options.remember_all,
         )
         self.reservations = Reservations(memory, always=options.room is not None)
         self.recovery = Recovery(memory, finalizer, meter, journal)
@@ -102,13 +127,10 @@ class Engine:
             self.moving.ahead = Ahead(self)
         self.settling = Settling(self.changes, finalizer, references, memory, scheduler, meter, journal, self.moving)
         self.thrashing = Thrashing()
-        self.order: Order = in_program_order if options.program_order else by_peak
         self.observed = verify
         """Whether somebody listens or verifies."""
         self.watchful = verify
         """Whether `get` of a resident value is more than a look: somebody listens, verifies, or runs a function."""
-        self.unlocked: dict[Frame, None] = self.changes.unlocked
-        """Frames that have begun at once, and whose arguments are not locked yet."""
         self.note: Callable[[Any], None] = finalizer.queue.append
         """Told when a Recomputable has gone."""
         self.before: Callable[[Operation], None] | None = None
@@ -116,9 +138,25 @@ class Engine:
         self.wanted: Callable[[Value], None] | None = None
         """Told of each evicted value that is got, pinned or detached, before it is brought back."""
         self.pressed: Callable[[], None] | None = None
-        """Told when something is evicted to make room."""
+        """Told when something is evicted to make room for the first time."""
+        self.is_pressed = False
+        """Whether it was told."""
+        self.reads = 0
+        """`get`s of the program outside of operations, so far."""
+        self.wall = Wall(partial(end_advice, self))
+        """Around these three, and around advice that memory asks."""
+        self.hold: Callable[[Any, str, int], object] | None = None
+        """Counts bytes on a device as used until an object goes."""
+        self.unadvised: Callable[[str], None] | None = None
+        """Told when an error has ended all advice, and which."""
         self._foreign = policy.foreign
+        self.watch()
         engines.add(self)
+
+    @property
+    def lock(self) -> Any:
+        """That of all changes: an RLock."""
+        return self.changes.lock
 
     # The four callbacks
 
@@ -130,15 +168,18 @@ class Engine:
         """
         collected = False
         while True:
-            pool.ask_limit()
+            if pool.adaptive is not None:
+                pool.ask_limit()
             victims = self._rank(pool) if self._foreign and pool.used + size > pool.limit else None
-            with self.lock, self.changes.begun():
+            with self.changes.alone(), self.changes.begun():
                 found = True
                 fits = pool.used + size <= pool.limit
                 if fits:
-                    pool.reserve(size)
+                    self.machine.reserve(pool, size)
                     frame.reserved += ((pool, size),)
                 elif not self.settling.mine_depart(pool):
+                    if self.memory.story is not None:
+                        self.memory.story.wants(what, size)
                     if victims is None:
                         victims = self.memory.victims(pool, size, self.meter.now)
                     for victim in victims:
@@ -148,8 +189,11 @@ class Engine:
             self.settling.settle_departures()
             if fits:
                 return True
-            if self.pressed is not None:
-                self.pressed()
+            if not self.is_pressed:
+                self.is_pressed = True
+                if self.pressed is not None:
+                    with self.wall:
+                        self.pressed()
             if not found and not self.finalizer.queue and not self._retry_moving(pool):
                 if (pool.held or self.results.fragile) and not collected and not self.memory.lenient:
                     destroyed.see_to_all(self)
@@ -158,8 +202,8 @@ class Engine:
                     continue
                 if not self.memory.lenient:
                     raise pool.shortage(size, what)
-                with self.lock, self.changes.begun():
-                    pool.reserve(size)
+                with self.changes.alone(), self.changes.begun():
+                    self.machine.reserve(pool, size)
                     pool.note(pool.used)
                     frame.reserved += ((pool, size),)
                 return True
@@ -170,19 +214,25 @@ class Engine:
     def perform(self, bottom: Frame) -> None:
         """Run the operation of the frame, and before it whatever has to be brought back for it. Without the lock."""
         stack = bottom.stack
-        outer = running.frame
-        if outer is not None and not outer.running:  # an interrupt has kept it from saying that it is over
-            outer = next(iter(running_here()), None)
-            running.frame = outer
-        start = self.meter.clock() if outer is not None else 0.0
+        outer = running.frame()
+        meter = self.meter
+        start = meter.clock() if outer is not None else 0.0
+        began, spent = meter.turn_begins(), 0.0
         self.watchful = True
+        call = Call()
+        bottom.belongs_to(call)
         try:
-            frame: Frame | None = bottom if self._begins_at_once(bottom) else None
-            if frame is None and self.options.patient:
+            self.scheduler.stacks[bottom] = None
+            if bottom.operation is not None:
+                self.runs.expect(bottom)
+            frame = self.rematerialize(stack)
+            if frame is not bottom:
                 self._check_arguments(bottom)
             while stack:
                 frame = frame or self.rematerialize(stack)
                 if frame is not None and (frame.running or self._reserve(frame)):
+                    if self.finalizer.garbage:
+                        self.finalizer.destroy_garbage()  # its bytes count no more, and are about to be used again
                     try:
                         made, cost = self.runs.run(frame, outer)
                     except Exception as error:
@@ -192,21 +242,28 @@ class Engine:
                         self._start_over(frame)
                         frame = None
                         continue
+                    spent = frame.elsewhere if frame.copy is not None else cost + frame.elsewhere
                     frame = self._store(frame, made, cost)
                     del made  # or what it holds could not be evicted for the operations that follow
+                    if stack:
+                        meter.turn_ends(began, spent)
+                        began, spent = meter.turn_begins(), 0.0
                 else:
                     frame = None
                     if self.finalizer.departures:  # maybe what is needed is on its way out, by this very thread
                         self.settling.settle_departures()
-        except BaseException:  # not bound: what looks at this call from elsewhere would keep it
-            running.frame = outer
+        except BaseException:
+            running.enter(outer)
             self._abandon(bottom)
+            if turns.lent:
+                turns.take_back()
             raise
-        ran_again = False
-        if self.scheduler.stacks:
-            self.scheduler.over(bottom)
-            ran_again = self.journal.rematerializations >= self.thrashing.next
-        if not self.scheduler.stacks and not self.unlocked:
+        self.scheduler.over(bottom)
+        if turns.lent:
+            turns.take_back()
+        meter.turn_ends(began, spent)
+        ran_again = self.journal.rematerializations >= self.thrashing.next
+        if not self.scheduler.stacks:
             self.watchful = self.observed or self.results.fragile
         if outer is not None:
             outer.elsewhere += self.meter.clock() - start
@@ -227,12 +284,19 @@ class Engine:
         departure = self.finalizer.depart(storage, watch, copy)
         if departure is not None and (departure.vacates or copy is not None):
             self.settling.guard(self, departure)
-        self.memory.evicted(storage)
+        if copy is not None:
+            self.machine.move(storage, MOVING, why)
+        elif departure is None or copy_of(storage) is not None:
+            self.memory.evicted(storage, why)
+        else:
+            self.machine.move(storage, LEAVING, why)
         journal = self.journal
         if why == "release":
             journal.releases += 1
         else:
             journal.evictions += 1
+        if self.memory.neighbourhood.kept:
+            self.memory.neighbourhood.kept.discard(storage)
         if departure is not None:
             departure.why = why
         elif journal.listeners:
@@ -246,11 +310,8 @@ class Engine:
 
         None: what was asked for is there. See `_next`.
         """
-        with self.lock:  # as `with self.lock, self.changes`, but quicker: `perform` sees to what is cut short
-            self.begin()
-            frame = self._next(stack)
-            self.end()
-        return frame
+        with self.changes.alone(), self.changes.begun():
+            return self._next(stack)
 
     # One operation
 
@@ -268,60 +329,8 @@ class Engine:
 
     def _start_over(self, frame: Frame) -> None:
         """A copy could not be fetched: what needs its value looks for another way back. Without the lock."""
-        with self.lock, self.changes.begun():
+        with self.changes.alone(), self.changes.begun():
             self.leave(frame)
-
-    def _begins_at_once(self, frame: Frame) -> bool:
-        """Whether all that a first run takes is in memory, and what it makes fits: nearly always. Without the lock.
-
-        Then it runs with its arguments unlocked and nothing reserved: that is done as soon as anybody else changes
-        anything (`begin`).
-        """
-        operation, stacks, memory = frame.operation, self.scheduler.stacks, self.memory
-        if operation is None or operation.runs or self.scheduler.leader is not None or self.options.program_order:
-            if self.options.expected_cost is not None and operation is not None and not operation.runs:
-                operation.cost = self.options.expected_cost(operation.function)
-                self.memory.neighbourhood.waiting = operation
-            stacks[frame] = None
-            return False
-        needs: Sequence[tuple[str, int]] | None = ()
-        if not self.reservations.only_declared or operation.options is not None:
-            self.runs.expect(frame)
-            needs = frame.needs
-            if needs is None:
-                stacks[frame] = None
-                return False
-            if needs and not memory.has_room(needs):  # maybe there is when what has gone is seen to
-                stacks[frame] = None
-                with self.lock:
-                    self.begin()
-                    self.settling.drain()
-                    fits = memory.reserve(frame, needs)
-                    self.end()
-                if not fits:
-                    return False
-        self.unlocked[frame] = None  # from here on the arguments stay
-        frame.running = True
-        frame.born = self.results.number
-        stacks.pop(frame, None)
-        now = self.meter.now
-        there = not self.changes.unfinished  # else a change that began before may still take an argument, or room, away
-        if needs and not frame.reserved and not memory.has_room(needs):
-            there = False
-        for argument in operation.arguments:
-            argument.storage.last_access = now
-            if argument.payload is EVICTED:
-                there = False
-        if not there:
-            stacks[frame] = None
-            with self.lock, self.changes.begun():  # which has locked the arguments
-                self._stop(frame)
-                frame.running = False
-                frame.unlock()
-                frame.give_back()  # what brings the arguments back may need the room first
-        elif needs and not frame.reserved:
-            memory.will_take(needs)
-        return there
 
     def _next(self, stack: list[Frame]) -> Frame | None:
         """Lock what the frame on top takes, with a new frame on top for what is evicted; the frame that can run now.
@@ -332,17 +341,19 @@ class Engine:
         while stack:
             if scheduler.leader is not None and scheduler.leader is not stack[0] and not scheduler.mine(self):
                 scheduler.let_leader_go_first(self, stack)
-            self.settling.drain()  # what has gone need not be there any more
+            if self.finalizer.queue:
+                self.settling.drain()  # what has gone need not be there any more
             frame = stack[-1]
-            missing = frame.lock_arguments(self.meter.now, self.order)
+            missing = frame.lock_arguments(self.meter.now)
             if missing is not None:
                 operation = missing.operation
                 if missing.remains is not None:
+                    self.changes.calls_python()
                     if self.recovery.take_back(missing):
                         continue
                     operation = self.moving.way_back(missing)
                 if operation is None:
-                    self.end()
+                    self.changes.unfinished = False  # nothing was cut short
                     raise late.gone(frame.operation)
                 busy = scheduler.in_flight.get(operation)
                 if busy is None:
@@ -352,13 +363,15 @@ class Engine:
                 elif self.settling.leaves_here(busy):
                     return None
                 elif scheduler.waits_for_itself(busy, stack):
-                    self.end()
+                    self.changes.unfinished = False
                     raise late.needs_itself(operation)
                 else:
                     scheduler.wait(stack[0])
             elif frame.operation is None:
                 assert isinstance(frame, Request)
-                frame.result = frame.then(frame.arguments[0])
+                if type(frame.then) is FunctionType:
+                    self.changes.calls_python()
+                frame.result = frame.then(self, frame.arguments[0])
                 self.leave(frame)
             else:
                 if self.reservations.reserve(frame, frame.operation):
@@ -366,23 +379,16 @@ class Engine:
                 return frame
         return None
 
-    def _prepare(self) -> None:
-        """A change begins: what runs with unlocked arguments must not lose them, and is a frame like others now."""
-        for frame in list(self.unlocked):
-            frame.lock_arguments(self.meter.now, self.order)
-            if frame.needs and not frame.reserved:
-                self.memory.reserve(frame, frame.needs)
-            frame.counts = True
-            self.scheduler.executing += 1
-            self.scheduler.stacks[frame] = None
-            self.unlocked.pop(frame, None)
-
     def _reserve(self, frame: Frame) -> bool:
         """Make room for the outputs, and start; False if the arguments must be locked again."""
         operation = frame.operation
         assert operation is not None
         if frame.needs is None:
             self.runs.expect(frame)
+        with self.changes.alone(), self.changes.begun():
+            if self.memory.reserve(frame, frame.needs or ()):  # nearly always
+                self._start(frame)
+                return True
         for pool, size in self.memory.by_pool(frame.needs or ()).items():
             try:
                 there = self.allocate(pool, size, frame, operation)
@@ -391,10 +397,10 @@ class Engine:
                     raise
                 break  # it was a guess: the run will tell
             if not there:
-                with self.lock, self.changes.begun():
+                with self.changes.alone(), self.changes.begun():
                     frame.give_back()
                 return False
-        with self.lock, self.changes.begun():
+        with self.changes.alone(), self.changes.begun():
             self._start(frame)
         return True
 
@@ -412,8 +418,7 @@ class Engine:
 
     def _make_room_for(self, frame: Frame, made: list[Made]) -> None:
         """Make room for what was not known before the run, after the fact: it is there already. Without the lock."""
-        self.scheduler.stacks[frame.stack[0]] = None  # as in `_store`: what it reserves must be found
-        with self.lock, self.changes.begun():
+        with self.changes.alone(), self.changes.begun():
             self._stop(frame)
             short = self.reservations.shortage(frame, made)
             for pool, extra in short.items():
@@ -422,19 +427,41 @@ class Engine:
                 if shares is not None and shares.resident and not shares.locks:  # got at run time; it must stay now
                     frame.lock(shares)
         for pool, extra in short.items():
-            self.allocate(pool, extra, frame, frame.operation)
+            try:
+                self.allocate(pool, extra, frame, frame.operation)
+            except BudgetError:
+                if not self._let_arguments_go(frame, made):
+                    raise
+                self.allocate(pool, extra, frame, frame.operation)
+
+    def _let_arguments_go(self, frame: Frame, made: list[Made]) -> bool:
+        """The function has run, so what it took may be evicted for what it made; whether that is anything."""
+        with self.changes.alone(), self.changes.begun():
+            kept = {shares for *_, shares in made}
+            free = [storage for storage in frame.locked or () if storage not in kept]
+            if not free:
+                return False
+            frame.locked = [storage for storage in frame.locked or () if storage in kept]
+            for storage in free:
+                self.machine.unlock(storage)
+        return True
 
     def _store(self, frame: Frame, made: list[Made], cost: float) -> Frame | None:
         """Keep the outputs, record the cost, let the arguments go; the next frame of the stack. Without the lock."""
         operation, memory, meter, results = frame.operation, self.memory, self.meter, self.results
         assert operation is not None
         again = operation.runs > 0
-        name = operation.name if self.journal.listeners else ""
+        name, sure = "", True
+        if self.journal.listeners:
+            name, sure = operation.name, again or self.runs.is_sure(frame)
         room = frame.reserved or frame.needs or ()  # before the run, when a size that is new was not known
         following: Frame | None = None
         copy = frame.copy
+        why = ""
         if again:
-            if copy is not None or operation.remains is not None or len(made) > 1:
+            if self.machine.watch is not None:
+                why = self._why_again(frame)
+            if copy is not None or len(made) > 1 or operation.outputs[0].remains is not None:  # type: ignore[union-attr]
                 tell_restored(operation, made)
             function = getattr(operation.function, "__code__", None) or operation.name
         else:
@@ -445,51 +472,45 @@ class Engine:
             self.learn_costs()
         lost = destroyed.of(frame.arguments) if results.fragile else ()
         while True:
-            with self.lock:
-                if frame in self.unlocked and not self.changes.unfinished:  # nobody has come between
-                    if frame.reserved:
-                        self.scheduler.stacks[frame] = None  # or an interrupt would find bytes that nobody has reserved
-                    del self.unlocked[frame]
-                self.begin()
+            with self.changes.alone(), self.changes.begun():
                 fits = memory.unlimited or not self.reservations.shortage(frame, made)
                 if fits:
                     if frame.reserved:
                         frame.give_back()
-                    if copy is None:
-                        meter.now += cost
                     if copy is not None:
-                        self._restore(operation, made)
+                        self._restore(operation, made, why)
                         self.moving.fetched(copy, cost)
                     elif again:
+                        meter.now += cost
                         meter.remat_time += cost
                         self.journal.rematerializations += 1
                         operation.runs += 1
-                        self._restore(operation, made)
+                        self._restore(operation, made, why)
                         if cost < operation.c0 and frame.ask is None:  # a compiled function's first run is not its cost
                             results.reprice(operation, cost)
                         meter.count_repeated(function, cost)
                     else:
+                        meter.now += cost
                         self.journal.operations += 1
                         results.create(operation, made, cost)
-                        note = self.note
-                        for value, cls in zip(operation.outputs, classes, strict=True):
-                            frame.handles.append(refer(cls, self, value, note))
+                        for number, value in enumerate(operation.outputs):
+                            frame.handles.append(refer(classes[number], self, value, self.note))
                     if len(made) > 1 and operation.options is not None:
                         operation.options.room = own_memory(made)
                     if frame.ask is not None:
                         meter.unknown.append((operation, cost, again, frame.ask))
                     if self.journal.listeners and copy is None:
-                        self.journal.events.append(results.performed(operation, name, cost, again, room))
+                        self.journal.events.append(results.performed(operation, name, cost, again, room, sure))
                     self.leave(frame)
                     for storage, what in lost:
                         destroyed.lose(self, storage, what)
                     if again:
                         self.references.performed_again(frame.arguments)
                     if frame.stack:
-                        following = self._next(frame.stack)
+                        if len(self.scheduler.stacks) == 1:  # else it may wait, and would hold what it made
+                            following = self._next(frame.stack)
                     elif self.finalizer.queue:
                         self.settling.drain()
-                self.end()
             if fits:
                 break
             self._make_room_for(frame, made)
@@ -499,23 +520,31 @@ class Engine:
                 memory.sizes.learn(frame.key, needed, frame.rough)
         return following
 
-    def _restore(self, operation: Operation, made: list[Made]) -> None:
+    def _why_again(self, frame: Frame) -> str:
+        """Why its outputs come back."""
+        bottom, depth = frame.stack[0].operation, len(frame.stack) - 1
+        how = "made again" if frame.copy is None else "fetched"
+        return f"{how} for {'get' if bottom is None else bottom.name}{f', {depth} deep' if depth > 1 else ''}"
+
+    def _restore(self, operation: Operation, made: list[Made], why: str) -> None:
         """The outputs of a repeated run, or of a fetch, that are evicted."""
-        for value, output in zip(operation.outputs, made, strict=True):
+        for number, value in enumerate(operation.outputs):
             if value is not None and value.payload is EVICTED and value in value.storage.values:
-                self.results.restore(value, value.operation or operation, output)
+                self.results.restore(value, value.operation or operation, made[number], why)
 
     # Without an operation
 
     def make_room(self, device: str, size: int, then: Callable[[], None] | None = None) -> None:
         """Evict until `size` more bytes fit on a device, and call `then` under the lock when they do."""
-        with self.lock, self.changes.begun():
+        with self.changes.alone(), self.changes.begun():
             pool = self.memory.pool(device)
         bottom = Frame(self, None)
-        self.scheduler.stacks[bottom] = None
+        call = Call()
+        bottom.belongs_to(call)
         try:
+            self.scheduler.stacks[bottom] = None
             self.allocate(pool, size, bottom, None)
-            with self.lock, self.changes.begun():
+            with self.changes.alone(), self.changes.begun():
                 bottom.give_back()
                 if then is not None:
                     then()
@@ -526,13 +555,14 @@ class Engine:
 
     def set_limits(self, limits: Limits) -> None:
         """Another budget from now on. Under the lock; nothing is evicted yet."""
+        self.changes.calls_python()
         self.reservations.set_limits(limits)
 
     def next_victims(self, pool: Pool) -> list[Storage]:
         """Whom to evict next, whatever is free."""
         if self._foreign:
             return self._rank(pool)
-        with self.lock, self.changes.begun():
+        with self.changes.alone(), self.changes.begun():
             return pool.candidates.choose(self.meter.now)
 
     # When memory is short, or somebody else is at it
@@ -541,12 +571,12 @@ class Engine:
         """Whether there are sources that no tier could take, and one may have room for now."""
         if pool.tiers is None or not pool.tiers.fixed:
             return False
-        with self.lock, self.changes.begun():
+        with self.changes.alone(), self.changes.begun():
             return self.references.let_sources_move(pool.tiers)
 
     def _rank(self, pool: Pool) -> list[Storage]:
         """The victim of a policy that is the user's own code, which runs without the lock."""
-        with self.lock, self.changes.begun():
+        with self.changes.alone(), self.changes.begun():
             snapshot = pool.candidates.snapshot(self.meter.now)
         memory = self.memory
         best = rank(memory.policy, memory.search, snapshot)
@@ -563,12 +593,9 @@ class Engine:
         if frame.reserved:
             frame.give_back()
         if locked is not None:
-            if self.options.program_order:
-                place = {value.storage: number for number, value in enumerate(frame.arguments)}
-                locked.sort(key=lambda storage: place.get(storage, -1))
             frame.locked = frame.missing = None
             for storage in locked:
-                storage.pool.unlock(storage)
+                self.machine.unlock(storage)
             if self.references.waiting:
                 self.references.unlocked(frame.arguments)
         if operation is not None and scheduler.in_flight and scheduler.in_flight.get(operation) is frame:
@@ -579,8 +606,7 @@ class Engine:
         stack.pop()
         if stack and stack[0].waiting_below >= len(stack):
             stack[0].waiting_below = len(stack) - 1
-        if scheduler.blocked:
-            scheduler.changed.notify_all()
+        scheduler.notify()
 
     def _abandon(self, bottom: Frame) -> None:
         """After a fault: what the frames had taken is given back."""
@@ -588,30 +614,32 @@ class Engine:
         with self.lock:
             if not ordinary:
                 self.changes.distrust()
-            self.begin()
-            while bottom.stack:
-                self.leave(bottom.stack[-1])
-            self.end()
+            with self.changes.begun():
+                while bottom.stack:
+                    self.leave(bottom.stack[-1])
+                if bottom.operation is not None and not bottom.operation.runs:  # it has never been
+                    self.references.forget(self.references.unlink(bottom.operation, bottom.operation.arguments))
         self.scheduler.over(bottom)
         if ordinary:
             self.settling.settle()
 
-    def calls_going_on(self) -> set[Frame]:
-        """The bottom frames of all requests that some thread is at."""
-        return {frame.f_locals.get("bottom") for frame in frames_on_stacks(_REQUESTS)}  # type: ignore[misc]
-
     def left_behind(self) -> bool:
         """Whether an interrupt has left something behind, which is free now."""
-        alive = self.calls_going_on()
-        if all(bottom in alive for bottom in self.scheduler.stacks):
+        if all(bottom.goes_on for bottom in list(self.scheduler.stacks)):
             return False
+        self.changes.calls_python()
         recount(self)
         return True
 
     def after_fork(self) -> None:
         """In a child process: the threads that were at something are not here."""
-        self.changes.after_fork()
-        self.lock = self.changes.lock
+        self.changes.distrust()  # another thread may have been in the middle of one
+        for bottom in self.scheduler.stacks:
+            if bottom.thread != get_ident():
+                bottom.call = None  # its thread is not here
+        for departure in self.finalizer.departures:
+            if departure.owner != get_ident():
+                departure.call = None
         self.scheduler.after_fork()
         if self.memory.tiers is not None:
             self.memory.tiers.after_fork(child=True)
@@ -624,34 +652,50 @@ class Engine:
             destroyed.see_to_all(self)
         self.settling.settle()
         self.learn_costs()
-        if self.scheduler.stacks and running.frame is None:
-            with self.lock, self.changes.begun():
+        if self.scheduler.stacks and running.frame() is None:
+            with self.changes.alone(), self.changes.begun():
                 self.left_behind()
             self.settling.settle()
 
     # Seconds that become known later
 
     def learn_costs(self) -> None:
-        """Take the costs that devices know by now in the place of the time it took to launch what ran there."""
+        """Take the costs that devices know by now instead of the time it took to launch what ran there."""
         known = self.meter.answers()
         if not known:
             return
-        with self.lock, self.changes.begun():
+        with self.changes.alone(), self.changes.begun():
             for operation, launched, again, seconds in known:
                 self.meter.bill(seconds - launched, again)
                 if operation.outputs and (not again or seconds < operation.c0):
                     self.results.reprice(operation, seconds)
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener(event)` for every event from now on; returns a function that stops it."""
-        self.journal.subscribe(listener)
+    def subscribe(self, listener: Listener, *, advises: bool = False) -> Callable[[], None]:
+        """Call `listener(event)` for every event from now on; returns a function that stops it.
+
+        `advises`: an error of the listener ends all advice.
+        """
+
+        self.journal.subscribe(listener, Wall(partial(self._fails, listener, advises)))
         self.observed = self.watchful = True
+        self.watch()
+        return partial(self._unsubscribe, listener)  # no closure: compiled, it would be a cycle
 
-        def unsubscribe() -> None:
-            self.journal.unsubscribe(listener)
-            self.observed = bool(self.journal.listeners) or self.fingerprints is not None
+    def _unsubscribe(self, listener: Listener) -> None:
+        self.journal.unsubscribe(listener)
+        self.observed = bool(self.journal.listeners) or self.fingerprints is not None
+        self.watch()
 
-        return unsubscribe
+    def watch(self) -> None:
+        """Whether changes call what is not compiled."""
+        memory = self.memory
+        plain = self.observed or self.results.fragile or memory.tiers is not None
+        plain = plain or memory.story is not None or memory.advice is not None
+        plain = plain or not is_compiled(memory.search, memory.policy)
+        self.changes.atomic = COMPILED and not plain
 
-
-_REQUESTS: Final = (Engine.perform.__code__, Engine.make_room.__code__)
+    def _fails(self, listener: Listener, advises: bool, error: Exception) -> None:
+        """A listener has raised an error."""
+        self._unsubscribe(listener)
+        if not (advises and end_advice(self, error)):
+            say(f"{shown(listener)} raised {shown(error)} and will hear no more events")

@@ -8,7 +8,7 @@ of all operation costs so far). Storages are known by number, in order of creati
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Reason = Literal["pressure", "release", "request"]
@@ -51,6 +51,12 @@ class Performed(Event):
     device: str = "cpu"
     room: int | None = None
     """Bytes that were set aside before the run, because its sizes were known; None: without a budget nothing is."""
+    sure: bool = True
+    """Whether that size was known, not guessed: the function also runs where what was guessed cannot be set aside."""
+    place: str = field(default="", compare=False)
+    """Where the operation was created, `file:line`; empty if it is not known."""
+    thread: int = field(default=0, compare=False)
+    """The identity of the thread that ran it."""
 
 
 @dataclass(frozen=True, slots=True)

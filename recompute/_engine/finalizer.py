@@ -18,18 +18,27 @@ from recompute._engine.events import Evicted, Reason
 from recompute._engine.graph import EVICTED, Operation, Reference, Storage, Value, remains_of
 
 if TYPE_CHECKING:
+    from recompute._engine.changes import Call
     from recompute._engine.copies import Copy
+    from recompute._engine.machine import Machine
     from recompute._engine.pool import Pool
 
 
-_ALONE: Final = 3
-"""References to a payload that nobody but its value holds, as seen where it has a name: value, name, argument."""
+def _references(value: Value) -> int:
+    payload = value.payload
+    return getrefcount(payload)
+
+
+_EXAMPLE: Final = Value()
+_EXAMPLE.payload = object()
+_ALONE: Final = _references(_EXAMPLE)
+"""References to a payload that nobody but its value holds, as seen where it has a name; compiled, there is one less."""
 
 
 class Held:
     """Bytes that somebody outside keeps, mostly of an evicted value: counted as used until that ends."""
 
-    __slots__ = ("alone", "buffer", "number", "pool", "reference", "settles", "size")
+    __slots__ = ("alone", "buffer", "number", "pool", "reference", "settles", "size", "storage")
 
     def __init__(self, pool: Pool, size: int, number: int, buffer: int, alone: bool = False) -> None:
         self.alone = alone  # it was never a value's: to listeners it is a source
@@ -38,6 +47,7 @@ class Held:
         self.pool = pool
         self.size = size
         self.reference: HeldReference | None = None
+        self.storage: Storage | None = None  # from which it was evicted, as long as it can be taken back
         self.settles: ref[Any] | None = None  # another one, whose callback sees to the queue
 
 
@@ -74,6 +84,7 @@ class Departure:
 
     __slots__ = (
         "buffer",
+        "call",
         "copy",
         "following",
         "full",
@@ -102,6 +113,7 @@ class Departure:
         self.buffer = storage.buffer
         self.number = storage.number
         self.owner = get_ident()  # the thread that will see to it
+        self.call: ref[Call] | None = None  # that sees to it just now
         self.vacates = False  # memory lies elsewhere, and nobody may bring the values back before it is given up
         self.guarded: list[Operation] = []  # what makes them meanwhile counts as in flight
         self.why: Reason | None = None  # of its eviction; None: it was forgotten
@@ -141,7 +153,7 @@ class Departure:
         """
         if not self.told:
             for value, payload, referred in self.payloads:
-                kind = kinds[type(payload)]
+                kind = kinds.of(type(payload))
                 if self.watch and kind.watch is not None:
                     self.watched = self.watched or weak(kind, payload)
                     remains_of(value).payload = weak_to(payload)
@@ -167,6 +179,11 @@ class Departure:
 
 class Finalizer:
     """What destructors leave behind, and what is left to them."""
+
+    __slots__ = ("departures", "garbage", "interrupts", "machine", "queue", "stays")
+
+    machine: Machine
+    """Set as the engine is made."""
 
     def __init__(self) -> None:
         self.queue: deque[Reference | HeldReference | StayReference] = deque()
@@ -207,8 +224,7 @@ class Finalizer:
         departure = Departure(storage, watch, copy)
         self.departures[departure] = None  # first: an interrupt must not lose what is in no storage any more
         departure.take()
-        departure.pool.used += departure.size
-        departure.pool.departing += departure.size
+        self.machine.depart(departure)
         return departure
 
     def destroy_garbage(self) -> None:
@@ -216,6 +232,10 @@ class Finalizer:
         if self.garbage:
             garbage, self.garbage = self.garbage, []
             garbage.clear()
+
+    def note_interrupt(self, interrupt: BaseException) -> None:
+        """It struck in a destructor of this thread, where it would be lost: the next use of the cache raises it."""
+        self.interrupts.append((get_ident(), interrupt))
 
     def raise_interrupts(self) -> None:
         """Those that struck this thread: the others are for theirs."""

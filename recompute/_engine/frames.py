@@ -7,20 +7,19 @@ that runs next on top. So a chain of a million evicted values is no deeper than 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import local
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ReferenceType, ref
 
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
 
 if TYPE_CHECKING:
+    from recompute._engine.changes import Call
     from recompute._engine.copies import Copy
     from recompute._engine.engine import Engine
+    from recompute._engine.machine import Machine
     from recompute._engine.meter import Ask
     from recompute._engine.pool import Pool
-
-Order = Callable[[list[Value]], list[Value]]
-"""In which evicted arguments are brought back."""
-
 
 HandleOf = type[Any] | Callable[[Any], type[Any]]
 """The class of what refers to an output, or a function from the payload to that."""
@@ -33,6 +32,7 @@ class Frame:
         "arguments",
         "ask",
         "born",
+        "call",
         "copy",
         "counts",
         "elsewhere",
@@ -42,6 +42,7 @@ class Frame:
         "handles",
         "key",
         "locked",
+        "machine",
         "missing",
         "needs",
         "operation",
@@ -51,11 +52,13 @@ class Frame:
         "rough",
         "running",
         "stack",
+        "thread",
         "waiting_below",
     )
 
     def __init__(self, engine: Engine, operation: Operation | None, stack: list[Frame] | None = None) -> None:
         self.engine = engine
+        self.machine: Machine = engine.machine
         self.operation = operation  # None: a `Request`
         self.arguments: tuple[Value, ...] = operation.arguments if operation is not None else ()
         self.stack: list[Frame] = [] if stack is None else stack
@@ -77,32 +80,54 @@ class Frame:
         self.ask: Ask | None = None  # what it cost, if only the device knows, and later
         self.retries: dict[Operation | None, int] | None = None  # how often operations were unlocked again
         self.waiting_below = 0  # of a bottom frame: frames of the stack with a smaller index hold no locks
+        self.call: ReferenceType[Call] | None = None  # of a bottom frame: that brings it
+        self.thread = 0  # of that call
         self.stack.append(self)  # last: an interrupt must not leave half a frame there
+
+    def belongs_to(self, call: Call) -> None:
+        """This call brings what is wanted; should it be cut short, what it had taken is free."""
+        self.call = ref(call)
+        self.thread = get_ident()
+
+    @property
+    def goes_on(self) -> bool:
+        """Of a bottom frame: whether the call that brings it goes on, or an interrupt has left this behind."""
+        return self.call is not None and self.call() is not None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether its function runs now, or its outputs are being stored, in a call that goes on."""
+        return self.running and bool(self.stack) and self.stack[0].goes_on
 
     def lock(self, storage: Storage) -> None:
         """Keep a storage until `unlock`."""
-        storage.pool.lock(storage)
+        self.machine.lock(storage)
         if self.locked is None:
             self.locked = [storage]
         else:
             self.locked.append(storage)
 
-    def lock_arguments(self, now: float, order: Order) -> Value | None:
+    def lock_arguments(self, now: float) -> Value | None:
         """Lock what is resident; the next argument that is not, or None when all are locked."""
         missing = self.missing
         if missing is None:
+            machine = self.machine
             missing = self.missing = []
             locked = self.locked = self.locked or []
+            operation = self.operation
+            begins = operation is not None and not operation.runs
             for value in self.arguments:
                 storage = value.storage
                 storage.last_access = now
+                if begins and operation is not None and not value.is_gone:
+                    value.add_user(operation)  # before it has run: nobody forgets what it waits for
                 if value.payload is EVICTED:
                     missing.append(value)
                 else:
-                    storage.pool.lock(storage)
+                    machine.lock(storage)
                     locked.append(storage)
             if len(missing) > 1:
-                missing = self.missing = list(reversed(order(list(dict.fromkeys(missing)))))
+                missing = self.missing = list(reversed(by_peak(list(dict.fromkeys(missing)))))
         while missing:
             value = missing[-1]
             if value.payload is EVICTED:
@@ -115,14 +140,15 @@ class Frame:
         """Let go of the arguments; they will be looked at again."""
         locked, self.locked = self.locked, None
         self.missing = None
+        machine = self.machine
         for storage in locked or ():
-            storage.pool.unlock(storage)
+            machine.unlock(storage)
 
     def give_back(self) -> None:
         """Free what was reserved."""
         reserved, self.reserved = self.reserved, ()
         for pool, size in reserved:
-            pool.give_back(size)
+            self.machine.give_back(pool, size)
 
     def __repr__(self) -> str:
         return f"<frame of {self.operation or self.arguments}>"
@@ -133,37 +159,57 @@ class Request(Frame):
 
     __slots__ = ("result", "then")
 
-    def __init__(self, engine: Engine, value: Value, then: Callable[[Value], Any]) -> None:
+    def __init__(self, engine: Engine, value: Value, then: Callable[[Engine, Value], Any]) -> None:
         super().__init__(engine, None)
         self.arguments = (value,)
         self.then = then
         self.result: Any = None
 
 
-class _Running(local):
-    """Of this thread."""
+class Running:
+    """The operations whose functions run now: a `get` inside one is a dependency found at run time."""
 
-    frame: Frame | None = None
-    """The operation whose function runs here: a `get` inside it is a dependency found at run time."""
+    __slots__ = ("_frames",)
+
+    def __init__(self) -> None:
+        self._frames: dict[int, Frame] = {}
+        """Thread -> the innermost one. By a dict, which compiled code reads faster than the attributes of a `local`."""
+
+    def frame(self) -> Frame | None:
+        """That of this thread."""
+        frame = entered = self._frames.get(get_ident())
+        while frame is not None and not frame.is_on:  # interrupts have kept it from saying that it is over
+            frame = frame.outer
+        if frame is not entered:
+            self.enter(frame)
+        return frame
+
+    def enter(self, frame: Frame | None) -> None:
+        """This one runs now in this thread; None: nothing does."""
+        if frame is None:
+            self._frames.pop(get_ident(), None)
+        else:
+            self._frames[get_ident()] = frame
+
+    def after_fork(self) -> None:
+        """In a child process: the other threads are not here."""
+        mine = self.frame()
+        self._frames.clear()
+        self.enter(mine)
 
 
-running: Final = _Running()
+running: Final = Running()
 
 
 def running_here() -> list[Frame]:
     """The operations whose functions run around this call, the innermost first."""
     frames = []
-    frame = running.frame
+    frame = running.frame()
     while frame is not None:
-        if frame.running:  # else an interrupt kept it from saying that it is over
+        if frame.is_on:
             frames.append(frame)
         frame = frame.outer
     return frames
-
-
-def in_program_order(values: list[Value]) -> list[Value]:
-    """Evicted arguments as the program names them."""
-    return values
 
 
 def by_peak(values: list[Value]) -> list[Value]:
@@ -180,11 +226,11 @@ _MOST: Final = 64
 
 def _excess(value: Value) -> int:
     """An estimate of the bytes that are needed while `value` is brought back, beyond those it then keeps."""
-    if value.copy is not None:
-        return 0  # it is fetched
+    if value.copy is not None or value.operation is None:
+        return 0  # it is fetched, or gone
     order: list[Operation] = []
     seen: set[Operation] = set()
-    stack = [value.operation]
+    stack: list[Operation | None] = [value.operation]
     while stack and len(order) < _MOST:
         operation = stack.pop()
         if operation is None or operation in seen:

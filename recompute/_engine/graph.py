@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import ReferenceType, getweakrefs, ref
+
+from recompute._engine.states import COMING
+from recompute._names import name_of
+from recompute._policy.candidate import Candidate
 
 if TYPE_CHECKING:
     from recompute._engine.copies import Copy
     from recompute._engine.finalizer import Held
+    from recompute._engine.neighbours import Component
     from recompute._engine.pool import Pool
-    from recompute._policy.neighbourhoods import Component
+    from recompute._engine.turns import Draw
 
 ReleaseMode = Literal["ignore", "eager", "banish"]
 
@@ -45,95 +50,21 @@ class Reference(ref):  # type: ignore[type-arg]  # a subclass of ref cannot be g
     value: Value
 
 
-class Node:
-    """An operation, its output, and the storage that the output lives on: one object plays all three parts.
-
-    So it is for an operation of one output with memory of its own, which is nearly every one. An operation of several
-    outputs is a node by itself, and each output another; an output that shares memory is not its own storage. Code
-    names a node after the part that it plays where it is used: see `Operation`, `Storage` and `Value`.
-    """
+class Operation:
+    """One application of a function, and how to run it again."""
 
     __slots__ = (
         "arguments",
-        "buffer",
         "c0",
         "code",
-        "cost",
-        "dropped",
         "function",
         "instruction",
-        "last_access",
-        "locks",
-        "nearby",
         "number",
-        "operation",
         "options",
         "outputs",
-        "payload",
-        "pinned",
-        "pool",
         "positional",
-        "references",
-        "remains",
-        "resident",
         "runs",
-        "size",
-        "slot",
-        "storage",
-        "users",
-        "values",
     )
-
-    # The operation: one application of a function, and how to run it again.
-    function: Callable[..., Any]
-    positional: tuple[Any, ...]
-    """What the function takes, with a node, or a `Container` of them, in the place of each Recomputable."""
-    arguments: tuple[Value, ...]
-    """Every value it depends on, those that its function asked for at run time included."""
-    options: Options | None
-    outputs: Sequence[Value | None]
-    """None: can never be needed again. Empty: it has not run yet, or can never be needed again. A list if several."""
-    c0: float
-    """Seconds that one run takes, without what it spends in the cache."""
-    runs: int
-    code: CodeType | None
-    instruction: int
-
-    # The value: one output of an operation, or a source.
-    payload: Any
-    operation: Operation | None
-    """None: a source."""
-    storage: Storage
-    number: int
-    """In order of creation; events and traces know it by this. A storage has the number of its first value."""
-    references: Reference | dict[int, Reference] | None
-    """Of the Recomputables that refer to it; several by identity."""
-    users: Node | dict[Node, None] | None
-    """The operations that take it: mostly one, so no dict is made for that."""
-    pinned: bool
-    remains: Remains | None
-
-    # The storage: a buffer, the unit of eviction.
-    pool: Pool
-    size: int
-    """Bytes."""
-    buffer: int
-    """The identity of the memory, while resident; 0: never shared."""
-    last_access: float
-    """On the compute clock (seconds)."""
-    cost: float
-    """Seconds: the operations that make the values on it, each once."""
-    locks: int
-    """Operations in flight, pins and sources; a candidate for eviction has none."""
-    slot: int
-    """Where the candidate search keeps it; -1: nowhere; less: passed over while it was locked."""
-    resident: bool
-    dropped: bool
-    """Evicted, and only its recipe brings it back. One with a copy in a tier is neither resident nor dropped."""
-    values: tuple[Value, ...] | dict[Value, None]
-    """Those on it, in the order in which they came; a dict if they are several."""
-    nearby: Component | tuple[float, float] | None
-    """What the evicted neighbourhood remembers of it."""
 
     def __init__(
         self,
@@ -146,21 +77,19 @@ class Node:
     ) -> None:
         self.function = function
         self.positional = positional
+        """What the function takes, with a value, or a `Container` of them, instead of each Recomputable."""
         self.arguments = arguments
+        """Every value it depends on, those that its function asked for at run time included."""
         self.options = options
+        self.outputs: Sequence[Value | None] = ()
+        """A list if several; None for what can never be needed again. Empty before the first run, and in the end."""
+        self.number = 0
+        """Of its first output: the others follow it."""
+        self.c0 = 0.0
+        """Seconds that one run takes, without what it spends in the cache."""
+        self.runs = 0
         self.code = code
         self.instruction = instruction
-        self.outputs = self.values = ()
-        self.c0 = self.cost = self.last_access = 0.0
-        self.runs = self.number = self.size = self.buffer = self.locks = 0
-        self.payload = EVICTED
-        self.pool = None  # type: ignore[assignment]  # before it is entered
-        self.operation = self.references = self.users = self.remains = self.nearby = None
-        self.pinned = self.resident = self.dropped = False
-        self.slot = -1
-        self.storage = NOWHERE
-
-    # As an operation
 
     @property
     def name(self) -> str:
@@ -184,7 +113,28 @@ class Node:
         """The arguments by name, as `positional`."""
         return None if self.options is None else self.options.keywords
 
-    # As a value
+    def __repr__(self) -> str:
+        return f"<{self.name}, created at {self.created}>"
+
+
+class Value:
+    """One output of an operation, or a source: what a `Recomputable` refers to."""
+
+    __slots__ = ("number", "operation", "payload", "pinned", "references", "remains", "storage", "users")
+
+    def __init__(self) -> None:
+        self.payload: Any = EVICTED
+        self.operation: Operation | None = None
+        """None: a source."""
+        self.storage: Storage = NOWHERE
+        self.number = 0
+        """In order of creation; events and traces know it by this."""
+        self.references: Reference | dict[int, Reference] | None = None
+        """Of the Recomputables that refer to it; several by identity."""
+        self.users: Operation | dict[Operation, None] | None = None
+        """The operations that take it: mostly one, so no dict is made for that."""
+        self.pinned = False
+        self.remains: Remains | None = None
 
     @property
     def referred(self) -> bool:
@@ -225,16 +175,16 @@ class Node:
     def each_user(self) -> Iterable[Operation]:
         """The operations that take this value."""
         users = self.users
-        return () if users is None else (users,) if type(users) is Node else users  # type: ignore[return-value]  # then a dict
+        return () if users is None else users if isinstance(users, dict) else (users,)
 
     def add_user(self, operation: Operation) -> None:
         users = self.users
         if users is None or users is operation:
             self.users = operation
-        elif type(users) is Node:
-            self.users = {users: None, operation: None}
+        elif isinstance(users, dict):
+            users[operation] = None
         else:
-            users[operation] = None  # type: ignore[index]  # it is a dict
+            self.users = {users: None, operation: None}
 
     def remove_user(self, operation: Operation) -> None:
         users = self.users
@@ -246,6 +196,16 @@ class Node:
                 self.users = None
 
     @property
+    def is_there(self) -> bool:
+        """Whether its payload is in memory."""
+        return self.payload is not EVICTED
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing brings it back."""
+        return self.payload is EVICTED and self.operation is None and self.remains is None
+
+    @property
     def stays(self) -> bool:
         """Whether it keeps its storage in memory: a source does, unless it may move to a tier."""
         return self.operation is None and (self.remains is None or not self.remains.movable)
@@ -255,16 +215,76 @@ class Node:
         """What a tier has of it."""
         return None if self.remains is None else self.remains.copy
 
-    # As a storage
+    def __repr__(self) -> str:
+        made_by = "" if self.operation is None else f" of {self.operation!r}"
+        return f"<value {self.number}{made_by}>"
 
-    @property
+
+class Storage(Candidate):
+    """A buffer: `size` bytes in one pool, shared by its `values`. The unit of eviction."""
+
+    __slots__ = (
+        "buffer",
+        "dropped",
+        "held",
+        "nearby",
+        "pool",
+        "resident",
+        "seen",
+        "state",
+        "values",
+    )
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        """That of its first value, as events and traces know it."""
+        self.pool: Pool = None  # type: ignore[assignment]  # before it is entered
+        self.size = 0
+        self.buffer = 0
+        """The identity of the memory, while resident; 0: never shared."""
+        self.last_access = 0.0
+        self.cost = 0.0
+        """Seconds: the operations that make the values on it, each once."""
+        self.locks = 0
+        """Operations in flight, pins and sources; a candidate for eviction has none."""
+        self.slot = -1
+        self.state = COMING
+        """See `states`; the machine alone changes it, and what follows from it:"""
+        self.resident = False
+        """In memory."""
+        self.dropped = False
+        """Evicted, and only its recipe brings it back. One with a copy in a tier is neither resident nor dropped."""
+        self.seen = 0
+        """The number of the newest walk that came by."""
+        self.values: tuple[Value, ...] | dict[Value, None] = ()
+        """Those on it, in the order in which they came; a dict if they are several."""
+        self.nearby: Component | tuple[float, float] | None = None
+        """What the evicted neighbourhood remembers of it."""
+        self.held: Held | None = None
+        """While it is evicted, and somebody outside holds its buffer."""
+
     def needed_outside(self) -> bool:
-        """Whether somebody outside refers to a value on it."""
+        """Whether a value on it is referred to from outside."""
         values = self.values
-        if type(values) is tuple:
-            return bool(values) and values[0].references is not None
+        if isinstance(values, tuple):
+            if not values:
+                return False
+            value = values[0]
+            return value.references is not None
         newest = next(reversed(values))
-        return newest.references is not None or any(each.references is not None for each in values)
+        if newest.references is not None:
+            return True
+        for value in values:
+            if value.references is not None:
+                return True
+        return False
+
+    def is_vacant(self) -> bool:
+        """Whether no value on it is in memory; mostly the first one is, and the look ends there."""
+        for value in self.values:
+            if value.payload is not EVICTED:
+                return False
+        return True
 
     def add_value(self, value: Value) -> None:
         """One more value lives on it."""
@@ -289,12 +309,12 @@ class Node:
 
     def is_made_by(self, operation: Operation, but: Value) -> bool:
         """Whether a value on it is an output of the operation, other than one: mostly the next output is."""
-        outputs, options = operation.outputs, operation.options
-        if len(outputs) < 2 or options is None:
+        outputs = operation.outputs
+        if len(outputs) < 2:
             return False
         if len(self.values) < len(outputs):
             return any(each is not but and each.operation is operation for each in self.values)
-        place = but.number - options.first
+        place = but.number - operation.number
         for distance in range(1, len(outputs)):
             for near in (place - distance, place + distance):
                 each = outputs[near] if 0 <= near < len(outputs) else None
@@ -319,31 +339,17 @@ class Node:
                         yield output.storage
 
     def __repr__(self) -> str:
-        return f"<{self.name}, created at {self.created}>" if self.code is not None else f"<value {self.number}>"
+        return f"<storage {self.number}>"
 
 
-Operation: TypeAlias = Node
-"""A node as the application of a function."""
-
-Value: TypeAlias = Node
-"""A node as one result of an operation, or as a source: what a `Recomputable` refers to."""
-
-Storage: TypeAlias = Node
-"""A node as a buffer: `size` bytes in one pool, shared by its `values`. The unit of eviction."""
-
-
-NOWHERE: Final = Node.__new__(Node)
-"""The storage of a value that has none yet, or has been forgotten."""
-NOWHERE.values = ()
-NOWHERE.locks = NOWHERE.number = NOWHERE.size = 0
-NOWHERE.remains = NOWHERE.code = None
-NOWHERE.resident = NOWHERE.dropped = False
+NOWHERE: Final = Storage()
+"""The storage of a value that has none yet."""
 
 
 class Options:
     """What few operations have: arguments by name, several outputs, declared sizes."""
 
-    __slots__ = ("declared", "first", "keywords", "living", "nout", "room")
+    __slots__ = ("declared", "draws", "keywords", "living", "nout", "room")
 
     def __init__(
         self, keywords: dict[str, Any] | None = None, nout: int = 1, declared: tuple[int, ...] | None = None
@@ -351,7 +357,7 @@ class Options:
         self.keywords = keywords
         self.nout = nout  # outputs; 0: the first run tells
         self.declared = declared  # bytes of each output, if the caller said
-        self.first = 0  # the number of the first of several outputs: the others follow it
+        self.draws: Sequence[Draw] | None = None  # of random numbers, so that a repeated run draws the same
         self.living = 0  # how many of several outputs may still be needed
         self.room: Sequence[tuple[str, int]] | None = None
         """(device, bytes) that several outputs took, forgotten ones too."""
@@ -360,14 +366,13 @@ class Options:
 class Remains:
     """What is left of an evicted value, or kept beside one that may leave memory."""
 
-    __slots__ = ("copy", "held", "movable", "outline", "payload")
+    __slots__ = ("copy", "movable", "outline", "payload")
 
     def __init__(self) -> None:
         self.copy: Copy | None = None  # what a tier has of it; still there when it is in memory again
         self.movable = False  # of a source: it may leave memory, because a tier takes it
         self.outline: Any = None  # what its adapter wants to know of it while it is evicted
         self.payload: ReferenceType[Any] | None = None  # while somebody outside holds it
-        self.held: Held | None = None  # of a storage: while somebody outside holds its buffer
 
 
 def remains_of(value: Value) -> Remains:
@@ -376,16 +381,15 @@ def remains_of(value: Value) -> Remains:
     return value.remains
 
 
-def name_of(function: Any) -> str:
-    """A readable name for any callable."""
-    for _ in range(8):  # a partial of a partial of ...
-        name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
-        if isinstance(name, str):
-            return qualified(name)
-        function = getattr(function, "func", None) or type(function)
-    return "?"
+def copy_of(storage: Storage) -> Copy | None:
+    """The copy from which all on a storage can be made again, written or not; None: there is none."""
+    for value in storage.values:
+        if value.remains is not None and value.remains.copy is not None:
+            return value.remains.copy
+    return None
 
 
-def qualified(name: str) -> str:
-    """A qualified name without the noise."""
-    return name.replace(".<locals>", "")
+def tier_of(storage: Storage) -> str:
+    """The name of the tier that has a copy of a storage; empty: none."""
+    copy = copy_of(storage)
+    return "" if copy is None else copy.store.name

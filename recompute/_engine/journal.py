@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from recompute._engine.events import Event, Listener
-from recompute._warned import warn
+from recompute._engine.wall import Wall
 
 
 class Journal:
     """Counts, and keeps events until they can be delivered without the lock."""
 
+    __slots__ = (
+        "coercions",
+        "events",
+        "evictions",
+        "listeners",
+        "operations",
+        "recoveries",
+        "releases",
+        "rematerializations",
+    )
+
     def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-        self.events: deque[Event] = deque()
+        self.listeners: list[tuple[Listener, Wall]] = []
+        self.events: deque[Event | Callable[[], None]] = deque()
+        """What is no event is called when its turn comes: something to be done, or said, without the lock."""
         self.operations = 0
         self.evictions = 0
         self.releases = 0
@@ -21,12 +34,13 @@ class Journal:
         self.recoveries = 0
         self.coercions = 0
 
-    def subscribe(self, listener: Listener) -> None:
-        self.listeners.append(listener)
+    def subscribe(self, listener: Listener, wall: Wall) -> None:
+        self.listeners.append((listener, wall))
 
     def unsubscribe(self, listener: Listener) -> None:
-        if listener in self.listeners:
-            self.listeners.remove(listener)
+        found = next((each for each in self.listeners if each[0] == listener), None)
+        if found is not None:
+            self.listeners.remove(found)
 
     def deliver(self) -> None:
         """Tell the listeners, in order. Without the lock: a listener may ask the cache anything."""
@@ -35,9 +49,9 @@ class Journal:
                 event = self.events.popleft()
             except IndexError:  # another thread was faster
                 return
-            for listener in tuple(self.listeners):
-                try:
+            if not isinstance(event, Event):
+                event()
+                continue
+            for listener, wall in tuple(self.listeners):
+                with wall:
                     listener(event)
-                except Exception as error:
-                    self.unsubscribe(listener)
-                    warn(f"{listener!r} raised {error!r} and will hear no more events", RuntimeWarning, stacklevel=2)

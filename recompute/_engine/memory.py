@@ -10,24 +10,46 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from recompute._budget import Limits
-from recompute._engine.copies import copy_of, moves_source
+from recompute._engine.changes import shared
 from recompute._engine.device_tiers import DeviceTiers
 from recompute._engine.finalizer import Finalizer, Held
-from recompute._engine.graph import NOWHERE, Operation, Storage, Value
+from recompute._engine.graph import NOWHERE, Operation, Storage, Value, copy_of
+from recompute._engine.machine import Machine
+from recompute._engine.needed import NEIGHBOURHOODS
 from recompute._engine.pool import Pool
 from recompute._engine.sizes import LearntSizes
+from recompute._engine.states import DROPPED, MOVED
 from recompute._policy.formulas import Policy
-from recompute._policy.needed import NEIGHBOURHOODS
 from recompute._policy.search import Search, candidates
 from recompute._tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from recompute._engine.advice import Advice
     from recompute._engine.frames import Frame
+    from recompute._engine.story import Story
 
 
 class Memory:
     """The pools of all devices, and what is evicted from them."""
+
+    __slots__ = (
+        "__weakref__",
+        "_finalizer",
+        "advice",
+        "lenient",
+        "limits",
+        "machine",
+        "neighbourhood",
+        "policy",
+        "pools",
+        "search",
+        "sizes",
+        "smallest",
+        "storages",
+        "story",
+        "tiers",
+        "unlimited",
+    )
 
     def __init__(
         self,
@@ -36,7 +58,6 @@ class Memory:
         search: Search,
         finalizer: Finalizer,
         tiers: Tiers | None = None,
-        pool_class: type[Pool] = Pool,
     ) -> None:
         self.policy = policy
         self.search = search
@@ -49,15 +70,16 @@ class Memory:
         self.pools: dict[str, Pool] = {}
         self.storages: set[Storage] = set()
         """All that somebody can still need, evicted ones too."""
-        self.held: set[Held] = set()
         self.sizes = LearntSizes()
         self.advice: Advice | None = None
+        self.story: Story | None = None
+        """Told which victims are chosen, if somebody wants to know."""
         self.neighbourhood = NEIGHBOURHOODS[policy.neighbourhood](_cost_fell)
         self.neighbourhood.tiers = tiers is not None
+        self.machine = Machine(self.neighbourhood)
         self.tiers = tiers
         """What is below the memory of the devices."""
         self._finalizer = finalizer
-        self._pool_class = pool_class
 
     def lie_above(self, tiers: Tiers) -> None:
         """What is evicted may move there from now on. Before anything is made."""
@@ -66,14 +88,17 @@ class Memory:
         self.neighbourhood.tiers = True
 
     def pool(self, device: str) -> Pool:
+        """The pool of a device, made when it is first asked for. Also without the lock."""
         pool = self.pools.get(device)
         if pool is None:
+            shared.calls_python()
             found = candidates(self.search, self.policy, self.neighbourhood)
-            pool = self.pools[device] = self._pool_class(device, found, self.limits.of(device))
+            pool = Pool(device, found, self.limits.of(device))
             pool.smallest = self.smallest
             stores = () if self.tiers is None else self.tiers.of(device)
             if stores:
-                pool.tiers = DeviceTiers(stores, self, self._finalizer)
+                pool.tiers = found.tiers = DeviceTiers(stores, self, self._finalizer)
+            pool = self.pools.setdefault(device, pool)  # another thread may have been faster
         return pool
 
     def set_limits(self, limits: Limits) -> None:
@@ -119,22 +144,6 @@ class Memory:
                 return pool, size - sum(storage.size for storage in locked)
         return None
 
-    def has_room(self, needs: Sequence[tuple[str, int]]) -> bool:
-        """Whether so much fits without an eviction. Also without the lock."""
-        if len(needs) == 1:  # nearly always
-            ((device, size),) = needs
-            pool = self.pools.get(device)
-            return pool is not None and pool.used + size <= pool.limit and pool.adaptive is None
-        return all(
-            pool.used + size <= pool.limit and pool.adaptive is None for pool, size in self.by_pool(needs).items()
-        )
-
-    def will_take(self, needs: Sequence[tuple[str, int]]) -> None:
-        """An operation begins that fits: the peak counts what is said of its outputs. Also without the lock."""
-        for pool, size in self.by_pool(needs).items():
-            if pool.used + size > pool.peak:
-                pool.peak = pool.used + size
-
     def reserve(self, frame: Frame, needs: Sequence[tuple[str, int]]) -> bool:
         """Set bytes aside for the outputs of an operation, if they fit without an eviction."""
         if not needs:
@@ -144,7 +153,7 @@ class Memory:
             pool = self.pools.get(device) or self.pool(device)
             if pool.used + size > pool.limit or pool.adaptive is not None:
                 return False
-            pool.reserve(size)
+            self.machine.reserve(pool, size)
             frame.reserved += ((pool, size),)
             return True
         by_pool = self.by_pool(needs)
@@ -152,7 +161,7 @@ class Memory:
             if pool.used + size > pool.limit or pool.adaptive is not None:
                 return False
         for pool, size in by_pool.items():
-            pool.reserve(size)
+            self.machine.reserve(pool, size)
             frame.reserved += ((pool, size),)
         return True
 
@@ -168,14 +177,23 @@ class Memory:
                 victims = [victim for victim in victims if victim.size >= self.smallest]
             if victims:
                 return victims
-        victims = pool.candidates.choose(now)
+        victims = self._choose(pool, now)
         if victims and self.policy.prunes_victims:
             return self._pruned(pool, size, now, victims)
         return victims
 
+    def _choose(self, pool: Pool, now: float) -> list[Storage]:
+        victims = pool.candidates.choose(now)
+        if self.story is not None:
+            self.story.chosen(victims, pool.candidates, now)
+        return victims
+
     def _pruned(self, pool: Pool, size: int, now: float, victims: list[Storage]) -> list[Storage]:
         """Choose until `size` bytes fit; of all victims those that are really necessary, the first ones first."""
-        if pool.used - pool.departing - sum(victim.size for victim in victims) + size <= pool.limit:
+        used = pool.used - pool.departing + size
+        for victim in victims:
+            used -= victim.size
+        if used <= pool.limit:
             return victims
         limit = pool.limit + pool.departing
         chosen: list[Storage] = []
@@ -183,54 +201,25 @@ class Memory:
         while victims:
             for victim in victims:
                 buffers[victim] = victim.buffer
-                self.evicted(victim)
+                self.evicted(victim, "pressure")
             chosen += victims
-            victims = pool.candidates.choose(now) if pool.used + size > limit else []
+            victims = self._choose(pool, now) if pool.used + size > limit else []
         kept: set[Storage] = set()
         if pool.used + size <= limit:
             for victim in reversed(chosen):
                 if pool.used + victim.size + size <= limit:
-                    self.restored(victim)
+                    self.machine.come_back(victim, "not necessary")
                     kept.add(victim)
         necessary = [victim for victim in chosen if victim not in kept]
         for victim in necessary:
-            self.restored(victim)
+            self.machine.come_back(victim, "not necessary")
         for victim in chosen:
             victim.buffer = buffers[victim]  # it has never left
         return necessary
 
-    def leave(self, storage: Storage) -> None:
-        """A resident storage is in memory no more."""
-        pool = storage.pool
-        storage.resident = False
-        storage.buffer = 0
-        if storage.slot != -1:
-            pool.candidates.remove(storage)
-        if storage.locks:
-            pool.fixed -= storage.size
-        if pool.tiers is not None and moves_source(storage):
-            pool.movable -= storage.size
-        pool.used -= storage.size
-
-    def evicted(self, storage: Storage) -> None:
-        """A storage leaves that can be made again, or of which a tier has, or is about to have, a copy."""
-        self.leave(storage)
-        if storage.pool.tiers is None or copy_of(storage) is None:
-            self.drop(storage)
-
-    def drop(self, storage: Storage) -> None:
-        """Only its recipe brings a storage back: it joins the components of its evicted neighbours."""
-        storage.dropped = True
-        if self.neighbourhood.active:
-            self.neighbourhood.evicted(storage)
-
-    def restored(self, storage: Storage) -> None:
-        """It is resident again."""
-        if self.neighbourhood.active:
-            self.neighbourhood.restored(storage)
-        storage.dropped = False
-        storage.resident = True
-        storage.pool.enter(storage)
+    def evicted(self, storage: Storage, why: str) -> None:
+        """A storage leaves at once that can be made again, or of which a tier has a copy."""
+        self.machine.move(storage, DROPPED if storage.pool.tiers is None or copy_of(storage) is None else MOVED, why)
 
     def add_cost(self, storage: Storage, change: float) -> None:
         """What it takes to make a storage has changed."""
@@ -240,26 +229,9 @@ class Memory:
         elif storage.slot >= 0:
             storage.pool.candidates.changed(storage)
 
-    def hold(self, held: Held) -> None:
-        """Somebody outside holds what was evicted: it counts as used, once."""
-        if held not in self.held:
-            self.held.add(held)
-            held.pool.take(held.size)
-            held.pool.held += held.size
-
     def held_as(self, buffer: int, size: int) -> Held | None:
         """What is held outside and is this buffer. O(held). Also without the lock."""
-        return next((held for held in list(self.held) if held.buffer == buffer and held.size == size), None)
-
-    def let_go(self, held: Held) -> bool:
-        """Nobody outside holds it any more; False if that was known."""
-        if held not in self.held:
-            return False
-        self.held.discard(held)
-        held.pool.held -= held.size
-        held.pool.used -= held.size
-        held.reference = None
-        return True
+        return next((held for held in list(self.machine.held) if held.buffer == buffer and held.size == size), None)
 
     def __repr__(self) -> str:
         return f"<memory: {', '.join(map(repr, self.pools.values()))}>"

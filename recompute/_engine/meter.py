@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from recompute._engine.graph import Operation
@@ -22,8 +22,35 @@ Timer = Callable[[str], Callable[[], Ask] | None]
 """`Adapter.timer`: of a device whose work goes on after a function has returned."""
 
 
+_WARM: Final = 8
+"""The first turn of the library that is measured: before it much is found out that is known from then on."""
+
+_FIRST: Final = 64
+"""Up to this turn all are measured."""
+
+_EVERY: Final = 64
+"""After it one of so many is, at no fixed distance, since programs repeat."""
+
+_MOST: Final = 4096
+"""Functions whose repeated runs are counted: of more the half that took longest."""
+
+
 class Meter:
     """Seconds, by the clock that the cache was given."""
+
+    __slots__ = (
+        "clock",
+        "library_time",
+        "measured",
+        "moving_time",
+        "next",
+        "now",
+        "remat_time",
+        "repeated",
+        "timers",
+        "turns",
+        "unknown",
+    )
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -33,6 +60,14 @@ class Meter:
         """Of these, the costs of repeated runs."""
         self.moving_time = 0.0
         """Seconds in which bytes were moved to tiers and back: not on the compute clock."""
+        self.library_time = 0.0
+        """Seconds of the library itself, estimated: each measured turn stands for those since the one before."""
+        self.turns = 0
+        """How often the library was at work: for a run of an operation, or to settle what had come up."""
+        self.measured = 0
+        """The last one of which it is known how long it took."""
+        self.next = _WARM
+        """The next one to be measured."""
         self.repeated: dict[CodeType | str, list[float]] = {}
         """Function -> [times it ran again, seconds that took]."""
         self.timers: dict[str, Timer] = {}
@@ -50,6 +85,25 @@ class Meter:
             f"the clock {self.clock!r} gave readings that differ by {seconds} seconds; a clock returns finite seconds"
         )
 
+    def turn_begins(self) -> float:
+        """The clock as the library begins to work, if this turn is measured; else infinity."""
+        self.turns += 1
+        return self._reading() if self.turns >= self.next else inf
+
+    def turn_ends(self, began: float, spent: float) -> None:
+        """It has worked, of which functions took `spent` seconds. Any thread may say so."""
+        if began == inf:
+            return
+        turns, time = self.turns, self._reading() - began - spent
+        if 0.0 < time < inf:
+            self.library_time += time * max(1, turns - self.measured)
+        self.measured = turns
+        self.next = turns + (1 if turns < _FIRST else 1 + turns * 2654435761 % 4294967296 % (2 * _EVERY - 1))
+
+    def _reading(self) -> float:
+        """The clock, without what was moved: what lies between two readings, less the functions, is the library's."""
+        return float(self.clock()) - self.moving_time
+
     def bill(self, cost: float, again: bool) -> None:
         self.now += cost
         if again:
@@ -58,6 +112,9 @@ class Meter:
     def count_repeated(self, function: CodeType | str, cost: float) -> None:
         count = self.repeated.get(function)
         if count is None:
+            if len(self.repeated) >= _MOST:  # functions that are made anew each time
+                dearest = sorted(self.repeated.items(), key=lambda item: -item[1][1])
+                self.repeated = dict(dearest[: _MOST // 2])
             count = self.repeated[function] = [0, 0.0]
         count[0] += 1
         count[1] += cost

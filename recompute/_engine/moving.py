@@ -14,6 +14,7 @@ from recompute._engine.events import Fetched, Moved
 from recompute._engine.graph import EVICTED, Operation, Value
 from recompute._engine.journal import Journal
 from recompute._engine.meter import Meter
+from recompute._interrupts import is_interrupt
 from recompute._tiers.tier import Key
 from recompute._warned import outside, warn
 
@@ -48,9 +49,11 @@ class Moving:
         try:
             key = Key(copy.store, payload, copy.nbytes)
         except Exception as error:  # of the adapter, of pickle, or of the disk
+            if is_interrupt(error):
+                raise
             if isinstance(error, OSError):
                 departure.full = True
-                with self._changes.lock, self._changes.begun():
+                with self._changes.alone(), self._changes.begun(python=True):
                     copy.store.is_full(copy.nbytes)
             self._warn(copy, error)
             return
@@ -59,7 +62,7 @@ class Moving:
         seconds = self._meter.checked(clock() - start)
         tiers = departure.pool.tiers
         assert tiers is not None, "a copy is for a tier"
-        with self._changes.lock, self._changes.begun():
+        with self._changes.alone(), self._changes.begun(python=True):
             if copy.key is not None or copy.root.copy is not copy:
                 return  # a destructor that ran here has seen to it, or the value has gone meanwhile
             tiers.written(copy, key)
@@ -86,9 +89,11 @@ class Moving:
                 if before is not None and each.moves_down:
                     key = before.moved(each.store)
             except Exception as error:  # one tier cannot be read, or the other one not written
+                if is_interrupt(error):
+                    raise
                 self._warn(each, error)
             seconds = self._meter.checked(clock() - start)
-            with self._changes.lock, self._changes.begun():
+            with self._changes.alone(), self._changes.begun(python=True):
                 if each.moves_down:
                     tiers.moved_down(each, key)
                     if key is not None:
@@ -132,9 +137,9 @@ class Moving:
     def failed(self, copy: Copy, error: Exception) -> bool:
         """A copy cannot be read; whether its value can be made again. Without the lock."""
         root = copy.root
-        if root.operation is None:
+        if root.operation is None or is_interrupt(error):
             return False
-        with self._changes.lock, self._changes.begun():
+        with self._changes.alone(), self._changes.begun(python=True):
             copy.fetching.outputs = ()
             tiers = root.storage.pool.tiers
             if tiers is not None:

@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from threading import get_ident
+from typing import TYPE_CHECKING
 
-from recompute._budget import Limit, format_bytes
-from recompute._engine.copies import moves_source
-from recompute._engine.device_tiers import DeviceTiers
-from recompute._engine.graph import Operation, Storage
+from recompute._budget import Limit
+from recompute._engine.shortage import said
 from recompute._errors import BudgetError
 from recompute._policy.search import Candidates
+
+if TYPE_CHECKING:
+    from recompute._engine.device_tiers import DeviceTiers
+    from recompute._engine.graph import Operation
 
 
 class Pool:
     """Bytes of one device.
 
-    `used` = resident storages + room reserved by operations in flight + storages on their way out + held outside.
+    `used` = resident storages + room reserved by operations in flight + storages on their way out + held outside. The
+    machine counts them.
     """
 
     __slots__ = (
@@ -91,12 +95,6 @@ class Pool:
             if self.adaptive is adaptive:  # no other budget was set meanwhile
                 self.limit = limit
 
-    def take(self, size: int) -> None:
-        """Count `size` bytes more."""
-        self.used += size
-        if self.used > self.peak:
-            self.note(self.used)
-
     def note(self, used: int) -> None:
         """So many bytes are in memory: nothing else raises the peak, so that it is never above limit and overshoot."""
         if used > self.limit:
@@ -109,111 +107,16 @@ class Pool:
         found, self.peak = self.peak, self.used
         return found
 
-    def reserve(self, size: int) -> None:
-        """Set `size` bytes aside for an operation."""
-        self.take(size)
-        self.fixed += size
-
-    def give_back(self, size: int) -> None:
-        """What was reserved is free again."""
-        self.used -= size
-        self.fixed -= size
-
-    def enter(self, storage: Storage) -> None:
-        """Count a storage that has just become resident."""
-        self.take(storage.size)
-        if self.tiers is not None and moves_source(storage):
-            self.movable += storage.size
-        if storage.locks:
-            self.fixed += storage.size
-        else:
-            self.admit(storage)
-
-    def lock(self, storage: Storage) -> None:
-        """One more reason to keep a resident storage."""
-        if not storage.locks:
-            self.fixed += storage.size
-        storage.locks += 1
-
-    def unlock(self, storage: Storage) -> None:
-        """One reason less; with the last one gone it is a candidate again."""
-        storage.locks -= 1
-        if not storage.locks and storage.resident:
-            self.fixed -= storage.size
-            if storage.slot < 0:
-                self.admit(storage)
-
-    def admit(self, storage: Storage) -> None:
-        """A resident, unlocked storage is a candidate from now on, if anything is gained by its eviction."""
-        if storage.slot < 0 and storage.size >= self.smallest:
-            self.candidates.add(storage)
-
-    def resize(self, storage: Storage, size: int) -> None:
-        """A resident storage turned out to have another size."""
-        change = size - storage.size
-        storage.size = size
-        self.take(change)
-        if storage.locks:
-            self.fixed += change
-        elif storage.slot >= 0:
-            self.candidates.changed(storage)
-        else:
-            self.admit(storage)
-
     def shortage(self, size: int, what: Operation | None) -> BudgetError:
         """The error that `what` (None: a source) cannot have `size` more bytes: what takes the room, and what to do.
 
         Without the lock: it names a function of the user's.
         """
         impossible = self.fixed + self.held + size > self.limit
-        error = BudgetError(self._said(size, what, impossible))
+        error = BudgetError(said(self, size, what, impossible))
         error.device, error.operation = self.device, None if what is None else what.name
         error.needed = (self.fixed + self.held if impossible else self.used) + size
         return error
 
-    def _said(self, size: int, what: Operation | None, impossible: bool) -> str:
-        locked = max(0, self.fixed - self.sources - self.pinned)
-        parts = [
-            (self.sources, "in sources"),
-            (self.pinned, "pinned"),
-            (locked, "locked by operations in flight"),
-            (self.held, "evicted but held by the caller"),
-            (0 if impossible else self.used - self.fixed - self.held, "that the policy does not evict"),
-        ]
-        short = (self.fixed + self.held if impossible else self.used) + size - int(self.limit)
-        taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
-        who = "a source" if what is None else f"{what.name} (created at {what.created})"
-        if what is None and size > self.limit:
-            return (
-                f"a source of {format_bytes(size)} is larger than the whole budget of {format_bytes(self.limit)} on "
-                f"{self.device}; raise the budget, or let the cache make it, with rc.ap in the place of rc.pure, in "
-                "parts that fit"
-            )
-        need = f"{who} needs {format_bytes(size)} more on {self.device}, but the" if size else "the"
-        return (
-            f"{need} budget of {format_bytes(self.limit)} is "
-            f"{format_bytes(short)} ({short} bytes) short"
-            + (f", with {taken}" if taken else "")
-            + "; raise the budget, unpin, or let go of what get() returned"
-        )
-
     def __repr__(self) -> str:
         return f"<pool {self.device}: {self.used} of {self.limit} bytes used>"
-
-
-class ProgramOrderPool(Pool):
-    """A storage that was locked is the newest candidate when it is unlocked, even one of no bytes.
-
-    So the published simulator has it.
-    """
-
-    __slots__ = ()
-
-    def admit(self, storage: Storage) -> None:
-        if storage.slot < 0:
-            self.candidates.add(storage)
-
-    def lock(self, storage: Storage) -> None:
-        super().lock(storage)
-        if storage.slot >= 0:
-            self.candidates.remove(storage)

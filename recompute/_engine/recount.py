@@ -8,9 +8,10 @@ candidate and component follows from that, and is made again by whoever holds th
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from recompute._engine.copies import Copy, copy_of
+from recompute._engine.copies import Copy
 from recompute._engine.frames import Frame
 from recompute._engine.graph import EVICTED, NOWHERE, Reference, Storage, Value
 from recompute._tiers.tier import Store
@@ -28,11 +29,14 @@ def recount(engine: Engine) -> None:
     storages = engine.memory.storages
     storages |= {frame_storage for frame in frames for frame_storage in _made_by(frame) if frame_storage.values}
     _count_copies(engine)
+    for departure in engine.finalizer.departures:
+        if departure.vacates or (departure.copy is not None and departure.copy.key is None):
+            engine.settling.guard(engine, departure)
     by_storage = _values_by_storage(storages)
     _link_users(by_storage, frames)
-    _count_bytes(engine, by_storage, frames)
     values = [value for kept in by_storage.values() for value in kept]
     _look_for_references(values)
+    _count_bytes(engine, by_storage, frames)
     engine.references.restart(values)
     for storage, kept in by_storage.items():
         if kept and engine.references.release == "eager":
@@ -43,18 +47,9 @@ def recount(engine: Engine) -> None:
 def _living_frames(engine: Engine) -> list[Frame]:
     """The frames of all calls that are going on; those that an interrupt has left behind are dropped."""
     scheduler = engine.scheduler
-    alive = engine.calls_going_on()
     frames: list[Frame] = []
-    for bottom in list(engine.unlocked):
-        if bottom not in alive or bottom in scheduler.stacks:
-            del engine.unlocked[bottom]
-            bottom.running = bottom in alive
-        else:  # it was about to lock its arguments, which it does when this change goes on
-            bottom.locked = bottom.missing = None
-            bottom.counts = False
-            frames += bottom.stack  # what it has reserved counts
     for bottom in list(scheduler.stacks):
-        if bottom in alive:
+        if bottom.goes_on:
             frames += bottom.stack
         else:
             del scheduler.stacks[bottom]
@@ -72,7 +67,7 @@ def _living_frames(engine: Engine) -> list[Frame]:
 def _made_by(frame: Frame) -> list[Storage]:
     """What an operation in flight may have entered already."""
     operation = frame.operation
-    outputs = () if operation is None else (*operation.outputs, operation)
+    outputs = () if operation is None else operation.outputs
     return [output.storage for output in outputs if output is not None and output.storage is not NOWHERE]
 
 
@@ -127,65 +122,37 @@ def _link_users(by_storage: dict[Storage, list[Value]], frames: list[Frame]) -> 
             for output in operation.outputs
         ]
         operation.outputs = outputs if len(outputs) > 1 else tuple(outputs)
-        living = [output.number - place for place, output in enumerate(outputs) if output is not None]
+        living = sum(output is not None for output in outputs)
         if operation.options is not None and living:
-            operation.options.first, operation.options.living = living[0], len(living)
+            operation.options.living = living
     for value in values:
         value.users = None
     for operation in operations:
         for argument in operation.arguments:
             argument.add_user(operation)
+    for frame in frames:  # what has not run yet needs them, too
+        if frame.operation is not None and not frame.operation.runs:
+            for argument in frame.operation.arguments:
+                if argument in alive:
+                    argument.add_user(frame.operation)
 
 
 def _count_bytes(engine: Engine, by_storage: dict[Storage, list[Value]], frames: list[Frame]) -> None:
-    memory, finalizer = engine.memory, engine.finalizer
-    for held in [held for held in memory.held if held.reference is None or held.reference.is_dead]:
-        memory.held.discard(held)
-    for pool in memory.pools.values():
-        pool.held = sum(held.size for held in memory.held if held.pool is pool)
-        pool.departing = sum(departure.size for departure in finalizer.departures if departure.pool is pool)
-        pool.used = pool.held + pool.departing
-        pool.fixed = pool.sources = pool.movable = pool.pinned = 0
-        pool.candidates.clear()
-    locks: dict[Storage, int] = {}
-    for frame in frames:
-        for pool, size in frame.reserved:
-            pool.used += size
-            pool.fixed += size
-        for storage in frame.locked or ():
-            locks[storage] = locks.get(storage, 0) + 1
+    finalizer = engine.finalizer
+    locks = Counter(storage for frame in frames for storage in frame.locked or ())
     finalizer.stays = {stay for stay in finalizer.stays if stay() is not None}
-    for stay in finalizer.stays:
-        locks[stay.storage] = locks.get(stay.storage, 0) + 1
+    locks.update(stay.storage for stay in finalizer.stays)
     for storage, kept in by_storage.items():
-        made_by = {value.operation for value in kept if value.operation is not None}
-        storage.cost = sum([operation.c0 for operation in made_by])
-        storage.slot = -1
-        storage.nearby = None
-        storage.resident = any(value.payload is not EVICTED for value in kept)
-        storage.dropped = not storage.resident and copy_of(storage) is None
-        storage.locks = 0
-        if not storage.resident:
-            storage.buffer = 0
-            continue
-        if storage.remains is not None and storage.remains.held is not None:
-            memory.let_go(storage.remains.held)
-            storage.remains.held = None
-        pool, size = storage.pool, storage.size
-        storage.locks = sum(value.stays + value.pinned for value in kept) + locks.get(storage, 0)
-        pool.sources += size if any(value.stays for value in kept) else 0
-        pool.pinned += size * sum(value.pinned for value in kept)
-        peak = pool.peak
-        pool.enter(storage)
-        pool.peak = max(peak, min(pool.peak, pool.used))
-    memory.neighbourhood.restart(storage for storage, kept in by_storage.items() if storage.dropped and kept)
+        storage.cost = sum([operation.c0 for operation in {value.operation for value in kept} if operation is not None])
+    reserved = [each for frame in frames for each in frame.reserved]
+    engine.machine.restart(engine.memory.pools.values(), by_storage, reserved, locks, finalizer.departures)
 
 
 def _count_copies(engine: Engine) -> None:
     """Of values that live, written ones and those that are just being written."""
     if engine.memory.tiers is None:
         return
-    writing = {departure.copy: departure for departure in engine.finalizer.departures if departure.copy is not None}
+    writing = [departure.copy for departure in engine.finalizer.departures if departure.copy is not None]
     displaced = {each for copy in writing for each in copy.displaced}
     copies: dict[Store, list[Copy]] = {store: [] for _, store in engine.memory.tiers.all()}
     reserved = dict.fromkeys(copies, 0)
@@ -204,10 +171,9 @@ def _count_copies(engine: Engine) -> None:
                 copies[copy.store].append(copy)
             elif copy not in writing:
                 value.remains.copy = None
-    for copy, departure in writing.items():
+    for copy in writing:
         if copy.key is None:
             reserved[copy.store] += copy.nbytes
-            engine.settling.guard(engine, departure)
     for store, found in copies.items():
         store.recount(reserved[store], found)
     for pool in engine.memory.pools.values():

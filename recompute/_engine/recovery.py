@@ -23,12 +23,10 @@ class Recovery:
         """Make an evicted value resident again, with all on its storage that is held; False if it is not held."""
         storage, memory = value.storage, self._memory
         payload = value.remains.payload() if value.remains is not None and value.remains.payload is not None else None
-        held = storage.remains.held if storage.remains is not None else None
-        if payload is None or held is None or storage.resident or not memory.let_go(held):
+        held = storage.held
+        if payload is None or held is None or storage.resident or not memory.machine.let_go(held):
             self._finalizer.garbage.append(payload)  # should this be the last reference, it goes without the lock
             return False
-        assert storage.remains is not None
-        storage.remains.held = None
         storage.buffer = held.buffer
         for other in storage.values:
             remains = other.remains
@@ -36,7 +34,7 @@ class Recovery:
                 kept = remains.payload()
                 other.payload = EVICTED if kept is None else kept
                 remains.payload = None
-        memory.restored(storage)
+        memory.machine.come_back(storage, "taken back from outside")
         journal = self._journal
         journal.recoveries += 1
         if journal.listeners:

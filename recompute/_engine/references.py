@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from recompute._adapters.adapter import kinds
 from recompute._engine.copies import root_of
 from recompute._engine.device_tiers import DeviceTiers
 from recompute._engine.events import Forgotten, Reason, Released
@@ -24,8 +25,35 @@ from recompute._engine.verify import Fingerprints
 Evict = Callable[[Storage, Reason], bool]
 
 
+def _can_stay(storage: Storage) -> bool:
+    """Whether it is still there when nobody refers to it: memory that lies elsewhere goes with the last reference."""
+    for value in storage.values:
+        kind = kinds.get(type(value.payload))
+        if kind is not None and kind.outlive is not None:
+            return False
+    return True
+
+
 class References:
     """Counts who needs a value, and lets go of what nobody needs."""
+
+    __slots__ = (
+        "_evict",
+        "_finalizer",
+        "_fingerprints",
+        "_journal",
+        "_memory",
+        "_meter",
+        "_on_advice",
+        "_results",
+        "_scheduler",
+        "_to_banish",
+        "history",
+        "history_limit",
+        "release",
+        "released_sources",
+        "waiting",
+    )
 
     def __init__(
         self,
@@ -38,7 +66,6 @@ class References:
         scheduler: Scheduler,
         results: Results,
         fingerprints: Fingerprints | None,
-        remember_all: bool = False,
     ) -> None:
         self.release: Final[ReleaseMode] = release
         self._evict = evict
@@ -49,7 +76,6 @@ class References:
         self._scheduler = scheduler
         self._results = results
         self._fingerprints = fingerprints
-        self._remember_all = remember_all
         self.history = 0
         """Values that nobody refers to but operations."""
         self.history_limit = 10_000
@@ -74,7 +100,7 @@ class References:
         storage = value.storage
         if self._journal.listeners:
             self._journal.events.append(Released(self._meter.now, storage.pool.used, value.number))
-        if self._memory.neighbourhood.active and not storage.needed_outside:
+        if self._memory.neighbourhood.active and not storage.needed_outside():
             self._memory.neighbourhood.released(storage)
         if value.pinned:
             self.unpin(value)  # nobody else could
@@ -94,17 +120,33 @@ class References:
             self.evict_unreferenced(storage)
 
     def evict_unreferenced(self, storage: Storage) -> None:
-        """Eager release: without outside references a storage is evicted, at once or when the last lock goes."""
-        if storage.resident and not storage.needed_outside:
-            advice = self._memory.advice
-            if advice is not None and advice.keeps(storage):
-                self._on_advice.add(storage)
+        """Eager release: without outside references a storage is evicted, at once or when the last lock goes.
+
+        Not as long as it is wanted: what is evicted, and needed, was cheap to evict because this one was there.
+        """
+        if storage.resident and not storage.needed_outside():
+            advice, neighbourhood = self._memory.advice, self._memory.neighbourhood
+            if advice is not None:
+                if advice.keeps(storage):
+                    self._on_advice.add(storage)
+                    return
+            elif neighbourhood.keeps and neighbourhood.wanted(storage) and _can_stay(storage):
+                neighbourhood.kept.add(storage)
                 return
             tiers = storage.pool.tiers
             if not storage.locks and (tiers is None or tiers.can_drop(storage)):
                 self._evict(storage, "release")
             elif storage.locks and self.in_flight(storage):
                 self.waiting.add(storage)
+
+    def evict_unwanted(self) -> None:
+        """What was released, and stayed because it was wanted, goes when it is wanted no more."""
+        kept, unwanted = self._memory.neighbourhood.kept, self._memory.neighbourhood.unwanted
+        while unwanted:
+            storage = unwanted.pop()
+            if storage in kept:
+                kept.discard(storage)
+                self.evict_unreferenced(storage)
 
     def on_advice(self) -> list[Storage]:
         """What was kept though nobody refers to it, unless it has been forgotten; it is not asked for again."""
@@ -142,9 +184,7 @@ class References:
     def _stays(self, value: Value) -> bool:
         """Whether a value without a use stays until its room is needed."""
         storage = value.storage
-        return self._remember_all or (
-            self.release == "ignore" and storage.resident and storage.size > 0 and not storage.locks
-        )
+        return self.release == "ignore" and storage.resident and storage.size > 0 and not storage.locks
 
     def _banish(self, storage: Storage) -> bool:
         """Forget a released storage and make sources of what was made from it; False: something evicted needs it."""
@@ -154,7 +194,8 @@ class References:
             self._to_banish.discard(storage)
             return False
         in_flight = self._scheduler.in_flight
-        if any(output.payload is EVICTED for output in outputs) or any(user in in_flight for user in users):
+        busy = any(user in in_flight or not user.runs for user in users)
+        if busy or any(output.payload is EVICTED for output in outputs):
             self._to_banish.add(storage)
             return False
         self._to_banish.discard(storage)
@@ -169,15 +210,13 @@ class References:
         if not value.pinned:
             storage = value.storage
             value.pinned = True
-            storage.pool.lock(storage)
-            storage.pool.pinned += storage.size
+            self._memory.machine.pin(storage)
             if self.release == "ignore" and len(storage.values) > 1:
                 self._forget_unused(storage, value)  # it waited for an eviction, which will not come now
 
     def unpin(self, value: Value) -> None:
         value.pinned = False
-        value.storage.pool.pinned -= value.storage.size
-        value.storage.pool.unlock(value.storage)
+        self._memory.machine.unpin(value.storage)
 
     # A recipe goes
 
@@ -190,7 +229,7 @@ class References:
         tiers = storage.pool.tiers
         if tiers is not None and root_of(storage) is value:
             remains_of(value).movable = True
-            storage.pool.movable += storage.size
+            self._memory.machine.settle(storage)
         else:
             self.keep(value)
         if not storage.is_made_by(operation, value):
@@ -204,10 +243,8 @@ class References:
         storage = value.storage
         if value.remains is not None and value.remains.movable:
             value.remains.movable = False
-            storage.pool.movable -= storage.size
-        if sum(other.stays for other in storage.values) == 1:
-            storage.pool.sources += storage.size
-        storage.pool.lock(storage)
+        self._memory.machine.lock(storage)
+        self._memory.machine.settle(storage)
 
     def keep_sources(self, storage: Storage) -> None:
         """No tier has room for a storage with sources on it: they stay in memory, until one may have."""
@@ -234,11 +271,9 @@ class References:
         storage = value.storage
         pool = storage.pool
         if pool.tiers is not None and root_of(storage) is value:
-            if sum(other.stays for other in storage.values) == 1:
-                pool.sources -= storage.size
             remains_of(value).movable = True
-            pool.movable += storage.size
-            pool.unlock(storage)
+            self._memory.machine.settle(storage)
+            self._memory.machine.unlock(storage)
 
     def _forget_unused(self, storage: Storage, but: Value | None = None) -> None:
         unused = [value for value in storage.values if value is not but and value.users is None and not value.referred]
@@ -269,15 +304,10 @@ class References:
             operation, storage = value.operation, value.storage
             if value.pinned:
                 self.unpin(value)
-            if operation is None:
-                if value.stays:
-                    if sum(other.stays for other in storage.values) == 1:
-                        storage.pool.sources -= storage.size
-                    storage.pool.unlock(storage)
-                elif storage.resident and len(storage.values) > 1:
-                    storage.pool.movable -= storage.size
+            if value.stays:
+                memory.machine.unlock(storage)
             if len(storage.values) == 1:
-                for waiting in (self.waiting, self._to_banish, self._on_advice):
+                for waiting in (self.waiting, self._to_banish, self._on_advice, memory.neighbourhood.kept):
                     if waiting:
                         waiting.discard(storage)
                 if storage.pool.tiers is not None:
@@ -296,14 +326,17 @@ class References:
                 if value.payload is not EVICTED:
                     finalizer.garbage.append(value.payload)
                     value.payload = EVICTED
-                if storage.resident and all(other.payload is EVICTED for other in storage.values):
-                    memory.evicted(storage)  # the others were never taken back or recomputed
-                elif self.release == "eager":
-                    self.evict_unreferenced(storage)
+                if storage.resident and storage.is_vacant():
+                    memory.evicted(storage, "release")  # the others were never taken back or recomputed
+                else:
+                    if operation is None:  # else it is what it was; to look at all the others takes long
+                        memory.machine.settle(storage)
+                    if self.release == "eager":
+                        self.evict_unreferenced(storage)
             if self._fingerprints is not None:
                 self._fingerprints.forget(value)
             if operation is None:
-                self._results.samples.forget(value)
+                self._results.samples.pop(value, None)
             if operation is not None:
                 if storage.values and not storage.is_made_by(operation, value):
                     memory.add_cost(storage, -operation.c0)
@@ -317,7 +350,7 @@ class References:
         """Take an output off its operation, which goes with its last one; the arguments that this leaves unused."""
         outputs, options = operation.outputs, operation.options
         if isinstance(outputs, list) and options is not None:
-            outputs[value.number - options.first] = None
+            outputs[value.number - operation.number] = None
             options.living -= 1
             if options.living:
                 return []
@@ -329,14 +362,18 @@ class References:
         arguments, operation.arguments = operation.arguments, ()
         self._finalizer.garbage.append((operation.function, operation.positional, operation.options))
         operation.positional, operation.options, operation.function = (), None, no_function
+        return self.unlink(operation, arguments)
+
+    def unlink(self, operation: Operation, arguments: Sequence[Value]) -> list[Value]:
+        """Its arguments know it no more; those that this leaves unused."""
         unused: list[Value] = []
         for argument in arguments:
-            if argument.users is None:
-                continue
             if argument.users is operation:  # mostly
                 argument.users = None
-            else:
+            elif isinstance(argument.users, dict) and operation in argument.users:
                 argument.remove_user(operation)
+            else:
+                continue
             if argument.users is None and argument.references is None:
                 self.history -= 1
                 if argument.storage.locks and self.in_flight(argument.storage):

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from recompute._adapters.adapter import fingerprint, kinds
 from recompute._engine import destroyed
-from recompute._engine.copies import copy_of
 from recompute._engine.events import Accessed, Added, Detached, Foresaw, Pinned, Unpinned
 from recompute._engine.finalizer import Held, HeldReference, Stay, StayReference
 from recompute._engine.frames import Frame, HandleOf, Request, running
-from recompute._engine.graph import EVICTED, Operation, Options, Value, remains_of
+from recompute._engine.graph import EVICTED, Operation, Options, Value, copy_of, remains_of
 from recompute._engine.results import attach, buffer_of
+from recompute._engine.states import DROPPED
 from recompute._errors import BudgetError
 
 if TYPE_CHECKING:
     from recompute._budget import Limits
-    from recompute._engine.advice import Advice
     from recompute._engine.engine import Engine
 
 
@@ -32,7 +31,11 @@ def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
             destroyed.see_to_needed(engine, operation.arguments)
         _note_found(engine, operation.arguments)
     if engine.before is not None:
-        engine.before(operation)
+        try:  # not `with`, which takes as long as all that this tells
+            engine.before(operation)
+        except BaseException as error:
+            if not engine.wall.stops(error):
+                raise
     frame = Frame(engine, operation)
     frame.handle = handle
     engine.perform(frame)
@@ -42,7 +45,7 @@ def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
 
 def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = True, waits: bool = True) -> Any:
     """A value without a recipe, and what refers to it. `moves`: it may lie in a tier. `waits`: see `_enter`."""
-    kind = kinds[type(payload)]
+    kind = kinds.of(type(payload))
     if kind.readonce:
         raise TypeError(
             f"a {type(payload).__name__} can be read only once, but a value may be read again; make a list of it"
@@ -58,20 +61,26 @@ def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = Tr
     buffer = buffer_of(payload)
     if kind.destroyed is not None:
         engine.results.fragile = engine.watchful = True
-    made = object.__new__(handle)
+        engine.watch()
+    made = handle.__new__(handle)  # type: ignore[call-overload]  # as in `refer`
 
     def enter() -> None:
         if held is not None:
-            memory.let_go(held)  # it is counted as the source from now on
+            memory.machine.let_go(held)  # it is counted as the source from now on
         source = engine.results.add_source(payload, size, buffer, device, digest, moves)
-        engine.results.samples.note(source, sample)
+        if sample is not None:
+            engine.results.samples[source] = sample
         attach(made, engine, source, engine.note)
         if engine.journal.listeners:
-            pool = source.pool
+            pool = source.storage.pool
             engine.journal.events.append(Added(engine.meter.now, pool.used, source.number, size, device))
 
     memory = engine.memory
-    held = memory.held_as(buffer, size) if buffer and memory.held else None  # a result that was got is a source now
+    held = (
+        memory.held_as(buffer, size) if buffer and memory.machine.held else None
+    )  # a result that was got is a source now
+    if held is not None and (held.reference is None or held.reference.is_dead):
+        held = None  # it has gone, and its identity is another buffer's
     return made if _enter(engine, device, size if held is None else 0, enter, waits) else None
 
 
@@ -83,14 +92,15 @@ def adopt(
     `waits`: see `_enter`.
     """
     made = engine.results.measure(operation, 0, payload)
-    refers = object.__new__(handle)
+    refers = handle.__new__(handle)  # type: ignore[call-overload]  # as in `refer`
 
     def enter() -> None:
         engine.meter.bill(cost, False)
         for argument in operation.arguments:
             argument.storage.last_access = engine.meter.now
+            argument.add_user(operation)
         engine.results.create(operation, [made], cost)
-        attach(refers, engine, operation, engine.note)
+        attach(refers, engine, operation.outputs[0], engine.note)  # type: ignore[arg-type]  # it was made just now
         engine.journal.operations += 1
         if engine.journal.listeners:
             engine.journal.events.append(engine.results.performed(operation, name, cost, False, ()))
@@ -101,7 +111,8 @@ def adopt(
             raise ValueError(f"an argument of {name} is gone")
     _, size, _, device, _, shares = made
     if engine.before is not None:
-        engine.before(operation)
+        with engine.wall:
+            engine.before(operation)
     return refers if _enter(engine, device, 0 if shares is not None else size, enter, waits) else None
 
 
@@ -111,7 +122,7 @@ def _enter(engine: Engine, device: str, size: int, then: Callable[[], None], wai
         engine.make_room(device, size, then)
         settle(engine)
         return True
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         pool = engine.memory.pool(device)
         fits = pool.used + size <= pool.limit
         if fits:
@@ -129,7 +140,7 @@ def look(engine: Engine, value: Value) -> Any:
     return payload
 
 
-def bring(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:
+def bring(engine: Engine, value: Value, then: Callable[[Engine, Value], Any]) -> Any:
     """Make `value` resident and call `then` on it under the lock."""
     if engine.options.before_bringing is not None:
         engine.options.before_bringing()
@@ -143,23 +154,26 @@ def bring(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:
     return request.result
 
 
-def _bring_wanted(engine: Engine, value: Value, then: Callable[[Value], Any]) -> Any:
+def _bring_wanted(engine: Engine, value: Value, then: Callable[[Engine, Value], Any]) -> Any:
     """`bring`, because the program said so, and not foresight."""
     if engine.wanted is not None and value.payload is EVICTED:
-        engine.wanted(value)
+        with engine.wall:
+            engine.wanted(value)
     return bring(engine, value, then)
+
+
+def _read(engine: Engine, value: Value) -> Any:
+    if engine.journal.listeners and not engine.scheduler.mine(engine):
+        used = value.storage.pool.used
+        engine.journal.events.append(Accessed(engine.meter.now, used, value.number))
+    return value.payload
 
 
 def get(engine: Engine, value: Value) -> Any:
     """The payload, by the slow path: evicted, inside an operation, or watched."""
-
-    def read(value: Value) -> Any:
-        if engine.journal.listeners and not engine.scheduler.mine(engine):
-            used = value.storage.pool.used
-            engine.journal.events.append(Accessed(engine.meter.now, used, value.number))
-        return value.payload
-
-    payload = _bring_wanted(engine, value, read)
+    if running.frame() is None:
+        engine.reads += 1
+    payload = _bring_wanted(engine, value, _read)
     if engine.fingerprints is not None:
         engine.fingerprints.check_untouched(value)
     return payload
@@ -167,7 +181,7 @@ def get(engine: Engine, value: Value) -> Any:
 
 def evict(engine: Engine, value: Value) -> bool:
     """Drop a value now; False if it cannot be."""
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         storage = value.storage
         evictable = value.payload is not EVICTED and not storage.locks
         if evictable:
@@ -177,7 +191,7 @@ def evict(engine: Engine, value: Value) -> bool:
 
 
 def pin(engine: Engine, value: Value) -> None:
-    def then(value: Value) -> None:
+    def then(engine: Engine, value: Value) -> None:
         engine.references.pin(value)
         if engine.journal.listeners:
             engine.journal.events.append(Pinned(engine.meter.now, value.storage.pool.used, value.number))
@@ -186,7 +200,7 @@ def pin(engine: Engine, value: Value) -> None:
 
 
 def unpin(engine: Engine, value: Value) -> None:
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         if value.pinned:
             engine.references.unpin(value)
             if engine.journal.listeners:
@@ -197,7 +211,7 @@ def unpin(engine: Engine, value: Value) -> None:
 def detach(engine: Engine, value: Value, moves: bool | None = None) -> None:
     """Forget how a value was made. `moves`: whether a tier may have it from now on; None: unless it is a source."""
 
-    def then(value: Value) -> None:
+    def then(engine: Engine, value: Value) -> None:
         if engine.journal.listeners:
             engine.journal.events.append(Detached(engine.meter.now, value.storage.pool.used, value.number))
         engine.references.detach(value)
@@ -213,7 +227,7 @@ def written(engine: Engine, value: Value) -> None:
     """The memory of a source is about to be written, so that a copy in a tier holds no longer. It is in memory."""
     tiers = value.storage.pool.tiers
     if tiers is not None:
-        with engine.lock, engine.changes.begun():
+        with engine.changes.alone(), engine.changes.begun():
             copy = copy_of(value.storage)
             if copy is not None and value.storage.resident:
                 tiers.lose(copy)
@@ -224,11 +238,11 @@ def keep_resident(engine: Engine, value: Value) -> Stay:
     """Bring a value; it stays in memory as long as somebody holds what this returns."""
     stay = Stay()
 
-    def lock(value: Value) -> None:
+    def lock(engine: Engine, value: Value) -> None:
         reference = StayReference(stay, engine.note)
         reference.storage = value.storage
         engine.finalizer.stays.add(reference)
-        value.storage.pool.lock(value.storage)
+        engine.machine.lock(value.storage)
 
     bring(engine, value, lock)
     return stay
@@ -236,8 +250,18 @@ def keep_resident(engine: Engine, value: Value) -> Stay:
 
 def refer_again(engine: Engine, value: Value, handle: Any) -> None:
     """One more Recomputable of a value."""
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         attach(handle, engine, value, engine.note)
+
+
+def refer_if_there(engine: Engine, value: Value, handle: type[Any]) -> Any:
+    """One more Recomputable of a value that is in memory; None: it is not, and may be forgotten."""
+    made = handle.__new__(handle)  # type: ignore[call-overload]  # as in `refer`
+    with engine.changes.alone(), engine.changes.begun():
+        there = value.payload is not EVICTED
+        if there:
+            attach(made, engine, value, engine.note)
+    return made if there else None
 
 
 def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) -> Any:
@@ -246,23 +270,24 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
     if engine.fingerprints is not None:
         return None
     made = None
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         if argument.payload is EVICTED:
-            storage = operation.storage = argument.storage
-            engine.results.number = operation.number = engine.results.number + 1
-            operation.operation = operation
-            operation.outputs, operation.runs = (operation,), 1
-            remains_of(operation).outline = outline
-            storage.add_value(operation)
+            value = Value()
+            engine.results.number = value.number = engine.results.number + 1
+            value.operation, value.storage = operation, argument.storage
+            operation.number, operation.outputs, operation.runs = value.number, (value,), 1
+            remains_of(value).outline = outline
+            argument.storage.add_value(value)
             argument.add_user(operation)
             engine.journal.operations += 1
-            made = object.__new__(handle)
-            attach(made, engine, operation, engine.note)
+            made = handle.__new__(handle)  # type: ignore[call-overload]  # as in `refer`
+            attach(made, engine, value, engine.note)
             if engine.journal.listeners:
                 event = engine.results.performed(operation, "view", 0.0, False, ())
                 engine.journal.events.append(event)
     if made is not None and engine.before is not None:  # not before it is clear that nothing runs
-        engine.before(operation)
+        with engine.wall:
+            engine.before(operation)
     settle(engine)
     return made
 
@@ -272,7 +297,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
 
     Should the old value be needed again, it is made again, elsewhere.
     """
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         value = handle.node
         operation = value.operation
         assert operation is not None, "a source that is written over cannot be made again"
@@ -285,7 +310,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
         value.remains = None
         own = engine.results.new_storage(value.storage)
         engine.results.move(value, operation, own)
-        engine.memory.drop(own)
+        engine.machine.move(own, DROPPED, "written over")
         if value.references is None:
             engine.references.released(value)
     settle(engine)
@@ -293,7 +318,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
 
 def exchange(engine: Engine, one: Any, other: Any) -> None:
     """Let two Recomputables refer to what the other one did."""
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         _exchange(one, other)
 
 
@@ -312,7 +337,7 @@ def set_limits(engine: Engine, limits: Limits) -> None:
     memory = engine.memory
     before = memory.limits
     try:
-        with engine.lock, engine.changes.begun():
+        with engine.changes.alone(), engine.changes.begun():
             engine.set_limits(limits)
         for device in list(memory.pools):
             try:
@@ -320,7 +345,7 @@ def set_limits(engine: Engine, limits: Limits) -> None:
             except BudgetError as error:
                 raise BudgetError(f"the new budget is too small: {error}") from None
     except BaseException:
-        with engine.lock, engine.changes.begun():
+        with engine.changes.alone(), engine.changes.begun():
             engine.set_limits(before)
         raise
     finally:
@@ -330,7 +355,7 @@ def set_limits(engine: Engine, limits: Limits) -> None:
 def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
     """Evict until `wanted` bytes are free that were not before, or all that can be (None); the bytes freed."""
     memory = engine.memory
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         pool = memory.pool(device)
         before = pool.used
         if wanted is None and memory.policy.name != "none":
@@ -341,7 +366,7 @@ def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
         victims = engine.next_victims(pool)
         if not victims:
             break
-        with engine.lock, engine.changes.begun():
+        with engine.changes.alone(), engine.changes.begun():
             for victim in victims:
                 if victim.resident and not victim.locks:
                     engine.evict(victim, "request")
@@ -359,13 +384,13 @@ def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
     """Count the memory of a buffer that is no value of the cache as in use until the buffer goes."""
     memory = engine.memory
     reference = HeldReference(buffer, engine.note)
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         engine.settling.drain()
         pool = memory.pool(device)
         engine.results.number = number = engine.results.number + 1
         held = reference.held = Held(pool, size, number, id(buffer), alone=True)
         held.reference = reference
-        memory.hold(held)
+        memory.machine.hold(held)
         if engine.journal.listeners:
             engine.journal.events.append(Added(engine.meter.now, pool.used, number, size, device))
     if pool.used > pool.limit:
@@ -376,7 +401,7 @@ def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
 
 def let_go(engine: Engine, held: Held) -> None:
     """What was held is not counted any more."""
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         engine.settling.gone(held)
     settle(engine)
 
@@ -399,7 +424,7 @@ def dependents(engine: Engine, source: Value, most: float) -> list[Value] | None
     seen = {source}
     stack = [source]
     settle(engine)
-    with engine.lock, engine.changes.begun():
+    with engine.changes.alone(), engine.changes.begun():
         while stack and len(seen) <= most:
             for user in stack.pop().each_user():
                 for output in user.outputs:
@@ -428,20 +453,10 @@ def set_room(value: Value, sizes: Sequence[tuple[str, int]]) -> None:
         options.room = sizes
 
 
-def advise(engine: Engine, advice: Advice | None) -> None:
-    """Ask this advice from now on; what was kept on older advice alone goes."""
-    references = engine.references
-    with engine.lock, engine.changes.begun():
-        engine.memory.advise(advice)
-        for storage in references.on_advice():
-            references.evict_unreferenced(storage)
-    settle(engine)
-
-
 def foresee(engine: Engine, state: str, why: str) -> None:
     """Tell listeners what is known of the rounds of a program."""
     if engine.journal.listeners:
-        used = sum([pool.used for pool in engine.memory.pools.values()])
+        used = sum([pool.used for pool in list(engine.memory.pools.values())])
         engine.journal.events.append(Foresaw(engine.meter.now, used, state, why))
     settle(engine)
 
@@ -449,14 +464,17 @@ def foresee(engine: Engine, state: str, why: str) -> None:
 def settle(engine: Engine) -> None:
     """See to what has come up meanwhile, if anything has."""
     finalizer = engine.finalizer
-    if finalizer.queue or finalizer.garbage or engine.journal.events or finalizer.departures or finalizer.interrupts:
+    waiting = finalizer.queue or finalizer.garbage or finalizer.departures or engine.memory.neighbourhood.unwanted
+    if waiting or engine.journal.events or finalizer.interrupts:
+        began = engine.meter.turn_begins()
         engine.settling.settle()
+        engine.meter.turn_ends(began, 0.0)
 
 
 def _note_found(engine: Engine, values: Sequence[Value]) -> None:
     """Inside an operation's function: what it asks for, and did not make itself, is a dependency."""
-    outer = running.frame
-    if outer is not None and outer.running and outer.engine is engine:
+    outer = running.frame()
+    if outer is not None and outer.engine is engine:
         if outer.found is None:
             outer.found = []
         outer.found += [value for value in values if value.storage.number <= outer.born]

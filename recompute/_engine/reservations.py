@@ -20,6 +20,8 @@ _NOTHING: Final[dict[Pool, int]] = {}
 class Reservations:
     """Sets room aside for the outputs of operations."""
 
+    __slots__ = ("_always", "_memory", "only_declared")
+
     def __init__(self, memory: Memory, always: bool) -> None:
         self._memory = memory
         self._always = always
@@ -37,13 +39,13 @@ class Reservations:
             return True
         if operation.runs:
             if operation.options is None:  # nearly always: one output, on memory of its own
-                storage = operation.storage
+                storage = operation.outputs[0].storage  # type: ignore[union-attr]  # there is one, since it runs
                 pool, size = storage.pool, storage.size
                 if storage.resident:
                     frame.needs = ()
                     return True
                 if pool.used + size <= pool.limit and pool.adaptive is None:
-                    pool.reserve(size)
+                    self._memory.machine.reserve(pool, size)
                     frame.reserved = ((pool, size),)
                     return True
             frame.needs = self._memory.room_again(operation)
@@ -57,13 +59,14 @@ class Reservations:
         assert operation is not None
         if len(made) == 1:  # nearly always
             _, size, _, device, _, shares = made[0]
-            pool = memory.pools.get(device) or memory.pool(device)
+            pool = memory.pool(device)
             extra = size
             for reserved, room in frame.reserved:
                 if reserved is pool:
                     extra -= room
-            own = shares is None or not shares.resident
-            return {pool: extra} if extra > 0 and own and pool.used + extra > pool.limit else _NOTHING
+            if extra <= 0 or pool.used + extra <= pool.limit or (shares is not None and shares.resident):
+                return _NOTHING
+            return {pool: extra}
         if operation.runs:
             wanted = [output is not None and output.payload is EVICTED for output in operation.outputs]
             made = [output for output, needed in zip(made, wanted, strict=True) if needed]

@@ -6,19 +6,21 @@ Where each output lives, on memory of its own or on what it shares, in which poo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from threading import get_ident
 from typing import Any, TypeAlias
 
 from recompute._adapters.adapter import Misfit, fingerprint, kinds, sizeof_result
 from recompute._engine.arguments import Outputs
-from recompute._engine.copies import copy_of
 from recompute._engine.events import Performed
-from recompute._engine.graph import NOWHERE, Operation, Options, Reference, Storage, Value, remains_of
+from recompute._engine.graph import Operation, Options, Reference, Storage, Value, copy_of, remains_of
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory, shared_storage
 from recompute._engine.meter import Meter
+from recompute._engine.places import place_of
 from recompute._engine.pool import Pool
-from recompute._engine.verify import Fingerprints, Samples
+from recompute._engine.states import DROPPED, FORGOTTEN
+from recompute._engine.verify import Fingerprints
 
 Room = Sequence[tuple[Pool | str, int]]
 """Bytes that were reserved, by pool."""
@@ -31,12 +33,15 @@ content if the cache verifies, and the storage of the argument whose memory it i
 class Results:
     """Measures outputs, and enters them."""
 
+    __slots__ = ("_fingerprints", "_journal", "_memory", "_meter", "fragile", "number", "samples")
+
     def __init__(self, memory: Memory, meter: Meter, journal: Journal, fingerprints: Fingerprints | None) -> None:
         self._memory = memory
         self._meter = meter
         self._journal = journal
         self._fingerprints = fingerprints
-        self.samples = Samples()
+        self.samples: dict[Value, Hashable] = {}
+        """Of sources: a source, and samples of what it held first."""
         self.number = 0
         """Of the newest value."""
         self.fragile = False
@@ -58,7 +63,7 @@ class Results:
 
     def measure(self, operation: Operation, number: int, payload: Any, declared: int | None = None) -> Made:
         """Ask the adapter about one output."""
-        kind = kinds[type(payload)]
+        kind = kinds.of(type(payload))
         if kind.readonce:
             raise TypeError(_no_result(operation, payload, payload))
         if kind.atomic and self._fingerprints is None:
@@ -106,70 +111,62 @@ class Results:
     ) -> Value:
         """A resident value without an operation; room was made for it. `moves`: it may lie in a tier."""
         memory = self._memory
-        value = Value(_no_function, (), ())
-        self.number = value.number = self.number + 1
-        value.payload = payload
-        value.storage = value
-        value.values = (value,)
-        pool = memory.pools.get(device) or memory.pool(device)
+        value = self._new_value(payload, None)
+        storage = value.storage
+        pool = memory.pool(device)
         if moves and pool.tiers is not None:
             remains_of(value).movable = True
         else:
-            value.locks = 1
-            pool.sources += size
-        self._make_resident(value, size, buffer, device)
+            memory.machine.lock(storage)
+        self._make_resident(storage, size, buffer, device)
         if self._fingerprints is not None:
             self._fingerprints.note(value, digest)
-        memory.storages.add(value)
+        memory.storages.add(storage)
+        return value
+
+    def _new_value(self, payload: Any, operation: Operation | None) -> Value:
+        """A value on a storage of its own, which is not in memory yet."""
+        value = Value()
+        self.number = value.number = self.number + 1
+        value.payload = payload
+        value.operation = operation
+        storage = value.storage = Storage(value.number)
+        storage.values = (value,)
         return value
 
     def create(self, operation: Operation, made: list[Made], cost: float) -> None:
         """The outputs of a first run, each on the storage it shares or on one of its own."""
         operation.c0 = cost
         operation.runs = 1
-        for argument in operation.arguments:
-            if argument.users is None:
-                argument.users = operation
-            else:
-                argument.add_user(operation)
         if len(made) == 1:
             payload, size, buffer, device, digest, shares = made[0]
-            if shares is None or not shares.resident:  # nearly always: one object plays all three parts
-                self.number = operation.number = self.number + 1
-                operation.operation = operation.storage = operation
-                operation.payload = payload
-                operation.cost = cost
-                operation.values = operation.outputs = (operation,)
-                memory = self._memory
-                pool = operation.pool = memory.pools.get(device) or memory.pool(device)
-                operation.size = size
-                operation.buffer = buffer
-                operation.resident = True
-                operation.last_access = self._meter.now
-                pool.used = used = pool.used + size
-                if used > pool.peak:
-                    pool.note(used)
-                pool.admit(operation)
-                memory.storages.add(operation)
+            if shares is None or not shares.resident:  # nearly always
+                value = self._new_value(payload, operation)
+                storage = value.storage
+                operation.number = value.number
+                operation.outputs = storage.values  # type: ignore[assignment]  # one tuple for both
+                storage.cost = cost
+                self._make_resident(storage, size, buffer, device)
+                self._memory.storages.add(storage)
                 if self._fingerprints is not None:
-                    self._fingerprints.note(operation, digest)
+                    self._fingerprints.note(value, digest)
                 return
         now = self._meter.now
         outputs: list[Value] = []
         own: dict[int, Storage] = {}  # by buffer: outputs may share memory with each other
         paid: set[Storage] = set()  # they have the cost of the operation
         for payload, size, buffer, device, digest, shares in made:
-            value = operation if len(made) == 1 else Value(_no_function, (), ())
+            value = Value()
             self.number = value.number = self.number + 1
             value.operation = operation
             value.payload = payload
-            storage = shares if shares is None or shares.resident else None
-            if storage is None and buffer:
-                storage = own.get(buffer)
-                if storage is not None and size > storage.size:  # two views of what neither of them owns
-                    storage.pool.resize(storage, size)
-            if storage is None:
-                storage = value.storage = value
+            joined = shares if shares is None or shares.resident else None
+            if joined is None and buffer:
+                joined = own.get(buffer)
+                if joined is not None and size > joined.size:  # two views of what neither of them owns
+                    self._resize(joined, size)
+            if joined is None:
+                storage = value.storage = Storage(value.number)
                 storage.cost = cost
                 storage.values = (value,)
                 self._make_resident(storage, size, buffer, device)
@@ -177,29 +174,28 @@ class Results:
                 if buffer:
                     own[buffer] = storage
             else:
-                self._join(value, operation, storage, costs=storage not in paid)
+                storage = joined
+                self._join(value, operation, storage, storage not in paid)
             paid.add(storage)
             storage.last_access = now
             outputs.append(value)
             if self._fingerprints is not None:
                 self._fingerprints.note(value, digest)
+        if outputs:
+            operation.number = outputs[0].number
         operation.outputs = outputs if len(outputs) > 1 else tuple(outputs)
-        if operation.options is not None and outputs:
-            operation.options.first, operation.options.living = outputs[0].number, len(outputs)
+        if operation.options is not None:
+            operation.options.living = len(outputs)
 
-    def _make_resident(self, storage: Storage, size: int, buffer: int, device: str) -> None:
+    def _make_resident(self, storage: Storage, size: int, buffer: int, device: str, why: str = "made") -> None:
         memory = self._memory
-        pool = storage.pool = memory.pools.get(device) or memory.pool(device)
-        storage.size = size
-        storage.buffer = buffer
-        storage.dropped = False
-        storage.resident = True
-        storage.last_access = self._meter.now
-        pool.enter(storage)
+        memory.machine.enter(storage, memory.pool(device), size, buffer, self._meter.now, why)
 
-    def restore(self, value: Value, operation: Operation, made: Made) -> None:
+    def _resize(self, storage: Storage, size: int) -> None:
+        self._memory.machine.resize(storage, size, sum([value.pinned for value in storage.values]))
+
+    def restore(self, value: Value, operation: Operation, made: Made, why: str) -> None:
         """An evicted value was computed again; should it share memory otherwise than before, it moves."""
-        memory = self._memory
         payload, size, buffer, device, _, shares = made
         storage = value.storage
         if shares is not None and not shares.resident:
@@ -207,35 +203,31 @@ class Results:
         if shares is None and buffer and len(operation.outputs) > 1:
             shares = shared_storage(operation.outputs, buffer)
             if shares is not None and size > shares.size:
-                shares.pool.resize(shares, size)
+                self._resize(shares, size)
         if shares is not None or storage.resident:
             if shares is None:
                 shares = self.new_storage(storage)
-                self._make_resident(shares, size, buffer, device)
+                self._make_resident(shares, size, buffer, device, why)
             if shares is not storage:
                 self.move(value, operation, shares)
         else:
-            if memory.neighbourhood.active:
-                memory.neighbourhood.restored(storage)
             if len(storage.values) > 1 or value.remains is not None:
                 for other in storage.values:
                     if other.remains is not None:
                         other.remains.payload = None
-            if storage.remains is not None:
-                storage.remains.held = None  # who still holds the old buffer is counted on his own
+            storage.held = None  # who still holds the old buffer is counted on his own
             last_access = storage.last_access
-            self._make_resident(storage, size, buffer, device)
+            self._make_resident(storage, size, buffer, device, why)
             storage.last_access = last_access
         value.payload = payload
 
     def new_storage(self, like: Storage) -> Storage:
         """A storage for a value that leaves the one it was on."""
-        storage = Storage(_no_function, (), ())
-        self.number = storage.number = self.number + 1
+        self.number += 1
+        storage = Storage(self.number)
         storage.pool = like.pool
         storage.size = like.size
         storage.last_access = like.last_access
-        storage.storage = storage
         self._memory.storages.add(storage)
         return storage
 
@@ -246,7 +238,7 @@ class Results:
         users = memory.neighbourhood.moving(value)
         if not before.resident:
             memory.neighbourhood.unlinking(before)
-        self._join(value, operation, storage, costs=not storage.is_made_by(operation, value))
+        self._join(value, operation, storage, not storage.is_made_by(operation, value))
         before.remove_value(value)  # not before it has a new place: an interrupt would leave it without one
         if not before.values:
             self.forget_storage(before)
@@ -254,21 +246,19 @@ class Results:
             if not before.is_made_by(operation, value):
                 memory.add_cost(before, -operation.c0)
             if not before.resident and not before.dropped and copy_of(before) is None:
-                memory.drop(before)  # the copy has gone with the value
+                memory.machine.move(before, DROPPED, "its copy is lost")  # the copy has gone with the value
         memory.neighbourhood.moved(users)
 
     def forget_storage(self, storage: Storage) -> None:
         """A storage has lost its last value."""
         memory = self._memory
         memory.storages.discard(storage)
-        if storage.storage is storage:
-            storage.storage = NOWHERE  # or it would be a cycle
-        if storage.resident:
-            memory.leave(storage)
-        elif memory.neighbourhood.active:
-            memory.neighbourhood.restored(storage)
+        memory.machine.move(storage, FORGOTTEN, "nothing needs it")
+        if storage.held is not None:
+            storage.held.storage = None
+            storage.held = None
 
-    def _join(self, value: Value, operation: Operation, storage: Storage, *, costs: bool) -> None:
+    def _join(self, value: Value, operation: Operation, storage: Storage, costs: bool) -> None:
         """Let `value` live on `storage`, whose cost includes every operation that makes a value on it, once.
 
         `costs`: no other value there is made by the operation.
@@ -287,7 +277,7 @@ class Results:
         for storage in {output.storage for output in operation.outputs if output is not None}:
             self._memory.add_cost(storage, change)
 
-    def depend(self, operation: Operation, found: list[Value], again: bool) -> None:
+    def depend(self, operation: Operation, found: list[Value]) -> None:
         """Values that the function asked for at run time are arguments from now on."""
         known = set(operation.arguments)
         new = [
@@ -296,11 +286,12 @@ class Results:
             if value not in known and value.storage in self._memory.storages and value in value.storage.values
         ]
         operation.arguments += tuple(new)
-        if again:
-            for value in new:
-                value.add_user(operation)
+        for value in new:
+            value.add_user(operation)
 
-    def performed(self, operation: Operation, name: str, cost: float, again: bool, room: Room) -> Performed:
+    def performed(
+        self, operation: Operation, name: str, cost: float, again: bool, room: Room, sure: bool = True
+    ) -> Performed:
         results = [output for output in operation.outputs if output is not None]
         storages = dict.fromkeys(output.storage for output in results)
         used = sum(pool.used for pool in {storage.pool for storage in storages})
@@ -318,12 +309,15 @@ class Results:
             tuple([argument.number for argument in operation.arguments]),
             next((storage.pool.device for storage in storages), "cpu"),
             None if self._memory.unlimited else sum([size for _, size in room]),
+            sure,
+            place_of(operation.code, operation.instruction),
+            get_ident(),
         )
 
 
 def buffer_of(payload: Any) -> int:
     """The identity of a payload's memory; 0: never shared. Asks its adapter."""
-    kind = kinds[type(payload)]
+    kind = kinds.of(type(payload))
     owner = None if kind.buffer is None else kind.buffer(payload)
     return 0 if owner is None else id(owner)
 
@@ -366,14 +360,14 @@ def _no_result(operation: Operation, payload: Any, part: Any) -> str:
             f"{returned}, which has not run yet, and can be awaited only once; let a function that is not async give "
             f"what it returns, such as lambda: asyncio.run(...) (created at {operation.created})"
         )
-    if not kinds[type(part)].handle:
+    if not kinds.of(type(part)).handle:
         return (
             f"{returned}, which can be read only once, but its result is kept and read again; return a list or a tuple "
             f"instead (created at {operation.created})"
         )
     return (
         f"{returned}, {part!r}, but it is the values that belong into a result: return handle.get(), which makes the "
-        "value a dependency of the operation; or call the function itself in the place of rc.ap, and join what it "
+        "value a dependency of the operation; or call the function itself instead of rc.ap, and join what it "
         f"returns by rc.sequence (created at {operation.created})"
     )
 
@@ -387,7 +381,7 @@ no_function: Callable[..., Any] = _no_function
 
 def refer(cls: type[Any], engine: Any, value: Value | None, callback: Callable[[Reference], None]) -> Any:
     """A new Recomputable that refers to a value."""
-    handle = object.__new__(cls)
+    handle = cls.__new__(cls)  # type: ignore[call-overload]  # object.__new__ makes no extension type
     attach(handle, engine, value, callback)  # type: ignore[arg-type]  # the outputs of a first run are all there
     return handle
 

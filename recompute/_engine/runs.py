@@ -8,24 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
+from types import FunctionType
 from typing import Any, Final
 
 from recompute._adapters.adapter import kinds
 from recompute._engine.arguments import as_they_were, fill, keywords_of
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, running
-from recompute._engine.graph import EVICTED, Operation
+from recompute._engine.functions import facts_of
+from recompute._engine.graph import EVICTED, Operation, Value
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
+from recompute._engine.randomness import drawing
+from recompute._engine.reach import is_inert
 from recompute._engine.results import Made, Results
 from recompute._engine.sizes import known_by_code
-from recompute._engine.verify import Fingerprints
+from recompute._engine.turns import turns
+from recompute._engine.verify import Fingerprints, check_sources
+from recompute._interrupts import is_interrupt
 
 _NONE: Final[dict[str, Any]] = {}
+_GUESS: Final = ("as it was recorded",)
 
 
 class Runs:
     """Runs operations whose arguments are in memory, the first time or again."""
+
+    __slots__ = ("_changes", "_fingerprints", "_memory", "_meter", "_results", "_room")
 
     def __init__(
         self,
@@ -34,7 +43,7 @@ class Runs:
         meter: Meter,
         results: Results,
         fingerprints: Fingerprints | None,
-        room: Callable[[Any], Sequence[tuple[str, int]]] | None,
+        room: Callable[[Any], tuple[Sequence[tuple[str, int]], bool]] | None,
     ) -> None:
         self._changes = changes
         self._memory = memory
@@ -56,7 +65,8 @@ class Runs:
         if frame.needs is not None:
             return
         if self._room is not None:
-            frame.needs = self._room(operation.function)
+            frame.needs, sure = self._room(operation.function)
+            frame.rough = None if sure else _GUESS
         elif options is not None and options.declared is not None:
             device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
             frame.needs = [(device, size) for size in options.declared]
@@ -73,14 +83,13 @@ class Runs:
                 frame.needs = sizes.get(frame.key, operation)
                 if frame.needs is not None:
                     return
-            call: tuple[Any, ...] = function, fill(operation.positional)
-            if options is not None:
-                call += keywords_of(operation), options.nout or 1
-            frame.key = sizes.key(*call)
+            payloads = fill(operation.positional, False)
+            keywords = None if options is None else keywords_of(operation)
+            frame.key, rough = sizes.keys(operation, payloads, keywords)
             frame.needs = sizes.get(frame.key, operation)
             if frame.needs is None:
-                frame.rough = sizes.rough_key(*call)
-                frame.needs = sizes.guess(frame.rough)
+                frame.rough = rough
+                frame.needs = sizes.guess(rough)
 
     def is_sure(self, frame: Frame) -> bool:
         """Whether what was expected is not a guess. Its arguments are in memory."""
@@ -112,50 +121,83 @@ class Runs:
             if options is not None:
                 named = keywords_of(operation)
         if operation.runs and self._results.samples:
-            self._results.samples.check(operation)
+            check_sources(self._results.samples, operation)
         clock = meter.clock
         quiet = _quiet(operation) if operation.runs else None
         timer = meter.start_timer(operation) if meter.timers else None
+        if turns.lent or not _draws_nothing(operation):
+            function = drawing(frame.engine, operation)
+        else:
+            function = operation.function
         frame.outer = outer
-        running.frame = frame
+        running.enter(frame)
         start = clock()
         try:
             if quiet is not None:
                 with quiet:
-                    result = operation.function(*positional, **named)
+                    result = function(*positional, **named)
             else:
-                result = operation.function(*positional, **named)
+                result = function(*positional, **named)
         except BaseException as error:
             note_creation(error, operation)
             raise
         finally:
             cost = clock() - start - frame.elsewhere
-            running.frame = outer
+            running.enter(outer)
         if not 0.0 <= cost < inf:
             cost = meter.checked(cost)
         if timer is not None and not frame.elsewhere:  # the device cannot tell what else was computed meanwhile
             frame.ask = timer()
-        del positional, named
+        del positional, named, function
         if frame.found is not None:
-            with self._changes.lock, self._changes.begun():
-                self._results.depend(operation, frame.found, operation.runs > 0)
+            with self._changes.alone(), self._changes.begun():
+                self._results.depend(operation, frame.found)
         if options is None:
             return [self._results.measure(operation, 0, result)], cost
         return self._results.measure_all(operation, options, result), cost
+
+
+def _draws_nothing(operation: Operation) -> bool:
+    """Whether it is seen at a glance that a run draws no random numbers; False: `drawing` tells."""
+    options = operation.options
+    if operation.runs:
+        return options is None or options.draws is None
+    if options is not None and options.keywords:
+        return False
+    if operation.positional is not operation.arguments:
+        for part in operation.positional:
+            if type(part) is not Value and not _is_inert(part):
+                return False
+    for value in operation.arguments:
+        if not _is_inert(value.payload):
+            return False
+    function: Any = operation.function
+    if type(function) is not FunctionType:
+        return _is_inert(function)
+    facts = facts_of(function)
+    return facts.bare and facts.code.silent == facts.home
+
+
+def _is_inert(part: Any) -> bool:
+    kind = kinds.of(type(part))
+    if kind.inert == 0:
+        kind.inert = 1 if is_inert(type(part)) else -1
+    return kind.inert > 0
 
 
 def note_creation(error: BaseException, operation: Operation) -> None:
     """Let an error say where the operation was created that raised it."""
     try:
         error.add_note(f"in {operation.name}, an operation created at {operation.created}")
-    except Exception:  # an exception class may forbid it, and the error itself matters more
-        return
+    except Exception as forbidden:  # by its class, and the error itself matters more
+        if is_interrupt(forbidden):
+            raise
 
 
 def _quiet(operation: Operation) -> AbstractContextManager[Any] | None:
     """What surrounds a repeated run on arrays of a library that would warn of the same again."""
     for value in operation.arguments:
-        adapter = kinds[type(value.payload)].array
+        adapter = kinds.of(type(value.payload)).array
         if adapter is not None:
             return adapter.repeated()
     return None
@@ -166,6 +208,6 @@ def tell_restored(operation: Operation, made: list[Made]) -> None:
     for value, output in zip(operation.outputs, made, strict=True):
         if value is not None and value.payload is EVICTED and value.remains is not None:
             payload = output[0]
-            restored = kinds[type(payload)].restored
+            restored = kinds.of(type(payload)).restored
             if restored is not None and value.remains.outline is not None:
                 restored(value.remains.outline, payload)

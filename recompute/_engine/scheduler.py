@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from gc import disable, enable, isenabled
-from operator import call
+from functools import partial
 from threading import Condition, get_ident
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, running_here
 from recompute._engine.graph import Operation
+from recompute._engine.turns import turns
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
@@ -22,9 +19,10 @@ if TYPE_CHECKING:
 class Scheduler:
     """Lets threads wait for each other. Under the lock, unless a method says otherwise."""
 
-    def __init__(self, changes: Changes, patient: bool) -> None:
+    __slots__ = ("_changes", "blocked", "changed", "executing", "in_flight", "leader", "stacks")
+
+    def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        self._patient = patient
         self.changed = Condition(changes.lock)
         self.in_flight: dict[Operation, Frame] = {}
         """Evicted operations that a thread is bringing back: others that need them wait."""
@@ -52,9 +50,9 @@ class Scheduler:
         self.executing -= mine
         self.blocked.append(bottom)
         if not self.executing:
-            self.changed.notify_all()  # nobody runs: those who wait for memory must look again
+            self.notify()  # nobody runs: those who wait for memory must look again
         try:
-            self._changes.pause(self.changed.wait)
+            self._changes.pause(partial(turns.lend_first, self.changed))
         finally:
             self.blocked.remove(bottom)
             self.executing += mine
@@ -62,6 +60,7 @@ class Scheduler:
     def notify(self) -> None:
         """Something has changed for those who wait."""
         if self.blocked:
+            self._changes.calls_python()
             self.changed.notify_all()
 
     def unlock_waiting(self, stack: list[Frame]) -> bool:
@@ -100,8 +99,6 @@ class Scheduler:
         Memory that is too short for several threads may do for one: the first thread that finds no room leads, and the
         others let go what only waits, until it has got what it asked for. Then its own outer frames let go.
         """
-        if not self._patient:
-            return False
         stack: list[Frame] = [] if frame.running or frame.operation is None else frame.stack
         mine = self.mine(engine)
         if (self.executing > mine or self.blocked) and not mine and stack:
@@ -110,7 +107,7 @@ class Scheduler:
             elif self.leader is not stack[0]:
                 self.let_leader_go_first(engine, stack)
                 return True
-        if self.executing > mine or pool.departing:
+        if self.executing > mine or pool.departing or self.others_go_on():
             self.wait(frame.stack[0])
             return True
         unlocked = False
@@ -120,6 +117,14 @@ class Scheduler:
             return True
         stacks = [stack, *(outer.stack for outer in running_here() if outer.engine is engine)]
         return any(self.unlock_outermost(one) for one in stacks) or engine.left_behind()
+
+    def others_go_on(self) -> bool:
+        """Whether another thread is at a request and does not wait: it will free what it has taken, or wait, too."""
+        here = get_ident()
+        for bottom in self.stacks:
+            if bottom.stack and bottom.thread != here and bottom.goes_on and bottom not in self.blocked:
+                return True
+        return False
 
     def let_leader_go_first(self, engine: Engine, stack: list[Frame]) -> None:
         """Let another thread go first, with all the memory that this one does not need right now."""
@@ -150,25 +155,3 @@ class Scheduler:
         """In a child process: another thread may have held the lock, and is not here."""
         self.changed = Condition(self._changes.lock)
         self.blocked.clear()
-
-
-def frames_on_stacks(codes: tuple[CodeType, ...], thread: int | None = None) -> list[FrameType]:
-    """The calls of some functions that are going on now, in all threads or in one."""
-    found = []
-    frame: FrameType | None
-    steps = _QUIETLY if isenabled() else _AS_IT_IS
-    for frame in [frame for ident, frame in tuple(map(call, steps))[1].items() if thread in (None, ident)]:
-        while frame is not None:
-            if frame.f_code in codes:
-                found.append(frame)
-            frame = frame.f_back
-    frame = None  # one of them was this very call: it would keep all that its callers hold
-    return found
-
-
-_AS_IT_IS: Final[tuple[Callable[[], Any], ...]] = (isenabled, sys._current_frames, isenabled)
-_QUIETLY: Final[tuple[Callable[[], Any], ...]] = (disable, sys._current_frames, enable)
-"""The calls of all threads, without the garbage collector: a destructor that asks for the same meanwhile would wait
-forever for a lock of the interpreter (CPython issue 106883). In one call of C, so that no interrupt comes between, and
-none of ours, whose frame would be among them.
-"""

@@ -8,20 +8,21 @@ from __future__ import annotations
 from sys import is_finalizing
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
-from recompute._engine.changes import Changes
-from recompute._engine.copies import tier_of
+from recompute._engine.changes import Call, Changes, shared
 from recompute._engine.events import Evicted, Forgotten, LetGo, Released
 from recompute._engine.finalizer import Departure, Finalizer, Held, HeldReference, StayReference
 from recompute._engine.frames import Frame
-from recompute._engine.graph import Reference, Value, remains_of
+from recompute._engine.graph import Reference, Value, tier_of
 from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
 from recompute._engine.moving import Moving
 from recompute._engine.pool import Pool
 from recompute._engine.references import References
-from recompute._engine.scheduler import Scheduler, frames_on_stacks
+from recompute._engine.scheduler import Scheduler
+from recompute._engine.states import DROPPED, HELD, LEAVING, MOVED, MOVING
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
@@ -32,6 +33,18 @@ _SMALL: Final = 4096
 
 class Settling:
     """Sees to what the finalizer has put aside."""
+
+    __slots__ = (
+        "_changes",
+        "_finalizer",
+        "_journal",
+        "_memory",
+        "_meter",
+        "_moving",
+        "_references",
+        "_scheduler",
+        "_unwanted",
+    )
 
     def __init__(
         self,
@@ -52,6 +65,7 @@ class Settling:
         self._scheduler = scheduler
         self._meter = meter
         self._journal = journal
+        self._unwanted = memory.neighbourhood.unwanted
 
     def settle(self, blocking: bool = True) -> None:
         """See to references that went, destroy what was dropped, tell listeners. After each use; without the lock.
@@ -59,7 +73,7 @@ class Settling:
         Not `blocking`: waits for nobody, neither for the lock nor for a transfer that is another thread's to do.
         """
         finalizer = self._finalizer
-        while finalizer.queue:
+        while finalizer.queue or self._unwanted:
             if not self._seen_to(blocking):
                 return  # whoever holds the lock will see to that
             self.settle_departures(others=blocking)
@@ -74,20 +88,22 @@ class Settling:
         """Whether the lock could be had, and references have been seen to."""
         changes = self._changes
         if blocking:
-            with changes.lock, changes.begun():
+            with changes.alone(), changes.begun():
                 self.drain()
             return True
+        free = False
+        shared.look()
         try:
-            if not changes.lock.acquire(blocking=False):
-                return False
-            with changes.begun():
-                self.drain()
-            return True
-        finally:
-            try:  # noqa: SIM105  # an interrupt could come between
-                changes.lock.release()  # the first call here, so that no interrupt comes before it
-            except RuntimeError:  # it was not acquired
-                pass
+            with shared.if_free as free:
+                if free:
+                    with changes.begun():
+                        self.drain()
+        except RuntimeError as error:
+            if free:
+                raise
+            if error.__context__ is not None:  # an interrupt
+                raise error.__context__ from None
+        return free
 
     def _see_to(self, reference: Reference | HeldReference | StayReference) -> None:
         if type(reference) is Reference:
@@ -95,7 +111,7 @@ class Settling:
         elif isinstance(reference, StayReference):
             if reference in self._finalizer.stays:
                 self._finalizer.stays.discard(reference)
-                reference.storage.pool.unlock(reference.storage)
+                self._memory.machine.unlock(reference.storage)
                 self._references.unlocked(tuple(reference.storage.values))
                 self._scheduler.notify()
         elif isinstance(reference, HeldReference):
@@ -103,7 +119,7 @@ class Settling:
 
     def gone(self, held: Held) -> None:
         """Nobody outside holds a buffer any more. Under the lock."""
-        if self._memory.let_go(held) and self._journal.listeners:
+        if self._memory.machine.let_go(held) and self._journal.listeners:
             kinds = (Released, Forgotten) if held.alone else (LetGo,)
             self._journal.events += [kind(self._meter.now, held.pool.used, held.number) for kind in kinds]
 
@@ -114,10 +130,14 @@ class Settling:
         """
         finalizer = self._finalizer
         finalizer.destroy_garbage()
+        if not finalizer.departures:
+            return
+        call = Call()
         for departure in list(finalizer.departures):
             if self.takes_over(departure) if others else departure.owner == get_ident():
+                departure.call = ref(call)
                 if not departure.taken:  # an interrupt has struck: beginning a change makes that good
-                    with self._changes.lock, self._changes.begun():
+                    with self._changes.alone(), self._changes.begun():
                         pass
                 try:
                     self._give_up(departure)
@@ -148,15 +168,15 @@ class Settling:
         return True
 
     def leaves_here(self, guard: Frame) -> bool:
-        """Whether values are on their way out by this thread, which has to finish that before it brings them back.
+        """Whether values are on their way out, and this thread has to finish that before it brings them back.
 
-        Not if it is just at that: then an adapter asks for them.
+        Not if a thread is just at that: this one, where an adapter asks for them, or another one, which it waits for.
+        But it does not wait for a thread that was kept from it, or is not there after a fork.
         """
-        departure = guard.key
-        return guard.operation is None and departure.owner == get_ident() and not _is_at_it(departure)
+        return guard.operation is None and not _is_at_it(guard.key)
 
     def _depart(self, departure: Departure) -> None:
-        with self._changes.lock, self._changes.begun():
+        with self._changes.alone(), self._changes.begun():
             self._departed(departure)
 
     def _departed(self, departure: Departure) -> None:
@@ -169,18 +189,24 @@ class Settling:
             self._put_back(departure)  # first: an interrupt must not lose what nothing can make again
         payloads, departure.payloads = departure.payloads, []
         finalizer.garbage.append(payloads)
-        pool.departing -= departure.size
-        pool.used -= departure.size
+        self._memory.machine.departed(departure)
         held = departure.held
         if held is not None and (held.reference is None or held.reference.is_dead):
             held = None
         if held is not None:  # first: an interrupt must not lose what is neither departing nor held
-            self._memory.hold(held)
-            if not storage.resident:
-                remains_of(storage).held = held
+            self._memory.machine.hold(held)
+            if not storage.resident and storage.values:
+                storage.held, held.storage = held, storage
         del finalizer.departures[departure]
         if copy is not None and pool.tiers is not None:
             pool.tiers.stay_up(copy)
+        if storage.state == MOVING and copy is not None and copy.key is not None:
+            self._memory.machine.move(storage, MOVED, "written")
+        elif storage.state == LEAVING or (storage.state == DROPPED and storage.held is not None):
+            if storage.held is None:
+                self._memory.machine.move(storage, DROPPED, "destroyed")
+            else:
+                self._memory.machine.move(storage, HELD, "held outside")
         if copy is not None and copy.key is None:
             assert pool.tiers is not None, "a copy is for a tier"
             if stays:
@@ -204,8 +230,7 @@ class Settling:
             )
             self._journal.events.append(event)
         self._journal.events += departure.following
-        if scheduler.blocked:
-            scheduler.changed.notify_all()
+        scheduler.notify()
 
     def tell(self, event: Evicted) -> None:
         """Listeners hear of the evictions of a thread in their order: of this one after those that take their time."""
@@ -224,7 +249,7 @@ class Settling:
         """What could not be moved, and cannot be made again, is in memory again, and stays there. Under the lock."""
         storage, tiers = departure.storage, departure.pool.tiers
         if not storage.resident:
-            self._memory.restored(storage)
+            self._memory.machine.come_back(storage, "no tier took it")
         self._references.keep_sources(storage)
         if tiers is not None and not departure.full:
             tiers.fixed.discard(storage)  # it will never fit
@@ -263,10 +288,12 @@ class Settling:
             self.settle(blocking=False)
 
     def drain(self) -> None:
-        """See to the references that have gone. Under the lock."""
+        """See to the references that have gone, and to what was released and is wanted no more. Under the lock."""
         queue = self._finalizer.queue
         while queue:
             self._see_to(queue.popleft())
+        if self._unwanted:
+            self._references.evict_unwanted()
 
     def mine_depart(self, pool: Pool) -> bool:
         """Whether bytes are on their way out by this thread, or by one that was kept from it."""
@@ -278,8 +305,11 @@ class Settling:
 
     def let_go(self, _: object) -> None:
         """Somebody has let go of a buffer, and its reference is in the queue: from its destruction, as `going`."""
-        if not self._changes.mine and not is_finalizing():
-            self.settle(blocking=False)
+        try:
+            if not self._changes.mine and not is_finalizing():
+                self.settle(blocking=False)
+        except BaseException as interrupt:
+            self._finalizer.note_interrupt(interrupt)
 
 
 def _can_wait(value: Value) -> bool:
@@ -290,7 +320,4 @@ def _can_wait(value: Value) -> bool:
 
 def _is_at_it(departure: Departure) -> bool:
     """Whether the thread that owns a departure is seeing to it now."""
-    return any(frame.f_locals.get("departure") is departure for frame in frames_on_stacks(_AT_IT, departure.owner))
-
-
-_AT_IT: Final = (Settling.settle_departures.__code__,)
+    return departure.call is not None and departure.call() is not None

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any, Final
 
 from recompute._adapters.adapter import kinds
+from recompute._engine.functions import code_of, facts_of
 from recompute._engine.graph import Operation
 
 _MOST: Final = 4096  # entries; all are forgotten when there are more
@@ -23,42 +24,50 @@ Sizes = Sequence[tuple[str, int]]
 class LearntSizes:
     """(function, shapes of its arguments) -> sizes of its outputs."""
 
+    __slots__ = ("_sizes",)
+
     def __init__(self) -> None:
         self._sizes: dict[Hashable, Sizes] = {}
 
-    def key(
-        self, function: Any, payloads: list[Any], keywords: dict[str, Any] | None = None, nout: int = 1
-    ) -> Hashable:
-        """Under which the sizes of a call's outputs are filed."""
-        parts: list[Any] = [identity(function), nout]
+    def keys(
+        self, operation: Operation, payloads: list[Any], keywords: dict[str, Any] | None
+    ) -> tuple[Hashable, Hashable]:
+        """Under which the sizes of a call's outputs are filed, and the same for all calls that differ in numbers only.
+
+        O(arguments), and asks adapters.
+        """
+        nout = 1 if operation.options is None else operation.options.nout or 1
+        function = identity(operation.function)
+        exact: list[Any] = [function, nout]
+        rough: list[Any] = [_ROUGH, function, nout]
         for payload in payloads:
-            signature = kinds[type(payload)].signature
-            parts.append(
-                payload if signature is None else _nested(payload) if type(payload) in _NESTED else _signed(payload)
-            )
+            cls = type(payload)
+            if cls in _NESTED:
+                exact.append(_nested(payload, True))
+                rough.append(_nested(payload, False))
+            else:
+                part = payload if kinds.of(cls).signature is None else _signed(payload)
+                exact.append(part)
+                rough.append(cls if cls in _NUMBERS else part)
         if keywords:
             for name, payload in keywords.items():
-                parts.append((name, _nested(payload)))
-        return tuple(parts)
-
-    def rough_key(
-        self, function: Any, payloads: list[Any], keywords: dict[str, Any] | None = None, nout: int = 1
-    ) -> Hashable:
-        """The same for all calls that differ in numbers only."""
-        parts = [_nested(payload, exact=False) for payload in payloads]
-        named = [(name, _nested(payload, exact=False)) for name, payload in (keywords or {}).items()]
-        return _ROUGH, identity(function), nout, *parts, *named
+                exact.append((name, _nested(payload, True)))
+                rough.append((name, _nested(payload, False)))
+        return tuple(exact), tuple(rough)
 
     def get(self, key: Hashable, operation: Operation) -> Sizes | None:
         """What was learnt, or what the function itself says (`expect`); None if there is neither."""
         try:
             known = self._sizes.get(key)
             if known is None:
+                if type(operation.function) is FunctionType:
+                    return None
                 expect = getattr(operation.function, "expect", None)
                 if expect is None:
                     return None
                 device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
-                known = self._sizes[key] = expect(device)
+                known = expect(device)
+                self._file(key, known)
             return known
         except TypeError:  # a signature that cannot be hashed
             return ()
@@ -73,13 +82,18 @@ class LearntSizes:
     def learn(self, key: Hashable, sizes: Sizes, rough: Hashable = None) -> None:
         """What a call needed. `rough`: its rough key, if its own was new."""
         try:
-            self._sizes[key] = sizes
+            self._file(key, sizes)
             if rough is not None:
-                self._sizes[rough] = min(sizes, self._sizes.get(rough, sizes), key=_total)
+                known = self._sizes.get(rough)
+                if known is None or _total(sizes) < _total(known):
+                    self._file(rough, sizes)
         except TypeError:
             return
-        if len(self._sizes) > _MOST:
+
+    def _file(self, key: Hashable, sizes: Sizes) -> None:
+        if len(self._sizes) >= _MOST:
             self._sizes.clear()
+        self._sizes[key] = sizes
 
 
 _NESTED: Final = frozenset({list, tuple, dict})
@@ -90,9 +104,14 @@ _DEEP: Final = 16  # nested deeper
 _ROUGH: Final = "rough"
 
 
-def _nested(payload: Any, *, exact: bool = True) -> Hashable:
+def _nested(payload: Any, exact: bool) -> Hashable:
     """What decides the size of a result made from a payload: for a short container that of its parts."""
-    return _part(payload, exact, [_PARTS], _DEEP)
+    cls: type = type(payload)
+    if cls in _NESTED:
+        return _part(payload, exact, [_PARTS], _DEEP)
+    if cls in _NUMBERS and not exact:
+        return cls
+    return payload if kinds.of(cls).signature is None else _signed(payload)
 
 
 def _part(payload: Any, exact: bool, left: list[int], depth: int) -> Hashable:
@@ -103,16 +122,16 @@ def _part(payload: Any, exact: bool, left: list[int], depth: int) -> Hashable:
         if len(payload) > _FEW or left[0] < 0 or not depth:
             return cls, len(payload)
         parts = payload.items() if cls is dict else payload
-        return cls, *(_part(part, exact, left, depth - 1) for part in parts)
+        return cls, *[_part(part, exact, left, depth - 1) for part in parts]
     if cls in _NUMBERS and not exact:
         return cls
-    return payload if kinds[cls].signature is None else _signed(payload)
+    return payload if kinds.of(cls).signature is None else _signed(payload)
 
 
 def _signed(payload: Any) -> Hashable:
     """What its adapter says of it; of a function or a class, if that is nothing but its type, which one it is."""
     cls: type = type(payload)
-    signature = kinds[cls].signature
+    signature = kinds.of(cls).signature
     assert signature is not None
     found = signature(payload)
     return identity(payload) if found is cls and callable(payload) else found
@@ -129,16 +148,21 @@ def known_by_code(functions: Iterable[Any]) -> bool:
 
 
 def _total(sizes: Sizes) -> int:
-    return sum(size for _, size in sizes)
+    total = 0
+    for _, size in sizes:
+        total += size
+    return total
 
 
 def identity(function: Any) -> Hashable:
     """What stays the same when the same function is made again; never the function's own data, which must not leak."""
     cls: type = type(function)
+    if cls is FunctionType:
+        facts = facts_of(function)
+        return (facts.code, *map(_cell, function.__closure__ or ())) if facts.closed else facts.code
     how = _how.get(cls)
     if how is None:
-        how = next((name for name in ("size_key", "func", "__code__") if hasattr(cls, name)), "")
-        how = _how[cls] = how or ("__wrapped__" if hasattr(function, "__wrapped__") else "")
+        how = _how[cls] = _known_by(cls, function)
     if how == "size_key":
         key: Hashable = function.size_key()  # of a function of the library's own
         return key
@@ -147,9 +171,16 @@ def identity(function: Any) -> Hashable:
     if how == "__wrapped__":  # a function that is compiled by a library
         return cls, identity(function.__wrapped__)
     if how == "__code__":
-        cells = function.__closure__
-        return (function.__code__, *map(_cell, cells)) if cells else function.__code__
+        code, cells = code_of(function.__code__), function.__closure__
+        return (code, *map(_cell, cells)) if cells else code
     return cls, type(getattr(function, "__self__", None)), getattr(function, "__name__", None)
+
+
+def _known_by(cls: type, function: Any) -> str:
+    for name in ("size_key", "func", "__code__"):
+        if hasattr(cls, name):
+            return name
+    return "__wrapped__" if hasattr(function, "__wrapped__") else ""
 
 
 _how: Final[dict[type, str]] = {}
@@ -163,11 +194,11 @@ def _cell(cell: Any) -> Hashable:
         return None
 
 
-def constant(value: Any) -> Hashable:
+def constant(value: Any, depth: int = _DEEP) -> Hashable:
     """What a constant says about the size of a result: small ones count by value, others by type."""
     cls: type = type(value)
-    if cls is tuple:
-        return tuple(map(constant, value))
+    if cls is tuple and depth:
+        return tuple([constant(part, depth - 1) for part in value])
     if cls is slice:
         return constant((value.start, value.stop, value.step))
     return value if cls in (int, bool, float, str, type(None)) else cls

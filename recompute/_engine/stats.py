@@ -10,6 +10,15 @@ from recompute._tables import List, Table, seconds
 MOST = 5
 """Functions in a table."""
 
+_MANY = 1_000
+"""Operations, of which it can be said that they are small."""
+
+_SMALL = 20e-6
+"""Seconds: to remember an operation takes about a third of that."""
+
+_DEAR = 0.25
+"""Of the computing: what the library itself may take before something is said."""
+
 TIER_COLUMNS = ("tier", "used", "moved", "fetched", "bandwidth")
 
 
@@ -117,6 +126,12 @@ class Stats:
     """What is done about a program that repeats: "recording", "planning", "following" or "lost", and why."""
     coercions: int = 0
     """How often a wrapped array was given as a plain one or as a number: `get`, `np.asarray`, `float`, `print`, ..."""
+    library_time: float = 0.0
+    """Seconds of the library itself, estimated from one run of an operation in 64 (of the first 64 all but eight).
+
+    To find victims, to bring values back, to count and to free them; with waits for other threads, and what destructors
+    and listeners take. Not with what precedes: looking through the arguments of `ap`.
+    """
 
     @property
     def overhead(self) -> float:
@@ -128,6 +143,16 @@ class Stats:
         """Bytes, over all devices; None if one is unlimited, or nothing has been made yet."""
         budgets = [pool.budget for pool in self.pools]
         return None if None in budgets or not budgets else sum(filter(None, budgets))
+
+    @property
+    def spent(self) -> list[tuple[str, str]]:
+        """What time went where, for people: labels and durations."""
+        pairs = [("functions", seconds(self.model_time))]
+        if self.remat_time:
+            pairs.append(("recomputation", seconds(self.remat_time)))
+        if self.tiers:
+            pairs.append(("moving", seconds(self.moving_time)))
+        return [*pairs, ("library", f"about {seconds(self.library_time)}")]
 
     def __str__(self) -> str:
         return str(table(self))
@@ -146,18 +171,27 @@ def table(stats: Stats, title: str = "recompute") -> Table:
     }
     kept = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in kinds.items() if size)
     over = f", overshoot {format_bytes(stats.overshoot)}" if stats.overshoot else ""
-    again = f", {seconds(stats.remat_time)} of it repeated" if stats.remat_time else ""
     pairs = [
         ("used", format_bytes(stats.used) + of + (f" ({kept})" if kept else "")),
         ("peak", format_bytes(stats.peak) + over),
         ("operations", f"{stats.operations:,}, {stats.rematerializations:,} repeated"),
         ("evictions", f"{stats.evictions:,}"),
-        ("compute", seconds(stats.model_time + stats.remat_time) + again),
+        *stats.spent,
         ("overhead", f"{stats.overhead:.2f}"),
     ]
-    if stats.tiers:
-        pairs.insert(-1, ("moving", seconds(stats.moving_time)))
+    if hint(stats):
+        pairs.append(("hint", hint(stats)))
     return Table(title, pairs, [*_devices(stats), *_tiers(stats), *_repeated(stats)])
+
+
+def hint(stats: Stats) -> str:
+    """What to do if the operations are too small for the library; empty if they are not."""
+    average = stats.model_time / max(1, stats.operations)
+    small = average < _SMALL or stats.library_time > _DEAR * (stats.model_time + stats.remat_time)
+    if stats.operations < _MANY or not small:
+        return ""
+    share = stats.library_time / (stats.operations + stats.rematerializations)
+    return f"an operation takes {seconds(average)} on average, and the library {seconds(share)}: make operations larger"
 
 
 def _devices(stats: Stats) -> list[List]:

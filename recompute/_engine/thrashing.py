@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from math import inf
+from time import process_time
 from typing import TYPE_CHECKING, Final
 
 from recompute._budget import format_bytes
-from recompute._engine.graph import qualified
+from recompute._engine.wall import Wall, say, shown
 from recompute._errors import ThrashWarning
+from recompute._names import qualified
+from recompute._tables import seconds
 from recompute._warned import outside, warn
 
 if TYPE_CHECKING:
@@ -16,18 +19,25 @@ if TYPE_CHECKING:
 _OFTEN: Final = 10
 """Repeated runs between two looks."""
 
-_MANY, _LONG, _SHORT = 1_000, 30.0, 0.05
-"""Repeated runs, or seconds of them, that make a stretch long enough to be judged; seconds that make none."""
+_MANY, _LONG = 1_000, 30.0
+"""Repeated runs, or seconds of them, before anything is judged."""
 
-_SHARE: Final = 0.5
-"""Of the computing of a stretch: with more than this repeated, the cache thrashes."""
+_TIMES: Final = 4.0
+"""Repeated runs for each operation, or repeated computing for each second of it: a chain that is read backwards in a
+tenth of its memory takes less, even if every choice is the best."""
+
+_LOST: Final = 1.0
+"""Seconds: what costs less matters to nobody."""
+
+_PART: Final = 0.05
+"""Of the budget: what takes less of it is no remedy."""
 
 _NAMED: Final = 3
 """Functions in the message."""
 
 
 class Thrashing:
-    """Looks at one stretch of a program after the other, each of a thousand repeated runs or half a minute of them."""
+    """Looks at a program now and then: at how often an operation was repeated, and at the real time that this took."""
 
     def __init__(self) -> None:
         self.next: float = _OFTEN
@@ -36,27 +46,35 @@ class Thrashing:
         """What to do, if it is known better than here."""
         self.inside = "recompute"
         """The package that the warning does not point to, beside this one."""
-        self._runs = 0
-        self._now = self._repeated = 0.0
+        self._wall = Wall(self._end)
+        self._since: float | None = None
+        """Processor time at the first look."""
 
     def look(self, engine: Engine) -> None:
-        """Warn if the stretch that ends here was mostly repeated computing. Without the lock, outside of functions."""
-        meter = engine.meter
-        runs = engine.journal.rematerializations
-        repeated, computed = meter.remat_time - self._repeated, meter.now - self._now
+        """Warn if most has been repeated several times since the start. Without the lock, outside of functions."""
+        meter, journal = engine.meter, engine.journal
+        runs, operations = journal.rematerializations, journal.operations
+        repeated, once = meter.remat_time, meter.now - meter.remat_time
         self.next = runs + _OFTEN
-        if repeated < (_SHORT if runs - self._runs >= _MANY else _LONG):
+        if self._since is None:
+            self._since = process_time()
+        if (runs < _MANY and repeated < _LONG) or (runs <= _TIMES * operations and repeated <= _TIMES * once):
             return
-        many = runs - self._runs
-        self._runs, self._now, self._repeated = runs, meter.now, meter.remat_time
-        limited = any(pool.limit < inf for pool in engine.memory.pools.values())
-        if limited and repeated > _SHARE * computed:
+        lost = max(repeated, (process_time() - self._since) * runs / (runs + operations))
+        if lost >= _LOST and any(pool.limit < inf for pool in list(engine.memory.pools.values())):
             self.next = inf
-            message = _message(engine, repeated / computed, many, computed, self.cure)
-            warn(message, ThrashWarning, stacklevel=outside(self.inside))
+            message = ""
+            with self._wall:
+                message = _message(engine, runs, operations, lost, self.cure)
+            if message:
+                warn(message, ThrashWarning, stacklevel=outside(self.inside))
+
+    def _end(self, error: Exception) -> None:
+        self.next = inf
+        say(f"the cache repeats much, but what could not be found out: {shown(error)}")
 
 
-def _message(engine: Engine, share: float, runs: int, seconds: float, cure: str) -> str:
+def _message(engine: Engine, runs: int, operations: int, lost: float, cure: str) -> str:
     stats = engine.cache.stats()
     total = sum(found.seconds for found in stats.recomputed) or 1.0
     functions = ", ".join(
@@ -69,13 +87,14 @@ def _message(engine: Engine, share: float, runs: int, seconds: float, cure: str)
         (sum(pool.sources for pool in limits), "in sources", "drop sources"),
         (sum(pool.held for pool in limits), "evicted but held by the caller", "let go of what get() returned"),
     ]
-    taken = "".join(f", {format_bytes(size)} {what}" for size, what, _ in kept if size)
-    remedies = "".join(f", {remedy}" for size, _, remedy in kept if size)
+    whole = sum(pool.budget or 0 for pool in limits)
+    kept = [(size, what, remedy) for size, what, remedy in kept if size and size >= _PART * whole]
+    taken = "".join(f", {format_bytes(size)} {what}" for size, what, _ in kept)
+    remedies = "".join(f", {remedy}" for *_, remedy in kept)
     cure = cure or (
         f"Raise the budget{remedies}, or detach() what is costly to make again; print(cache.stats()) shows more."
     )
-    budget = format_bytes(sum(pool.budget or 0 for pool in limits))
     return (
-        f"{share:.0%} of the last {seconds:.3g} s of computing was repeated: {runs:,} operations ran again because the "
-        f"budget of {budget} is short{taken}. Repeated most: {functions}. {cure} This is said once for each cache."
+        f"{operations:,} operations were repeated {runs:,} times, which took {seconds(lost)}, because the budget of "
+        f"{format_bytes(whole)} is short{taken}. Repeated most: {functions}. {cure} This is said once for each cache."
     )

@@ -5,7 +5,7 @@ Of sources samples are compared, always; on demand digests of everything, also b
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from recompute._adapters.adapter import fingerprint, kinds
 from recompute._adapters.remembering import changed
@@ -14,34 +14,18 @@ from recompute._engine.graph import EVICTED, Operation, Value
 from recompute._errors import ImpureError
 
 
-class Samples:
-    """Source -> samples of what it held first. O(1) a look."""
-
-    def __init__(self) -> None:
-        self._samples: dict[Value, Hashable] = {}
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def note(self, source: Value, sample: Hashable | None) -> None:
-        if sample is not None:
-            self._samples[source] = sample
-
-    def check(self, operation: Operation) -> None:
-        """Raise if a source that the operation takes was changed in place."""
-        for number, value in enumerate(operation.arguments, 1):
-            known = self._samples.get(value)
-            if known is not None and value.operation is None and value.payload is not EVICTED:
-                payload = value.payload
-                if kinds[type(payload)].adapter.sample(payload) != known:
-                    raise ImpureError(
-                        f"a source, argument {number} of {operation.name} (created at {operation.created}), is a "
-                        f"{type(payload).__name__} that was changed in place after it was given to the cache; give "
-                        "pure() a copy, or leave it as it is"
-                    )
-
-    def forget(self, value: Value) -> None:
-        self._samples.pop(value, None)
+def check_sources(samples: Mapping[Value, Hashable], operation: Operation) -> None:
+    """Raise if a source that the operation takes was changed in place. `samples`: of what the sources held first."""
+    for number, value in enumerate(operation.arguments, 1):
+        known = samples.get(value)
+        if known is not None and value.operation is None and value.payload is not EVICTED:
+            payload = value.payload
+            if kinds[type(payload)].adapter.sample(payload) != known:
+                raise ImpureError(
+                    f"a source, argument {number} of {operation.name} (created at {operation.created}), is a "
+                    f"{type(payload).__name__} that was changed in place after it was given to the cache; give "
+                    "pure() a copy, or leave it as it is"
+                )
 
 
 class Fingerprints:

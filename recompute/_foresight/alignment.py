@@ -11,7 +11,7 @@ from typing import Final
 
 from recompute._foresight.calls import UNKNOWN, Call, call_of
 from recompute._foresight.script import Script
-from recompute.extend import Node
+from recompute.extend import Operation
 
 _AHEAD: Final = 64
 """Operations of the script among which one is looked for that takes something unknown."""
@@ -27,9 +27,9 @@ class Alignment:
     """Sees the operations of one round."""
 
     def __init__(self, script: Script) -> None:
-        self.nodes: list[Node | None] = [None] * len(script.calls)
+        self.nodes: list[Operation | None] = [None] * len(script.calls)
         """Operation of the script -> the one of this round that it is."""
-        self.places: dict[Node | None, int] = {}
+        self.places: dict[Operation | None, int] = {}
         """Operation of this round -> the one of the script that it is, or `UNKNOWN`."""
         self.next = 0
         """The operation that the script has next."""
@@ -39,7 +39,7 @@ class Alignment:
         self._where = script.where
         self._ahead = -2  # the last one that came too early, which may be an accident
 
-    def find(self, operation: Node) -> int:
+    def find(self, operation: Operation) -> int:
         """Which one of the script this is; those behind it come next. -1: none, or it is not sure. O(arguments)."""
         calls, nodes, place = self._calls, self.nodes, self.next
         call = call_of(operation, self.places)
@@ -86,7 +86,7 @@ class Alignment:
             )
         )
 
-    def _learn(self, operation: Node, place: int) -> None:
+    def _learn(self, operation: Operation, place: int) -> None:
         """What unknown arguments are: what the script has in their place."""
         expected = self._calls[place]
         for argument, other in zip(operation.arguments, expected[1:] if expected else (), strict=False):
@@ -94,7 +94,7 @@ class Alignment:
                 self.places[argument.operation] = other
                 self.nodes[other] = argument.operation
 
-    def _let_pass(self, operation: Node, call: Call, place: int) -> None:
+    def _let_pass(self, operation: Operation, call: Call, place: int) -> None:
         """An operation that comes too early, one that was there just now, or a new one."""
         if place < 0:
             behind = range(self.next - 1, max(-1, self.next - 1 - _BEHIND), -1)

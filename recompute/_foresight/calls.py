@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
-from recompute.extend import Node
+from recompute.extend import Operation
 
 Call = tuple[Hashable, *tuple[int, ...]]
 """The function, and for each argument the place of the operation of this round that made it, or as below."""
@@ -17,20 +17,20 @@ ELSEWHERE: Final = -2
 """Less its size: what was there before the round."""
 
 
-def call_of(operation: Node, places: Mapping[Node | None, int]) -> Call:
+def call_of(operation: Operation, places: Mapping[Operation | None, int]) -> Call:
     """How an operation is known. `places`: of the operations of this round."""
     arguments = operation.arguments
     if len(arguments) == 1:  # nearly always, and quicker
         (argument,) = arguments
         place = places.get(argument.operation)
-        return _name(operation.function), ELSEWHERE - argument.size if place is None else place
+        return name_of_call(operation.function), ELSEWHERE - argument.storage.size if place is None else place
     return (
-        _name(operation.function),
-        *[places.get(argument.operation, ELSEWHERE - argument.size) for argument in arguments],
+        name_of_call(operation.function),
+        *[places.get(argument.operation, ELSEWHERE - argument.storage.size) for argument in arguments],
     )
 
 
-def _name(function: Any) -> Hashable:
+def name_of_call(function: Any) -> Hashable:
     """The same for functions that are made anew each time, whatever they have bound."""
     for _ in range(4):  # a partial of a partial of ...
         code = getattr(function, "__code__", None)

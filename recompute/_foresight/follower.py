@@ -9,42 +9,53 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from recompute import extend
 from recompute._foresight.alignment import Alignment
 from recompute._foresight.script import Script
 from recompute._foresight.spare import Spare
-from recompute.extend import EVICTED, Node, Pool
+from recompute.extend import EVICTED, Operation, Pool, Storage, Value
 
 _LOST: Final = 6.0
 """Operations that did not come next, of which each one that did makes a twentieth forgotten, after which it is lost."""
+
+_MORE: Final = 1000
+"""Operations that did not come next, besides as many as the script has, after which it is lost, whichever they are."""
 
 
 class Follower:
     """One round of a program, beside the script that was made of an earlier one. It is the engine's `Advice`."""
 
-    def __init__(self, script: Script, bring: Callable[[Node], float], resident: Iterable[Node]) -> None:
+    def __init__(
+        self,
+        script: Script,
+        bring: Callable[[Value], float],
+        resident: Iterable[Storage],
+        wanted: Callable[[Storage], bool] = lambda storage: False,
+    ) -> None:
         self.script = script
         self.lost = ""
         """Why it is followed no more."""
         self._bring = bring
         self._alignment = alignment = Alignment(script)
-        self._spare = Spare(script, alignment, resident)
+        self._spare = Spare(script, alignment, resident, wanted)
         self._place = 0  # the operation of the script before which everything was done
         self._acted = 0  # acts in front of that one that were done already
         self._again: dict[int, float] = {}  # operation -> seconds that it took when it ran again
         self._misses = 0.0
-        self._last: Node | None = None  # the operation before, if it was the one that came next
+        self._others = 0  # operations that made something of another size
+        self._last: Operation | None = None  # the operation before, if it was the one that came next
 
     @property
-    def unknown(self) -> int:
-        """Operations that did not come next."""
-        return self._alignment.unknown
+    def differs(self) -> bool:
+        """Whether the round is another one so far: an operation did not come next, or made something else."""
+        return self._alignment.unknown > 0 or self._others > 0
 
     @property
     def planned(self) -> float:
         """Seconds that the script has repeated by now."""
         return self.script.spent[min(self._place, len(self.script.spent) - 1)]
 
-    def begins(self, operation: Node) -> None:
+    def begins(self, operation: Operation) -> None:
         """An operation is about to run for the first time: without the lock."""
         if self.lost:
             return
@@ -52,13 +63,17 @@ class Follower:
         if last is not None:
             for storage in script.outlives[self._place - 1]:
                 self._spare.outlive(storage)
-        if last is not None and last.size != script.sizes[self._place - 1] and last.storage is last:
-            self._miss(f"{last.name} made {last.size} bytes, not {script.sizes[self._place - 1]} as before")
+        made = None if last is None else _own_storage(last)
+        if last is not None and made is not None and made.size != script.sizes[self._place - 1]:
+            self._others += 1
+            self._miss(f"{last.name} made {made.size} bytes, not {script.sizes[self._place - 1]} as before")
         place = self._alignment.find(operation)
         if place < 0:
             self._last = None
             if self._alignment.places[operation] < 0:
                 self._miss(f"{operation.name} is not what came next before")
+            elif self._alignment.unknown > _MORE + len(script.calls):
+                self.lost = "the round is much longer than before"
             return
         if self._misses:
             self._misses *= 0.95
@@ -86,7 +101,7 @@ class Follower:
         if self._misses > _LOST:
             self.lost = why
 
-    def wants(self, value: Node) -> None:
+    def wants(self, value: Value) -> None:
         """An evicted value is about to be got: do what the script does before that, if it knows of it."""
         place = self._alignment.places.get(value.operation)
         if self.lost or place is None or place < 0 or self._place >= len(self.script.acts):
@@ -136,23 +151,33 @@ class Follower:
         for output in wanted:
             self._spare.need(made[output])  # not before: a copy that is there still may make room
 
-    def _brought(self, place: int, value: Node) -> bool:
+    def _brought(self, place: int, value: Value) -> bool:
         """Whether a value could be made again; if not, whoever needs it will hear why: BudgetError is one reason."""
         for last in (False, False, True):  # somebody may have let go of what it is made from, and another try succeeds
             try:
                 self._again[place] = self._bring(value)
                 return True
             except Exception as error:
+                if extend.is_interrupt(error):
+                    raise
                 if last:
-                    self.lost = f"{value.name} could not run again: {type(error).__name__}"
+                    what = "a source" if value.operation is None else value.operation.name
+                    self.lost = f"{what} could not run again: {type(error).__name__}"
         return False
 
     # What the engine asks, under its lock
 
-    def victims(self, pool: Pool, size: int) -> list[Node]:
+    def victims(self, pool: Pool, size: int) -> list[Storage]:
         """Storages to evict until `size` more bytes fit: what is not needed for the time being, or is needed last."""
         return self._spare.victims(pool, size, self._place)
 
-    def keeps(self, storage: Node) -> bool:
+    def keeps(self, storage: Storage) -> bool:
         """Whether a storage that nobody refers to any more will be needed to make something again."""
         return not self.lost and self._spare.keeps(storage)
+
+
+def _own_storage(operation: Operation) -> Storage | None:
+    """What it made, if that is one value on memory of its own."""
+    outputs = operation.outputs
+    storage = outputs[0].storage if len(outputs) == 1 and outputs[0] is not None else None
+    return storage if storage is not None and storage.number == operation.number else None

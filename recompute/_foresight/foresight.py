@@ -6,9 +6,9 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING
 
 from recompute import extend
-from recompute._foresight.repetition import Repetition
+from recompute._foresight.repetition import BEGINS, LOST, NOTHING, Repetition
 from recompute._foresight.rounds import Rounds
-from recompute.extend import Node
+from recompute.extend import Operation, Value
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
@@ -53,6 +53,11 @@ class Foresight:
         self.end(failed=True)
         self._rounds.stop()
 
+    def give_up(self, why: str) -> None:
+        """It has failed, and nobody asks it any more."""
+        self._marked, self._repetition = True, None
+        self._rounds.give_up(why)
+
     def _mark(self, thread: int | None) -> None:
         self._marked, self._repetition, self._thread = True, None, thread
         self._rounds.begin()
@@ -67,39 +72,49 @@ class Foresight:
         """Memory is short, and nobody has said where rounds begin: look for repetition from now on."""
         if not self._marked and self._repetition is None:
             self._thread = get_ident()
-            self._repetition = Repetition()
-            extend.tell(self._cache, self.begins, self.wants)
+            self._repetition = Repetition(self._cache.engine, self.begins)
+            extend.tell(self._cache, self._repetition.before, self.wants)
 
-    def _look_for_rounds(self, repetition: Repetition, operation: Node) -> None:
+    def _turn(self, repetition: Repetition, what: int) -> None:
+        """A round begins, or the program does not repeat any more."""
         rounds = self._rounds
-        if repetition.see(operation, extend.load(self._cache)):
-            if repetition.begins_here():
-                if rounds.inside:
-                    rounds.end(failed=False)
-                rounds.begin()
-        elif rounds.inside:
-            rounds.end(failed=True)
+        if rounds.inside:
+            rounds.end(failed=what == LOST or not repetition.whole)
+        if what == BEGINS:
+            rounds.begin()
+        else:
             rounds.forget("the program does not repeat any more")
+        repetition.inside, repetition.useful = rounds.inside, rounds.follows
 
     # What the engine tells
 
-    def begins(self, operation: Node) -> None:
-        """An operation is about to run for the first time."""
+    def begins(self, operation: Operation, what: int = NOTHING) -> None:
+        """An operation is about to run for the first time; `what` it means where rounds are found."""
         if self._is_mine() and self._busy.acquire(blocking=False):
             try:
-                if self._repetition is not None:
-                    self._look_for_rounds(self._repetition, operation)
+                if what != NOTHING and self._repetition is not None:
+                    self._turn(self._repetition, what)
                 self._rounds.begins(operation)
+            except BaseException:
+                self._cut_short()
+                raise
             finally:
                 self._busy.release()
 
-    def wants(self, value: Node) -> None:
+    def wants(self, value: Value) -> None:
         """An evicted value is about to be got."""
         if self._is_mine() and self._busy.acquire(blocking=False):
             try:
                 self._rounds.wants(value)
+            except BaseException:
+                self._cut_short()
+                raise
             finally:
                 self._busy.release()
+
+    def _cut_short(self) -> None:
+        """What is known of this round may not be what it did."""
+        self._rounds.cut_short()
 
     def _is_mine(self) -> bool:
         """Whether this call belongs to the rounds: of their thread, and not from inside of an operation."""

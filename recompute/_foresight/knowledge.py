@@ -37,6 +37,11 @@ class Knowledge:
         """Whether a round should be recorded: nothing is known of it, or something else."""
         return self.changed if self.script is not None else self._planning is None
 
+    @property
+    def final(self) -> bool:
+        """Whether no better script will come."""
+        return self._planning is None
+
     def __del__(self) -> None:
         self.stop()
 
@@ -45,7 +50,10 @@ class Knowledge:
         self._start(Planning(recorded, budget, self._effort))
 
     def look(self) -> str:
-        """Take the best script that there is by now. If no script comes at all: why; else empty."""
+        """Take the best script that there is by now. If no script comes at all: why; else empty.
+
+        Raises what planning has raised.
+        """
         planning = self._planning
         if planning is None:
             return ""
@@ -55,6 +63,8 @@ class Knowledge:
         if not planning.is_over:
             return ""
         self._planning = None
+        if planning.error is not None:
+            raise planning.error
         return "" if self.script is not None else planning.failed or "no plan was made"
 
     def compare(self, costs: list[float | None]) -> None:
@@ -62,6 +72,8 @@ class Knowledge:
         planned, script = self._planned, self.script
         if self.changed or planned is None or script is None or self._planning is not None:
             return
+        if len(self._costs) == _MEASURED:
+            return  # they were compared
         self._costs.append(costs)
         if len(self._costs) == _MEASURED:
             before = [call.cost for call in planned.recorded.program.calls]

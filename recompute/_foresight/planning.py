@@ -50,6 +50,8 @@ class Planning:
         self.script: Script | None = None
         self.failed = ""
         """Why there is no script, and will be none."""
+        self.error: Exception | None = None
+        """What has ended it that nobody expected."""
         self.recorded = recorded
         self.budget = budget
         self._known = known
@@ -87,14 +89,14 @@ class Planning:
             self.failed = self.failed or str(error)
 
     def _run_quietly(self) -> None:
-        """A plan is advice: should making it fail, whatever for, the program goes on without."""
+        """An error is for the program's own thread, which goes on without a plan."""
         step_back()
         try:
             self.run()
         except _Stopped:
             pass
         except Exception as error:
-            self.failed = f"planning failed with {error!r}"
+            self.error = error
         finally:
             self.over.set()
 

@@ -2,7 +2,7 @@
 
 What was in memory when the round began counts as a source: nothing is known of how it came there. A source stays as
 long as the cache keeps it: until nothing that is alive could be made again from it. But what could be evicted, or was
-and came back, stays only up to its last use.
+and came back, stays only up to its last use, unless it is in memory, and referred to, when the round ends.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from recompute._foresight.calls import Call, call_of
 from recompute._traces.program import Program, Step
 from recompute.events import Accessed, Added, Detached, Event, Forgotten, Performed, Pinned, Released
-from recompute.extend import EVICTED, Node
+from recompute.extend import EVICTED, Operation, Storage, Value
+
+_AT_ONCE: Final = 64
+"""Operations that have begun and not ended: one for each thread."""
 
 
 class Round:
@@ -49,7 +52,7 @@ class Round:
 class Recording:
     """Listens to the events of a cache from the beginning of a round to its end."""
 
-    def __init__(self, resident: Iterable[Node]) -> None:
+    def __init__(self, resident: Iterable[Storage]) -> None:
         self._program = Program("round")
         self._values: dict[int, int] = {}  # number in the events -> value
         self._storages: dict[int, int] = {}  # number in the events -> storage
@@ -58,8 +61,8 @@ class Recording:
         self._lasting: set[int] = set()  # these
         self._passing: dict[int, int] = {}  # value from before the round that could be evicted -> steps at its last use
         self._order: list[Step] = []
-        self._begun: dict[Node, Call] = {}  # operations that have not ended
-        self._places: dict[Node | None, int] = {}  # those that have -> their calls
+        self._begun: dict[Operation, Call] = {}  # operations that have not ended
+        self._places: dict[Operation | None, int] = {}  # those that have -> their calls
         self._calls: list[Call | None] = []
         self._lazy: set[int] = set()
         self._hear: dict[type[Event], Callable[[Any], None]] = {
@@ -76,16 +79,24 @@ class Recording:
             for value in storage.values:
                 self._source(value.number, storage.number, storage.size, storage.pool.device, lasts=lasts)
 
-    def begins(self, operation: Node) -> None:
+    def begins(self, operation: Operation) -> None:
         """An operation is about to run for the first time."""
+        if len(self._begun) >= _AT_ONCE:
+            first, *_ = list(self._begun)
+            self._begun.pop(first, None)  # it has failed
         self._begun[operation] = call_of(operation, self._places)
+
+    @property
+    def length(self) -> int:
+        """Steps so far."""
+        return len(self._program.steps)
 
     def __call__(self, event: Event) -> None:
         hear = self._hear.get(type(event))
         if hear is not None:
             hear(event)
 
-    def finish(self, device: str, outputs: Iterable[Node]) -> Round:
+    def finish(self, device: str, outputs: Iterable[Value]) -> Round:
         """The round, with the bytes of one device.
 
         `outputs`: the values that are in memory, and referred to, when it ends.
@@ -94,17 +105,18 @@ class Recording:
         for storage, where in enumerate(program.devices):
             if where != device:
                 program.sizes[storage], program.devices[storage] = 0, device
-        program.steps = self._with_last_uses(program.steps)
-        program.steps = self._with_early_views(program.steps)
         found = [self._values[value.number] for value in outputs if value.number in self._values]
+        program.steps = self._with_last_uses(program.steps, set(found))
+        program.steps = self._with_early_views(program.steps)
         program.outputs = [value for value in found if program.makers[value] >= 0]
         return Round(program, self._order, self._calls, self._lazy)
 
-    def _with_last_uses(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps, with each passing source dropped after its last use."""
+    def _with_last_uses(self, steps: Sequence[Step], kept: Set[int]) -> list[Step]:
+        """The steps, with each passing source dropped after its last use, but for those that were kept to the end."""
         drops: dict[int, list[Step]] = {}
-        for value, place in self._passing.items():
-            drops.setdefault(place, []).append(("drop", value))
+        for value, place in list(self._passing.items()):
+            if value not in kept:
+                drops.setdefault(place, []).append(("drop", value))
         found: list[Step] = []
         for place, step in enumerate(steps):
             found += drops.get(place, ())
@@ -166,20 +178,20 @@ class Recording:
         self._use(arguments)
         operation, known = self._ended(call, event.results)
         self._calls.append(known)
-        if operation is not None and operation.payload is EVICTED and event.function == "view" and not event.cost:
+        if event.function == "view" and not event.cost and operation is not None and _is_evicted(operation):
             self._lazy.add(call)  # nothing ran
         else:
             self._order.append(("call", call))
 
-    def _ended(self, call: int, results: tuple[int, ...]) -> tuple[Node | None, Call | None]:
+    def _ended(self, call: int, results: tuple[int, ...]) -> tuple[Operation | None, Call | None]:
         """The operation that made these values, and how it is known; None: nobody has said that it began."""
-        for operation in self._begun:
-            if operation.number == results[0] or any(
-                output is not None and output.number in results for output in operation.outputs
+        for operation in reversed(list(self._begun)):  # mostly the last one
+            if operation.number <= results[0] and (
+                operation.number == results[0] or any(each and each.number in results for each in operation.outputs)
             ):
                 self._places[operation] = call
                 self._program.calls[call].cost = operation.c0
-                return operation, self._begun.pop(operation)
+                return operation, self._begun.pop(operation, None)
         return None, None
 
     def _released(self, event: Released) -> None:
@@ -213,3 +225,8 @@ class Recording:
         for value in values:
             if value in self._passing:
                 self._passing[value] = len(self._program.steps)
+
+
+def _is_evicted(operation: Operation) -> bool:
+    """Whether what it made is not in memory."""
+    return all(output is None or output.payload is EVICTED for output in operation.outputs)

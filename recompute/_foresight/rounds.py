@@ -2,11 +2,13 @@
 
 A round of which nothing is known is recorded, and planned in the background; the next ones follow the plan. If the
 program changes, the plan is still followed as long as it is worth it, and another one is made of what the round is now.
+A round that goes wrong is left to the cache; a plan that goes wrong twice in a row, or without reason, is given up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from recompute import extend
@@ -14,13 +16,14 @@ from recompute._foresight.follower import Follower
 from recompute._foresight.knowledge import Knowledge
 from recompute._foresight.recording import Recording
 from recompute._foresight.worth import Worth
-from recompute.extend import Node
+from recompute.events import Event
+from recompute.extend import Operation, Value
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
 
-_DEARER: Final = 0.1
-"""Of the cost of a round: how much more than its script a round may repeat that has changed."""
+_MOST: Final = 1_000_000
+"""Steps of a round that is recorded: operations, values that go, and what is got."""
 
 
 class Rounds:
@@ -37,54 +40,66 @@ class Rounds:
         self._recording: Recording | None = None
         self._follower: Follower | None = None
         self._followed = False  # in this round, from its beginning on
+        self._lost = False  # the last round that began with the plan was another one
         self._short = True  # something was evicted in the last round
         self._unsubscribe: Callable[[], None] = _nothing
+        self._is_cut = False
+        self._over = False
 
     def begin(self) -> None:
         """A round begins."""
+        if self._over:
+            return
         cache, known, worth = self._cache, self._known, self._worth
-        self.inside = True
+        self.inside, self._is_cut = True, False
         worth.begin()
         why = known.look()
         if why:
-            self._forget(why)
-        script = known.script
+            self.forget(why)
+        script = known.script if worth.try_again else None
+        if script is not None and not worth.gains(script.overhead):
+            if known.final:
+                self.forget(f"a plan with an overhead of {script.overhead:.3f} would be no gain")
+            script = None
         self._followed = script is not None
         if script is not None:
-            self._follower = Follower(script, self._bring, extend.resident(cache))
+            self._follower = Follower(script, self._bring, extend.resident(cache), partial(extend.wanted, cache))
             extend.advise(cache, self._follower)
             self._say("following", f"a plan with an overhead of {script.overhead:.3f}")
-        if self._short and known.wanted and (worth.try_again or script is not None) and cache.budget is not None:
+        if self._short and known.wanted and worth.try_again and cache.budget is not None:
             self._recording = Recording(extend.resident(cache))
-            self._unsubscribe = cache.subscribe(self._recording)
+            self._unsubscribe = extend.listen(cache, self._hear)
             if script is None:
                 self._say("recording")
 
     def end(self, *, failed: bool) -> None:
         """It is over. `failed`: it was cut short, and nothing is learnt from it."""
         self.inside = False
-        recording, follower, worth = self._recording, self._follower, self._worth
-        if recording is not None:
+        follower, worth = self._follower, self._worth
+        if self._recording is not None:
             extend.settle(self._cache)
-            self._recording = None
-            self._unsubscribe()
-            self._unsubscribe = _nothing  # it knows the recording
+        recording = self._recording
+        self._stop_recording()
         if follower is not None:
             self._leave()
-        if failed:
+        if failed or self._is_cut:
             return
         spent = worth.spent()
         self._short = spent.evictions > 0
         if not self._followed:
             worth.without_plan(spent)
-        else:
+        elif follower is not None:
             why = worth.with_plan(spent)
-            if follower is not None and why:
-                self._forget(why)
-            if follower is None or why:
+            if why:
+                self.forget(why)
                 return
-            self._known.changed = bool(follower.unknown)
+            self._lost = False
+            self._known.changed = follower.differs
             self._known.compare(follower.costs())
+            if not follower.differs:
+                return
+        elif self._known.script is not None:
+            return  # of one round that went wrong nothing is learnt
         if recording is not None and spent.evictions:
             self._plan(recording)
 
@@ -93,40 +108,76 @@ class Rounds:
         """Whether this round is recorded, or a plan is followed."""
         return self._recording is not None or self._follower is not None
 
-    def begins(self, operation: Node) -> None:
+    @property
+    def follows(self) -> bool:
+        """Whether a plan is followed in this round."""
+        return self._follower is not None
+
+    def begins(self, operation: Operation) -> None:
         """An operation is about to run for the first time."""
         if self._recording is not None:
             self._recording.begins(operation)
         follower = self._follower
         if follower is not None:
             follower.begins(operation)
-            if follower.unknown and not follower.lost:
-                self._guard(follower)
-            if follower.lost:
-                self._leave()
-                self._forget(follower.lost)
+            self._check(follower)
 
-    def wants(self, value: Node) -> None:
+    def wants(self, value: Value) -> None:
         """An evicted value is about to be got."""
-        if self._follower is not None:
-            self._follower.wants(value)
+        follower = self._follower
+        if follower is not None:
+            follower.wants(value)
+            self._check(follower)
 
-    def forget(self, why: str) -> None:
-        """What comes next is another program."""
-        self._forget(why)
-        self._worth.forget()
+    def _check(self, follower: Follower) -> None:
+        """Leave the plan for this round if it goes wrong, and for ever if it did so before, or it is no other round."""
+        script, differs = follower.script, follower.differs
+        if not follower.lost and differs and script.tight:
+            follower.lost = "the round is another one, and there is hardly more memory than it needs"
+        if not follower.lost:
+            follower.lost = self._worth.goes_wrong(follower.planned, script.model_cost, differs=differs)
+        if follower.lost:
+            self._leave()
+            if self._lost or not differs:
+                self.forget(follower.lost)
+            else:
+                self._lost = self._known.changed = True
+                self._say("lost", follower.lost)
+
+    def cut_short(self) -> None:
+        """An exception has come between: nothing is learnt from this round, and a plan is followed no more."""
+        self._is_cut = True
+        if self._follower is not None:
+            self._follower.lost = "the round was cut short"
+
+    def give_up(self, why: str) -> None:
+        """No round is recorded or planned any more."""
+        self._over, self.inside = True, False
+        if self._follower is not None:
+            self._follower.lost = why
+        self._follower = None
+        self._stop_recording()
+        self._known.forget()
+        self._tell("ended", why)
+
+    def _hear(self, event: Event) -> None:
+        """Something happened in a round that is recorded."""
+        recording = self._recording
+        if recording is not None:
+            recording(event)
+            if recording.length > _MOST:
+                self._stop_recording()
+                if self._follower is None:
+                    self.forget(f"a round of more than {_MOST:,} steps is not planned")
+
+    def _stop_recording(self) -> None:
+        self._recording = None
+        self._unsubscribe()
+        self._unsubscribe = _nothing
 
     def stop(self) -> None:
         """No round follows; when it returns, no thread plans one."""
         self._known.finish()
-
-    def _guard(self, follower: Follower) -> None:
-        """Give a script up if the round is another one and the script makes it much dearer, or may do so."""
-        script, repeated = follower.script, self._worth.repeated
-        if script.tight:
-            follower.lost = "the round is another one, and there is hardly more memory than it needs"
-        elif repeated > follower.planned + _DEARER * script.model_cost:
-            follower.lost = f"{repeated:.3g} seconds were repeated, not {follower.planned:.3g}"
 
     def _plan(self, recording: Recording) -> None:
         pool = extend.fullest(self._cache)
@@ -136,13 +187,14 @@ class Rounds:
             recorded = recording.finish(pool.device, extend.referred(self._cache))
             self._known.plan(recorded, int(pool.limit) - pool.held)
 
-    def _forget(self, why: str) -> None:
+    def forget(self, why: str) -> None:
         """The cache decides by itself; after a pause the program is learnt anew."""
         self._known.forget()
         self._worth.rest()
+        self._lost = False
         self._say("lost", why)
 
-    def _bring(self, value: Node) -> float:
+    def _bring(self, value: Value) -> float:
         """Have a value in memory; the seconds that operations took for that."""
         before = extend.spent(self._cache)[1]
         extend.bring(self._cache, value)
@@ -153,8 +205,14 @@ class Rounds:
         extend.advise(self._cache, None)
 
     def _say(self, state: str, why: str = "") -> None:
-        self.state = f"{state}: {why}" if why else state
-        extend.foresee(self._cache, state, why)
+        if not self._over:
+            self._tell(state, why)
+
+    def _tell(self, state: str, why: str) -> None:
+        said = f"{state}: {why}" if why else state
+        if said != self.state:
+            self.state = said
+            extend.foresee(self._cache, state, why)
 
 
 def _nothing() -> None:

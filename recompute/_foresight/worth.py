@@ -21,7 +21,13 @@ _PAUSE: Final = 2
 """Rounds, at least, without another try after a plan that was of no use; twice as many each time."""
 
 _LONGEST: Final = 64
-"""Of these pauses; one that makes up for a loss may be longer."""
+"""Of these pauses, in rounds."""
+
+_DEARER: Final = 0.1
+"""Of the cost of a round: how much more than planned may be repeated in it before its plan is left."""
+
+_NOISE: Final = 2.0
+"""Times what was planned: besides, in a round that is as planned, since seconds are measured."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +88,35 @@ class Worth:
         """A round is over in which the cache decided by itself."""
         self._without = spent
 
+    def gains(self, overhead: float) -> bool:
+        """Whether there is something to gain, and a plan no worse than the cache by itself in its last round."""
+        return self._without is None or _WORSE < self._without.overhead >= overhead
+
+    def goes_wrong(self, planned: float, model_cost: float, *, differs: bool) -> str:
+        """Whether a plan is better left in the middle of a round: why, else empty.
+
+        `planned`: seconds that were to be repeated by now, of a round of `model_cost`. `differs`: it is another round.
+        """
+        repeated = self.repeated
+        most = planned if differs else _NOISE * planned
+        if repeated <= most + _DEARER * model_cost:
+            return ""
+        return f"{repeated:.3g} seconds were repeated, not {planned:.3g}"
+
     def with_plan(self, spent: Spent) -> str:
         """A round is over in which a plan was followed; empty if it was worth it, else why not."""
         without = self._without
         if without is None or spent.overhead <= _WORSE * without.overhead or spent.runs <= without.runs:
             self._next_pause = _PAUSE
             return ""
-        self._pause = max(self._pause, ceil((spent.overhead - without.overhead) / _SHARE))
+        loss = (spent.overhead - without.overhead) / _SHARE
+        self._pause = max(self._pause, ceil(min(loss, _LONGEST)))
         return f"an overhead of {spent.overhead:.3f}, {without.overhead:.3f} without a plan"
 
     def rest(self) -> None:
         """A plan was of no use."""
         self._pause = max(self._pause, self._next_pause)
         self._next_pause = min(_LONGEST, 2 * self._next_pause)
-
-    def forget(self) -> None:
-        """What comes next is another program."""
-        self._pause, self._next_pause = 0, _PAUSE
 
     def _now(self) -> Spent:
         extend.settle(self._cache)

@@ -92,7 +92,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'recompute-cache[plot]'") from error
+        raise ImportError("pictures need matplotlib: pip install '.[plot]' in a checkout") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

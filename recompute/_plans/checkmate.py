@@ -228,7 +228,7 @@ class _Model:
             optimize: Any = import_module("scipy.optimize")
             sparse: Any = import_module("scipy.sparse")
         except ImportError as error:
-            raise ImportError("checkmate needs SciPy: pip install 'recompute-cache[plan]'") from error
+            raise ImportError("checkmate needs SciPy: pip install '.[plan]' in a checkout") from error
         data, indices, starts, least = [], [], [0], []
         for row, number in self.rows:
             indices += list(row)

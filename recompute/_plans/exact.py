@@ -39,6 +39,7 @@ def exact(problem: Problem, states: int) -> list[int] | None:
         seen += 1
         if seen > states:
             return None
+        problem.rest()
         for extra, after, operation in space.following(state):
             spent = cost + extra
             if spent < best.get(after, inf):
@@ -68,6 +69,7 @@ def beam(problem: Problem, width: int, states: int) -> list[int] | None:
             if cost > best[state]:
                 continue
             seen += 1
+            problem.rest()
             for extra, after, operation in space.following(state):
                 known = reached if after[1] > done else best
                 if cost + extra < known.get(after, inf):
@@ -110,7 +112,11 @@ class _Space:
         resident = [(values, size) for values, size in self.storages if present & values]
         left = problem.room - sum([size for _, size in resident])
         is_short = False
-        for place in range(done + 1):
+        following = order[done]
+        goes_on = (
+            following >= problem.calls and not takes[following] & ~present
+        )  # nothing runs before that, see `verify`
+        for place in range(done if goes_on else 0, done + 1):
             operation = order[place]
             if takes[operation] & ~present:
                 continue

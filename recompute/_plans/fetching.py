@@ -33,7 +33,7 @@ class Prices:
         tier = SimulatedTier.read(text)
         if tier.overlap or tier.always or tier.limit is not None:
             raise ValueError(
-                f"a plan knows tiers without a limit whose transfers stop the compute, and not {text!r}; say 12GB/s, "
+                f"plans support only tiers without a limit whose transfers stop the compute, not {text!r}; use 12GB/s, "
                 "or 200MB/s,1ms"
             )
         return cls(tier, program.unit)

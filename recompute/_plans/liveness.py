@@ -27,6 +27,32 @@ def prune(problem: Problem, sequence: Sequence[int]) -> list[int]:
     return kept
 
 
+def settled(problem: Problem, sequence: Sequence[int]) -> list[int]:
+    """The same runs; what the program does between two calls comes as early as it can, as `verify` has it.
+
+    A program that is about to make a source does so before anything runs again for the calls that follow. O(arguments).
+    """
+    made = [-1] * len(problem.storages)  # value -> the position after which it is there
+    following: list[list[int]] = [[] for _ in range(len(sequence) + 1)]  # after each position; the last: before all
+    first = _first_runs(problem, sequence)
+    begun = -1  # the position of the last step of the program
+    for position, operation in enumerate(sequence):
+        at = position
+        if operation >= problem.calls and operation != problem.final:
+            at = max([begun, *[made[value] for value in problem.arguments[operation]]])
+            following[at].append(operation)
+        if first[position]:
+            begun = at
+        for value in problem.results[operation]:
+            made[value] = at
+    found = following[-1]
+    for position, operation in enumerate(sequence):
+        if operation < problem.calls or operation == problem.final:
+            found.append(operation)
+        found += following[position]
+    return found
+
+
 def schedule(problem: Problem, sequence: Sequence[int]) -> tuple[tuple[Action, ...], int]:
     """The steps, and the peak in bytes, sources included, of running the operations in this order. O(arguments).
 

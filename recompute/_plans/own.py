@@ -16,7 +16,7 @@ from recompute._plans.chen import chen_greedy, chen_sqrt
 from recompute._plans.exact import beam, exact
 from recompute._plans.future import Replay, Score
 from recompute._plans.improve import Search, fitted
-from recompute._plans.liveness import cost_of, prune, schedule
+from recompute._plans.liveness import cost_of, prune, schedule, settled
 from recompute._plans.problem import Problem
 from recompute._plans.revolve import revolve
 from recompute._plans.schedule import PlanError
@@ -120,15 +120,15 @@ def own(
         optimal = exact(problem, min(_STATES, round(effort.effort * _STEPS / _STATE)))
         if optimal is not None:
             cost = cost_of(problem, optimal)
-            return optimal, cost / problem.model_cost if problem.model_cost else 1.0
+            return prune(problem, optimal), cost / problem.model_cost if problem.model_cost else 1.0
     model = problem.model_cost or 1.0
     starts: list[tuple[float, list[int]]] = []
     for sequence, bound in _portfolio(problem, turn, meter, online):
-        if bound is not None or not starts:
-            if schedule(problem, sequence)[1] > problem.constant + problem.room:
-                continue
-            if bound is not None:
-                return sequence, bound
+        sequence = settled(problem, sequence)
+        if not _fits(problem, sequence):
+            continue
+        if bound is not None:
+            return sequence, bound
         starts.append((cost_of(problem, sequence), sequence))
         if starts[-1][0] <= model * (1 + 1e-12):
             return sequence, 1.0
@@ -136,7 +136,14 @@ def own(
             break
     if not starts:
         raise _Infeasible(problem)
-    return _search(problem, starts, effort, meter, progress), None
+    improved = settled(problem, _search(problem, starts, effort, meter, progress))
+    if not _fits(problem, improved):
+        _, improved = min(starts)
+    return improved, None
+
+
+def _fits(problem: Problem, sequence: Sequence[int]) -> bool:
+    return schedule(problem, sequence)[1] <= problem.constant + problem.room
 
 
 def _nothing() -> None:
@@ -153,7 +160,7 @@ def _portfolio(
 ) -> Iterator[tuple[list[int], float | None]]:
     """Orders of runs that fit, with the least overhead where one is proved to have it."""
     plain = list(problem.order)
-    if schedule(problem, plain)[1] <= problem.constant + problem.room:
+    if _fits(problem, plain):
         yield plain, 1.0
         return
     with suppress(PlanError):

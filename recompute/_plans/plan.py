@@ -21,7 +21,7 @@ from recompute._plans.verify import verify
 from recompute._traces.program import Program
 
 _OPTIONS: Final[dict[str, frozenset[str]]] = {
-    "own": frozenset({"effort", "seed", "rounds", "time_limit", "workers", "progress", "tier"}),
+    "own": frozenset({"effort", "seed", "rounds", "time_limit", "workers", "progress", "tier", "known"}),
     "chen-sqrt": frozenset(),
     "chen-greedy": frozenset({"trials"}),
     "revolve": frozenset(),
@@ -46,8 +46,9 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
         "own": the library's planner, whose plans never cost more than what the cache does by itself within the same
         budget. Options: `effort` (1 is about ten seconds, counted in steps, so that a plan does not depend on the
         machine), `rounds`, `time_limit` (seconds), whichever ends first, `seed`, `workers` (processes, each with a seed
-        of its own), `progress(share done, least overhead so far)`, `tier` ("12GB/s", "200MB/s,1ms"): results may be
-        fetched, where that is cheaper; transfers stop the compute, and sources stay in memory.
+        of its own), `known` (plans of the same program: of those that fit, none costs less than the result; so give it
+        those for smaller budgets), `progress(share done, least overhead so far)`, `tier` ("12GB/s", "200MB/s,1ms"):
+        results may be fetched, where that is cheaper; transfers stop the compute, and sources stay in memory.
         "chen-sqrt", "chen-greedy": segments of the forward pass. Option of the second: `trials`.
         "revolve": the optimum on uniform training chains, and for no other program.
         "checkmate": integer programming, for some 60 operations. Options: `time_limit` (seconds), `operations` (merge
@@ -62,6 +63,9 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
         if option not in _OPTIONS[method]:
             known = ", ".join(sorted(_OPTIONS[method])) or "none"
             raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
+    others: Sequence[Plan] = options.pop("known", ())
+    if others:
+        return _with_known(program, budget, others, method, options)
     start = perf_counter()
     size = parse_budget(budget, whole=lambda: _peak(program))
     problem = problem_of(program, size)
@@ -89,6 +93,44 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
         seconds=perf_counter() - start,
         note=note,
     )
+
+
+def _with_known(program: Program, budget: Amount, known: Sequence[Plan], method: str, options: dict[str, Any]) -> Plan:
+    """A plan, or the cheapest of those known that fit, if that costs less or there is no other."""
+    size = parse_budget(budget, whole=lambda: _peak(program))
+    fitting: list[Plan] = []
+    for other in known:
+        peak, overhead = verify(program, other)
+        if peak <= size and other.tier in ("", options.get("tier")):
+            fitting.append(replace(other, budget=size, peak=peak, overhead=overhead, bound=None))
+    cheapest = min(fitting, key=lambda each: each.overhead, default=None)
+    try:
+        found = plan(program, size, method, **options)
+    except PlanError:
+        if cheapest is None:
+            raise
+        return cheapest
+    return found if cheapest is None or found.overhead <= cheapest.overhead else cheapest
+
+
+def ladder(program: Program, budgets: Sequence[Amount], **options: Any) -> list[Plan | PlanError]:
+    """The own method's plans under several budgets, in their order: none costs more than that for a smaller budget.
+
+    A plan for a smaller budget is always a candidate: so cost is monotone by construction. Options of `plan`. In the
+    place of a plan that could not be made stands its error.
+    """
+    sizes = [parse_budget(budget, whole=lambda: _peak(program)) for budget in budgets]
+    plans: dict[int, Plan | PlanError] = {}
+    known: list[Plan] = list(options.pop("known", ()))
+    for size in sorted(set(sizes)):
+        try:
+            found = plan(program, size, known=known, **options)
+        except PlanError as error:
+            plans[size] = error
+        else:
+            plans[size] = found
+            known.append(found)
+    return [plans[size] for size in sizes]
 
 
 def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]) -> Plan:
@@ -123,7 +165,7 @@ def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]
 
 
 def _online_with(fetching: Fetching, program: Program, problem: Problem) -> list[int] | None:
-    """`online`, with fetches in the place of repeated runs."""
+    """`online`, with fetches instead of repeated runs."""
     from recompute._simulator.order import order_of_runs
 
     steps = order_of_runs(program, problem.room + problem.constant)

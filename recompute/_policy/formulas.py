@@ -25,7 +25,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar, Final, Literal, cast
 
@@ -48,6 +48,13 @@ class Policy(ABC):
     """Whether others published it: then it is compared in the form in which they did."""
     prunes_victims: ClassVar[bool] = False
     """Whether a victim stays if those chosen after it free enough without it."""
+    bounds_need: ClassVar[bool] = False
+    """Whether a victim is passed over if bringing it back would lock too much of the memory; by the exact search."""
+
+    @property
+    def power(self) -> float:
+        """p where `line` is (0, `steepness` to this power), which the search computes at once; 0: it asks `line`."""
+        return 0.0
 
     @property
     def foreign(self) -> bool:
@@ -70,9 +77,20 @@ class Policy(ABC):
         return 1 / inverse if inverse > 0 else inf
 
 
+def steepness(cost: float, neighbours: float, size: int, power: float) -> float:
+    """(size / (cost + neighbours)) ** power."""
+    total = cost + neighbours
+    ratio = size / (total if total else _TINY)
+    return ratio if power == 1.0 else ratio**power
+
+
 class _CostPerByteAndTime(Policy):
+    @property
+    def power(self) -> float:
+        return 1.0
+
     def line(self, cost: float, neighbours: float, size: int) -> Line:
-        return 0.0, size / (cost + neighbours or _TINY)
+        return 0.0, steepness(cost, neighbours, size, self.power)
 
 
 @dataclass(frozen=True)
@@ -126,7 +144,7 @@ class Msps(Policy):
     neighbourhood = "ancestors"
 
     def line(self, cost: float, neighbours: float, size: int) -> Line:
-        return size / (cost + neighbours or _TINY), 0.0
+        return steepness(cost, neighbours, size, 1.0), 0.0
 
 
 @dataclass(frozen=True)
@@ -141,14 +159,21 @@ class Needed(Policy):
     neighbourhood = "needed"
     published = False
     prunes_victims = True
+    bounds_need = True
     pressure: float = 0.0
 
     def under(self, pressure: float) -> Policy:
-        return replace(self, pressure=pressure)
+        under: Policy = object.__new__(type(self))
+        under.__dict__.update(self.__dict__, pressure=pressure)  # `replace` runs Python, which a change must not
+        return under
+
+    @property
+    def power(self) -> float:
+        """1 / w: (1 / score) ** (1 / w) has the order of 1 / score, and is a line in staleness."""
+        return 1 / (1 - self.pressure / 2)
 
     def line(self, cost: float, neighbours: float, size: int) -> Line:
-        # (1 / score) ** (1 / w) has the order of 1 / score, and is a line in staleness
-        return 0.0, (size / (cost + neighbours or _TINY)) ** (1 / (1 - self.pressure / 2))
+        return 0.0, steepness(cost, neighbours, size, self.power)
 
 
 @dataclass(frozen=True)

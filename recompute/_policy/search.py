@@ -1,4 +1,4 @@
-"""Candidate search: which of the resident, unlocked storages of a pool has the smallest score.
+"""The search: which of the candidates of a pool has the smallest score.
 
 `exact` is a kinetic tournament for scores that are lines in time, and a scan for others. `sample`, `ignore small` and
 `batch` are approximations; the first two are those of the DTR prototype (Kirisame et al., section 5).
@@ -10,20 +10,16 @@ lock of the cache: instead, `Candidates.snapshot` takes the facts under the lock
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, isnan, isqrt
 from operator import itemgetter
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, final
 
-from recompute._engine.graph import Storage, name_of
-from recompute._policy.formulas import Nothing, Policy, Scored
-from recompute._policy.neighbourhoods import Neighbourhood
+from recompute._names import name_of
+from recompute._policy.candidate import Around, Candidate, WayOut
+from recompute._policy.formulas import Nothing, Policy, Scored, steepness
 from recompute._policy.tournament import Tournament
-
-if TYPE_CHECKING:
-    from recompute._engine.pool import Pool
 
 SearchName = Literal["exact", "sample", "ignore small", "batch"]
 
@@ -32,6 +28,15 @@ _SCORES_A_CHOICE: Final = 8
 
 _FEW: Final = 2000
 """Of no more candidates than these it is measured at each choice."""
+
+_SHARE: Final = 0.7
+"""Of the room: who would lock more while it comes back is passed over."""
+
+_TRIES: Final = 8
+"""So many are passed over at most; then that of least need goes."""
+
+_HOPELESS: Final = 16
+"""When so many were passed over while room was made, the score alone decides: hopeless budgets must not take long."""
 
 _UNNEEDED: Final = 1e150
 """Added to one over the score of what nobody needs: it is above all others."""
@@ -105,7 +110,7 @@ def search_of(search: SearchName | Search | type[Search]) -> Search:
 class Facts(NamedTuple):
     """What a score is computed from, of one candidate."""
 
-    storage: Storage
+    candidate: Any
     cost: float
     neighbours: float
     size: int
@@ -119,8 +124,8 @@ class Snapshot(list[Facts]):
     pressure = 0.0
 
 
-def rank(policy: Policy, search: Search, snapshot: Snapshot) -> list[Storage]:
-    """The storages of a snapshot, best victim first; only those to be evicted at once if `search.together`.
+def rank(policy: Policy, search: Search, snapshot: Snapshot) -> list[Any]:
+    """The candidates of a snapshot, best victim first; only those to be evicted at once if `search.together`.
 
     If the policy is foreign, this runs the user's code: call it without the lock, and check afterwards who can still be
     evicted. Raises what the score raises, TypeError if it is no number, and ValueError if it is nan.
@@ -128,14 +133,14 @@ def rank(policy: Policy, search: Search, snapshot: Snapshot) -> list[Storage]:
     scores = _scores(policy, snapshot)
     if isinstance(search, Batch):
         return _together(scores, search.factor)
-    return [storage for _, storage in sorted(scores, key=itemgetter(0))]
+    return [candidate for _, candidate in sorted(scores, key=itemgetter(0))]
 
 
-def _scores(policy: Policy, snapshot: Snapshot) -> list[tuple[float, Storage]]:
+def _scores(policy: Policy, snapshot: Snapshot) -> list[tuple[float, Any]]:
     """The scores by their definition; that of what nobody needs is below all others."""
     under = policy.under(snapshot.pressure)
-    scores: list[tuple[float, Storage]] = []
-    for storage, cost, neighbours, size, staleness, unneeded in snapshot:
+    scores: list[tuple[float, Any]] = []
+    for candidate, cost, neighbours, size, staleness, unneeded in snapshot:
         score = under.score(cost, neighbours, size, staleness)
         try:
             undefined = isnan(score)
@@ -143,7 +148,7 @@ def _scores(policy: Policy, snapshot: Snapshot) -> list[tuple[float, Storage]]:
             raise TypeError(f"{_name(policy)} returned {score!r}: a score is a number") from None
         if undefined:
             raise ValueError(f"{_name(policy)}{(cost, neighbours, size, staleness)} returned nan: a score is a number")
-        scores.append((min(score, 1e100) * 1e-200 if unneeded else score, storage))
+        scores.append((min(score, 1e100) * 1e-200 if unneeded else score, candidate))
     return scores
 
 
@@ -151,125 +156,127 @@ def _name(policy: Policy) -> str:
     return name_of(policy.function) if isinstance(policy, Scored) else f"{name_of(type(policy))}.score"
 
 
-def _together(scores: list[tuple[float, Storage]], factor: float) -> list[Storage]:
+def _together(scores: list[tuple[float, Any]], factor: float) -> list[Any]:
     """Everything up to `factor` times the least."""
     if not scores:
         return []
     scores.sort(key=lambda scored: (scored[0], -scored[1].number))
     least = scores[0][0]
     most = factor * least if 0 < least < inf else least
-    return [scores[0][1]] + [storage for score, storage in scores[1:] if score <= most < inf]
+    return [scores[0][1]] + [candidate for score, candidate in scores[1:] if score <= most < inf]
 
 
-class Candidates(ABC):
-    """The storages that a pool may evict, and the choice among them.
+class Candidates:
+    """What a pool may evict, and the choice among it. Gives back what was added: whatever extends `Candidate`.
 
-    A locked storage may stay among them: it is passed over.
+    A locked candidate may stay: it is passed over.
     """
 
-    pool: Pool
+    __slots__ = ("_choices", "around", "policy", "pool", "pressure", "scored", "tiers")
 
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
+    def __init__(self, policy: Policy, around: Around) -> None:
         self.policy = policy
-        self.neighbourhood = neighbourhood
-        self.pressure = neighbourhood.pressure
-        self.scored = 0  # scores computed so far
+        self.around = around
+        self.pressure = around.pressure
+        self.scored = 0
+        """Scores computed so far."""
+        self.pool: object = None
+        """Whose pressure is measured; what it is only `around` knows."""
+        self.tiers: WayOut | None = None
         self._choices = 0  # since the pressure changed
 
-    @abstractmethod
-    def add(self, storage: Storage) -> None:
-        """`storage` is resident and unlocked from now on. O(1)."""
+    def add(self, candidate: Candidate) -> None:
+        """It can be chosen from now on. O(1)."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def remove(self, storage: Storage) -> None:
-        """`storage` is no candidate any more. O(1)."""
+    def remove(self, candidate: Candidate) -> None:
+        """It is no candidate any more. O(1)."""
+        raise NotImplementedError
 
-    def changed(self, storage: Storage) -> None:
-        """The cost or the size of `storage` changed, or the cost of its neighbourhood decreased. O(1)."""
+    def changed(self, candidate: Candidate) -> None:
+        """Its cost or size changed, or the cost of what is around it decreased. O(1)."""
 
     def rest(self) -> None:
         """Nobody will be chosen in a while."""
 
-    @abstractmethod
     def clear(self) -> None:
         """Forget all of them, whatever state they are in."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def choose(self, now: float) -> list[Storage]:
+    def choose(self, now: float) -> list[Any]:
         """Whom to evict, best first; empty if there is nobody."""
+        raise NotImplementedError
 
-    @abstractmethod
     def __len__(self) -> int:
         """How many there are, locked ones included."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def __iter__(self) -> Iterator[Storage]: ...
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError
 
     def snapshot(self, now: float) -> Snapshot:
         """The facts of every candidate that this search looks at; runs no code of the user's."""
-        around = self.neighbourhood.cost
         snapshot = Snapshot()
-        for storage in self._looked_at():
-            cost, neighbours = self._costs(storage, around(storage))
-            staleness = now - storage.last_access
-            snapshot.append(Facts(storage, cost, neighbours, storage.size, staleness, self._unneeded(storage)))
+        for candidate in self._looked_at():
+            cost, neighbours = self._costs(candidate, self.around.cost(candidate))
+            staleness = now - candidate.last_access
+            snapshot.append(Facts(candidate, cost, neighbours, candidate.size, staleness, self._unneeded(candidate)))
         snapshot.pressure = self.pressure
         self.scored += len(snapshot)
         return snapshot
 
-    def _costs(self, storage: Storage, neighbours: float) -> tuple[float, float]:
-        """(own cost, cost of the neighbours) of losing a storage, by the cheaper way back."""
-        tiers = self.pool.tiers
-        return (storage.cost, neighbours) if tiers is None else tiers.cheapest(storage, neighbours)
+    def _costs(self, candidate: Candidate, neighbours: float) -> tuple[float, float]:
+        """(own cost, cost of the neighbours) of losing a candidate, by the cheaper way back."""
+        if self.tiers is None:
+            return candidate.cost, neighbours
+        return self.tiers.cheapest(candidate, neighbours)
 
-    def _unneeded(self, storage: Storage) -> bool:
-        """Whether nobody will miss a storage that can be brought back."""
-        tiers = self.pool.tiers
-        return self.neighbourhood.unneeded(storage) and (tiers is None or tiers.can_drop(storage))
+    def _unneeded(self, candidate: Candidate) -> bool:
+        """Whether nobody will miss a candidate that can be brought back."""
+        return self.around.unneeded(candidate) and (self.tiers is None or self.tiers.can_drop(candidate))
 
-    def _looked_at(self) -> list[Storage]:
+    def _looked_at(self) -> list[Any]:
         """All that are not locked."""
         self._update_pressure()
-        return [storage for storage in self if not storage.locks]
+        return [candidate for candidate in self if not candidate.locks]
 
     def _update_pressure(self) -> None:
-        neighbourhood = self.neighbourhood
         self._choices += 1
         if _SCORES_A_CHOICE * self._choices > len(self) - _FEW:
-            neighbourhood.measure_pressure(self.pool)
-        if neighbourhood.pressure != self.pressure:
-            self.pressure = neighbourhood.pressure
+            self.around.measure_pressure(self.pool)
+        if self.around.pressure != self.pressure:
+            self.pressure = self.around.pressure
             self._choices = 0
 
 
 class Scan(Candidates):
     """Every candidate is scored: O(n)."""
 
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
-        super().__init__(policy, neighbourhood)
-        self._storages: list[Storage] = []
+    def __init__(self, policy: Policy, around: Around) -> None:
+        super().__init__(policy, around)
+        self._all: list[Candidate] = []
 
-    def add(self, storage: Storage) -> None:
-        storage.slot = len(self._storages)
-        self._storages.append(storage)
+    def add(self, candidate: Candidate) -> None:
+        candidate.slot = len(self._all)
+        self._all.append(candidate)
 
-    def remove(self, storage: Storage) -> None:
-        last = self._storages.pop()
-        if last is not storage:
-            self._storages[storage.slot] = last
-            last.slot = storage.slot
-        storage.slot = -1
+    def remove(self, candidate: Candidate) -> None:
+        last = self._all.pop()
+        if last is not candidate:
+            self._all[candidate.slot] = last
+            last.slot = candidate.slot
+        candidate.slot = -1
 
     def clear(self) -> None:
-        self._storages = []
+        self._all = []
 
     def __len__(self) -> int:
-        return len(self._storages)
+        return len(self._all)
 
-    def __iter__(self) -> Iterator[Storage]:
-        return iter(self._storages)
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._all)
 
-    def choose(self, now: float) -> list[Storage]:
+    def choose(self, now: float) -> list[Any]:
         scores = _scores(self.policy, self.snapshot(now))
         return [min(scores, key=itemgetter(0))[1]] if scores else []
 
@@ -277,44 +284,44 @@ class Scan(Candidates):
 class Never(Scan):
     """Nobody is ever chosen."""
 
-    def _looked_at(self) -> list[Storage]:
+    def _looked_at(self) -> list[Any]:
         return []
 
 
 class Sampled(Scan):
     """A random sample is scored, the square root of the pool in size."""
 
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood, seed: int) -> None:
-        super().__init__(policy, neighbourhood)
+    def __init__(self, policy: Policy, around: Around, seed: int) -> None:
+        super().__init__(policy, around)
         self._random = random.Random(seed)
 
-    def _looked_at(self) -> list[Storage]:
-        count = isqrt(max(0, len(self._storages) - 1)) + 1
-        sample = self._random.sample(self._storages, min(count, len(self._storages)))
-        return [storage for storage in sample if not storage.locks] or super()._looked_at()
+    def _looked_at(self) -> list[Any]:
+        count = isqrt(max(0, len(self._all) - 1)) + 1
+        sample = self._random.sample(self._all, min(count, len(self._all)))
+        return [candidate for candidate in sample if not candidate.locks] or super()._looked_at()
 
 
 class LargeOnly(Scan):
     """Every candidate of at least `share` of the mean size is scored."""
 
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood, share: float) -> None:
-        super().__init__(policy, neighbourhood)
+    def __init__(self, policy: Policy, around: Around, share: float) -> None:
+        super().__init__(policy, around)
         self._share = share
 
-    def _looked_at(self) -> list[Storage]:
+    def _looked_at(self) -> list[Any]:
         unlocked = super()._looked_at()
-        least = self._share * sum(storage.size for storage in unlocked) / max(1, len(unlocked))
-        return [storage for storage in unlocked if storage.size >= least]
+        least = self._share * sum(candidate.size for candidate in unlocked) / max(1, len(unlocked))
+        return [candidate for candidate in unlocked if candidate.size >= least]
 
 
 class Batched(Scan):
     """Every candidate is scored, and all up to `factor` times the smallest score are chosen."""
 
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood, factor: float) -> None:
-        super().__init__(policy, neighbourhood)
+    def __init__(self, policy: Policy, around: Around, factor: float) -> None:
+        super().__init__(policy, around)
         self._factor = factor
 
-    def choose(self, now: float) -> list[Storage]:
+    def choose(self, now: float) -> list[Any]:
         return _together(_scores(self.policy, self.snapshot(now)), self._factor)
 
 
@@ -324,34 +331,55 @@ class Tournaments(Candidates):
     Nothing is computed before the first choice. From then on the slots of what changed are noted, and their lines set
     at the next choice. What only makes a candidate dearer (an access, an evicted neighbour) is not noted: its line in
     the tournament is then too high, never too low. So the winner gets its exact line, and is chosen if it still wins.
+
+    If the policy bounds needs, a winner is passed over that would lock too much of the room while it is brought back.
     """
 
-    def __init__(self, policy: Policy, neighbourhood: Neighbourhood) -> None:
-        super().__init__(policy, neighbourhood)
-        self._storages: list[Storage | None] = []  # by slot, in the order in which they became candidates
+    __slots__ = (
+        "_alone",
+        "_changed",
+        "_gaps",
+        "_in_slot",
+        "_needs",
+        "_passed",
+        "_policy",
+        "_power",
+        "_pressure",
+        "_time",
+        "_tournament",
+    )
+
+    def __init__(self, policy: Policy, around: Around) -> None:
+        super().__init__(policy, around)
+        self._in_slot: list[Candidate | None] = []  # in the order in which they became candidates
         self._gaps = 0
         self._changed: set[int] = set()  # slots
         self._tournament: Tournament | None = None
         self._policy = policy  # under the pressure of the tournament
+        self._power = 0.0  # as the policy has it, if its lines are its own
         self._pressure = self.pressure
+        self._alone = policy.neighbourhood == "none"
+        self._needs: dict[int, int] = {}  # candidate -> what bringing it back would lock, at
+        self._time = -1.0
+        self._passed = 0  # so often was one passed over then
 
-    def add(self, storage: Storage) -> None:
-        slot = -2 - storage.slot  # where it was before it was locked: so the order does not depend on past choices
+    def add(self, candidate: Candidate) -> None:
+        slot = -2 - candidate.slot  # where it was before it was locked: so the order does not depend on past choices
         if slot < 0:
-            slot = len(self._storages)
-            self._storages.append(storage)
-        storage.slot = slot
+            slot = len(self._in_slot)
+            self._in_slot.append(candidate)
+        candidate.slot = slot
         if self._tournament is not None:
             self._changed.add(slot)
 
-    def remove(self, storage: Storage) -> None:
-        slot = storage.slot if storage.slot >= 0 else -2 - storage.slot
-        self._storages[slot] = None
+    def remove(self, candidate: Candidate) -> None:
+        slot = candidate.slot if candidate.slot >= 0 else -2 - candidate.slot
+        self._in_slot[slot] = None
         if self._tournament is not None:
             self._changed.add(slot)
-        storage.slot = -1
+        candidate.slot = -1
         self._gaps += 1
-        if 2 * self._gaps > len(self._storages) + 64:
+        if 2 * self._gaps > len(self._in_slot) + 64:
             self._compact()
 
     def rest(self) -> None:
@@ -359,92 +387,152 @@ class Tournaments(Candidates):
         self._changed.clear()
 
     def clear(self) -> None:
-        self._storages, self._gaps = [], 0
+        self._in_slot, self._gaps = [], 0
         self.rest()
 
-    def changed(self, storage: Storage) -> None:
-        if storage.slot >= 0 and self._tournament is not None:
-            self._changed.add(storage.slot)
+    def changed(self, candidate: Candidate) -> None:
+        if candidate.slot >= 0 and self._tournament is not None:
+            self._changed.add(candidate.slot)
 
     def __len__(self) -> int:
-        return len(self._storages) - self._gaps
+        return len(self._in_slot) - self._gaps
 
-    def __iter__(self) -> Iterator[Storage]:
-        return (storage for storage in self._storages if storage is not None)
+    def __iter__(self) -> Iterator[Any]:
+        return iter([candidate for candidate in self._in_slot if candidate is not None])
 
-    def choose(self, now: float) -> list[Storage]:
+    def choose(self, now: float) -> list[Any]:
         self._update_pressure()
         tournament = self._update(now)
-        while (slot := tournament.highest(now)) >= 0:
-            storage = self._storages[slot]
-            assert storage is not None
-            if storage.locks:
+        passed: Candidate | None = None
+        least = tries = 0
+        slot = tournament.highest(now)
+        while slot >= 0:
+            candidate = self._in_slot[slot]
+            assert candidate is not None
+            if candidate.locks:
                 tournament.clear(slot, now)
-                storage.slot = -2 - slot  # until it is unlocked
-                continue
-            known = tournament.line(slot)
-            if self._policy.neighbourhood == "none" and known[2] == storage.last_access:
-                return [storage]
-            line = (*self._line(storage, self.neighbourhood.cost(storage)), storage.last_access)
-            if line == known:
-                return [storage]
-            tournament.set(slot, *line, now)
-            self._changed.add(slot)  # exact now; for the next choice the lower bound will do
-        return []
+                candidate.slot = -2 - slot  # until it is unlocked
+            else:
+                known_base, known_slope, origin = tournament.line(slot)
+                accessed = candidate.last_access
+                if self._alone and origin == accessed:
+                    return [candidate]
+                neighbours = self.around.cost(candidate)
+                base, slope = self._line(candidate, neighbours)
+                if base == known_base and slope == known_slope and origin == accessed:
+                    if base >= _UNNEEDED or not self._policy.bounds_need or not self._is_dropped(candidate, neighbours):
+                        return [candidate]
+                    if now == self._time and self._passed >= _HOPELESS:
+                        return [candidate]
+                    need = self._need(candidate, now)
+                    if need <= _SHARE * self.around.room(self.pool):
+                        return [candidate]
+                    self._passed += 1
+                    if passed is None or need < least:
+                        passed, least = candidate, need
+                    tries += 1
+                    if tries == _TRIES:
+                        return [passed]
+                    tournament.clear(slot, now)
+                else:
+                    tournament.set(slot, base, slope, accessed, now)
+                self._changed.add(slot)  # exact now; for the next choice the lower bound will do
+            slot = tournament.highest(now)
+        return [] if passed is None else [passed]
 
-    def _line(self, storage: Storage, neighbours: float) -> tuple[float, float]:
+    def _is_dropped(self, candidate: Candidate, neighbours: float) -> bool:
+        """Whether it comes back by recomputation, not from a tier."""
+        return self.tiers is None or self.tiers.cheapest(candidate, neighbours) == (candidate.cost, neighbours)
+
+    def _need(self, candidate: Candidate, now: float) -> int:
+        """What bringing it back would lock. Asked once at a time: while room is made, it can only grow."""
+        if now != self._time:
+            self._time = now
+            self._passed = 0
+            self._needs.clear()
+        need = self._needs.get(candidate.number)
+        if need is None:
+            need = self._needs[candidate.number] = self.around.need(candidate)
+        return need
+
+    def _line(self, candidate: Candidate, neighbours: float) -> tuple[float, float]:
         """(base, slope) of 1 / score."""
         self.scored += 1
-        line = self._policy.line(*self._costs(storage, neighbours), storage.size)
-        assert line is not None
-        if self._unneeded(storage):
-            return line[0] + _UNNEEDED, line[1] * _STEEPER
-        return line
+        cost = candidate.cost
+        if self.tiers is not None:
+            cost, neighbours = self.tiers.cheapest(candidate, neighbours)
+        if self._power:
+            base, slope = 0.0, steepness(cost, neighbours, candidate.size, self._power)
+        else:
+            line = self._policy.line(cost, neighbours, candidate.size)
+            assert line is not None
+            base, slope = line
+        if self._unneeded(candidate):
+            base, slope = base + _UNNEEDED, slope * _STEEPER
+        return base, slope
 
     def _update(self, now: float) -> Tournament:
         """The tournament with all that has changed since the last choice."""
-        lower_bound = self.neighbourhood.lower_bound
         tournament = self._tournament
-        slots = len(self._storages)
+        slots = len(self._in_slot)
         many = len(self._changed) * slots.bit_length() > 3 * slots + 64  # then to build it anew takes less
         if tournament is None or self._pressure != self.pressure or tournament.capacity < slots or many:
+            return self._build(now)
+        for slot in self._changed:
+            candidate = self._in_slot[slot]
+            if candidate is None:
+                tournament.clear(slot, now)
+            else:
+                base, slope = self._line(candidate, self.around.lower_bound(candidate))
+                tournament.set(slot, base, slope, candidate.last_access, now)
+        self._changed.clear()
+        return tournament
+
+    def _build(self, now: float) -> Tournament:
+        """The tournament from scratch: O(n)."""
+        if self._gaps:
             self._compact()
-            self._pressure = self.pressure
-            self._policy = self.policy.under(self.pressure)
-            tournament = self._tournament = Tournament(2 * len(self._storages) + 64)
-            for slot, storage in enumerate(self._storages):
-                assert storage is not None
-                tournament.enter(slot, *self._line(storage, lower_bound(storage)), storage.last_access)
-            tournament.build(now)
-        else:
-            for slot in self._changed:
-                storage = self._storages[slot]
-                if storage is None:
-                    tournament.clear(slot, now)
-                else:
-                    tournament.set(slot, *self._line(storage, lower_bound(storage)), storage.last_access, now)
-            self._changed.clear()
+        self._pressure = self.pressure
+        self._policy = self.policy.under(self.pressure)
+        self._power = self._policy.power if not self._policy.foreign else 0.0
+        tournament = self._tournament
+        if tournament is None or tournament.capacity < len(self._in_slot):
+            tournament = self._tournament = Tournament(2 * len(self._in_slot) + 64)
+        self._changed.clear()
+        for slot, candidate in enumerate(self._in_slot):
+            assert candidate is not None
+            candidate.slot = slot  # those that were locked take part again
+            base, slope = self._line(candidate, self.around.lower_bound(candidate))
+            tournament.enter(slot, base, slope, candidate.last_access)
+        tournament.build(len(self._in_slot), now)
         return tournament
 
     def _compact(self) -> None:
         """Close the gaps; the tournament must be built again. O(n), after as many changes."""
-        self._storages = list(self)
-        for slot, storage in enumerate(self):
-            storage.slot = slot
-        self._gaps = 0
-        self._changed.clear()
-        self._tournament = None
+        slot = 0
+        kept: list[Candidate | None] = []
+        for candidate in self._in_slot:
+            if candidate is not None:
+                candidate.slot = slot
+                kept.append(candidate)
+                slot += 1
+        self._in_slot, self._gaps = kept, 0
+        self.rest()
 
 
-def candidates(search: Search, policy: Policy, neighbourhood: Neighbourhood) -> Candidates:
+def candidates(search: Search, policy: Policy, around: Around) -> Candidates:
     """An empty set of candidates that is searched this way. Runs no code of the user's."""
     if isinstance(policy, Nothing):
-        return Never(policy, neighbourhood)
+        return Never(policy, around)
     if isinstance(search, Sample):
-        return Sampled(policy, neighbourhood, search.seed)
+        return Sampled(policy, around, search.seed)
     if isinstance(search, IgnoreSmall):
-        return LargeOnly(policy, neighbourhood, search.share)
+        return LargeOnly(policy, around, search.share)
     if isinstance(search, Batch):
-        return Batched(policy, neighbourhood, search.factor)
-    straight = not policy.foreign and policy.line(1.0, 1.0, 1) is not None
-    return (Tournaments if straight else Scan)(policy, neighbourhood)
+        return Batched(policy, around, search.factor)
+    return (Tournaments if is_compiled(search, policy) else Scan)(policy, around)
+
+
+def is_compiled(search: Search, policy: Policy) -> bool:
+    """Whether victims are searched exactly, among scores that are lines in staleness: by compiled code alone."""
+    return isinstance(search, Exact) and not policy.foreign and policy.line(1.0, 1.0, 1) is not None

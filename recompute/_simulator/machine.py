@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from recompute._adapters.adapter import Adapter, register
-from recompute.extend import EngineOptions, ReleaseMode
+from recompute.extend import EngineOptions
 
 
 class Placeholder:
@@ -46,38 +46,10 @@ class _PlaceholderAdapter(Adapter):
 register(Placeholder, _PlaceholderAdapter())
 
 
-def engine_options(published: bool, release: ReleaseMode, effort: float = 0.0) -> EngineOptions:
-    """How the engine is set for a replay.
-
-    As the library has it, but told how much room each operation asked for when it was recorded. `published`: as the DTR
-    authors' simulator has it, too. There
-
-    * the clock starts at one, and components are kept from the start (here they are joined at the first question);
-    * evicted arguments come back in program order (here in an order that keeps the peak low);
-    * locks are never let go of (here those that only wait are): who finds no candidate is out of memory;
-    * nothing is forgotten: a value that can never be needed again stays in its component;
-    * an operation that waits for evicted arguments is there already, so to those above it what it will make is evicted.
-    """
-    if not published:
-        return EngineOptions(room=_recorded_room, warns=False, effort=effort, waits=True)
-    return EngineOptions(
-        room=_recorded_room,
-        program_order=True,
-        patient=False,
-        remember_all=release != "banish",
-        active=True,
-        start=1.0,
-        warns=False,
-        expected_cost=_recorded_cost,
-    )
+def engine_options(effort: float = 0.0) -> EngineOptions:
+    """As the library has it, but told how much room each operation asked for when it was recorded."""
+    return EngineOptions(room=_recorded_room, warns=False, effort=effort, waits=True)
 
 
-def _recorded_room(function: Any) -> Sequence[tuple[str, int]]:
-    room: Sequence[tuple[str, int]] = function.room
-    return room
-
-
-def _recorded_cost(function: Any) -> float:
-    """Each storage that the function makes has its whole cost."""
-    cost: float = function.call.cost * sum(where is None for _, _, where, _ in function.makes)
-    return cost
+def _recorded_room(function: Any) -> tuple[Sequence[tuple[str, int]], bool]:
+    return function.room, function.call.sure

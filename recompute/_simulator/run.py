@@ -8,6 +8,26 @@ from typing import Any, Literal
 Status = Literal["ok", "oom", "thrash"]
 
 
+class Thrashing(Exception):
+    """More recomputation than the limit allows."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a replay has done up to some moment, all rounds of it. Times in units of the program."""
+
+    model_time: float
+    remat_time: float
+    peak: int
+    evictions: int
+    rematerializations: int
+    scored: int
+    waited: float = 0.0
+    """What the whole takes beyond the compute: transfers that stop it, or a link that is done later."""
+    written: int = 0
+    read: int = 0
+
+
 @dataclass(frozen=True)
 class Run:
     """One replay. Bytes, and seconds of compute; `seconds` is what the simulation itself took."""

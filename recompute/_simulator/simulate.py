@@ -9,12 +9,13 @@ from time import perf_counter
 from typing import Final, Literal, TypedDict, Unpack
 
 from recompute._budget import Amount, bytes_or_share, parse_budget
-from recompute._simulator.replay import Replay, baseline
+from recompute._simulator.replay import PublishedReplay, Replay, baseline
 from recompute._simulator.run import Run, Status
 from recompute._simulator.tier import SimulatedTier
+from recompute._simulator.victims import knows
 from recompute._traces.program import Program
 from recompute.events import Listener
-from recompute.extend import ReleaseMode, Stats
+from recompute.extend import ReleaseMode
 from recompute.policies import DEFAULT, Policy, Search, policy_of
 
 MachineName = Literal["published", "library"]
@@ -51,8 +52,8 @@ def simulate(program: Program, budget: Amount | Mapping[str, Amount], **options:
         The overhead above which the run is given up as thrashing: more than `limit` - 1 times the model time has been
         spent on recomputation. By default 2.0.
     machine
-        "published": like the DTR authors' simulator, see `_simulator/machine.py`; "library": the cache as it is. By
-        default the published one for the published policies on published traces, else the library's.
+        "published": like the DTR authors' simulator, see `_simulator/published.py`; "library": the cache as it is. By
+        default the published one for the published policies on published traces without a tier, else the library's.
     peak
         What `baseline` returned, if it was called.
     listener
@@ -63,7 +64,8 @@ def simulate(program: Program, budget: Amount | Mapping[str, Amount], **options:
         Where evicted bytes may go, as a `SimulatedTier` or as text: "12GB/s", or "12GB/s,overlap" when transfers do
         not stop the compute. You can add a latency ("1ms"), a limit ("50GB") and "always", to move whatever fits.
 
-    Raises ValueError for a limit below 1, and for what `Cache` does not take.
+    Raises ValueError for a limit below 1, for what `Cache` does not take, and for what the published machine does not
+    have: a tier, or a policy with a neighbourhood of this library's own.
     """
     (run,) = _replays(program, budget, None, None, **options)
     return run
@@ -117,36 +119,45 @@ def _replays(
     peak = baseline(program) if peak is None else peak
     budgets, ratio = budgets_of(budget, peak)
     policy_object = policy_of(policy)  # type: ignore[arg-type]  # any name, which is checked there
-    replay = Replay(
-        program,
-        budgets,
-        policy=policy_object,
-        search=search,
-        release=release,
-        limit=limit if iterations is None else max(limit, _PATIENT),
-        published=program.published and policy_object.published if machine is None else machine == "published",
-        effort=effort,
-        tier=SimulatedTier.read(tier) if isinstance(tier, str) else tier,
-    )
+    most = limit if iterations is None else max(limit, _PATIENT)
+    if machine is None:
+        theirs = program.published and policy_object.published and knows(policy_object) and tier is None
+        machine = "published" if theirs else "library"
+    replay: Replay | PublishedReplay
+    if machine == "library":
+        moving = SimulatedTier.read(tier) if isinstance(tier, str) else tier
+        replay = Replay(
+            program,
+            budgets,
+            policy=policy_object,
+            search=search,
+            release=release,
+            limit=most,
+            effort=effort,
+            tier=moving,
+        )
+    elif tier is None:
+        replay = PublishedReplay(program, budgets, policy=policy_object, search=search, release=release, limit=most)
+    else:
+        raise ValueError("the published machine has no tiers; leave either out: the machine, or the tier")
     name = policy if isinstance(policy, str) else policy_object.name
     if tier is not None:
         name += f", tier {tier}"
 
     def runs() -> Iterator[Run]:
-        cache = replay.cache
         for iteration in range(1, 1 + (iterations or 1)):
-            before, waited = cache.stats(), replay.waited
+            before = replay.counts()
             status, seconds = _timed(replay, iterations is not None, listener, progress)
-            after = cache.stats()
+            after = replay.counts()
             ended = status == "ok"
-            waited = replay.waited - waited
+            waited = after.waited - before.waited
             total = (after.model_time - before.model_time) + (after.remat_time - before.remat_time) + waited
             if ended and total > limit * program.model_time:
                 status = "thrash"
             yield Run(
                 trace=program.name,
                 policy=name,
-                search=cache.search.name,
+                search=replay.search,
                 release=release,
                 budget_bytes=sum(budgets.values()),
                 budget_ratio=ratio,
@@ -161,8 +172,8 @@ def _replays(
                 candidates_scored=after.scored - before.scored,
                 seconds=seconds,
                 iteration=iteration,
-                moved_bytes=_written(after) - _written(before),
-                fetched_bytes=_read(after) - _read(before),
+                moved_bytes=after.written - before.written,
+                fetched_bytes=after.read - before.read,
                 waited_time=waited * program.unit,
             )
             if not ended:
@@ -172,10 +183,13 @@ def _replays(
 
 
 def _timed(
-    replay: Replay, again: bool, listener: Listener | None, progress: Callable[[int], None] | None
+    replay: Replay | PublishedReplay,
+    again: bool,
+    listener: Listener | None,
+    progress: Callable[[int], None] | None,
 ) -> tuple[Status, float]:
     """Replay the program, as the next round if it is done `again`; how that ended, and the seconds that it took."""
-    stop = None if listener is None else replay.cache.subscribe(listener)
+    stop = None if listener is None else replay.subscribe(listener)
     collecting = gc.isenabled()
     gc.disable()  # the graph lives to the end of the replay
     start = perf_counter()
@@ -188,14 +202,6 @@ def _timed(
         if stop is not None:  # what goes with the replay afterwards is no step of it
             stop()
     return status, seconds
-
-
-def _written(stats: Stats) -> int:
-    return sum(tier.written for tier in stats.tiers)
-
-
-def _read(stats: Stats) -> int:
-    return sum(tier.read for tier in stats.tiers)
 
 
 def _overhead(total: float, model: float) -> float:

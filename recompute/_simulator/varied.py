@@ -77,7 +77,7 @@ class _Copy:
         self._values.update(zip(call.results, results, strict=True))
         factor = self.copy.calls[-1].cost / call.cost if call.cost else 1.0
         again = [factor * cost for cost in call.again]
-        self.copy.calls[-1] = replace(self.copy.calls[-1], again=again, room=call.room)
+        self.copy.calls[-1] = replace(self.copy.calls[-1], again=again, room=call.room, sure=call.sure)
 
     def insert(self) -> None:
         """An operation that the program does not have."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from recompute._adapters.adapter import Adapter, kinds
 from recompute._adapters.python import ATOMIC
 from recompute._errors import StagingError
+from recompute._interrupts import is_interrupt
 from recompute._recomputable import Recomputable, pure
 
 _CONTAINERS: Final = (list, tuple, dict)
@@ -71,7 +72,9 @@ class _Equal:
             return True
         try:
             return type(other) is type(self.value) and bool(other == self.value)
-        except Exception:  # whatever a foreign == raises: it did not say yes
+        except Exception as error:  # whatever a foreign == raises: it did not say yes
+            if is_interrupt(error):
+                raise
             return False
 
 

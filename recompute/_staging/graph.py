@@ -8,7 +8,7 @@ from recompute._staging.line import Compute
 from recompute._traces.last_uses import last_uses
 from recompute._traces.program import Program
 from recompute.events import Event, Performed
-from recompute.extend import EngineOptions, Node
+from recompute.extend import EngineOptions, Operation, Value
 
 
 class Recorder(Cache):
@@ -37,9 +37,9 @@ def _refuse() -> None:
 class Graph:
     """The recorded operations that the results need, as a program and as functions to call."""
 
-    def __init__(self, name: str, recorder: Recorder, inputs: list[Node], wanted: list[Node]) -> None:
-        operations: dict[Node, None] = {}
-        sources: dict[Node, None] = dict.fromkeys(inputs)
+    def __init__(self, name: str, recorder: Recorder, inputs: list[Value], wanted: list[Value]) -> None:
+        operations: dict[Operation, None] = {}
+        sources: dict[Value, None] = dict.fromkeys(inputs)
         stack = [*wanted]
         seen = set(stack)
         while stack:
@@ -52,21 +52,21 @@ class Graph:
                 seen.update(new)
                 stack += new
         program = self.program = Program(name)
-        self.slots: dict[Node, int] = {}
+        self.slots: dict[Value, int] = {}
         for value in sources:
             self.slots[value] = program.add_source(value.storage.size, value.storage.pool.device)
         self.inputs = [self.slots[value] for value in inputs]
         self.constants = [(slot, value.payload) for value, slot in self.slots.items() if value not in set(inputs)]
         self.computes: list[Compute] = []
         storages = {value.storage.number: program.storages[slot] for value, slot in self.slots.items()}
-        for operation in sorted(operations, key=_first):
+        for operation in sorted(operations, key=lambda operation: operation.number):
             self._add(operation, recorder, storages)
         results = dict.fromkeys(self.slots[value] for value in wanted)
         program.outputs = [slot for slot in results if program.makers[slot] >= 0]
         _drop_after_use(program)
 
-    def _add(self, operation: Node, recorder: Recorder, storages: dict[int, int]) -> None:
-        numbers = range(_first(operation), _first(operation) + operation.nout)
+    def _add(self, operation: Operation, recorder: Recorder, storages: dict[int, int]) -> None:
+        numbers = range(operation.number, operation.number + operation.nout)
         made = [recorder.made[number] for number in numbers]
         device = next(output.storage.pool.device for output in operation.outputs if output is not None)
         for storage, size in made:
@@ -93,8 +93,3 @@ def _drop_after_use(program: Program) -> None:
     for number, values in enumerate(dying):
         program.steps.append(("call", number))
         program.steps += [("drop", value) for value in values]
-
-
-def _first(operation: Node) -> int:
-    """The number of its first output, which may be forgotten: those of one operation are consecutive."""
-    return next(value.number - at for at, value in enumerate(operation.outputs) if value is not None)

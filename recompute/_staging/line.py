@@ -8,7 +8,7 @@ from typing import Any
 from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
 from recompute._errors import StagingError
-from recompute.extend import Container, Node
+from recompute.extend import Container, Operation, Value
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Compute:
 
     __slots__ = ("created", "function", "keywords", "name", "nout", "positional", "results", "sizes")
 
-    def __init__(self, operation: Node, slots: dict[Node, int], results: list[int], sizes: list[int]) -> None:
+    def __init__(self, operation: Operation, slots: dict[Value, int], results: list[int], sizes: list[int]) -> None:
         self.function = operation.function
         self.positional = [bind(part, slots) for part in operation.positional]
         keywords = operation.keywords
@@ -55,9 +55,9 @@ class Compute:
         )
 
 
-def bind(part: Any, slots: dict[Node, int]) -> Any:
-    """A packed argument with slots in the place of values."""
-    if type(part) is Node:
+def bind(part: Any, slots: dict[Value, int]) -> Any:
+    """A packed argument with slots instead of values."""
+    if type(part) is Value:
         return Slot(slots[part])
     if type(part) is Container:
         return Container(part.build, [bind(inner, slots) for inner in part.parts])

@@ -15,7 +15,7 @@ from recompute._recomputable import Recomputable
 from recompute._staging.arguments import Layout
 from recompute._staging.graph import Graph, Recorder
 from recompute._staging.line import Compute, bind, fill
-from recompute.extend import Node, pack
+from recompute.extend import Value, pack
 
 if TYPE_CHECKING:
     from recompute._plans.schedule import Plan
@@ -126,7 +126,7 @@ def stage(
         args = layout.take(example_args, "the positional arguments", inputs)
         kwargs = layout.take(example_kwargs, "the keyword arguments", inputs)
         result = function(*args, **kwargs)
-        found: list[Node] = []
+        found: list[Value] = []
         wanted = pack(result, [], found)
         if not found:
             raise StagingError(f"{_name(function)} returned no Recomputable, but a {type(result).__name__}")

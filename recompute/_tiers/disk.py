@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import inf
 from pathlib import Path
+from threading import get_ident
 from time import monotonic, sleep
 from typing import IO, Any, Final
 from weakref import finalize
@@ -22,7 +23,7 @@ from weakref import finalize
 from recompute._adapters.packing import Load
 from recompute._budget import parse_bytes
 from recompute._tiers.link import Link
-from recompute._tiers.tier import Store, Tier
+from recompute._tiers.tier import Store, Tier, about_to_fork
 
 _PREFIX: Final = "recompute-"
 _LOCK: Final = "lock"
@@ -67,6 +68,11 @@ class Disk(Tier):
 
 
 class _DiskStore(Store):
+    """Any thread may fork at any moment, without a lock that says what others are at: so a file first counts as whole,
+    then it is linked for the forks that are about to come. A fork, on the other hand, says first that it comes, and
+    then links what is whole. What the memory of a child knows was written by then, and is linked.
+    """
+
     def __init__(self, tier: Disk) -> None:
         limited = None if tier.bandwidth is None else float(parse_bytes(tier.bandwidth))
         expected = min(1e9, limited or 1e9)
@@ -76,45 +82,66 @@ class _DiskStore(Store):
         self._numbers = count()
         self._folder = _Folder(self._place)
         self._end = finalize(self, self._folder.remove)
-        self._for_child: _Folder | None = None
+        self._whole: set[str] = set()
+        """Names of files."""
+        self._for_children: dict[object, _Folder | None] = {}
+        """Of forks that are about to come; None: there is nothing to share, nor a place for it."""
 
     def write(self, parts: Sequence[memoryview], nbytes: int) -> Any:
         try:
-            return self._write(f"{next(self._numbers)}", parts)
+            return self._write(parts)
         except FileNotFoundError:  # somebody has removed the folder
             self._folder.make_again()
-            return self._write(f"{next(self._numbers)}", parts)
+            return self._write(parts)
 
-    def _write(self, name: str, parts: Sequence[memoryview]) -> str:
-        path = self._folder.path / name
+    def _write(self, parts: Sequence[memoryview]) -> str:
+        folder = self._folder
+        if not folder.mine:
+            raise OSError("this process has no place of its own since it was forked")
+        path = folder.path / f"{next(self._numbers)}-{folder.path.name}"  # in no other process the same
         try:
-            with open(path, "xb", buffering=0, opener=_privately) as file:
+            with open(path, "wb", buffering=0, opener=_as_it_is) as file:
+                at = 0
                 for part in parts:
                     for chunk in _chunks(part):
                         start = monotonic()
-                        _write_all(file, chunk)
+                        _write_all(file, chunk, at)
+                        at += len(chunk)
                         sleep(self._pace.wait(len(chunk), start, monotonic()))
         except FileNotFoundError:
             raise
         except BaseException:
-            with suppress(OSError):
-                path.unlink()
+            if folder.mine:
+                with suppress(OSError):
+                    path.unlink()
             raise
-        return name
+        self._whole.add(path.name)
+        for fork in list(about_to_fork.values()):
+            child = self._for_child(fork)
+            if child is not None:
+                child.share(path)
+            self._leave_to_children()  # maybe this one is over by now
+        if folder is not self._folder:  # there was a fork meanwhile, by this thread, and the file is the parent's
+            return self._write(parts)
+        return path.name
 
     @contextmanager
     def read(self, where: Any) -> Iterator[Load]:
         with open(self._folder.path / where, "rb", buffering=0) as file:
+            at = 0
 
             def load(memory: Any) -> None:
+                nonlocal at
                 for chunk in _chunks(memory):
                     start = monotonic()
-                    _read_all(file, chunk)
+                    _read_all(file, chunk, at)
+                    at += len(chunk)
                     sleep(self._pace.wait(len(chunk), start, monotonic()))
 
             yield load
 
     def remove(self, where: Any) -> None:
+        self._whole.discard(where)
         if self._folder.mine:
             with suppress(OSError):
                 os.unlink(self._folder.path / where)
@@ -124,21 +151,41 @@ class _DiskStore(Store):
 
     def before_fork(self) -> None:
         """The parent may remove its files at any time: the child gets links to them, in a folder of its own."""
-        self._for_child = None
-        with suppress(OSError):  # then what the child has here is lost, and it writes nothing
-            names = os.listdir(self._folder.path)
-            self._for_child = folder = _Folder(self._place)
-            for name in names:
-                if name != _LOCK:
-                    with suppress(OSError):  # it goes just now, or files here cannot have links
-                        os.link(self._folder.path / name, folder.path / name)
+        folder = self._for_child(about_to_fork.get(get_ident()))
+        if folder is not None:  # else what the child has here is lost, and it writes nothing
+            for name in list(self._whole):
+                folder.share(self._folder.path / name)
 
-    def after_fork(self, *, child: bool) -> None:
-        folder, self._for_child = self._for_child, None
-        if not child:
+    def _for_child(self, fork: object) -> _Folder | None:
+        """The folder for the child of a fork."""
+        if fork not in self._for_children:
+            folder = None
+            with suppress(OSError):
+                if self._folder.path.exists():
+                    folder = _Folder(self._place)
+            if self._for_children.setdefault(fork, folder) is not folder and folder is not None:
+                folder.remove()  # another thread was quicker
+        return self._for_children.get(fork)  # None: it is over
+
+    def _leave_to_children(self) -> None:
+        """The folders for forks that are over: they are the children's, or nobody's, and the next one removes them."""
+        known = list(self._for_children)  # first: another fork may be prepared just now
+        coming = list(about_to_fork.values())
+        for fork in known:
+            folder = None if fork in coming else self._for_children.pop(fork, None)
             if folder is not None:
                 folder.leave()
+
+    def after_fork(self, *, child: bool) -> None:
+        if not child:
+            self._leave_to_children()
             return
+        folder = self._for_child(about_to_fork.get(get_ident()))
+        for other in self._for_children.values():
+            if other is not None and other is not folder:
+                other.leave()
+        self._for_children.clear()
+        self._pace = Pace(self._pace.bandwidth)  # threads that are not here take no share
         self._end.detach()
         self._folder.leave()
         if folder is None:
@@ -176,6 +223,18 @@ class _Folder:
         """It belongs to another process."""
         self._lock.close()
 
+    def share(self, path: Path) -> None:
+        """Have a file of another folder here, too: a link, or a copy where there are none."""
+        try:
+            os.link(path, self.path / path.name)
+        except (FileNotFoundError, FileExistsError):  # nobody needs it any more, or another thread was quicker
+            pass
+        except OSError:
+            with suppress(OSError):
+                copy = self.path / f"{path.name}.{get_ident()}"
+                shutil.copyfile(path, copy)
+                os.replace(copy, self.path / path.name)
+
     def make_again(self) -> None:
         if not self.path.exists():
             self._lock.close()
@@ -192,7 +251,7 @@ class Pace:
     """Keeps all threads together within a bandwidth, in bytes a second; None: no limit."""
 
     def __init__(self, bandwidth: float | None) -> None:
-        self._bandwidth = bandwidth
+        self.bandwidth = bandwidth
         self._until = -inf
 
     def wait(self, nbytes: int, since: float, now: float) -> float:
@@ -200,9 +259,9 @@ class Pace:
 
         Without a lock, which a fork could leave locked: threads that come at the same moment may be a chunk too fast.
         """
-        if self._bandwidth is None:
+        if self.bandwidth is None:
             return 0.0
-        self._until = until = max(self._until, since) + nbytes / self._bandwidth
+        self._until = until = max(self._until, since) + nbytes / self.bandwidth
         return max(0.0, until - now)
 
 
@@ -216,22 +275,28 @@ def _privately(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def _as_it_is(path: str, flags: int) -> int:
+    """Not emptied: the same thread may just be writing the same in another process, after a fork."""
+    return os.open(path, flags & ~os.O_TRUNC, 0o600)
+
+
 def _chunks(part: memoryview) -> Iterator[memoryview]:
     for start in range(0, len(part), _CHUNK):
         yield part[start : start + _CHUNK]
 
 
-def _write_all(file: Any, chunk: memoryview) -> None:
+def _write_all(file: Any, chunk: memoryview, at: int) -> None:
     while chunk:
-        chunk = chunk[file.write(chunk) :]
+        done = _write_at(file, chunk, at)
+        chunk, at = chunk[done:], at + done
 
 
-def _read_all(file: Any, chunk: memoryview) -> None:
+def _read_all(file: Any, chunk: memoryview, at: int) -> None:
     while chunk:
-        done = file.readinto(chunk)
+        done = _read_at(file, chunk, at)
         if not done:
             raise OSError(f"the file {file.name} is too short")
-        chunk = chunk[done:]
+        chunk, at = chunk[done:], at + done
 
 
 def _remove_left_behind(place: Path) -> None:
@@ -259,18 +324,45 @@ if sys.platform == "win32":
             return True
         return False
 
+    def _write_at(file: Any, chunk: memoryview, at: int) -> int:
+        return file.write(chunk)  # type: ignore[no-any-return]
+
+    def _read_at(file: Any, chunk: memoryview, at: int) -> int:
+        return file.readinto(chunk)  # type: ignore[no-any-return]
+
 else:
-    from fcntl import LOCK_EX, LOCK_NB, flock
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ImportError:  # a small Unix, such as that of a browser: there no files of others are removed
+        flock = None  # type: ignore[assignment]
 
     def _locked(path: Path) -> IO[bytes]:
-        """A file with a lock that goes with the process."""
-        file = open(path, "wb", opener=_privately)  # noqa: SIM115  # closed with the folder
-        flock(file, LOCK_EX | LOCK_NB)
+        """A file with a lock that goes with the process. It has its name once it is locked, or it would seem free."""
+        unlocked = path.with_suffix(".new")
+        file = open(unlocked, "wb", opener=_privately)  # noqa: SIM115  # closed with the folder
+        if flock is not None:
+            flock(file, LOCK_EX | LOCK_NB)
+        os.rename(unlocked, path)
         return file
+
+    def _write_at(file: Any, chunk: memoryview, at: int) -> int:
+        """At a place that is said, and not the file's, which moves for both processes after a fork."""
+        if hasattr(os, "pwrite"):
+            return os.pwrite(file.fileno(), chunk, at)
+        file.seek(at)
+        return file.write(chunk)  # type: ignore[no-any-return]
+
+    def _read_at(file: Any, chunk: memoryview, at: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(file.fileno(), [chunk], at)
+        file.seek(at)
+        return file.readinto(chunk)  # type: ignore[no-any-return]
 
     def _in_use(path: Path) -> bool:
         """Whether somebody has the lock. Raises OSError if there is no such file: it is just being made."""
         with open(path, "rb") as file:
+            if flock is None:
+                return True
             try:
                 flock(file, LOCK_EX | LOCK_NB)
             except BlockingIOError:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 from weakref import ref
 from zlib import crc32
 
@@ -17,6 +17,10 @@ from recompute._adapters.adapter import adapter_for
 from recompute._adapters.packing import Load
 from recompute._budget import parse_bytes
 from recompute._tiers.link import Link
+
+about_to_fork: Final[dict[int, object]] = {}
+"""Thread -> the fork that it has prepared, and not done yet: what a tier gets meanwhile, from any thread, is for the
+child, too."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Store(ABC):
         return f"a copy in {self.name}"
 
     def before_fork(self) -> None:
-        """There will be a child process, which has the same copies."""
+        """This thread forks soon: the child has the same copies, with those that other threads write until then."""
 
     def after_fork(self, *, child: bool) -> None:
         """There is one: this one, or not."""

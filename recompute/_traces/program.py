@@ -36,6 +36,10 @@ class Call:
     """Of the second and later runs, where they were recorded; the last one serves from then on."""
     room: int | None = None
     """Bytes that were known to be needed before the first run; None: those of the results."""
+    sure: bool = True
+    """Whether `room` was known; where it was guessed, the call runs without it if need be."""
+    place: str = ""
+    """Where it was created, `file:line`; empty if the trace does not say."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,10 @@ class Program:
     """Whether it comes from a trace in the published format."""
     revived: set[int] = field(default_factory=set)
     """Values that are used after their last reference was dropped, which only a published trace can do."""
+    numbers: list[int] = field(default_factory=list)
+    """Value -> its number in the trace, if that has numbers."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the recorded run: policy, budget and what else the first line of the trace says."""
 
     @property
     def model_time(self) -> float:
@@ -91,7 +99,7 @@ class Program:
 
     def copy(self) -> Program:
         """The same, to which more can be added; the calls are shared. O(program)."""
-        lists = ("sizes", "devices", "storages", "makers", "calls", "steps", "marks", "outputs")
+        lists = ("sizes", "devices", "storages", "makers", "calls", "steps", "marks", "outputs", "numbers")
         copied: dict[str, Any] = {name: list(getattr(self, name)) for name in lists}
         return replace(self, revived=set(self.revived), **copied)
 

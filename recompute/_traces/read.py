@@ -38,7 +38,7 @@ def read(path: str | Path) -> Program:
     fault: TraceError | None = None
     started = False
     try:
-        for number, text in _lines(path):
+        for number, text in lines(path):
             if fault is not None and (started or isinstance(builder, Recorded)):
                 break
             if fault is not None and '"START"' not in text:
@@ -50,10 +50,10 @@ def read(path: str | Path) -> Program:
                 elif fault is not None:
                     continue
                 elif builder is None:
-                    builder = Recorded(path.name) if HEADER in line else Published(path.name)
+                    builder = _builder(line, path.name)
                 builder.add(line)
             except ValueError as error:
-                fault = fault or TraceError(f"{path}:{number}: {_short(error)}")
+                fault = fault or TraceError(f"{path}:{number}: {short(error)}")
         if fault is not None:
             raise fault
         if builder is None:
@@ -64,10 +64,19 @@ def read(path: str | Path) -> Program:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}:{number + 1}: the file is truncated or damaged: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}:{max(1, number)}: {_short(error)}") from None
+        raise TraceError(f"{path}:{max(1, number)}: {short(error)}") from None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _builder(first: dict[str, Any], name: str) -> Format:
+    if HEADER not in first and "INSTRUCTION" not in first:
+        raise ValueError(
+            f"this is no trace: its first line has neither {HEADER!r} nor 'INSTRUCTION'; `recompute run --record` and "
+            "Cache(trace=...) write one"
+        )
+    return Recorded(name) if HEADER in first else Published(name)
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that are not empty, numbered from one."""
     with open(path, "rb") as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
         for number, line in enumerate(file, 1):
@@ -85,7 +94,7 @@ def _object(text: str) -> dict[str, Any]:
     return line
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
     """Its text, without the middle of what is long in it: a trace may have anything as a name."""
     text = str(error)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"

@@ -74,6 +74,9 @@ class Recorded:
         if not self._ended:
             raise ValueError("the file is truncated: the line with the event End is missing")
         self._between.sort(key=lambda each: each[0])
+        self.program.numbers = [0] * len(self.program.storages)
+        for number, value in self._values.items():
+            self.program.numbers[value] = number
         steps = self.program.steps
         merged: list[Step] = []
         start = 0
@@ -86,7 +89,11 @@ class Recorded:
 
     def _header(self, line: dict[str, Any]) -> None:
         if line[HEADER] != VERSION:
-            raise ValueError(f"format version {line[HEADER]!r} is not known here, only {VERSION}")
+            raise ValueError(
+                f"format version {line[HEADER]!r} is not known here, only {VERSION}: record the program again, or "
+                f"read the trace with the recompute that wrote it ({line.get('recompute', 'unknown')})"
+            )
+        self.program.settings |= line  # adapters may add some
 
     def _added(self, line: dict[str, Any]) -> None:
         number = _natural(line, "storage")
@@ -122,8 +129,11 @@ class Recorded:
         self._values.update(zip(results, made, strict=True))
         for value, storage in zip(made, on, strict=True):
             self._make(value, storage, len(self.program.steps))
+        if line.get("place") is not None:
+            self.program.calls[-1].place = _text(line, "place")
         if line.get("room") is not None:
             self.program.calls[-1].room = _natural(line, "room")
+            self.program.calls[-1].sure = line.get("sure") is not False
 
     def _make(self, value: int, storage: int, step: int) -> None:
         """A value is in memory after that many steps, unless it was already."""

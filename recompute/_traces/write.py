@@ -64,6 +64,7 @@ class Recorder:
             **settings,
         }
         self._lines = [json.dumps(header, default=str) + "\n"]
+        self._threads: dict[int, int] = {}
         self._size = len(self._lines[0])  # characters
         self._ended = False
 
@@ -71,6 +72,10 @@ class Recorder:
         write = _LINES.get(type(event))
         if write is not None:  # else it is of a type that says nothing about the program
             line = write(event)
+            if type(event) is Performed and event.thread:
+                number = self._threads.setdefault(event.thread, len(self._threads))
+                if number:  # mostly there is one
+                    line = f'{line[:-2]},"thread":{number}}}\n'
             self._lines.append(line)
             self._size += len(line)
             if self._size > _BATCH and self._writing.acquire(blocking=False):
@@ -81,6 +86,10 @@ class Recorder:
                     raise
                 finally:
                     self._writing.release()
+
+    def add_settings(self, **settings: object) -> None:
+        """More of what the header says, in a line of its own, for those who read the trace."""
+        self._lines.append(json.dumps({HEADER: VERSION, **settings}, default=str) + "\n")
 
     def flush(self) -> None:
         """Write what there is, and an end: the file is a complete trace, until the next event."""
@@ -163,12 +172,13 @@ def _transferred(event: Moved | Fetched) -> str:
 
 def _performed(event: Performed) -> str:
     room = event.room
+    place = f',"place":{_quoted[event.place]}' if event.place else ""
     return (
         f'{{"event":"Performed","time":{event.time},"used":{event.used},"function":{_quoted[event.function]},'
         f'"cost":{event.cost},"again":{"true" if event.again else "false"},"storages":{_list(event.storages)},'
         f'"nbytes":{_list(event.nbytes)},"arguments":{_list(event.arguments)},"results":{_list(event.results)},'
         f'"homes":{_list(event.homes)},"inputs":{_list(event.inputs)},"device":{_quoted[event.device]},'
-        f'"room":{"null" if room is None else room}}}\n'
+        f'"room":{"null" if room is None else room},"sure":{"true" if event.sure else "false"}{place}}}\n'
     )
 
 

@@ -149,4 +149,4 @@ UPDATES: Final[dict[str, tuple[str, ...]]] = {
         "a.at[{part}].set(b).at[{part}].add(c)",
     ),
 }
-"""In the place of these, of arrays that can never be written to."""
+"""Instead of these, of arrays that can never be written to."""

@@ -63,6 +63,10 @@ class Identity(Generic[T]):
     def __repr__(self) -> str:
         return f"<Identity of {self._value!r}>"
 
+    def story(self) -> list[Any]:
+        """Nothing ever becomes of it."""
+        return []
+
     @staticmethod
     def pure(value: U) -> Identity[U]:
         """A source. TypeError if it can be read only once."""
@@ -78,7 +82,7 @@ class Identity(Generic[T]):
         nbytes: int | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Apply `function` to the arguments, with the values in the place of the Identities among and inside them."""
+        """Apply `function` to the arguments, with the values instead of the Identities among and inside them."""
         called = function._value if isinstance(function, Identity) else function
         if not isinstance(function, Identity) and not callable(function):
             raise TypeError(f"ap takes a function first, or an Identity that holds one, not {function!r}")
@@ -131,7 +135,7 @@ class Identity(Generic[T]):
 
 
 def _open(argument: Any) -> Any:
-    """The argument with the value in the place of each Identity; containers of them are copied."""
+    """The argument with the value instead of each Identity; containers of them are copied."""
     if isinstance(argument, Identity):
         return argument._value
     try:

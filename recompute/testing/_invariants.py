@@ -8,12 +8,13 @@ from math import isclose
 from typing import Any
 
 from recompute._cache import Cache
-from recompute._engine.copies import copy_of, moves_source
+from recompute._engine.copies import moves_source
 from recompute._engine.engine import Engine
-from recompute._engine.graph import EVICTED, Operation, Storage, Value
+from recompute._engine.graph import EVICTED, Operation, Storage, Value, copy_of
+from recompute._engine.needed import Needs
+from recompute._engine.neighbours import Closure, Component, Components
 from recompute._engine.pool import Pool
-from recompute._policy.needed import Needs
-from recompute._policy.neighbourhoods import Closure, Component, Components
+from recompute._engine.states import IN_MEMORY, LOST
 
 
 def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
@@ -94,11 +95,12 @@ def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
     assert engine.memory.pools.get(storage.pool.device) is storage.pool, (
         f"{who} is in a pool that the cache does not know"
     )
+    assert storage.resident == IN_MEMORY[storage.state], f"{who} is resident in state {storage.state}"
+    assert storage.dropped == LOST[storage.state], f"{who} is dropped in state {storage.state}"
     present = [value for value in storage.values if value.payload is not EVICTED]
     if storage.resident:
         assert present, f"{who} counts as resident, but none of its values is"
-        remains = storage.remains
-        assert remains is None or remains.held is None, f"{who} is resident and held outside at once"
+        assert storage.held is None, f"{who} is resident and held outside at once"
         assert not isinstance(storage.nearby, Component), f"{who} is resident and in an evicted component"
         assert not storage.dropped, f"{who} is resident and dropped at once"
     else:
@@ -134,7 +136,7 @@ def _check_value(value: Value) -> None:
         assert value in operation.outputs, f"{who} is not among the outputs of {operation}"
         options = operation.options
         if len(operation.outputs) > 1 and options is not None:
-            assert operation.outputs[value.number - options.first] is value, f"{who} is elsewhere among the outputs"
+            assert operation.outputs[value.number - operation.number] is value, f"{who} is elsewhere among the outputs"
             living = sum(output is not None for output in operation.outputs)
             assert options.living == living, f"{operation} counts {options.living} outputs, and has {living}"
     if value.pinned:
@@ -149,7 +151,7 @@ def _check_users(storages: list[Storage], operations: list[Operation]) -> None:
     for storage in storages:
         for value in storage.values:
             who = f"a value of storage {storage.number}"
-            listed = set(value.each_user())
+            listed = {user for user in value.each_user() if user.runs}  # others run right now
             true = users.get(value, set())
             assert listed == true, f"{who} lists {listed} as its users, and not {true}"
     known = {value for storage in storages for value in storage.values}
@@ -169,7 +171,7 @@ def _check_operations(engine: Engine, operations: list[Operation], idle: bool) -
 
 def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], idle: bool) -> None:
     resident = [storage for storage in storages if storage.resident]
-    held = sum(held.size for held in engine.memory.held if held.pool is pool)
+    held = sum(held.size for held in engine.machine.held if held.pool is pool)
     facts = {
         "held": (pool.held, held),
         "sources": (
@@ -178,7 +180,11 @@ def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], idle: bool)
         ),
         "in sources that move": (
             pool.movable,
-            sum(storage.size for storage in resident if moves_source(storage)),
+            sum(
+                storage.size
+                for storage in resident
+                if moves_source(storage) and not any(value.stays for value in storage.values)
+            ),
         ),
         "pinned": (
             pool.pinned,
@@ -209,8 +215,8 @@ def _check_sets(engine: Engine, storages: list[Storage]) -> None:
         assert storage.values, f"storage {storage.number} is known, but has no values"
     for storage in storages:
         assert storage in known, f"storage {storage.number} is alive, but not known"
-        held = None if storage.remains is None else storage.remains.held
-        if held is not None and held in engine.memory.held:
+        held = storage.held
+        if held is not None and held in engine.machine.held:
             assert held.size == storage.size, f"storage {storage.number} is held with another size"
 
 
@@ -329,6 +335,9 @@ def _check_needs(neighbourhood: Needs, storages: list[Storage]) -> None:
     times = Counter(argument for above in neighbourhood._needs.values() for argument in above)
     assert times == Counter(neighbourhood._needed_by), "storages are not counted as often as they are needed"
     assert not any(each.resident for each in neighbourhood._needs), "a resident storage counts as evicted"
+    for each in neighbourhood.kept:
+        assert each.resident, f"storage {each.number} stays because it is wanted, but is evicted"
+        assert each in neighbourhood._needed_by, f"storage {each.number} stays, but nothing evicted wants it"
 
 
 def _close(engine: Engine, a: float, b: float) -> bool:

@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 import torch
+from _torch_programs import check_records
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute_torch as rt
-from recompute.testing import check_invariants
 
 BUDGET = 2_000
 """Bytes, in which some of its activations have to be made again."""
@@ -94,7 +94,7 @@ def plain_steps() -> tuple[dict[str, set[bytes]], list[torch.Tensor]]:
 
 def go_on(block: rt.budget, training: Training, allowed: dict[str, set[bytes]]) -> Training:
     """After a fault the training has content that it may have, and goes on; how it was when it went on."""
-    check_invariants(block.cache, [each._recompute for each in block._tracker.known()])
+    check_records(block)
     block.budget = None  # as it was, the fault may have come of it
     copied = training.copied()
     training.step(3)

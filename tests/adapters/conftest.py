@@ -28,6 +28,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module", params=["python", "native"])
+def path(request: pytest.FixtureRequest, one_thread: None) -> Iterator[str]:
+    """Blocks of PyTorch run on this path: each test of the module runs on both."""
+    if request.param == "native":
+        from recompute_torch._native.build import status
+
+        if status().reason:
+            pytest.skip(str(status()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECOMPUTE_TORCH_NATIVE", "1" if request.param == "native" else "0")
+        yield request.param
+
+
 @pytest.fixture(scope="module")
 def plain(one_thread: None) -> Any:
     """What two steps of plain torch have in their tensors, and keep."""

@@ -125,6 +125,47 @@ def graphs(draw: st.DrawFn, kinds: list[str] = KINDS) -> tuple[dict[Any, Any], l
     return graph, [wanted[0], wanted]
 
 
+@st.composite
+def array_programs(draw: st.DrawFn) -> Any:
+    """Random numbers in blocks, which are rechunked, overlapped, cut, turned and added up."""
+    import dask.array as da
+
+    def chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple([draw(st.integers(max(1, length // 4), length)) for length in shape])
+
+    shape = draw(st.tuples(st.integers(4, 40), st.integers(4, 40)))
+    numbers: Any = da.random.default_rng(draw(st.integers(0, 3)))  # type: ignore[no-untyped-call]  # Dask's
+    x = numbers.random(shape, chunks=chunks(shape))
+    for _ in range(draw(st.integers(1, 4))):
+        what = draw(st.sampled_from("rechunk rechunk rechunk overlap cut turn add cumsum centre".split()))
+        axis = draw(st.integers(0, 1))
+        if what == "rechunk":
+            x = x.rechunk(chunks(x.shape))
+        elif what == "overlap":
+            boundary = draw(st.sampled_from(["reflect", "periodic", "none", 0.0]))
+            depth = min(1, *map(min, x.chunks))
+            map_overlap: Any = da.map_overlap
+            x = map_overlap(_summed, x, depth=depth, boundary=boundary, dtype=float, meta=np.empty((0, 0)))
+        elif what == "cut":
+            cut = slice(draw(st.integers(0, 2)), None, draw(st.sampled_from([1, 1, 2, -1])))
+            if x.shape[axis] >= 4 and (cut.step > 0 or cut.start >= 0):
+                x = x[(slice(None),) * axis + (slice(None, None, -1) if cut.step < 0 else cut,)]
+        elif what == "turn":
+            x = x.T
+        elif what == "add":
+            x = x + x.sum(axis=axis, keepdims=True)
+        elif what == "cumsum":
+            x = x.cumsum(axis=axis)
+        else:
+            x = x - x.mean(axis=axis, keepdims=True)
+    end = draw(st.sampled_from(["all", 0, 1, None]))
+    return x if end == "all" else x.sum(axis=end)
+
+
+def _summed(array: Any) -> Any:
+    return array + np.roll(array, 1, 0) * 0.1
+
+
 def model(graph: dict[Any, Any], keys: Any, done: dict[Any, Any]) -> Any:
     """Each task on copies of its own."""
     if isinstance(keys, list):

@@ -68,7 +68,7 @@ def test_without_cupy_the_import_says_what_to_install() -> None:
     code = "import sys; sys.modules['cupy'] = None; import recompute_cupy"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ModuleNotFoundError" in run.stderr
-    assert "recompute-cache[cupy]" in run.stderr
+    assert "pip install '.[cupy]' in a checkout" in run.stderr
 
 
 # Size and identity

@@ -346,6 +346,24 @@ def test_nested_tuples_cannot_be_changed() -> None:
     assert not _payloads.is_fixed((wide, ([],)))
 
 
+def test_a_copy_that_fails_leaves_nothing_to_the_next() -> None:
+    """What it had begun with has gone, and others may lie in its place."""
+
+    class State:
+        def __init__(self, *parts: Any) -> None:
+            self.parts = parts
+
+        def __reduce__(self) -> Any:
+            return State, (), {"parts": [list(each) if isinstance(each, list) else each for each in self.parts]}
+
+    for number in range(20):
+        values = {0: State([7], threading.Lock()), 1: [[number], [number]], 2: State([number, number])}
+        made = _payloads.copied(values)
+        assert made[0] is values[0]
+        assert made[1] == [[number], [number]]
+        assert made[2].parts == [[number, number]]
+
+
 @given(st.integers(0, 5_000))
 def test_the_weight_of_a_task_is_that_of_what_it_holds(nbytes: int) -> None:
     """Wherever it holds it; what other tasks make is not its own."""

@@ -129,4 +129,4 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     said: list[str] = []
     figures = demo(blocks=20, budget=0.3, texts=small_modules(tmp_path), picture=tmp_path / "a.png", echo=said.append)
     assert figures["picture"] is None
-    assert "recompute-cache[plot]" in said[-1]
+    assert "pip install '.[plot]' in a checkout" in said[-1]

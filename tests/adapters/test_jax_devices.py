@@ -38,3 +38,8 @@ def test_short_of_memory() -> None:
 def test_planned_on_four_devices() -> None:
     """Planned programs over several devices, and inside of shard_map."""
     run("_jax_remat_on_four_devices.py", XLA_FLAGS="--xla_force_host_platform_device_count=4")
+
+
+def test_planned_in_outer_jits_on_four_devices() -> None:
+    """Planned programs over several devices as parts of others, with and without a mesh in force."""
+    run("_jax_remat_in_outer_jits.py", XLA_FLAGS="--xla_force_host_platform_device_count=4")

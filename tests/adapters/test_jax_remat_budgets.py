@@ -82,7 +82,7 @@ def test_plans_of_the_series_are_worth_their_bytes(kinds: str) -> None:
     """By rising cost, each plan for little memory dearer than the others, and each needs less than the one before."""
     args = jnp.eye(16) * 0.9, jnp.ones((128, 16))
     flat = flatten(jax.make_jaxpr(sequence(kinds))(*args), inline_custom=False)
-    ladder = Ladder(candidates_of(flat, kinds, "branch", 0, None), 0.02, len(flat.equations))
+    ladder = Ladder(candidates_of(flat, kinds, "branch", 0, None), 0.02)
     plans = [*ladder.common, *ladder.scarce]
     assert plans[0].overhead == 1
     assert all(one.overhead < two.overhead for one, two in pairwise(plans))
@@ -165,3 +165,60 @@ def test_one_look_at_a_large_function() -> None:
     plan = remat(jax.grad(loss), 0.4).plan([(up[0], down[0])] * 20, x)
     assert plan.compiled <= plan.budget
     assert [each.what.split(",")[0].split(" for")[0] for each in plan.trials] == ["the plain function", "planned"]
+
+
+def summed(weights: Any, x: Any) -> Any:
+    """A graph convolution: rows are gathered by edges, and summed where the edges end."""
+    one, two = jax.random.split(jax.random.key(1))
+    senders, receivers = jax.random.randint(one, (1024,), 0, 256), jax.random.randint(two, (1024,), 0, 256)
+    for weight in weights:
+        x = jax.ops.segment_sum(jax.nn.relu(x @ weight)[senders], receivers, 256)
+    return (x**2).mean()
+
+
+def convolved(weights: Any, x: Any) -> Any:
+    """Images, a reduction window, and a sort."""
+    images = x.reshape(4, 16, 16, 4)
+    for weight in weights:
+        kernel = weight.reshape(2, 2, 4, 16)[..., :4]
+        images = jax.nn.relu(lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=NHWC))
+        images = lax.reduce_window(images, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 1, 1, 1), "SAME")
+    return (jnp.sort(images.reshape(256, -1)) ** 2).mean()
+
+
+def gathered(weights: Any, x: Any) -> Any:
+    """Cumulative sums, rows by number, and a loop."""
+    for weight in weights:
+        x = lax.fori_loop(0, 3, lambda _, x, w=weight: jnp.tanh(jnp.cumsum(x, 0) @ w), x)[jnp.arange(256)[::-1]]
+    return (x**2).mean()
+
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+TABLE = jax.random.normal(jax.random.key(9), (256, 16))
+
+
+def offset(weights: Any, x: Any) -> Any:
+    """Reads an array that is no argument."""
+    for weight in weights:
+        x = jnp.sin(x @ weight + TABLE)
+    return (x**2).mean()
+
+
+@pytest.mark.parametrize("fn", [summed, convolved, gathered, offset], ids=lambda each: each.__name__)
+def test_the_compiled_function_needs_what_its_plan_says(fn: Any) -> None:
+    """Whatever XLA makes of it: the temporaries of the compiled function are those of the plan, within its budget."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    args = [jax.random.normal(each, (16, 16)) / 8 for each in keys[:4]], jax.random.normal(keys[4], (256, 16))
+    gradient = jax.value_and_grad(fn)
+    plain = jax.jit(gradient).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    planned = 0
+    for share in (0.9, 0.7, 0.6, 0.55):
+        function = remat(gradient, share, compilations=4)
+        try:
+            plan = function.plan(*args)
+        except BudgetError:
+            continue
+        planned += 1
+        assert plan.baseline == plain
+        assert function.lower(*args).compile().memory_analysis().temp_size_in_bytes == plan.compiled <= plan.budget
+    assert planned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
 import jax.numpy as jnp  # noqa: E402  # after importorskip
 from jax import lax  # noqa: E402  # after importorskip
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
+from recompute_jax._remat.saved import SavedPlan  # noqa: E402  # after importorskip
 
 
 def layers(w: Any, x: Any) -> Any:
@@ -126,3 +129,48 @@ def test_every_process_makes_the_same_plan(tmp_path: Path) -> None:
         subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
     for name in ("layers", "scan"):
         assert (tmp_path / f"1-{name}.json").read_text() == (tmp_path / f"2-{name}.json").read_text()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Path]:
+    """JAX's persistent cache, in an empty folder."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+def test_plans_are_kept_where_jax_keeps_programs(kept: Path) -> None:
+    """The same function, options and arguments find the plan of another process; others do not."""
+    args = arrays()
+    gradient = jax.grad(layers)
+    first = remat(gradient, 0.7, compilations=3).plan(*args)
+    (path,) = kept.glob("recompute-plan-*.json")
+    again = remat(gradient, 0.7, compilations=3)
+    plan = again.plan(*args)
+    assert first.trials
+    assert not plan.trials
+    assert plan.saved == first.saved
+    assert again.lower(*args).compile().memory_analysis().temp_size_in_bytes == first.compiled
+    for other in (
+        remat(gradient, 0.75, compilations=3),
+        remat(gradient, 0.7, compilations=2),
+        remat(gradient, 0.7, compilations=3, donate_argnums=0),
+    ):
+        assert other.plan(*args).trials
+    assert len(list(kept.glob("recompute-plan-*.json"))) == 4
+    path.write_text("no plan")
+    assert remat(gradient, 0.7, compilations=3).plan(*args).saved == first.saved
+    assert SavedPlan.load(path) == first.saved
+
+
+@pytest.mark.filterwarnings("ignore:Error .* persistent compilation cache:UserWarning")  # JAX's, of what it compiles
+def test_a_folder_that_cannot_be_written_is_said(kept: Path) -> None:
+    """A plan that cannot be kept is used, with a warning."""
+    file = kept / "file"
+    file.write_text("no folder")
+    jax.config.update("jax_compilation_cache_dir", str(file))
+    with pytest.warns(UserWarning, match="could not be kept"):
+        assert remat(jax.grad(layers), 0.7, compilations=2).plan(*arrays()).trials

@@ -199,7 +199,7 @@ def test_the_demonstration_does_without_matplotlib(monkeypatch: pytest.MonkeyPat
     said: list[str] = []
     figures = demo(budget=0.5, iterations=1, blocks=20, picture=tmp_path / "none.png", echo=said.append)
     assert figures["picture"] is None
-    assert "pip install 'recompute-cache[plot]'" in said[-1]
+    assert "pip install '.[plot]' in a checkout" in said[-1]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -336,15 +336,24 @@ def test_the_masked_constant_is_an_array_like_any_other() -> None:
     assert adapter.fingerprint(np.ma.masked) is not None
 
 
-def test_a_random_function_is_found_out() -> None:
+def test_an_impure_function_is_found_out() -> None:
     """With verify=True a function whose second run gives another array is named."""
-    random = np.random.default_rng(0)
+    runs: list[int] = []
 
     def noise() -> Any:
-        return random.normal(size=3)
+        runs.append(1)
+        return np.full(3, float(len(runs)))
 
     with rc.Cache(verify=True):
         value = rc.ap(noise)
         value.evict()
         with pytest.raises(rc.ImpureError, match="noise"):
             value.get()
+
+
+def test_a_source_of_few_large_elements() -> None:
+    """However large its elements are, some of them are looked at: an array of long strings is a source."""
+    with rc.Cache("1MB"):
+        for count in (1, 30, 64, 100):
+            words = np.array(["x" * 2_000] * count)
+            assert (rc.pure(words).get() == words).all()

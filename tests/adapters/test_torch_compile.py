@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 import warnings
 from pathlib import Path
@@ -82,10 +83,13 @@ def test_random_operators_and_batch_norms_run_again_with_the_same_result(plain: 
 
 
 def test_the_plan_is_what_happens() -> None:
-    """The real peak is the planned one, which is within the budget."""
+    """The real peak is the planned one, which is within the budget.
+
+    On some processors it is a little less: 144,024 bytes of 145,828 on one, with the same plan.
+    """
     _, _, plan, _ = tight()
     assert plan.peak is not None
-    assert plan.planned <= plan.peak <= plan.planned + SCALAR
+    assert 0.98 * plan.planned <= plan.peak <= plan.planned + SCALAR
     assert plan.planned <= plan.budget < plan.plain
 
 
@@ -109,7 +113,7 @@ def test_the_report_says_it() -> None:
     """Peaks, saved bytes, overhead, and what runs again."""
     _, step, plan, _ = tight()
     text = str(rt.plans(step))
-    for word in ("budget", "planned", "real", "saved for the backward", "overhead", "again: "):
+    for word in ("budget", "planned", "measured", "saved for the backward", "overhead", "recomputed: "):
         assert word in text
     assert f"{plan.overhead:.3f}" in text
 
@@ -135,6 +139,9 @@ def test_too_little_is_refused_before_training() -> None:
     module = network(DEEP)
     said, least = refusal(module, 1000)
     assert "while it runs" in said
+    floor = re.search(r"nothing below ([\d.]+) kB can work", said)
+    assert floor is not None
+    assert 1000 * float(floor[1]) <= 1.01 * least
     assert all(each.grad is None for each in module.parameters())
     assert refusal(module, least // 2)[1] == least
     left(module, compiled(module, least), image())
@@ -216,6 +223,7 @@ def test_graphs_share_a_budget() -> None:
         warnings.filterwarnings("error", message="the step breaks")
         assert same(expected, left(module, step, image()))
     assert [each.budget for each in rt.plans(step)] == [200_000] * 3
+    assert "3 graphs share a budget: 200 kB + 200 kB + 200 kB = 600 kB" in str(rt.plans(step))
 
 
 def test_other_shapes_keep_the_plan() -> None:

@@ -18,7 +18,7 @@ from _torch_scripts import alike  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("path")
 
 SIZE = 64  # elements of 4 bytes
 SHARE = 0.85

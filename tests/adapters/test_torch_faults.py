@@ -13,7 +13,7 @@ from _torch_steps import BUDGET, Training, check_left, go_on  # noqa: E402  # af
 import recompute as rc  # noqa: E402
 import recompute_torch as rt  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def failing(*_: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import ref
 
 import pytest
-from interrupts import Interrupts
+from interrupts import Interrupts, enough
 
 from recompute._engine import requests
 from recompute._engine.engine import Engine
@@ -125,7 +125,7 @@ def test_an_exception_between_operators(arming: Arming, plain: Any) -> None:
 
     interrupts = arming(strike, False)
     struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 3)]
-    assert sum(struck) > 50
+    assert enough(sum(struck), 50, 25)
 
 
 def test_an_exception_anywhere(arming: Arming, plain: Any) -> None:
@@ -135,8 +135,8 @@ def test_an_exception_anywhere(arming: Arming, plain: Any) -> None:
         raise KeyboardInterrupt
 
     interrupts = arming(strike, True)
-    struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 17 * STRIDE)]
-    assert sum(struck) > 20
+    struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 13 * STRIDE)]
+    assert enough(sum(struck), 20, 10)
 
 
 Place = tuple[CodeType, int]
@@ -279,7 +279,7 @@ def test_a_signal_anywhere(part: int, arming: Arming, plain: Any) -> None:
     before = signal.getsignal(signal.SIGINT)
     places = range(1 + part * STRIDE, count(interrupts), PARTS * STRIDE)
     struck = [strike_at(each, interrupts, plain) for each in places]
-    assert sum(struck) > 20
+    assert enough(sum(struck), 20, 10)
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -338,4 +338,4 @@ def test_a_signal_while_the_block_is_left(arming: Arming) -> None:
         for one, other in zip(training.kept, expected.kept, strict=True):
             assert torch.equal(one, other)
             assert not hasattr(one.untyped_storage(), "_recompute")
-    assert struck > 20
+    assert enough(struck, 20, 10)

@@ -16,7 +16,7 @@ PARTS = 16  # the whole database, in as many tests
 SECOND = 5  # of so many operators, one has its gradients of gradients tried: they take most of the time
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("path")
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
-import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute.testing import check_invariants  # noqa: E402  # after importorskip
+from _torch_programs import check_records  # noqa: E402  # after importorskip
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+import recompute_torch as rt  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("path")
 
 SIZE = 4_000
 """Bytes of a parameter."""
@@ -65,7 +66,7 @@ def test_a_step_that_makes_all_updates_first(budget: int) -> None:
 
     def look(block: rt.budget | None) -> None:
         if block is not None:
-            check_invariants(block.cache, [each._recompute for each in block._tracker.known()])
+            check_records(block)
             used.append(block.stats().used)
 
     plain = trained(None, look)

@@ -33,7 +33,7 @@ EMPTY_VIEW: list[Instruction] = [
 """The last write is to an empty view of a few integers."""
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("path")
 
 
 @settings(max_examples=150)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,3 +130,29 @@ def test_thrashing_is_said_in_the_words_of_a_training() -> None:
     assert "print(block)" in str(warning.message)
     assert warning.filename == __file__
     assert block.stats().rematerializations > 0
+
+
+def test_a_page_about_a_recorded_block(tmp_path: Path) -> None:
+    """What each budget would cost, with the line of this library to paste; a block that records nothing says so."""
+    with rt.budget("200 kB", trace=tmp_path / "run.jsonl") as block:
+        weight = torch.ones(50, 50, requires_grad=True)
+        x = torch.ones(50, 50)
+        for _ in range(20):
+            x = torch.tanh(x @ weight)
+        x.sum().backward()
+    block.report(html=tmp_path / "page.html")
+    assert 'rt.budget(\\"' in (tmp_path / "page.html").read_text()
+    with rt.budget("1MB") as plain, pytest.raises(ValueError, match=r"records nothing.*trace="):
+        plain.report(html=tmp_path / "page.html")
+
+
+def test_operators_are_of_the_program_s_line() -> None:
+    """What a module or a backward pass calls is listed under the line of the program that called that."""
+    module, _, _ = training()
+    with rt.budget(None) as block:
+        x = torch.randn(256, 32)
+        loss = module(x).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # as torch has it
+        places = {one.place for one in block.cache.memory() if not one.function.startswith("source")}
+    assert places
+    assert all(place.startswith(f"{__file__}:") for place in places)

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402  # after im
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("path")
 
 optim = torch.optim
 

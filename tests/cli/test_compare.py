@@ -104,7 +104,7 @@ def test_without_matplotlib(trace: str, capsys: pytest.CaptureFixture[str], monk
     """The error names the extra at once; `--output none` needs none."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["compare", trace]) == 1
-    assert "pip install 'recompute-cache[plot]'" in capsys.readouterr().err
+    assert "pip install '.[plot]' in a checkout" in capsys.readouterr().err
     arguments = ["--budget", "0.5", "--policy", "dtr", "--method", "chen-sqrt", "--output", "none"]
     assert main(["compare", trace, *arguments]) == 0
 

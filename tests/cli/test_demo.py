@@ -158,7 +158,7 @@ def test_without_numpy(tmp_path: Path) -> None:
     write(folder, "import numpy\n" + DEMOS)
     result = bare(folder, "demo", "trial")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == ("recompute: error: the demo 'trial' needs numpy: pip install 'recompute-cache[numpy]'\n")
+    assert result.stderr == ("recompute: error: the demo 'trial' needs numpy: pip install '.[numpy]' in a checkout\n")
 
 
 def test_without_metadata(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from bare_python import bare
 
 import recompute
+from recompute import _form
 from recompute._cli import main
 
 Install = Callable[..., None]
@@ -66,6 +67,13 @@ def examine(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
 def adapter(report: dict[str, Any], name: str) -> dict[str, Any]:
     (found,) = [each for each in report["adapters"] if each["name"] == name]
     return dict(found)
+
+
+def test_which_form_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Compiled, or plain and why."""
+    assert examine(capsys)[1]["form"] == _form.described()
+    main(["doctor"])
+    assert f"form        {_form.name()}" in capsys.readouterr().out
 
 
 def test_adapter_and_what_it_sees(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +178,7 @@ def test_nothing_installed(tmp_path: Path) -> None:
     """Without extras and without the package's metadata it still answers, with status 0, and says what is missing."""
     result = bare(tmp_path, "doctor")
     assert result.returncode == 0
-    assert "missing: pip install 'recompute-cache[numpy]'" in result.stdout
+    assert "missing: pip install '.[numpy]' in a checkout" in result.stdout
     assert "no adapters were found" in result.stdout
     (line,) = result.stderr.splitlines()
     assert line.startswith("recompute: warning: recompute itself is not installed")

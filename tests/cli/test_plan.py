@@ -11,6 +11,7 @@ import pytest
 from small_traces import training, write
 
 from recompute._cli import main, planning
+from recompute._cli.planning import Planned, monotone
 from recompute._plans.schedule import Plan, PlanError
 from recompute._plans.verify import verify
 from recompute._traces.read import read
@@ -62,7 +63,7 @@ def test_a_tier(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_tier_that_no_plan_can_hold_to(words: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Is refused with the cure."""
     assert main(["plan", trace, "--budget", "50%", "--tier", words]) == 2
-    assert "say --tier 12GB/s" in capsys.readouterr().err
+    assert "such as --tier 12GB/s" in capsys.readouterr().err
 
 
 def test_several_budgets_and_methods(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,3 +181,20 @@ def test_malformed_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     path.write_text('{"INSTRUCTION": "JUMP"}\n')
     assert main(["plan", str(path), "--budget", "0.5"]) == 1
     assert capsys.readouterr().err.startswith(f"recompute: error: {path}:1: ")
+
+
+def test_more_memory_never_costs_more() -> None:
+    """Of several budgets the plan for a smaller one is taken where it costs less; other methods are as they are."""
+
+    def planned(budget: int, overhead: float | None, method: str = "own") -> Planned:
+        status: Any = "infeasible" if overhead is None else "ok"
+        made = None if overhead is None else Plan("p", method, budget, (), budget, overhead)
+        return Planned("p", method, status, budget, budget / 10, overhead, budget, None, 1, 1, 0, 0.5, "", made)
+
+    plans = [planned(4, 1.3), planned(2, 1.4), planned(3, 1.6), planned(5, None), planned(6, 1.9, "chen-sqrt")]
+    found = monotone([*plans, planned(1, None)])
+    assert [each.overhead for each in found] == [1.3, 1.4, 1.4, 1.3, 1.9, None]
+    assert [each.budget_bytes for each in found] == [4, 2, 3, 5, 6, 1]
+    assert "for 2 B" in found[2].reason
+    assert found[3].plan is not None
+    assert (found[3].status, found[3].plan.budget) == ("ok", 5)

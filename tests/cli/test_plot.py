@@ -99,8 +99,8 @@ def test_planners_without_a_plan_are_left_out(trace: str, capsys: pytest.Capture
         (["overhead", "small.jsonl", "--search", "blind"], "blind"),
         (["overhead", "small.jsonl", "--search", "exact,sample"], "one search"),
         (["overhead", "small.jsonl", "--iterations", "0"], "--iterations"),
-        (["overhead", "small.jsonl", "--effort", "1"], "--effort is of rounds, and needs --iterations"),
-        (["memory", "small.jsonl", "--iterations", "2"], "--iterations and --effort are of the kind overhead"),
+        (["overhead", "small.jsonl", "--effort", "1"], "--effort needs --iterations"),
+        (["memory", "small.jsonl", "--iterations", "2"], "--iterations and --effort are for the kind overhead"),
         (["chain", "--sizes", "1,2"], "--sizes"),
         (["chain", "--sizes", "many"], "--sizes"),
         (["chain", "--output", "a.gif"], "must be one of .png, .svg, .pdf"),
@@ -145,4 +145,4 @@ def test_without_matplotlib(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", "residency", "small.jsonl"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "recompute: error: pictures need matplotlib: pip install 'recompute-cache[plot]'"
+    assert line == "recompute: error: pictures need matplotlib: pip install '.[plot]' in a checkout"

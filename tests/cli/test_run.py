@@ -58,6 +58,17 @@ def script(tmp_path: Path) -> Script:
     return write
 
 
+SHORT = """
+import recompute as rc
+values = [rc.pure(0)]
+for _ in range(12):
+    values.append(rc.ap(lambda x: x + 1, values[-1], nbytes=1000))
+for value in values[::-1]:
+    value.get()
+print("answer", values[-1].get())
+"""
+
+
 def python(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run Python as a user would, with this recompute."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
@@ -80,7 +91,7 @@ def test_budget_in_bytes_is_kept_and_reported(script: Script, capsys: pytest.Cap
     assert int(table["evictions"]) > 0
     assert int(table["rematerializations"]) > 0
     assert float(table["overhead"]) > 1
-    assert {"peak", "overshoot", "operations", "compute time", "wall time"} <= set(table)
+    assert {"peak", "overshoot", "operations", "functions", "library", "process", "wall time"} <= set(table)
     assert any(line.split()[:1] == ["grow"] for line in lines(err))
 
 
@@ -99,6 +110,30 @@ def test_json_is_the_last_line(script: Script, capsys: pytest.CaptureFixture[str
     assert figures["compute_time"] == figures["model_time"] + figures["remat_time"]
     assert figures["recomputed"][0]["function"] == "grow"
     assert len(figures["recomputed"]) <= 5
+
+
+@pytest.mark.parametrize("more", [[], ["--budget", "9kB"], ["--record"]])
+def test_a_report_is_a_page_beside_the_recording(
+    script: Script, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """With --report the run is recorded, and a page says what each budget would cost; the status is the script's."""
+    name = script(SHORT)
+    assert main(["run", "--report", *more, name]) == 0
+    out, err = capsys.readouterr()
+    assert out == "answer 12\n"
+    assert "script.report.html shows what each budget would cost" in err
+    page = Path("script.report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "script.recompute.jsonl.gz: 12 operations" in page
+    assert Path("script.recompute.jsonl.gz").exists()
+    assert Path("script.recompute.json").exists() == (more == ["--record"])
+
+
+def test_a_report_of_nothing(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that makes nothing in a cache has none, and is warned about as without --report."""
+    assert main(["run", "--report", script("print(1)")]) == 0
+    assert "made nothing in a cache" in capsys.readouterr().err
+    assert not Path("script.report.html").exists()
 
 
 def test_percentage_of_a_recording(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,7 +418,7 @@ def test_idle_pool_does_not_hang(script: Script) -> None:
     )
     result = python("-m", "recompute", "run", script(text))
     assert (result.returncode, result.stdout) == (0, "5\n")
-    assert "threads of the script still run" in result.stderr
+    assert "threads of the script are still running" in result.stderr
 
 
 def test_planning_is_no_thread_of_the_script(script: Script) -> None:
@@ -434,7 +469,7 @@ def test_own_cache_is_recorded(script: Script, capsys: pytest.CaptureFixture[str
     figures = json.loads(lines(out)[-1])
     assert (figures["budget"], figures["evictions"]) == (None, 0)
     assert figures["operations"] == 41
-    assert "none, in the place of the script's own" in err
+    assert "none, instead of the script's own" in err
     assert len(read("script.recompute.jsonl.gz").calls) == 41
     assert json.loads(Path("script.recompute.json").read_text())["peak"] == {"cpu": figures["peak"]}
     assert main(["run", "--budget", "50%", "--json", name]) == 0
@@ -464,7 +499,7 @@ def test_several_caches_of_the_script(script: Script, capsys: pytest.CaptureFixt
     figures = json.loads(lines(out)[-1])
     assert figures["cache"] == "script.py:4"
     assert 5000 <= figures["peak"] < 6000
-    assert "is the recording of the cache with the largest peak alone" in err
+    assert "covers only the cache with the largest peak" in err
     table = err.partition("other caches")[2]
     assert table.count("script.py:4") == 2
     assert "the default one" in table
@@ -477,7 +512,7 @@ def test_too_many_caches_of_the_script(script: Script, capsys: pytest.CaptureFix
     """No more than some are followed; the report says how many were not."""
     text = "import recompute as rc\nfor number in range(30):\n    with rc.Cache():\n        rc.ap(str, number)\n"
     assert main(["run", "--record", script(text)]) == 0
-    assert "script.py made 14 more caches, of which nothing is known" in capsys.readouterr().err
+    assert "script.py made 14 more caches, which were not observed" in capsys.readouterr().err
 
 
 def test_cache_of_a_simulation_is_none_of_the_scripts(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
@@ -514,12 +549,14 @@ def test_hint_where_most_is_repeated(script: Script, capsys: pytest.CaptureFixtu
     """The share, what cannot be evicted, and the command that shows which budget is enough; nothing without need."""
     assert main(["run", "--budget", "4.5kB", script(THRASHING)]) == 0
     (line,) = [line for line in lines(capsys.readouterr().err) if line.startswith("recompute: hint: ")]
-    assert "% of the computing was repeated" in line
+    assert "% of the compute was repeated" in line
     assert "1.03 kB of sources cannot be evicted" in line
     assert "recompute run --record script.py" in line
     assert main(["run", script(THRASHING)]) == 0
     err = capsys.readouterr().err
-    assert "hint" not in err
+    assert "was repeated" not in err
+    assert "hint: to see what less memory costs, record it: recompute run --record script.py" in err
+    assert "resident at peak" in err
     table = [line.split()[0] for line in lines(err) if line.startswith("  ")]
     assert table.index("wall") == table.index("overhead") + 1
 
@@ -691,7 +728,7 @@ def test_live_line_fits() -> None:
 def test_durations_for_people() -> None:
     """Times are shown in a unit that suits them."""
     shown = [seconds(time) for time in (0, 2e-6, 0.0125, 1.5, 90, 125, 7260)]
-    assert shown == ["0.000 ms", "0.002 ms", "12.5 ms", "1.5 s", "90 s", "2 min 5 s", "2 h 1 min"]
+    assert shown == ["0 s", "2 us", "12.5 ms", "1.5 s", "90 s", "2 min 5 s", "2 h 1 min"]
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

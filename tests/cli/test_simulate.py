@@ -20,9 +20,9 @@ KEYS = [
 PEAK = 910  # ten bytes of input, and nine values
 
 
-def simulate(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    """The objects that a successful call with --json prints."""
-    assert main(["simulate", *arguments, "--json"]) == 0
+def simulate(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> list[dict[str, Any]]:
+    """The objects that a call with --json prints."""
+    assert main(["simulate", *arguments, "--json"]) == status
     out, err = capsys.readouterr()
     assert err == ""
     return [json.loads(line) for line in out.splitlines()]
@@ -45,11 +45,38 @@ def test_keys_of_a_run(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_failures_have_no_overhead(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What does not fit is oom, what recomputes too much is a thrash; both are answers, not errors."""
-    (small,) = simulate(capsys, trace, "--budget", "150 B")
+    """What does not fit is oom, what recomputes too much is a thrash: asked for one budget, the status is 1."""
+    (small,) = simulate(capsys, trace, "--budget", "150 B", status=1)
     assert (small["status"], small["overhead"]) == ("oom", None)
-    (slow,) = simulate(capsys, trace, "--budget", "0.4", "--limit", "1.01")
+    (slow,) = simulate(capsys, trace, "--budget", "0.4", "--limit", "1.01", status=1)
     assert (slow["status"], slow["overhead"]) == ("thrash", None)
+    simulate(capsys, trace, "--budget", "150 B, 0.9")
+
+
+def test_a_ladder_without_a_budget(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which budget? A row for each from 90 to 5 %, up to an overhead of 20, with what is needed at least."""
+    assert main(["simulate", trace]) == 0
+    first, head, *rows = filter(None, capsys.readouterr().out.splitlines())
+    assert first.startswith("small.jsonl: ")
+    assert ", peak 910 B, needs at least 310 B, " in first
+    assert head.split() == ["budget", "bytes", "overhead"]
+    assert [row.split()[0] for row in rows] == [f"{share}%" for share in (*range(90, 9, -10), 5)]
+    (run,) = simulate(capsys, trace, "--budget", "0.9")
+    assert rows[0].split() == ["90%", "819", "B", f"{run['overhead']:.3f}"]
+    assert rows[-1].endswith("does not fit")
+
+
+def test_the_end_of_a_ladder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would cost more than the limit is said to do so; the exit status is 0 all the same."""
+    assert main(["simulate", write(tmp_path / "small.jsonl", training()), "--limit", "1.1"]) == 0
+    assert "> 1.1" in capsys.readouterr().out
+    assert len(simulate(capsys, str(tmp_path / "small.jsonl"), "--policy", "dtr,lru")) == 20
+
+
+def test_budgets_in_bytes_head_their_columns(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column is named as its budget was asked for."""
+    assert main(["simulate", trace, "--budget", "500,0.9"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == ["overhead", "500", "B", "90%"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +94,8 @@ def test_failures_have_no_overhead(trace: str, capsys: pytest.CaptureFixture[str
 )
 def test_budgets(given: list[str], expected: list[int], trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Shares, percentages and bytes; with commas and repeated, in the order given."""
-    runs = simulate(capsys, trace, *[part for each in given for part in ("--budget", each)])
+    status = int(expected == [1])  # which is too small, and the only one
+    runs = simulate(capsys, trace, *[part for each in given for part in ("--budget", each)], status=status)
     assert [run["budget_bytes"] for run in runs] == expected
 
 
@@ -138,15 +166,15 @@ def test_the_first_round_is_a_run(trace: str, capsys: pytest.CaptureFixture[str]
 
 def test_rounds_without_foresight(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With --no-foresight no round knows of another: this program's are all the same."""
-    runs = simulate(capsys, trace, "--budget", "0.4", "--iterations", "3", "--no-foresight")
+    runs = simulate(capsys, trace, "--budget", "0.4", "--iterations", "3", "--no-foresight", status=1)
     assert len({run["overhead"] for run in runs}) == 1
 
 
 def test_rounds_after_a_failure(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What does not fit is the last round; after one above the limit others follow, which may stay below."""
-    (small,) = simulate(capsys, trace, "--budget", "150 B", *QUICK)
+    (small,) = simulate(capsys, trace, "--budget", "150 B", *QUICK, status=1)
     assert (small["status"], small["iteration"]) == ("oom", 1)
-    slow = simulate(capsys, trace, "--budget", "0.4", "--limit", "1.01", *QUICK)
+    slow = simulate(capsys, trace, "--budget", "0.4", "--limit", "1.01", *QUICK, status=1)
     assert [(run["status"], run["overhead"]) for run in slow] == [("thrash", None)] * 3
 
 
@@ -182,7 +210,6 @@ def test_table_of_rounds(trace: str, capsys: pytest.CaptureFixture[str]) -> None
         (["--budget=-5%"], "not a size"),
         (["--budget", "0.5,"], "not a size"),
         (["--budget", "nan"], "not a size"),
-        ([], "--budget"),
         (["--budget", "0.5", "--policy", "best"], "unknown policy 'best'"),
         (["--budget", "0.5", "--search", "blind"], "blind"),
         (["--budget", "0.5", "--limit", "0.5"], "--limit"),
@@ -193,8 +220,8 @@ def test_table_of_rounds(trace: str, capsys: pytest.CaptureFixture[str]) -> None
         (["--budget", "0.5", "--iterations", "2", "--effort", "-1"], "--effort"),
         (["--budget", "0.5", "--iterations", "2", "--effort", "inf"], "--effort"),
         (["--budget", "0.5", "--iterations", "2", "--effort", "much"], "--effort is a number, at least 0, not 'much'"),
-        (["--budget", "0.5", "--effort", "1"], "--effort is of rounds, and needs --iterations"),
-        (["--budget", "0.5", "--no-foresight"], "--no-foresight is of rounds, and needs --iterations"),
+        (["--budget", "0.5", "--effort", "1"], "--effort needs --iterations"),
+        (["--budget", "0.5", "--no-foresight"], "--no-foresight needs --iterations"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:

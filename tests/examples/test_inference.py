@@ -144,7 +144,7 @@ def test_the_script_does_without_matplotlib(
     assert inference.main(["--crop", "32", "--budget", "0.5", "--repeats", "1", "--picture", "none.png"]) == 0
     printed = capsys.readouterr()
     assert "needed" in printed.out
-    assert "recompute-cache[plot]" in printed.err
+    assert "pip install '.[plot]' in a checkout" in printed.err
 
 
 @pytest.mark.parametrize("options", [["--budget", "0"], ["--budget", "1.5"], ["--crop", "8"], ["--repeats", "0"]])

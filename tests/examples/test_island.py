@@ -225,7 +225,7 @@ def test_the_script_does_without_matplotlib(
     assert island.main(["--smallest", "4", "--largest", "4", "--no-text", "--picture", "none.png"]) == 0
     printed = capsys.readouterr()
     assert "needed" in printed.out
-    assert "recompute-cache[plot]" in printed.err
+    assert "pip install '.[plot]' in a checkout" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from recompute._foresight.alignment import Alignment
 from recompute._foresight.planning import Planning
 from recompute._foresight.recording import Recording
 from recompute._foresight.script import Script
-from recompute.extend import Node
+from recompute.extend import Operation
 
 Graph = list[tuple[int, ...]]
 """For each operation the earlier ones that it takes; each is another function."""
@@ -41,7 +41,7 @@ class Round:
         with self.cache:
             self.source = rc.pure(0)
         self.values: dict[int, Any] = {}
-        self.told: list[Node] = []
+        self.told: list[Operation] = []
 
     def run(self, function: Any, taken: Sequence[int]) -> Any:
         """What the function makes of results, and of the source."""

@@ -45,6 +45,7 @@ def training(cache: rc.Cache, steps: int) -> tuple[list[float], list[str], list[
     return losses, states, again
 
 
+@pytest.mark.filterwarnings("ignore::recompute.ThrashWarning")  # half of it is sources, so that it does
 @pytest.mark.parametrize("share", [0.6, 0.5])
 def test_a_loop_over_arrays_is_found_and_followed(share: float) -> None:
     """With transposed views of what is evicted, too; results are equal, and fewer operations run again."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import pytest
 
 import recompute as rc
 from recompute import extend
-from recompute._foresight import repetition
 from recompute._foresight.knowledge import Knowledge
 from recompute._foresight.planning import Planning
 from recompute._foresight.recording import Recording, Round
-from recompute._foresight.repetition import Repetition
-from recompute.extend import EngineOptions, Node
+from recompute._plans.exact import beam, exact
+from recompute._plans.problem import Problem, problem_of
+from recompute.extend import EngineOptions
 
 
 def recorded_chain(length: int) -> Round:
@@ -64,6 +65,27 @@ def test_planning_takes_the_time_that_others_leave() -> None:
         planning.over.wait()
 
 
+class Stop(Exception):
+    """Planning is not wanted any more."""
+
+
+@pytest.mark.parametrize("search", [lambda each: exact(each, 1000), lambda each: beam(each, 2, 1000)])
+def test_a_search_through_states_can_be_stopped(search: Callable[[Problem], object]) -> None:
+    """It asks at each state whether it shall go on."""
+    problem = problem_of(recorded_chain(6).program, 500)
+    asked = 0
+
+    def rest() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            raise Stop
+
+    problem.rest = rest
+    with pytest.raises(Stop):
+        search(problem)
+
+
 def plans() -> int:
     """How many threads make a plan right now."""
     found = 0
@@ -100,25 +122,3 @@ def test_what_planned_before_is_waited_for_too() -> None:
         pass
     known.finish()
     assert plans() == 0
-
-
-def test_a_program_that_repeats_for_long_still_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered has an end, and a round goes on to begin where the last ones began."""
-    monkeypatch.setattr(repetition, "_MOST", 400)
-    cache = rc.Cache()
-    seen: list[Node] = []
-    extend.tell(cache, seen.append)
-    functions = [eval(f"lambda x: {number}") for number in range(30)]
-    with cache:
-        kept = [rc.ap(function, 1) for function in functions]
-    found = Repetition()
-    repeats = [found.see(seen[number % 30], (0, abs(number % 30 - 7))) for number in range(5000)]
-    start = repeats.index(True)
-    assert start < 200
-    assert all(repeats[start:])
-    for number in range(5000, 5060):
-        assert found.see(seen[number % 30], (0, abs(number % 30 - 7)))
-        assert found.begins_here() == (number % 30 == 7)
-    assert len(kept) == len(seen)
-    assert len(found._tokens) <= 401
-    assert len(found._seen) <= 401

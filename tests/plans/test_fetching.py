@@ -83,7 +83,7 @@ def test_what_cannot_be_fetched_is_noticed() -> None:
 @pytest.mark.parametrize("words", ["12GB/s,overlap", "12GB/s,50GB", "12GB/s,always"])
 def test_tiers_that_no_plan_can_hold_to(words: str) -> None:
     """Are refused, with what to say."""
-    with pytest.raises(ValueError, match="say 12GB/s"):
+    with pytest.raises(ValueError, match="use 12GB/s"):
         plan(chain(12), 5, tier=words)
 
 

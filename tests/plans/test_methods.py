@@ -16,7 +16,7 @@ from recompute._plans.exact import beam, exact
 from recompute._plans.liveness import cost_of
 from recompute._plans.problem import problem_of
 from recompute._traces.chain import chain
-from recompute._traces.program import Program
+from recompute._traces.program import Call, Program
 from recompute.planners import METHODS, Plan, PlanError, plan, verify
 
 QUICK: dict[str, Any] = {"rounds": 60}
@@ -138,7 +138,7 @@ def test_a_large_program_is_refused_by_checkmate() -> None:
 def test_checkmate_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without SciPy."""
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(ImportError, match=r"pip install 'recompute-cache\[plan\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[plan\]' in a checkout"):
         plan(chain(4), 3, "checkmate")
 
 
@@ -219,3 +219,21 @@ def test_a_plan_says_what_it_is(wrong: dict[str, object]) -> None:
     del few["peak"]
     with pytest.raises(PlanError, match="line 1 does not say"):
         Plan.from_lines([json.dumps(few), *steps])
+
+
+def test_a_source_that_comes_late_is_there_before_anything_runs_again() -> None:
+    """As in the program, which makes it at once: runs that cost nothing are not put before it to save memory."""
+
+    def call(argument: int, *results: int, cost: float = 0.0) -> Call:
+        return Call("f", (argument,), results, cost)
+
+    program = Program("late", unit=1.0, sizes=[0, 0, 2, 1, 2, 2, 0, 1], devices=["cpu"] * 8)
+    program.storages = [0, 1, 0, 2, 3, 1, 4, 2, 5, 6, 4, 7, 5]
+    program.makers = [-1, -1, 0, 0, -1, 1, 1, 2, 3, -1, 4, -1, 5]
+    program.calls = [call(0, 2, 3), call(1, 5, 6), call(3, 7), call(4, 8, cost=1.0), call(6, 10), call(8, 12)]
+    program.steps = [("source", 0), ("source", 1), ("call", 0), ("get", 2), ("source", 4), ("call", 1), ("get", 2)]
+    program.steps += [("call", 2), ("get", 2), ("drop", 0), ("detach", 2), ("call", 3), ("source", 9), ("call", 4)]
+    program.steps += [("source", 11), ("call", 5)]
+    for budget in range(4, 12):
+        found = plan(program, budget, "own", **QUICK)
+        assert verify(program, found) == (found.peak, pytest.approx(found.overhead))

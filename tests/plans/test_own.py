@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from recompute._plans.plan import online
 from recompute._plans.problem import problem_of
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
-from recompute.planners import Plan, PlanError, least, peak, plan, verify
+from recompute.planners import Plan, PlanError, ladder, least, peak, plan, verify
 from recompute.simulator import baseline, simulate
 
 LITTLE = 0.01
@@ -39,6 +41,38 @@ def test_a_plan_is_never_dearer_than_the_cache_by_itself(program: Program, share
         found = plan(program, budget, effort=LITTLE)
         assert found.overhead <= online.overhead * (1 + 1e-9)
         assert verify(program, found) == (found.peak, pytest.approx(found.overhead))
+
+
+@settings(max_examples=settings().max_examples * 3 // 5)
+@given(program=programs(operations=40), shares=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=4))
+def test_more_memory_never_costs_more(program: Program, shares: list[float]) -> None:
+    """Of a ladder of budgets each plan fits, and costs no more than one for a smaller budget, exactly."""
+    most = sum(baseline(program).values())
+    budgets = [max(1, least(program) + int(share * (most - least(program)))) for share in shares]
+    found = dict(zip(budgets, ladder(program, budgets, effort=LITTLE), strict=True))
+    best = inf
+    for budget in sorted(found):
+        planned = found[budget]
+        if isinstance(planned, PlanError):
+            assert best == inf  # what works with less memory works with more
+            continue
+        assert planned.overhead <= best
+        assert planned.peak <= planned.budget == budget
+        assert verify(program, planned) == (planned.peak, pytest.approx(planned.overhead))
+        best = planned.overhead
+
+
+def test_a_known_plan_is_a_candidate() -> None:
+    """One that costs less than what is found is the result, unless it does not fit; a wrong one is refused."""
+    program = chain(30)
+    good, poor = plan(program, 9), plan(program, 9, effort=0.0)
+    assert plan(program, 10, effort=0.0, known=[good]).overhead <= good.overhead
+    assert plan(program, 8, effort=0.0, known=[plan(program, 20)]).peak <= 8
+    assert good.overhead <= poor.overhead
+    with pytest.raises(PlanError):
+        plan(program, 10, known=[replace(good, steps=good.steps[1:])])
+    with pytest.raises(ValueError, match="has no option 'known'"):
+        plan(program, 10, "chen-sqrt", known=[good])
 
 
 @given(program=programs(operations=25), share=st.floats(0.0, 1.0))

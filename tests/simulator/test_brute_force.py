@@ -9,25 +9,25 @@ from hypothesis import strategies as st
 from random_traces import programs
 
 from recompute._engine.events import Evicted
-from recompute._simulator.replay import Replay, baseline
+from recompute._simulator.replay import PublishedReplay, baseline
 from recompute._traces.program import Program
 
 POLICIES = ("dtr-eq", "dtr", "dtr-local", "lru", "msps", "size")
 
 
-def decisions(program: Program, budget: int, policy: str) -> tuple[str, list[tuple[int, str]], Replay]:
+def decisions(program: Program, budget: int, policy: str) -> tuple[str, list[tuple[int, str]], PublishedReplay]:
     """The status, the storages evicted and why, and the replay, by the library."""
-    replay = Replay(program, {"cpu": budget}, policy=policy, published=True)
+    replay = PublishedReplay(program, {"cpu": budget}, policy=policy)
     evictions: list[tuple[int, str]] = []
-    storages: dict[int, int] = {}  # number of a storage in the cache -> in the program
+    storages: dict[int, int] = {}  # number of a storage in the machine -> in the program
 
     def listen(event: object) -> None:
         if isinstance(event, Evicted):
             evictions.append((event.storage, event.why))
 
-    replay.cache.subscribe(listen)
+    replay.subscribe(listen)
     status = replay.run()
-    for value, made in enumerate(replay._values):
+    for value, made in enumerate(replay.values):
         if made is not None:
             storages[made.storage.number] = program.storages[value]
     return status, [(storages[storage], why) for storage, why in evictions if storage in storages], replay
@@ -45,9 +45,9 @@ def test_every_decision_is_that_of_the_definitions(policy: str, program: Program
     assert expected == status
     if status == "ok":
         assert model.evictions == evictions
-        assert model.clock == replay.cache.engine.meter.now
-        assert model.peak == replay.cache.stats().peak
-        assert model.rematerializations == replay.cache.stats().rematerializations
+        assert model.clock == replay.machine.clock
+        assert model.peak == replay.counts().peak
+        assert model.rematerializations == replay.counts().rematerializations
     else:  # the library gives up before it evicts what would not help
         assert model.evictions[: len(evictions)] == evictions
 
@@ -60,4 +60,4 @@ def test_without_a_budget_nothing_is_under_pressure(program: Program) -> None:
     assert model.run() == "ok"
     assert model.peak == peak
     status, _, replay = decisions(program, max(1, peak), "dtr-eq")
-    assert (status, replay.cache.stats().overhead) == ("ok", 1.0)
+    assert (status, replay.counts().remat_time) == ("ok", 0.0)

@@ -106,7 +106,7 @@ def test_rounds_that_differ_fit(program: Program, share: float, seed: int, inser
     copies = [varied(program, seed + number, inserted=inserted) for number in range(3)]
     budget = max(1, int(share * sum(baseline(program).values())), *map(enough, copies))
     for effort in (None, 0.0001):
-        replay = Replay(program, {"cpu": budget}, policy="default", limit=PATIENT, published=False, effort=effort)
+        replay = Replay(program, {"cpu": budget}, policy="default", limit=PATIENT, effort=effort)
         assert [replay.again(program=copy) for copy in copies] == ["ok"] * 3
         assert replay.cache.stats().peak <= budget
 

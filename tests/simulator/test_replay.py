@@ -7,20 +7,20 @@ from weakref import ref
 import pytest
 
 from recompute._engine.events import Event, Pinned
-from recompute._simulator.replay import Replay
+from recompute._simulator.replay import PublishedReplay, Replay
 from recompute._traces.chain import chain
 from recompute.simulator import simulate
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_a_replay_goes_with_its_last_reference(published: bool) -> None:
+@pytest.mark.parametrize(("kind", "policy"), [(Replay, "default"), (PublishedReplay, "dtr-eq")])
+def test_a_replay_goes_with_its_last_reference(kind: type[Replay | PublishedReplay], policy: str) -> None:
     """Interrupted or not, it does not wait for the collector, which would take its cache away at the same time."""
 
     def interrupt(steps: int) -> None:
         if steps:
             raise KeyboardInterrupt
 
-    done, cut = (Replay(chain(500), {"cpu": 50}, policy="default", limit=9.0, published=published) for _ in range(2))
+    done, cut = (kind(chain(500), {"cpu": 50}, policy=policy, limit=9.0) for _ in range(2))
     assert done.run() == "ok"
     with pytest.raises(KeyboardInterrupt):
         cut.run(interrupt)

@@ -119,7 +119,7 @@ def test_words() -> None:
 
 def test_a_replay_is_free_of_its_tier() -> None:
     """What was moved goes with the replay: nothing is kept by the tier itself."""
-    replay = Replay(chain(16), {"cpu": 4}, policy="default", published=False, limit=LIMIT, tier=SimulatedTier())
+    replay = Replay(chain(16), {"cpu": 4}, policy="default", limit=LIMIT, tier=SimulatedTier())
     assert replay.run() == "ok"
     (tier,) = replay.cache.stats().tiers
     assert tier.used > 0

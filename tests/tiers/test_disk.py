@@ -43,7 +43,7 @@ def cache(tmp_path: Path) -> Iterator[rc.Cache]:
 def files(place: Path) -> list[Path]:
     """The copies, the oldest first."""
     found = [path for path in place.glob("recompute-*/*") if path.name != "lock"]
-    return sorted(found, key=lambda path: int(path.name))
+    return sorted(found, key=lambda path: int(path.name.partition("-")[0]))
 
 
 def moved(number: int) -> rc.Recomputable[bytes]:
@@ -369,7 +369,7 @@ def test_what_is_no_tier(given: Any) -> None:
 
 
 def test_a_place_that_is_none(tmp_path: Path) -> None:
-    """A file in the place of the folder is an OSError of the cache."""
+    """A file instead of the folder is an OSError of the cache."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         rc.Cache("1MB", tiers=[rc.Disk(folder=tmp_path / "file")])

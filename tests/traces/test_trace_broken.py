@@ -109,7 +109,7 @@ def test_the_examples_are_right(tmp_path: Path) -> None:
         ("hello, world\n", "1: not JSON"),
         ("[1, 2]\n", "1: a line must be a JSON object, not [1, 2]"),
         ("17\n", "1: a line must be a JSON object"),
-        ("{}\n", "1: unknown INSTRUCTION None"),
+        ("{}\n", "1: this is no trace: its first line has neither 'recompute-trace' nor 'INSTRUCTION'"),
         ("[" * 100_000, "1: "),
         (text(PUBLISHED)[:-5], "9: not JSON"),
         (changed(PUBLISHED, 9, INSTRUCTION="EXPLODE"), "9: unknown INSTRUCTION 'EXPLODE'; known are "),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ import pytest
 import recompute as rc
 from recompute._engine.events import Accessed, Added, Event, Evicted, Performed
 from recompute._traces.write import Recorder, write
+from recompute.simulator import simulate
 from recompute.testing import EventLog, ManualClock
 from recompute.testing._vectors import vector
-from recompute.traces import TraceError, read
+from recompute.traces import TraceError, read, recorded_events
 
 ROOT = Path(rc.__file__).parents[1]
 
@@ -61,11 +63,50 @@ def test_every_event_is_a_line(tmp_path: Path, name: str) -> None:
     assert kinds >= {"Added", "Performed", "Evicted", "LetGo", "TakenBack", "Accessed", "Released", "Pinned"}
     assert kinds >= {"Unpinned", "Detached", "Forgotten"}
     fields = [
-        {"event": type(event).__name__} | {each: getattr(event, each) for each in type(event).__match_args__}
+        {"event": type(event).__name__}
+        | {each: getattr(event, each) for each in type(event).__match_args__ if each != "thread"}
         for event in log
-    ]
+    ]  # threads are numbered, and the first one is not written
     assert json.loads(json.dumps(fields)) == lines(path)[1:-1]
     assert read(path).calls
+
+
+def test_operations_know_their_lines_and_threads(tmp_path: Path) -> None:
+    """A trace says where each operation was created and in which thread it ran, and so does a replay of it."""
+    path = tmp_path / "run.jsonl"
+    code = compile("a = rc.ap(vector, 1)\n\nb = rc.ap(vector, 2)", "program.py", "exec")
+    with rc.Cache(trace=path) as cache:
+        exec(code, {"rc": rc, "vector": vector})
+
+        def other() -> None:
+            with cache:
+                rc.ap(vector, 3)
+
+        thread = Thread(target=other)
+        thread.start()
+        thread.join()
+    written = [line for line in lines(path) if line.get("event") == "Performed"]
+    assert [line.get("thread", 0) for line in written] == [0, 0, 1]
+    program = read(path)
+    places = [call.place for call in program.calls]
+    assert places[:2] == ["program.py:1", "program.py:3"]
+    assert places[2].startswith(f"{__file__}:")
+    events: list[Event] = []
+    simulate(program, 1000, listener=events.append)
+    assert [event.place for event in events if isinstance(event, Performed)] == places
+
+
+def test_a_trace_without_lines_has_none(tmp_path: Path) -> None:
+    """One of an earlier version is read as before, and its operations have no place."""
+    path = tmp_path / "run.jsonl"
+    with rc.Cache(trace=path):
+        rc.ap(vector, 1)
+    old = [{key: value for key, value in line.items() if key != "place"} for line in lines(path)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    program = read(path)
+    assert [call.place for call in program.calls] == [""]
+    assert program.settings["policy"] == "needed"
+    assert program.numbers == [1]
 
 
 def test_a_name_may_have_any_character(tmp_path: Path) -> None:
@@ -85,9 +126,9 @@ def test_the_program_is_what_the_user_did(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with rc.Cache("64 B", trace=path, clock=ManualClock()):
         x = rc.pure(vector(1, 2))
-        y = rc.ap(vector, 1, 2, 3)
+        y = rc.ap(vector, 1)
         z = rc.ap(lambda one, two: vector(4, 5, 6), x, y, nbytes=24)
-        w = rc.ap(lambda: vector(7), nbytes=8)  # z makes room
+        w = rc.ap(lambda: vector(7, 8, 9), nbytes=24)  # z makes room
         assert not z.resident
         y.evict()
         z.get()
@@ -101,9 +142,9 @@ def test_the_program_is_what_the_user_did(tmp_path: Path) -> None:
         ("detach", 3), ("drop", 1), ("drop", 3),
     ]  # fmt: skip
     assert [call.arguments for call in program.calls] == [(), (0, 1), ()]
-    assert (program.sizes, program.devices) == ([16, 24, 24, 8], ["cpu"] * 4)
+    assert (program.sizes, program.devices) == ([16, 8, 24, 24], ["cpu"] * 4)
     assert program.calls[1].again == [0.0]
-    assert [call.room for call in program.calls] == [0, 24, 8]
+    assert [call.room for call in program.calls] == [0, 24, 24]
 
 
 def test_what_was_held_outside_is_held_again(tmp_path: Path) -> None:
@@ -270,3 +311,20 @@ def test_results_that_move_are_read(tmp_path: Path) -> None:
             each.evict()
             each.get()
     assert len(read(path).calls) == 2
+
+
+def test_events_are_read_as_they_were_told(tmp_path: Path) -> None:
+    """`recorded_events` gives what a listener heard, but for the identity of threads; a file without any is named."""
+    path = tmp_path / "run.jsonl.gz"
+    cache = rc.Cache("100 B", trace=str(path))
+    with cache, EventLog(cache) as log:
+        values = [rc.pure(vector(1, 2)), *(rc.ap(vector, number, 0, 0) for number in range(4))]
+        values[1].get()
+        del values
+    assert list(recorded_events(path)) == list(log)
+    assert [event.place for event in recorded_events(path) if isinstance(event, Performed)] == [
+        event.place for event in log if isinstance(event, Performed)
+    ]
+    path.write_text('{"INSTRUCTION": "CONSTANT", "NAME": "x"}\n')
+    with pytest.raises(TraceError, match=r"run\.jsonl\.gz:1: this line is no event"):
+        list(recorded_events(path))

@@ -19,7 +19,7 @@ from recompute._engine.events import Added, Event, Evicted, Performed
 from recompute._simulator.replay import baseline
 from recompute._simulator.simulate import simulate
 from recompute.testing import EventLog, ManualClock
-from recompute.testing.programs import Apply, Budget, Gather, Interpreter, Program
+from recompute.testing.programs import Apply, Budget, Gather, Interpreter, Program, Source
 from recompute.testing.strategies import POLICIES, RELEASES, programs, settings_of_caches
 from recompute.traces import read
 
@@ -30,6 +30,17 @@ _UNLIKE = ("move", "mixture", "head")  # they use a second device, or raise
 
 TWO_VICTIMS = Program([Apply("add", (), nbytes=8), Apply("count", ()), Apply("add", (), how="applied")])
 """One whose memory is given up after its eviction, then one of a plain number: both for the room of the third."""
+
+GUESSED = Program(
+    [
+        Source((0, 0)),
+        Apply("add", (), how="applied"),
+        Apply("scale", (0, 0)),
+        Apply("add", (-1,), how="applied"),
+        Apply("add", (-1,), how="applied"),
+    ]
+)
+"""One whose last size is a guess for which there is no room: it runs, and its argument goes for what it made."""
 
 Decision = tuple[Any, ...]
 
@@ -81,6 +92,7 @@ def replay(path: Path, budget: int, **options: Any) -> list[Decision]:
 @pytest.mark.parametrize("policy", LINES)
 @settings(max_examples=max(10, settings().max_examples // 2))
 @example(program=TWO_VICTIMS, budget=88)
+@example(program=GUESSED, budget=312)
 @given(program=programs(devices=("cpu",), fickle=False, faults=False), budget=st.integers(30, 600))
 def test_the_same_decisions(policy: str, release: str, program: Program, budget: int) -> None:
     """Evictions with their reasons and rematerializations with their costs, in order."""

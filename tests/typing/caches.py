@@ -48,6 +48,6 @@ assert_type(program, rc.traces.Program)
 assert_type(rc.simulator.simulate(program, "40%").overhead, float | None)
 assert_type(rc.planners.plan(program, 0.4).peak, int)
 assert_type(rc.testing.Identity(3).get(), int)
-node: rc.extend.Node = rc.pure(3).node
+node: rc.extend.Value = rc.pure(3).node
 rc.extend.bring(cache, node)
 floor = rc.pictures.Floor

@@ -153,6 +153,10 @@ class JaxAdapter(rc.ArrayAdapter):
         """The array itself."""
         return value
 
+    def place(self, value: Any) -> Hashable | None:
+        """An array is all of its memory."""
+        return (value.dtype, value.shape)
+
     def repeated(self) -> AbstractContextManager[Any]:
         """Out of whatever JAX traces now: a `get` in there recomputes a value."""
         return jax.core.eval_context()

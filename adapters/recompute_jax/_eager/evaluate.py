@@ -61,7 +61,7 @@ def op_by_op(
         pass are evicted and recomputed one by one. Takes tens of microseconds for each equation of each step; without,
         a `scan` is compiled, and what it stacks is one array.
     recomputable
-        Return RecomputableArrays, which may be evicted, in the place of arrays.
+        Return RecomputableArrays, which may be evicted, instead of arrays.
     measure
         Wait for each operation, and take the time as its cost. Without, each kind of equation is timed when it first
         runs.

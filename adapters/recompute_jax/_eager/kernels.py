@@ -45,7 +45,7 @@ _costs: Final[WeakValueDictionary[Hashable, Cost]] = WeakValueDictionary()
 
 
 class Kernel:
-    """An equation, to be called with the arrays in the place of its variables; literals are filled in.
+    """An equation, to be called with the arrays instead of its variables; literals are filled in.
 
     Runs as it first did whenever it runs again: also while JAX traces a function, which a `get` in there may cause.
     """

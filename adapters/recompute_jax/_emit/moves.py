@@ -1,4 +1,4 @@
-"""Values that move to the memory of the host and come back, in the place of being repeated: as segments like others."""
+"""Values that move to the memory of the host and come back, instead of being repeated: as segments like others."""
 
 from __future__ import annotations
 

@@ -62,6 +62,11 @@ def regions(segments: Segments, sequence: Sequence[int], room: int, length: int 
         inside.update(outputs)
         used += made
     cuts.append(len(sequence))
+    if length == LENGTH:  # nothing runs again in what comes first: there is nothing that XLA could merge or put off
+        last = {number: place for place, number in enumerate(reversed(sequence))}  # its first run, from the end
+        firsts = {len(sequence) - 1 - place for place in last.values()}
+        again = next((place for place in range(len(sequence)) if place not in firsts), len(sequence))
+        cuts = [0, *(cut for cut in cuts if cut > again - length), len(sequence)]
     return regions_of(segments, [list(sequence[one:two]) for one, two in pairwise(cuts) if one < two])
 
 

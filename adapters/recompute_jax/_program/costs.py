@@ -51,8 +51,8 @@ def nbytes(aval: Any) -> int:
 def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     """The jaxprs among the parameters."""
     found: list[Jaxpr] = []
-    call = getattr(eqn.params.get("_prim"), "call", None)  # a planned function: see `planned_call`
-    for value in (*eqn.params.values(), getattr(call, "closed", None)):
+    called = getattr(eqn.params.get("_prim"), "jaxpr", None)  # see `planned_call`
+    for value in (*eqn.params.values(), called):
         for each in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(each, ClosedJaxpr):
                 found.append(each.jaxpr)

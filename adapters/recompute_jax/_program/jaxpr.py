@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+import jax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.ref import AbstractRef
 
 from recompute_jax._program.text import where
@@ -53,13 +54,14 @@ class _Call:
 
 
 def flatten(closed: ClosedJaxpr, *, inline_custom: bool, source: Any = None) -> Flat:
-    """The equations of `closed` in order, those of nested calls in the place of the calls.
+    """The equations of `closed` in order, those of nested calls instead of the calls.
 
-    Inlined are `jit`, `closed_call` and `checkpoint`, and with `inline_custom` also `custom_jvp`, `custom_vjp` and
-    `custom_vmap`, whose rules are lost thereby. A `jit` with shardings, layouts or compiler options of its own stays as
-    it is, but nothing is donated to it. Left out are equations without effects whose results nothing needs. Equations
-    made in JAX's own code have the source of the call that they are in; `source` is that of the call of `closed`.
-    Raises NotImplementedError for refs that live longer than one equation. O(equations after inlining).
+    Names for `jax.checkpoint` are left out. Inlined are `jit`, `closed_call` and `checkpoint`, and with `inline_custom`
+    also `custom_jvp`, `custom_vjp` and `custom_vmap`, whose rules are lost thereby. A `jit` with shardings, layouts or
+    compiler options of its own stays as it is, but nothing is donated to it. Left out are equations without effects
+    whose results nothing needs. Equations made in JAX's own code have the source of the call that they are in; `source`
+    is that of the call of `closed`. Raises NotImplementedError for refs that live longer than one equation. O(equations
+    after inlining).
     """
     inlined = {**_CALLS, **_CUSTOM} if inline_custom else _CALLS
     constvars: list[Var] = []
@@ -101,6 +103,9 @@ def flatten(closed: ClosedJaxpr, *, inline_custom: bool, source: Any = None) -> 
             called, constants = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
             calls.append(_Call(called, names_of(called, constants, atoms), equation.outvars, made))
             continue
+        if _is_name(equation):
+            call.names.update(zip(equation.outvars, atoms, strict=True))
+            continue
         results = [Var(each.aval) for each in equation.outvars]
         call.names.update(zip(equation.outvars, results, strict=True))
         params = equation.params
@@ -121,11 +126,13 @@ def effects(equation: JaxprEqn) -> list[Any]:
 
 
 def planned_call(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """What a planned function in a larger one calls: that is planned as a whole."""
-    if equation.primitive.name != "call_hi_primitive":
-        return None
-    call = getattr(equation.params["_prim"], "call", None)
-    return getattr(call, "closed", None)
+    """What a planned function in a larger one calls, or a `jax.checkpoint` with the flag `jax_remat3`."""
+    return getattr(equation.params.get("_prim"), "jaxpr", None)
+
+
+def _is_name(equation: JaxprEqn) -> bool:
+    """Whether it is a `checkpoint_name`, with or without that flag."""
+    return equation.primitive.name == "name" or type(equation.params.get("_prim")).__name__ == "CheckpointName"
 
 
 def bind(equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
@@ -142,6 +149,20 @@ def bind_params(equation: JaxprEqn) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(params, dict):
         return (), params
     return tuple(params[0]), params[1]  # before JAX 0.8
+
+
+def lifted(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same with its constants as first arguments."""
+    if not closed.consts:
+        return closed
+    count = len(closed.consts)
+
+    def run(*values: Any) -> Any:
+        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, values[:count]))(*values[count:])
+
+    types = [each.aval for each in (*closed.jaxpr.constvars, *closed.jaxpr.invars)]
+    made: ClosedJaxpr = jax.make_jaxpr(run)(*map(struct, types))
+    return made
 
 
 def struct(aval: Any) -> Any:

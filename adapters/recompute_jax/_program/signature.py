@@ -38,7 +38,7 @@ class Signature:
     def filled(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: tuple[list[Any], dict[str, Any]]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """All arguments, with others in the place of the dynamic ones."""
+        """All arguments, with others instead of the dynamic ones."""
         rest = iter(dynamic[0])
         positional = [each if self._static(number, len(args)) else next(rest) for number, each in enumerate(args)]
         return positional, {**kwargs, **dynamic[1]}

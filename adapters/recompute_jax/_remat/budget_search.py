@@ -12,22 +12,19 @@ from collections.abc import Callable
 from recompute.planners import smallest
 
 
-def cheapest(count: int, start: int, fits: Callable[[int], bool], stride: int = 3, upwards: bool = True) -> int | None:
+def cheapest(count: int, start: int, fits: Callable[[int], bool], stride: int = 3) -> int | None:
     """The number of a plan that fits, of `count` by rising cost, where cheaper ones seen do not; None: there is none.
 
-    The search begins near `start` and goes `stride` plans at once, then between the last two places. If not `upwards`,
-    what is cheaper than the first that fits is left aside. O(count / stride + log(stride)) calls of `fits`, and few if
-    `start` is about right.
+    The search begins near `start` and goes `stride` plans at once, then between the last two places.
+    O(count / stride + log(stride)) calls of `fits`, and few if `start` is about right.
     """
     if not count:
         return None
     stops: list[int] = sorted({0, *range(count - 1, -1, -stride)})
     at = next((place for place, stop in enumerate(stops) if stop >= start), len(stops) - 1)
     if fits(stops[at]):
-        while upwards and at and fits(stops[at - 1]):
+        while at and fits(stops[at - 1]):
             at -= 1
-        if not upwards:
-            return stops[at]
     else:
         at += 1
         while at < len(stops) and not fits(stops[at]):

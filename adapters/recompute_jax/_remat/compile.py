@@ -1,14 +1,16 @@
 """What XLA makes of a program: bytes of temporaries, by compiling it for a look.
 
-XLA has the last word on memory: it fuses, orders and places buffers. The compilations for looking are done without
-LLVM's optimizations and with the simplest code for fusions, which change no buffer. Of a program for several devices
-the bytes are those of one of them.
+XLA has the last word on memory: it fuses, orders and places buffers. The compilations for looking have the options that
+the function will run with, but for LLVM's optimizations, which come after the buffers are placed. Of a program for
+several devices the bytes are those of one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src import config  # there is no public way to have a mesh in force while JAX traces
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding
 
@@ -23,7 +26,7 @@ from recompute_jax._emit.gates import explicit_sharding, varying_axes
 from recompute_jax._remat.report import Trial
 
 _Spec: Any = jax.sharding.PartitionSpec  # which has no types
-_LOOKING: Final[dict[str, Any]] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+_LOOKING: Final[dict[str, Any]] = {"xla_backend_optimization_level": 0}  # of LLVM, which works when buffers are placed
 
 
 class Argument(NamedTuple):
@@ -50,18 +53,25 @@ class Compilations:
         given: int | None = None,
         predicted: int | None = None,
         overhead: float = 1.0,
+        constants: Sequence[Any] = (),
     ) -> Trial:
-        """Compile a program, whose constants are given as arguments, and note its memory."""
+        """Compile a program and note its memory. `constants`, its first arguments, are part of it."""
         started = perf_counter()
-        numbers = tuple([at for at, each in enumerate(arguments) if each.donated])
         options = {**compiler_options, **self._looking}
-        mesh = jax.sharding.get_abstract_mesh()
-        if AxisType.Manual in mesh.axis_types:
+        context = jax.sharding.get_abstract_mesh()
+        is_manual = AxisType.Manual in context.axis_types
+        if is_manual or any(isinstance(each, jax.core.Tracer) for each in constants):
+            constants, arguments = (), [*[Argument()] * len(constants), *arguments]
+        if is_manual:
             with ThreadPoolExecutor(1) as elsewhere:  # where no mesh is in force, so that one can be
-                compiled = elsewhere.submit(_compile_manual, closed, mesh, options).result()
+                compiled = elsewhere.submit(_compile_manual, closed, context, options).result()
         else:
-            function = jax.jit(jaxpr_as_fun(closed), donate_argnums=numbers, compiler_options=options)
-            compiled = function.lower(*map(_placed, closed.in_avals, arguments)).compile()
+            run = partial(jaxpr_as_fun(closed), *constants)
+            numbers = tuple([at for at, each in enumerate(arguments) if each.donated])
+            function = jax.jit(run, donate_argnums=numbers, compiler_options=options)
+            types = [_placed(*each) for each in zip(closed.in_avals[len(constants) :], arguments, strict=True)]
+            with _in_force(mesh_of(closed, arguments)):
+                compiled = function.lower(*types).compile()
         memory: Any = compiled.memory_analysis()
         size = int(memory.temp_size_in_bytes)
         counted = float((compiled.cost_analysis() or {}).get("flops", 0.0))
@@ -75,10 +85,36 @@ def _placed(aval: Any, argument: Argument) -> Any:
     sharding = argument.sharding
     if sharding is None and explicit_sharding(aval) is not None:
         sharding = NamedSharding(_mesh(aval.sharding.mesh), aval.sharding.spec)
-    if sharding is None:
+    if sharding is None and aval.sharding.mesh.empty:
         return aval
     weak = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding)  # type: ignore[no-untyped-call]  # JAX's
+
+
+def mesh_of(closed: ClosedJaxpr, arguments: Sequence[Argument]) -> Mesh | None:
+    """The devices that a program is for; None: one."""
+    for each in arguments:
+        if isinstance(each.sharding, NamedSharding) and isinstance(each.sharding.mesh, Mesh):
+            return each.sharding.mesh
+    for aval in closed.in_avals:
+        abstract = getattr(getattr(aval, "sharding", None), "mesh", None)
+        if abstract is not None and not abstract.empty:
+            return _mesh(abstract)
+    return None
+
+
+@contextmanager
+def _in_force(mesh: Mesh | None) -> Iterator[None]:
+    """As `jax.set_mesh`, which may not be called while JAX traces."""
+    if mesh is None:
+        yield
+        return
+    before = config.abstract_mesh_context_manager.swap_local(mesh.abstract_mesh), config.device_context.swap_local(mesh)
+    try:
+        yield
+    finally:
+        config.abstract_mesh_context_manager.set_local(before[0])
+        config.device_context.set_local(before[1])
 
 
 def _mesh(abstract: Any, types: Any = None) -> Mesh:

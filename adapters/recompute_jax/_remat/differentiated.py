@@ -47,12 +47,19 @@ class Call:
         """As it is."""
         return tuple(jaxpr_as_fun(self.closed)(*args))
 
+    def made_of(self, closed: ClosedJaxpr) -> PlannedCall:
+        """Another function, made of this one, planned within the same budget."""
+        return PlannedCall(Call(closed, self._derivative, self._derivative))
+
     def derived(self, key: Any, fn: Callable[..., Any], avals: Sequence[Any]) -> PlannedCall:
         """A function of arguments of these types that is made of this one, planned within the same budget."""
         if key not in self._derived:
             closed = jax.make_jaxpr(fn)(*map(struct, avals))
-            self._derived[key] = PlannedCall(Call(closed, self._derivative, self._derivative), avals)
+            self._derived[key] = self.made_of(closed)
         return self._derived[key]
+
+    def __repr__(self) -> str:
+        return "Call"
 
     def of(self, places: Sequence[int], args: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         """The function as it is, of the arguments at these places alone."""
@@ -71,14 +78,22 @@ class PlannedCall(VJPHiPrimitive):
 
     call: Call
 
-    def __init__(self, call: Call, avals: Sequence[Any]) -> None:
-        self.in_avals = tuple(avals)
+    def __init__(self, call: Call) -> None:
+        self.in_avals = tuple(call.closed.in_avals)
         self.out_aval = tuple(call.closed.out_avals)
-        self.params = {"call": call}
+        self.params = {"jaxpr": call.closed, "call": call}
+        self.effects = frozenset(call.closed.effects)
         super().__init__()  # type: ignore[no-untyped-call]  # JAX's
 
     def expand(self, *args: Any) -> tuple[Any, ...]:
         return self.call.run(*args)
+
+    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+        if not self.effects:
+            return super().batch(axis_data, args, dims)  # type: ignore[no-untyped-call]  # JAX's
+        names = {"axis_name": axis_data.name, "axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
+        made = jax.vmap(self.call.plain, dims, **names)(*args)  # JAX's batch of an operation forgets effects
+        return made, (0,) * len(made)
 
     def batch_dim_rule(self, axis_data: Any, dims: Any) -> tuple[int, ...]:
         return (0,) * len(self.out_aval)

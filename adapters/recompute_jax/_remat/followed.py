@@ -42,8 +42,9 @@ def follow_saved(
     compilations = Compilations(options.platform)
     compiled, now = saved.compiled, made_with(options.platform, options.compiler_options)
     if followed is not None and now != saved.made_with:
-        arguments = [*[Argument()] * len(followed.constants), *arguments]
-        trial = compilations.compile(followed.emitted, arguments, "the saved plan", options.compiler_options)
+        trial = compilations.compile(
+            followed.emitted, arguments, "the saved plan", options.compiler_options, constants=followed.constants
+        )
         compiled = trial.compiled
         if compiled > saved.budget:
             raise BudgetError(

@@ -11,7 +11,7 @@ from jax import tree_util
 
 @tree_util.register_static
 class Held:
-    """A function in the place of an array."""
+    """A function instead of an array."""
 
     def __init__(self, function: Any) -> None:
         self.function = function

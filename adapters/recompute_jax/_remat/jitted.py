@@ -11,11 +11,12 @@ import jax
 from jax import tree_util
 
 from recompute_jax._program.signature import Signature
+from recompute_jax._remat.checked import is_check
 from recompute_jax._remat.held import held, is_function, released
 from recompute_jax._remat.options import Requested
 from recompute_jax._remat.planned import Planned
 from recompute_jax._remat.report import RematPlan
-from recompute_jax._remat.surroundings import Shardings, is_clean, is_inside, shardings_of
+from recompute_jax._remat.surroundings import Shardings, is_inside, looks_for_nans, shardings_of
 from recompute_jax._remat.traced import Traces, name_of
 
 P = ParamSpec("P")
@@ -39,14 +40,14 @@ class Remat(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         args, kwargs = self._hold(args, kwargs)
         inside = is_inside(args, kwargs)
-        return self._jitted(inside, () if inside else shardings_of(args, kwargs))(*args, **kwargs)  # type: ignore[no-any-return]  # of `jax.jit`, which forgets it
+        return self._jitted(inside, shardings_of(args, kwargs))(*args, **kwargs)  # type: ignore[no-any-return]  # of `jax.jit`, which forgets it
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> RematPlan:
         """What is planned for such arguments (arrays, or `jax.ShapeDtypeStruct`); it prints as a report."""
         found: list[Planned] = []
         args, kwargs = self._hold(args, kwargs)
         inside = is_inside(args, kwargs)
-        shardings = () if inside else shardings_of(args, kwargs)
+        shardings = shardings_of(args, kwargs)
 
         def look(*args: Any, **kwargs: Any) -> int:
             found.append(self._traces.plan(self._traces(args, kwargs, inside, shardings)))
@@ -103,10 +104,10 @@ class Remat(Generic[P, R]):
 
     def _following(self, inside: bool, shardings: Shardings) -> Callable[..., Any]:
         def follow(*args: Any, **kwargs: Any) -> Any:
-            if jax.config.values["jax_disable_jit"] or is_clean():  # JAX looks for the operation that made a NaN
+            if jax.config.values["jax_disable_jit"] or looks_for_nans(args, kwargs):
                 return self._run(*args, **kwargs)
             traced = self._traces(args, kwargs, inside, shardings)
-            if inside and not traced.closed.effects:
+            if inside and (not traced.closed.effects or any(map(is_check, traced.closed.effects))):
                 return tree_util.tree_unflatten(traced.tree, traced.call(*traced.closed.consts, *traced.leaves))
             planned = self._traces.plan(traced)
             if planned.emitted is None:

@@ -17,8 +17,7 @@ from recompute_jax._remat.candidates import AnyCandidates, Candidate
 
 _MIDDLE: Final = 0.3  # of the plain function's bytes: plans for less are made only where they are asked for
 _STEP: Final = 0.93  # of one budget to the next
-_LONG_STEP: Final = 0.82  # where planning must be quick, or loops can be in many shapes anyway
-_LARGE: Final = 1_000  # equations, above which it must
+_LONG_STEP: Final = 0.82  # where loops can be in many shapes anyway
 _UNIFORM: Final = 1.2  # times the bytes of what costs no more: XLA needs less for uniform loops than for others
 _LEAST: Final = 2  # plans of the series that are tried once more, in the shortest regions
 _SAME: Final = 1e-4  # of the cost of the function: no gain
@@ -27,11 +26,10 @@ _SAME: Final = 1e-4  # of the cost of the function: no gain
 class Ladder:
     """The series, in two parts: `common` for most budgets, `scarce` for little memory. By rising cost, each."""
 
-    def __init__(self, candidates: AnyCandidates, effort: float, equations: int) -> None:
+    def __init__(self, candidates: AnyCandidates, effort: float) -> None:
         self._candidates = candidates
-        self.is_large = equations > _LARGE
-        self._effort = effort / 2 if self.is_large else effort
-        self._step = _LONG_STEP if self.is_large or candidates.has_loops else _STEP
+        self._effort = effort
+        self._step = _LONG_STEP if candidates.has_loops else _STEP
 
     @cached_property
     def common(self) -> list[Candidate]:
@@ -69,9 +67,8 @@ class Ladder:
         return found
 
     def _plans(self, given: int, effort: float, before: Candidate | None) -> Iterator[Candidate]:
-        """Made from the one before, and, where that is quick or there is none, anew."""
-        starts = [None] if before is None else [before] if self.is_large else [before, None]
-        for start in starts:
+        """Made from the one before, and anew."""
+        for start in (None,) if before is None else (before, None):
             with suppress(PlanError):
                 yield self._candidates.candidate(given, effort, start)
 

@@ -53,7 +53,12 @@ class Recipe:
             at: {name: [each and cls.read(each) for each in found] for name, found in params.items()}
             for at, params in made.bodies.items()
         }
-        return replace(made, bodies=bodies)
+        return replace(made, bodies=bodies, joined=_tuples(made.joined))
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists instead."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def emitted(flat: Flat, segments: Segments, steps: Sequence[Region], gate: Gate)
 
 
 def as_body(closed: ClosedJaxpr, planned: ClosedJaxpr, constants: Sequence[Any]) -> ClosedJaxpr | None:
-    """What was planned in the place of a body; None: it has other types, or constants of its own."""
+    """What was planned instead of a body; None: it has other types, or constants of its own."""
 
     def run(*values: Any) -> list[Any]:
         return list(jaxpr_as_fun(planned)(*constants, *values))

@@ -76,7 +76,7 @@ def remat(
         Bytes ("2GB", 2_000_000_000) of temporaries, which is what XLA allocates beside arguments and results
         (`memory_analysis().temp_size_in_bytes`), or a share (0.4, "40%") of those of `jax.jit(fn)`.
     plan
-        In the place of a budget: a plan of this function, from `.plan(...)` or the file that it was saved to. Nothing
+        Instead of a budget: a plan of this function, from `.plan(...)` or the file that it was saved to. Nothing
         is searched for; the call raises `recompute.planners.PlanError` if the program is another one.
     gate
         What keeps XLA from merging a recomputation with the first run: "branch", "select" or "barrier". By default

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from recompute.extend import format_bytes
 from recompute_jax._emit.gates import Gate
 from recompute_jax._emit.regions import Region, updates_apart
 from recompute_jax._program.costs import nbytes, size_of
-from recompute_jax._program.jaxpr import struct
+from recompute_jax._program.jaxpr import lifted
 from recompute_jax._remat.candidates import Candidate
 from recompute_jax._remat.compile import Argument, Compilations
 from recompute_jax._remat.options import Options
@@ -32,6 +31,8 @@ class Schedule:
     regions: list[Region]
     emitted: ClosedJaxpr
     gate: Gate
+    length: int
+    """Segments in a region, at most."""
 
     @property
     def is_quick(self) -> bool:
@@ -76,24 +77,25 @@ class Schedules:
         if self.donated and gate == "branch" and len(steps) > 1:
             steps = updates_apart(candidate.segments, steps)
         emitted = candidate.emitted(steps, gate)
-        arguments = [*[Argument()] * len(candidate.looped.constants), *self._arguments]
         what = f"{what}, {len(steps)} regions" if len(steps) > 1 else what
-        predicted = int(self.scale * candidate.plan.peak)
-        options = self._options.compiler_options
-        trial = self._compilations.compile(emitted, arguments, what, options, given, predicted, candidate.overhead)
-        return Schedule(trial, candidate, steps, emitted, gate)
+        trial = self._compilations.compile(
+            emitted,
+            self._arguments,
+            what,
+            self._options.compiler_options,
+            given,
+            predicted=int(self.scale * candidate.plan.peak),
+            overhead=candidate.overhead,
+            constants=candidate.looped.constants,
+        )
+        return Schedule(trial, candidate, steps, emitted, gate, length)
 
     def plain(self, what: str, compiler_options: Mapping[str, Any]) -> int:
         """Bytes of temporaries of the function as it is."""
         closed = self._closed
-
-        def run(*sources: Any) -> list[Any]:
-            return list(jaxpr_as_fun(closed)(*sources[len(closed.consts) :]))
-
-        avals = [each.aval for each in (*closed.jaxpr.constvars, *closed.jaxpr.invars)]
-        traced = jax.make_jaxpr(run)(*map(struct, avals))
-        arguments = [*[Argument()] * len(closed.consts), *self._arguments]
-        return self._compilations.compile(traced, arguments, what, compiler_options).compiled
+        return self._compilations.compile(
+            lifted(closed), self._arguments, what, compiler_options, constants=closed.consts
+        ).compiled
 
 
 def _about_moves(candidate: Candidate) -> tuple[str, ...]:

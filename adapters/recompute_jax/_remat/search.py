@@ -5,21 +5,24 @@ What the planner counts is checked against the compiled program, and the planner
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jax.extend.core import ClosedJaxpr
 
 from recompute import BudgetError
 from recompute.extend import format_bytes
+from recompute.planners import PlanError
+from recompute_jax._emit.gates import Gate, explicit_sharding
 from recompute_jax._emit.regions import LENGTH
 from recompute_jax._program.costs import size_of
 from recompute_jax._program.fingerprint import fingerprint
 from recompute_jax._program.jaxpr import flatten
 from recompute_jax._remat.budget_search import cheapest
 from recompute_jax._remat.candidates import AnyCandidates, Candidate
-from recompute_jax._remat.compile import Argument
+from recompute_jax._remat.compile import Argument, mesh_of
 from recompute_jax._remat.joined import candidates_of
 from recompute_jax._remat.ladder import Ladder
 from recompute_jax._remat.options import Options
@@ -29,15 +32,38 @@ from recompute_jax._remat.saved import SavedPlan, made_with
 from recompute_jax._remat.schedule import Schedule, Schedules
 
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
-_SLIGHT: Final = 1.005  # overhead not worth a trial of the other gate
+_SLIGHT: Final = 1.005  # overhead not worth another plan
 _HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's count is not compiled
 _FIRST: Final = 0.02  # effort for any function: some 0.2 seconds
-_EQUATION: Final = 5e-5  # effort for each equation of the function: a part of what XLA takes to compile it
+_EQUATION: Final = 5e-5  # effort for each equation of a small function
+_SMALL: Final = 100  # equations, above which no series of plans is made
+_PLAN: Final = 0.002  # effort for one plan of a larger function
+_PLAN_EQUATION: Final = 2e-6  # effort for each of its equations: a small part of what XLA takes to compile it
+_SPARE: Final = 0.1  # of the budget: not worth another plan
+_SPARE_OF_LARGE: Final = 0.2
+_LARGE: Final = 1_000  # equations
+_LITTLE: Final = 1.1  # times the budget: a plan for fewer bytes is better than shorter regions
+_MORE_FOR_LOOPS: Final = (1.15, 1.3)  # times the bytes: loops are in whole steps, and some need less than was expected
+_MORE: Final = 1  # looks after one that fits
+_TAKEN: Final = 0.95  # of what was left over
 _SCRAP: Final = 0.002  # effort for bodies that are planned once more
 _EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs for large functions, often, or more
 _STRIDE: Final = 2  # plans that are passed over at once in the search
 _NEAR: Final = 1.3  # times the budget: shorter regions may help
-_SHORT: Final = 4  # segments in a region, when more need too much memory
+_SHORT: Final = 4  # segments in a region of a large function, when more need too much memory
+_NOTABLY: Final = 0.97  # times the bytes of another way: worth its run time
+
+
+class _Way(NamedTuple):
+    """How a plan becomes a schedule."""
+
+    length: int
+    """Segments in a region, at most."""
+    gate: Gate | None = None
+    """None: the one that was asked for."""
+
+
+_FIRST_WAY: Final = _Way(LENGTH)
 
 
 def make(closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> Planned:
@@ -55,8 +81,9 @@ class _Search:
         self.closed = closed
         self.schedules = Schedules(closed, options, arguments)
         self.baseline: int | None = None
-        shardings = [each.sharding for each in arguments if each.sharding is not None]
-        self.devices = max([1, *(each.num_devices for each in shardings)])
+        self.arguments = arguments
+        mesh = mesh_of(closed, arguments)
+        self.devices = 1 if mesh is None else mesh.size
         self.effort = 0.0
         """In units of `recompute.planners.plan`."""
         self.looks = options.compilations
@@ -94,18 +121,27 @@ class _Search:
         return self._search(budget)
 
     def _search(self, budget: int) -> Planned:
-        """Of the plans that fit, the cheapest that is found; see `cheapest` for why more bytes never cost more."""
+        """Of the plans that fit, the cheapest that is found.
+
+        Small functions have a series of plans (`Ladder`), so that more bytes never cost more (`cheapest`). For others a
+        plan is made for the bytes that XLA is expected to make the budget of, and another if it needs more or less.
+        """
         equations = size_of(self.closed.jaxpr)
-        ladder = Ladder(self.candidates, self.effort, equations)
-        best = self._of(ladder.common, budget, ladder.is_large) or self._of(ladder.scarce, budget, ladder.is_large)
-        if best is None:
-            best = self._smallest(ladder, budget)
+        best: Schedule | None = None
+        if equations > _SMALL:
+            best = self._direct(budget)
+            little = self._little()
+        else:
+            ladder = Ladder(self.candidates, self.effort)
+            best = self._of(ladder.common, budget) or self._of(ladder.scarce, budget)
+            little = iter(() if best else ladder.little(_HOPELESS * budget / self.schedules.scale))
+        best = best or self._smallest(little, budget)
         if best.trial.compiled > budget:
             least = min(each.compiled for each in self.schedules.trials)
             raise BudgetError(
                 f"{self.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the least "
                 f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that, or "
-                "let it look longer (compilations=, effort=)" + self._about_donation()
+                "let it look longer (compilations=, effort=)" + self._about_donation() + self._about_shardings()
             )
         return self._planned(budget, best.trial.predicted or 0, best.trial.compiled, best)
 
@@ -118,30 +154,78 @@ class _Search:
             "is more"
         )
 
-    def _effort(self) -> float:
-        """All of it: it grows with the function, as the time of compiling does."""
-        return self.options.effort * (_FIRST + _EQUATION * size_of(self.closed.jaxpr))
+    def _about_shardings(self) -> str:
+        known = any(each.sharding is not None for each in self.arguments)
+        if self.devices == 1 or known or any(map(explicit_sharding, self.closed.in_avals)):
+            return ""
+        return (
+            ". While JAX traces, shardings over automatic axes are not known, and what is not constrained counts "
+            "whole: begin the function with jax.lax.with_sharding_constraint, or have a mesh with explicit axes"
+        )
 
-    def _of(self, rungs: Sequence[Candidate], budget: int, is_large: bool) -> Schedule | None:
+    def _effort(self) -> float:
+        """It grows with the function, as the time of compiling does."""
+        equations = size_of(self.closed.jaxpr)
+        first, more = (_PLAN, _PLAN_EQUATION) if equations > _SMALL else (_FIRST, _EQUATION)
+        return self.options.effort * (first + more * equations)
+
+    def _of(self, rungs: Sequence[Candidate], budget: int) -> Schedule | None:
         """The cheapest of these plans that is found to fit."""
-        part = self.schedules.scale * (self._part_of_count() if is_large else 1.0)
-        expected = [part * each.plan.peak for each in rungs]
+        expected = [self.schedules.scale * each.plan.peak for each in rungs]
         if not rungs or min(expected) > _HOPELESS * budget:
             return None
-        known: dict[int, Schedule | None] = {}
+        known: dict[int, Schedule] = {}
 
         def fits(number: int) -> bool:
-            if number not in known:
+            if number not in known and self.looks > 0:
                 known[number] = self._fitting(rungs[number], budget)
-            return known[number] is not None
+            return number in known and known[number].trial.compiled <= budget
 
         start = next((number for number, size in enumerate(expected) if size <= budget), len(rungs) - 1)
-        number = cheapest(len(rungs), start, fits, 1 if is_large else _STRIDE, upwards=not is_large)
-        if number is None:
-            return None
-        best = known[number]
-        assert best is not None, "it fits"
-        return self._through(rungs[max(0, number - 1)], best, budget)
+        number = cheapest(len(rungs), start, fits, _STRIDE)
+        return None if number is None else known[number]
+
+    def _direct(self, budget: int) -> Schedule | None:
+        """Plan for some bytes, compile, and plan for as many more or fewer as were left over or lacking."""
+        uniform = list(self.candidates.uniform(self.effort / 4))
+        scale = self.schedules.scale
+        given = min(budget / scale / self._part_of_count(), 0.999 * self.candidates.predicted)
+        low, high = 0.0, float("inf")  # bytes by the planner's count that fit, and that do not
+        best: Schedule | None = None
+        way = _FIRST_WAY
+        enough = _SPARE_OF_LARGE if size_of(self.closed.jaxpr) > _LARGE else _SPARE
+        while self.looks > 0:
+            candidate = self._planned_for(int(given), uniform)
+            if candidate is None or not low < candidate.plan.peak < high:
+                break
+            found = self._fitting(candidate, budget, way, can_be_less=high == float("inf"))
+            way = _Way(found.length, None if found.gate == self.options.gate else found.gate)
+            spare = (budget - found.trial.compiled) / scale
+            if spare >= 0:
+                best, low = found, candidate.plan.peak
+                if spare * scale < enough * budget or candidate.overhead <= _SLIGHT:
+                    break
+                given = low + _TAKEN * spare
+            else:
+                high = candidate.plan.peak
+                given = high + spare
+            if best is not None:
+                self.looks = min(self.looks, _MORE)
+                given = min(max(given, (2 * low + high) / 3), (low + 2 * high) / 3) if high < float("inf") else given
+        return best
+
+    def _planned_for(self, given: int, uniform: Sequence[Candidate]) -> Candidate | None:
+        """The cheapest plan for so many bytes; None: there is none."""
+        pool = list(uniform)
+        for factor in (1.0, *_MORE_FOR_LOOPS) if self.candidates.has_loops else (1.0,):
+            with suppress(PlanError):
+                pool.append(self.candidates.candidate(max(2, int(factor * given)), self.effort))
+        return min((each for each in pool if each.plan.peak <= given), key=lambda each: each.overhead, default=None)
+
+    def _little(self) -> Iterator[Candidate]:
+        """Plans for little memory: the compiler may make less of some than of others."""
+        yield self.candidates.least(self.effort / 4)
+        yield from self.candidates.leasts(self.effort / 4)
 
     def _part_of_count(self) -> float:
         """What XLA may need of the bytes that the planner counts: known of the plain function, or else guessed."""
@@ -150,28 +234,35 @@ class _Search:
         counted = self.schedules.scale * self.candidates.predicted
         return max(_EXPECTED, min(1.0, self.baseline / max(1.0, counted)))
 
-    def _fitting(self, candidate: Candidate, budget: int) -> Schedule | None:
-        """The plan in regions that fit, which leave XLA less to order where they must; None: it does not fit."""
-        length = LENGTH
+    def _fitting(
+        self, candidate: Candidate, budget: int, way: _Way = _FIRST_WAY, can_be_less: bool = False
+    ) -> Schedule:
+        """The plan in regions that fit, which leave XLA less to order where they must; or what needs the least."""
         given = candidate.plan.budget
-        while self.looks > 0:
+        best: Schedule | None = None
+        following: _Way | None = way
+        while following is not None and (best is None or self.looks > 0):
+            way = following
             self.looks -= 1
+            if candidate.length and best is not None:
+                candidate = self.candidates.candidate(given, _SCRAP, None, way.length)
             what = f"planned for {format_bytes(int(self.schedules.scale * given))}"
-            found = self.schedules.compile(candidate, int(self.schedules.scale * given), length, what)
-            if found.trial.compiled <= budget:
-                return found
-            length = self._shorter(length, found) if found.trial.compiled <= _NEAR * budget else 0
-            if not length:
-                return None
-            if candidate.length:
-                candidate = self.candidates.candidate(given, _SCRAP, None, length)
-        return None
+            what += f", gate {way.gate}" if way.gate else ""
+            found = self.schedules.compile(candidate, int(self.schedules.scale * given), way.length, what, way.gate)
+            needed = found.trial.compiled
+            if best is None or needed <= budget < best.trial.compiled or needed < _NOTABLY * best.trial.compiled:
+                best = found
+            near = _LITTLE if can_be_less else 1.0
+            is_near = near * budget < needed <= _NEAR * budget
+            following = self._after(way, found) if is_near else None
+        assert best is not None, "one is compiled at least"
+        return best
 
-    def _smallest(self, ladder: Ladder, budget: int) -> Schedule:
+    def _smallest(self, candidates: Iterable[Candidate], budget: int) -> Schedule:
         """The first that fits of some schedules for little memory, or else the one that needs least."""
         best: Schedule | None = None
         gates = [None] if self.options.other is None or not self.schedules.donated else [None, self.options.other]
-        for candidate in ladder.little(_HOPELESS * budget / self.schedules.scale):
+        for candidate in candidates:
             for gate in gates:  # XLA copies donated arguments that a branch reads: another gate has none
                 what = "a plan for little" + (f", gate {gate}" if gate else "")
                 found = self.schedules.compile(
@@ -184,37 +275,23 @@ class _Search:
         assert best is not None, "there is one at least"
         return best
 
-    def _through(self, cheaper: Candidate, best: Schedule, budget: int) -> Schedule:
-        """The next cheaper plan if it fits behind the other gate, over which XLA fuses; or else `best` behind it."""
-        other = self.options.other
-        if other is None or best.trial.overhead <= _SLIGHT or not best.is_quick:
-            return best
-        for candidate in (cheaper, best.candidate):
-            if candidate.looped.texts or candidate.length or candidate.is_plain:
-                continue
-            given = int(self.schedules.scale * candidate.plan.budget)
-            found = self.schedules.compile(
-                candidate, given, LENGTH, f"planned for {format_bytes(given)}, gate {other}", other
-            )
-            if found.trial.compiled <= budget and (candidate is cheaper or found.trial.flops < best.trial.flops):
-                return found
-        return best
-
-    def _shorter(self, length: int, found: Schedule) -> int:
-        """Segments in a region, if so many may need too much memory; 0: no fewer are worth another compilation."""
+    def _after(self, way: _Way, found: Schedule) -> _Way | None:
+        """What may need less than this; None: nothing that is worth another compilation."""
         candidate, is_quick = found.candidate, found.is_quick
-        if (
-            candidate.is_plain and not candidate.length
-        ) or found.trial.compiled <= self.schedules.scale * candidate.plan.peak:
-            return 0
-        if candidate.length:  # bodies are small
-            return 1 if length > 1 and is_quick else 0
-        for shorter in (_SHORT, 1) if is_quick else (_SHORT,):
-            if shorter < length and len(
-                candidate.regions(int((found.trial.budget or 0) / self.schedules.scale), shorter)
-            ) > len(found.regions):
-                return shorter
-        return 0
+        is_body = bool(candidate.length)
+        if (candidate.is_plain and not is_body) or found.trial.compiled <= self.schedules.scale * candidate.plan.peak:
+            return None
+        if is_body:  # bodies are small
+            return _Way(1) if way.length > 1 and is_quick else None
+        if way.gate is None and self.options.other is not None and is_quick and not candidate.looped.texts:
+            return _Way(1, self.options.other)  # it compiles quicker, and where it holds, it holds to the byte
+        shorter = 1 if is_quick else _SHORT
+        room = int((found.trial.budget or 0) / self.schedules.scale)
+        return (
+            _Way(shorter)
+            if shorter < way.length and len(candidate.regions(room, shorter)) > len(found.regions)
+            else None
+        )
 
     def _planned(self, budget: int, predicted: int, compiled: int, best: Schedule | None = None) -> Planned:
         """The function by this schedule, or as it is, and what is said of it."""

@@ -19,13 +19,23 @@ def is_inside(args: Any, kwargs: Any) -> bool:
 
 
 def shardings_of(args: Any, kwargs: Any) -> Shardings:
-    """Of the leaves that are on several devices, by number."""
+    """Of the leaves that are on several devices, by number; of those being differentiated, too."""
     found: list[tuple[int, Any]] = []
     for at, leaf in enumerate(tree_util.tree_leaves((args, kwargs))):
+        while isinstance(leaf, jax.core.Tracer):
+            leaf = getattr(leaf, "primal", None)
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, jax.sharding.Sharding) and sharding.num_devices > 1:
             found.append((at, sharding))
     return tuple(found)
+
+
+def looks_for_nans(args: Any, kwargs: Any) -> bool:
+    """Whether JAX runs a function with values instead of tracers, to find the operation that made a NaN."""
+    if not (jax.config.values["jax_debug_nans"] or jax.config.values["jax_debug_infs"]):
+        return is_clean()
+    leaves = tree_util.tree_leaves((args, kwargs))
+    return any(isinstance(each, jax.Array) and not isinstance(each, jax.core.Tracer) for each in leaves)
 
 
 def context() -> Any:

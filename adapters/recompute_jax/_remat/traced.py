@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import jax
 from jax import tree_util
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
-from recompute_jax._program.jaxpr import struct
+from recompute_jax._program.jaxpr import lifted, struct
 from recompute_jax._program.text import short
 from recompute_jax._remat.compile import Argument
 from recompute_jax._remat.differentiated import Call, PlannedCall
@@ -20,6 +20,7 @@ from recompute_jax._remat.options import Options, Requested
 from recompute_jax._remat.planned import Planned
 from recompute_jax._remat.saved import SavedPlan
 from recompute_jax._remat.search import make
+from recompute_jax._remat.stored import stored
 from recompute_jax._remat.surroundings import Shardings, context
 
 _NOT_TRACEABLE: Final = (
@@ -103,34 +104,33 @@ class Traces:
         donated = _donated(args, kwargs, self._jit_options)
         places = dict(shardings)
         flags = [Argument(donated[at], places.get(at)) for at, traced in enumerate(dynamic) if traced]
-        call = self._call(closed, avals, inside)
+        call = self._call(closed, flags, inside)
         found = Traced(closed, tree_util.tree_structure(shape), flags, leaves, call, [], inside)
         if not any(isinstance(each, jax.core.Tracer) for each in closed.consts):
             self._known[key] = found._replace(leaves=[])
         return found
 
-    def _call(self, closed: ClosedJaxpr, avals: Sequence[Any], inside: bool) -> PlannedCall:
+    def _call(self, closed: ClosedJaxpr, flags: Sequence[Argument], inside: bool) -> PlannedCall:
         """The function as one operation of its constants and arguments."""
-        count = len(closed.consts)
-        types = [*map(jax.typeof, closed.consts), *avals]
-        whole = jax.make_jaxpr(lambda *all: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, all[:count]))(*all[count:]))
+        whole = lifted(closed)
         name, options, saved = self._name, self._requested.options(inside), self._requested.saved
-        derived = f"the gradient of {name}"
-        return PlannedCall(
-            Call(
-                whole(*map(struct, types)),
-                lambda each: _make(saved, each, name, options, [Argument()] * len(types)),
-                lambda each: make(each, derived, options, [Argument()] * len(each.in_avals)),
-            ),
-            types,
-        )
+        arguments = [*[Argument()] * len(closed.consts), *[each._replace(donated=False) for each in flags]]
+
+        def planned(closed: ClosedJaxpr) -> Planned:
+            return _make(saved, closed, name, options, arguments)
+
+        def derived(closed: ClosedJaxpr) -> Planned:
+            more = [Argument()] * (len(closed.in_avals) - len(arguments))
+            return _make(None, closed, f"the gradient of {name}", options, [*arguments, *more])
+
+        return PlannedCall(Call(ClosedJaxpr(whole.jaxpr, ()), planned, derived))
 
 
 def _make(
     saved: SavedPlan | None, closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]
 ) -> Planned:
     if saved is None:
-        return make(closed, name, options, arguments)
+        return stored(closed, name, options, arguments, lambda: make(closed, name, options, arguments))
     return follow_saved(closed, name, saved, options, arguments)
 
 

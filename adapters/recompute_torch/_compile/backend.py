@@ -18,13 +18,15 @@ import recompute as rc
 from recompute.extend import bytes_or_share, format_bytes, parse_budget
 from recompute_torch._compile.boxed import Boxed
 from recompute_torch._compile.costs import Costs, Prices
-from recompute_torch._compile.partition import OVER, Parts, TooSmall
+from recompute_torch._compile.partition import OVER, Amount, Parts, TooSmall
 from recompute_torch._compile.report import GraphPlan, Plans
 
 if TYPE_CHECKING:
     from recompute_torch._compile.inductor import Inductor
 
 F = TypeVar("F", bound=Callable[..., Any])
+Split = Callable[[Amount, GraphPlan], Parts]
+"""Plans a graph for so many bytes, notes what came of it, and returns its parts. Raises TooSmall."""
 
 _EFFORT: Final = 0.3
 _OPTIONS: Final = frozenset({"budget", "costs", "effort", "graphs", "compiler"})
@@ -60,6 +62,7 @@ class Backend:
 
     def __init__(self, **options: Any) -> None:
         _check(options)
+        self.options = options
         self._budget: Any = options["budget"]
         self._graphs: int = options.get("graphs", 1)
         prices, effort = Prices(options.get("costs", "measure")), options.get("effort", _EFFORT)
@@ -69,7 +72,7 @@ class Backend:
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         share = bytes_or_share(self._budget)
-        plan = GraphPlan(self._name(module), 0, 0, 0, whole=isinstance(share, float) and share >= 1)
+        plan = GraphPlan(self._name(), 0, 0, 0, whole=isinstance(share, float) and share >= 1)
         ways = partial(self._partition, plan), partial(self._watched, plan)
         try:
             compiled = self._compiler.compile(module, inputs, plan, *ways)
@@ -78,6 +81,12 @@ class Backend:
         if plan.budget:
             self.plans.append(plan)
         return compiled
+
+    def plans_of(self, model: Callable[..., Any]) -> Plans:
+        """Of the graphs that it has compiled so far and will; `model` is what it compiles."""
+        from recompute_torch._compile.ahead import largest_batch  # it is a backend, too
+
+        return Plans(self.plans, partial(largest_batch, model, self.options))
 
     def _partition(
         self,
@@ -89,8 +98,15 @@ class Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **__: Any,
     ) -> Parts:
+        def split(amount: Amount, plan: GraphPlan) -> Parts:
+            return self._compiler.split(module, num_fwd_outputs, amount, plan, static_lifetime_input_indices)
+
+        return self._split(plan, split)
+
+    def _split(self, plan: GraphPlan, split: Split) -> Parts:
+        """The parts of a graph, planned for its part of the budget."""
         self._count()
-        return self._compiler.split(module, num_fwd_outputs, self._share, plan, static_lifetime_input_indices)
+        return split(self._share, plan)
 
     def _share(self, plain: int) -> int:
         """Bytes for a graph: its part of the budget, or so much of what it takes without a plan."""
@@ -141,7 +157,7 @@ class Backend:
         boxed._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
         return boxed
 
-    def _name(self, module: fx.GraphModule) -> str:
+    def _name(self) -> str:
         return f"graph {len(self.plans)}"
 
 
@@ -219,11 +235,14 @@ def compile(
     fullgraph, dynamic
         As of `torch.compile`.
 
+    The result has an attribute `plan`, which is what `plans` returns for it.
+
     Raises ValueError for wrong arguments; the first call of the step raises `recompute.BudgetError`, which says the
     least that works, if the budget is too small.
     """
     backend = Backend(budget=budget, costs=costs, effort=effort, graphs=graphs, compiler=compiler)
     compiled: Any = torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+    object.__setattr__(compiled, "plan", backend.plans_of(model))  # a compiled module would hand it on to the module
     return cast(F, compiled)
 
 
@@ -235,7 +254,8 @@ def plans(step: Callable[..., Any]) -> Plans:
             'this is no step compiled with a budget: rt.compile(model, "2GB"), or torch.compile(model, '
             'backend="recompute", options={"budget": "2GB"}), and hand in what they return'
         )
-    return Plans(list(backend.plans))
+    model: Any = getattr(step, "_orig_mod", None) or getattr(step, "_torchdynamo_orig_callable", step)
+    return backend.plans_of(model)
 
 
 def _backend_of(step: Any) -> Backend | None:

@@ -78,11 +78,12 @@ class FusedPartitioner:
             choices = [*self._cuts(module, joint, lasting), *self._planned(module, joint, allowed)]
             fitting = [each for each in choices if each.right and each.peak <= allowed]
             if not fitting:
-                raise TooSmall(self._ours.advice(joint, allowed, plan.share))
+                raise TooSmall(partial(self._ours.advice, joint, allowed, plan.share))
             best = min(fitting, key=lambda each: each.cost)
         plan.split, plan.planned, plan.saved, plan.again = best.name, best.peak, best.saved, best.again
         plan.operators = len(joint.calls)
         plan.overhead = best.cost / (joint.program.model_time or 1.0)
+        plan.work = best.cost * joint.program.unit
         parts = best.parts()
         plan.seconds = perf_counter() - start
         return parts

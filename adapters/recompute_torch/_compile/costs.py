@@ -48,14 +48,14 @@ class Prices:
                 _known[key] = self._price(node, args, kwargs)
             return _known[key]
         except (RuntimeError, TypeError, ValueError, IndexError):  # it cannot be run alone: its inputs are special
-            return Price(_reckoned(node))
+            return Price(_reckoned(node), flops=_flops(node))
 
     def _price(self, node: fx.Node, args: Any, kwargs: Any) -> Price:
         if not isinstance(node.target, torch._ops.OpOverload):
-            return Price(_reckoned(node))
+            return Price(_reckoned(node), flops=_flops(node))
         with elsewhere():
             seconds, room = _taken(_runner(node.target, args, kwargs))
-            return Price(seconds * 1e6 if self._measured else _reckoned(node), room)
+            return Price(seconds * 1e6 if self._measured else _reckoned(node), room, _flops(node))
 
 
 def room_of(target: Any, args: Any, kwargs: Any) -> int:
@@ -120,16 +120,19 @@ def _reckoned(node: fx.Node) -> float:
     tensors = [*made, *(each for each in tree_leaves(given) if isinstance(each, torch.Tensor))]
     kind = "cuda" if any(each.device.type == "cuda" for each in tensors) else "cpu"
     moved = sum(elements(each) * each.dtype.itemsize for each in tensors)
-    work = 0.0
+    return _CALL + max(_flops(node) / _FLOPS[kind], moved / _BYTES[kind])
+
+
+def _flops(node: fx.Node) -> float:
     count = flop_registry.get(getattr(node.target, "_overloadpacket", None))
-    if count is not None:
-        args, kwargs = tree_map(
-            lambda each: each.meta.get("val") if isinstance(each, fx.Node) else each,
-            (node.args, node.kwargs),
-            is_leaf=lambda each: isinstance(each, fx.Node),
-        )
-        work = float(as_int(count(*args, **kwargs, out_val=node.meta.get("val"))))
-    return _CALL + max(work / _FLOPS[kind], moved / _BYTES[kind])
+    if count is None:
+        return 0.0
+    args, kwargs = tree_map(
+        lambda each: each.meta.get("val") if isinstance(each, fx.Node) else each,
+        (node.args, node.kwargs),
+        is_leaf=lambda each: isinstance(each, fx.Node),
+    )
+    return float(as_int(count(*args, **kwargs, out_val=node.meta.get("val"))))
 
 
 def elements(tensor: torch.Tensor) -> int:

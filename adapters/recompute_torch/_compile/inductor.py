@@ -61,11 +61,12 @@ class Inductor:
             least = min(least, peak)
             if missed:
                 plan.share *= plan.budget / peak
-        raise TooSmall(
+        said = (
             f"the budget of {format_bytes(plan.budget)} is too small: kernels took more, however they were planned and "
             f"fused; the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "
             "smaller"
         )
+        raise TooSmall(lambda: said)
 
     def _compiled(
         self,

@@ -1,4 +1,4 @@
-"""Tensors in the place of those that are not there while a graph is compiled: of the same shapes, with some content."""
+"""Tensors instead of those that are not there while a graph is compiled: of the same shapes, with some content."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Shape:
 
 
 def hinted(arguments: Any, channels_last: bool = False) -> Any:
-    """Shapes in the place of tensors, and numbers in that of symbols."""
+    """Shapes instead of tensors, and numbers in that of symbols."""
 
     def one(each: Any) -> Any:
         value = each.meta.get("val") if isinstance(each, fx.Node) else each
@@ -69,7 +69,7 @@ def as_int(size: Any) -> int:
 
 
 def made_up(values: Sequence[Any], *, together: bool = False) -> list[Any]:
-    """What can be given to kernels in the place of values of a graph.
+    """What can be given to kernels instead of values of a graph.
 
     `together`: floating-point tensors share memory.
     """
@@ -85,6 +85,13 @@ def made_up(values: Sequence[Any], *, together: bool = False) -> list[Any]:
 @contextmanager
 def elsewhere() -> Iterator[None]:
     """Outside of what is being traced; random numbers that are drawn here do not count."""
+    with _disable_current_modes(), torch.no_grad(), drawing_elsewhere():
+        yield
+
+
+@contextmanager
+def drawing_elsewhere() -> Iterator[None]:
+    """Random numbers that are drawn here do not count."""
     cuda = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(cuda):
+    with torch.random.fork_rng(cuda):
         yield

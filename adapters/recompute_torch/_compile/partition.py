@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import ceil
 from time import perf_counter
 from typing import Final
@@ -15,11 +16,13 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 
 from recompute import planners
 from recompute.extend import format_bytes
+from recompute_torch._compile import remembered
 from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.program import Joint, Price, read
+from recompute_torch._compile.remembered import Found
 from recompute_torch._compile.report import GraphPlan
-from recompute_torch._compile.telling import holders, least, repeated
+from recompute_torch._compile.telling import floor, holders, least, repeated
 
 OVER: Final = 1.05
 """Times the budget that a peak may be."""
@@ -29,11 +32,20 @@ _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
+Amount = Callable[[int], int]
+"""Bytes of the peak without a plan -> those that are allowed."""
 Reader = Callable[[fx.Graph, int, Callable[[fx.Node], Price]], Joint]
 
 
 class TooSmall(Exception):
-    """The budget holds no plan: what would, and what is in the way."""
+    """The budget holds no plan: what would, and what is in the way, which is found out when it is read."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        super().__init__()
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text()
 
 
 class Partitioner:
@@ -62,14 +74,16 @@ class Partitioner:
             (once, plain) if self._peak(joint, plain) <= plan.budget else self.fitted(joint, plan.budget, self._effort)
         )
         if found is None:
-            raise TooSmall(self.advice(joint, plan.budget))
+            raise TooSmall(partial(self.advice, joint, plan.budget))
         order, emission = found
         plan.planned = self._peak(joint, emission)
         plan.saved = saved(emission.graph, results)
         plan.operators = len(joint.calls)
         plan.again = repeated(joint, order)
-        cost = sum(joint.program.calls[number].cost for number in order)
+        cost = _cost(joint, order)
         plan.overhead = cost / (joint.program.model_time or 1.0)
+        plan.work = cost * joint.program.unit
+        plan.flops = self.flops(joint, order)
         parts = extracted(module, emission.graph, results)
         plan.seconds = perf_counter() - start
         return parts
@@ -77,25 +91,61 @@ class Partitioner:
     def fitted(self, joint: Joint, budget: int, effort: float) -> tuple[list[int], Emission] | None:
         """The cheapest order that was found, and the graph that follows it, whose peak is within the budget.
 
+        With more memory it never costs more than it did with less in this process; see `remembered`.
+        """
+        if budget < floor(joint).nbytes:
+            return None
+        program = remembered.identity(joint.program)
+        same = remembered.chosen(program, budget, effort)
+        if same is None:
+            known = remembered.smaller(program, budget)
+            new = [self._searched(joint, budget, effort)]
+            if known:
+                cheapest = remembered.best(known, [])
+                new.append(self._searched(joint, budget, effort, cheapest.order))
+            usable = [plan for plan in new if plan is not None]
+            if not known and not usable:
+                return None
+            same = remembered.best(known, usable)
+            remembered.keep(program, budget, effort, same)
+        order = list(same.order)
+        return order, Emission(joint, order)
+
+    def flops(self, joint: Joint, order: Iterable[int]) -> float:
+        """Of all runs."""
+        flops = [self._prices(node).flops for node in joint.calls]
+        return sum(flops[number] for number in order)
+
+    def _searched(self, joint: Joint, budget: int, effort: float, start: Sequence[int] = ()) -> Found | None:
+        """A plan that fits once it is emitted, from an order of runs if there is one. None: none was found.
+
         What is emitted may need a little more than was planned: the states of generators.
         """
         given = budget
         for _ in range(_TRIES):
             try:
-                order = planners.plan(joint.program, given, effort=effort).order
+                if start:
+                    plan = planners.replan(joint.program, given, start, effort)
+                else:
+                    plan = planners.plan(joint.program, given, effort=effort)
             except planners.PlanError:
                 return None
-            emission = Emission(joint, order)
-            over = self._peak(joint, emission) - budget
-            if over <= 0:
-                return order, emission
-            given = max(1, given - over)
+            if plan is None:
+                return None
+            order = plan.order
+            peak = self._peak(joint, Emission(joint, order))
+            if peak <= budget:
+                return Found(tuple(order), peak, _cost(joint, order), self.flops(joint, order))
+            given = max(1, given - (peak - budget))
         return None
 
     def advice(self, joint: Joint, allowed: int, share: float = 1.0) -> str:
-        """What to say where no plan fits what is allowed, which is a share of the budget. O(some plans)."""
+        """What to say where no plan fits what is allowed, which is a share of the budget. O(some plans).
+
+        Whatever was planned before, it is the same.
+        """
         effort = _PROBE * self._effort
-        enough = ceil(least(joint, allowed, lambda given: self.fitted(joint, given, effort) is not None) / share)
+        enough = ceil(least(joint, allowed, lambda given: self._searched(joint, given, effort) is not None) / share)
         return (
             f"the budget of {format_bytes(round(allowed / share))} is too small: the least that a plan was found for "
             f"is {format_bytes(enough)} ({enough} bytes); without a plan the peak is "
@@ -107,6 +157,11 @@ class Partitioner:
         """Of what was emitted, read again."""
         again = self._read(emission.graph, joint.results, as_before(self._prices, emission))
         return planners.peak(again.program)
+
+
+def _cost(joint: Joint, order: Iterable[int]) -> float:
+    """Of all runs, in the unit of the program."""
+    return sum([joint.program.calls[number].cost for number in order])
 
 
 def as_before(prices: Prices, emission: Emission) -> Callable[[fx.Node], Price]:

@@ -38,6 +38,8 @@ class Price:
     """Microseconds."""
     room: int = 0
     """Bytes that it needs beside its results while it runs."""
+    flops: float = 0.0
+    """Floating-point operations by torch's formulas, which know matrix products and convolutions."""
 
 
 @dataclass

@@ -13,6 +13,7 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._pytree import tree_leaves
 
+from recompute import extend
 from recompute_torch._compile.made_up import elsewhere, made_up
 from recompute_torch._compile.meter import Allocations
 
@@ -55,7 +56,9 @@ class Rehearsal:
         try:
             with elsewhere():
                 self._step(meter)
-        except Exception:  # whatever kernels say of such values
+        except Exception as error:  # whatever kernels say of such values
+            if extend.is_interrupt(error):
+                raise
             return None
         return meter.peak or None
 

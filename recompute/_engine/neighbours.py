@@ -2,7 +2,7 @@
 
 `NoNeighbours` looks at none, `Closure` at exactly the evicted ancestors, or at e*: ancestors and descendants.
 `Components` has e~*, the approximation of e* by undirected connected components, kept by a union-find (Kirisame et al.,
-section 4.1). `Needs`, in a module of its own, counts what is needed.
+section 4.1). `Needs`, in needed, counts what is needed.
 
 The search remembers scores. It computes that of a storage anew before it chooses it, so it need not be told when a
 neighbourhood grows and its storages become dearer. When one shrinks they become cheaper, and the search must be told:
@@ -11,51 +11,36 @@ neighbourhood grows and its storages become dearer. When one shrinks they become
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-from recompute._engine.graph import Operation, Storage, Value
-
-if TYPE_CHECKING:
-    from recompute._engine.pool import Pool
+from recompute._engine.graph import Storage, Value
+from recompute._policy.candidate import Around
 
 OnDecrease = Callable[[Storage], None]
 Direction = Callable[[Storage], list[Storage]]
 """`above` or `below`."""
 
 
-class Neighbourhood(ABC):
+class Neighbourhood(Around):
     """Is told which storages are evicted and come back; knows the cost of what is evicted around a resident one."""
 
+    __slots__ = ("active", "keeps", "kept", "missing", "on_decrease", "tiers", "unwanted")
+
     def __init__(self, on_decrease: OnDecrease) -> None:
+        super().__init__()
         self.on_decrease = on_decrease
         self.active = False  # until it is asked for a cost, nobody needs to tell it of evictions
-        self.waiting: Operation | None = None  # before its first run; its cost counts as that of evicted descendants
-        self.pressure = 0.0  # from 0 to 1. Where a policy uses it, each change of it changes all scores
         self.tiers = False  # whether what is evicted may lie in a tier
-
-    def measure_pressure(self, pool: Pool) -> None:
-        """See how short memory is in `pool`: the pressure rises if it is shorter than before."""
-
-    @property
-    def missing(self) -> int:
+        self.keeps = True  # whether what is released stays while it is wanted
+        self.missing = 0
         """Bytes that are evicted but referred to from outside, on all devices; 0 where nobody counts them."""
-        return 0
-
-    def unneeded(self, storage: Storage) -> bool:
-        """Whether evicting a resident storage costs nothing, because nobody will need it."""
-        return False
-
-    @abstractmethod
-    def cost(self, storage: Storage) -> float:
-        """Seconds: the cost of the evicted neighbourhood of a resident storage."""
-
-    def lower_bound(self, storage: Storage) -> float:
-        """Seconds that the cost does not fall below unless `on_decrease` is called."""
-        return self.cost(storage)
+        self.kept: set[Storage] = set()
+        """Released, and in memory because they are wanted."""
+        self.unwanted: list[Storage] = []
+        """Of those, the ones that are wanted no more: to be evicted at once."""
 
     def evicted(self, storage: Storage) -> None:
         """`storage` was evicted just now."""
@@ -65,6 +50,10 @@ class Neighbourhood(ABC):
 
     def released(self, storage: Storage) -> None:
         """The last outside reference to `storage` has gone."""
+
+    def wanted(self, storage: Storage) -> bool:
+        """Whether something evicted that is needed is made from `storage`: then it stays when it is released."""
+        return False
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         """The cost of an evicted `storage` has changed by `change` seconds."""
@@ -89,35 +78,35 @@ class Neighbourhood(ABC):
 class NoNeighbours(Neighbourhood):
     """For policies that look at the storage alone."""
 
-    def cost(self, storage: Storage) -> float:
-        return 0.0
+    __slots__ = ()
 
 
 class Closure(Neighbourhood):
     """Exactly the evicted ancestors, and the evicted descendants if wanted, by a walk through them each time."""
 
+    __slots__ = ("descendants",)
+
     def __init__(self, on_decrease: OnDecrease, descendants: bool) -> None:
         super().__init__(on_decrease)
         self.descendants = descendants
 
-    def cost(self, storage: Storage) -> float:
+    def cost(self, candidate: Any) -> float:
+        storage: Storage = candidate
         self.active = True
         around = evicted_closure(storage, above)
         total = 0.0
         if self.descendants:
-            descendants = evicted_closure(storage, below)
-            around |= descendants
-            first = self.waiting
-            if first is not None and not first.runs and any(each.storage in descendants for each in first.arguments):
-                total = first.cost
+            around |= evicted_closure(storage, below)
         if self.tiers:
             total += fetches(evicted_closure(storage, above) | {storage})
         return sum([neighbour.cost for neighbour in around], total)
 
     def restored(self, storage: Storage) -> None:
-        for direction in (below, above) if self.descendants else (below,):
-            for candidate in boundary(storage, direction):
-                self.on_decrease(candidate)
+        cheaper = boundary(storage, below)
+        if self.descendants:
+            cheaper |= boundary(storage, above)
+        for candidate in cheaper:
+            self.on_decrease(candidate)
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         self.restored(storage)
@@ -157,8 +146,13 @@ def sample_below(storage: Storage, most: int) -> tuple[list[Storage], int]:
             stride = max(stride, len(value.users) // most + 1)
     if stride == 1:
         return below(storage), 1
-    users = (user for value in storage.values for user in islice(value.each_user(), 0, None, stride))
-    return [output.storage for user in users for output in user.outputs if output is not None], stride
+    found: list[Storage] = []
+    for value in storage.values:
+        for user in islice(value.each_user(), 0, None, stride):
+            for output in user.outputs:
+                if output is not None:
+                    found.append(output.storage)
+    return found, stride
 
 
 def evicted_neighbours(storage: Storage) -> list[Storage]:
@@ -246,14 +240,18 @@ class Components(Neighbourhood):
     cache that never runs short pays nothing, and starts with the true components if it does.
     """
 
-    def cost(self, storage: Storage) -> float:
+    __slots__ = ()
+
+    def cost(self, candidate: Any) -> float:
+        storage: Storage = candidate
         self.active = True
         total = 0.0
         for root in self._roots_around(storage):
             total += root.cost
         return total + fetches((storage,)) if self.tiers else total
 
-    def lower_bound(self, storage: Storage) -> float:
+    def lower_bound(self, candidate: Any) -> float:
+        storage: Storage = candidate
         self.active = True
         total = 0.0
         for root in self._roots_around(storage):

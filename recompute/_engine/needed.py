@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import floor, inf, sqrt
-from typing import TYPE_CHECKING, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
-from recompute._engine.graph import Storage, Value
-from recompute._policy.formulas import NeighbourhoodName
-from recompute._policy.neighbourhoods import (
+from recompute._engine.graph import EVICTED, Operation, Storage, Value
+from recompute._engine.neighbours import (
     Closure,
     Components,
     Neighbourhood,
@@ -20,15 +20,15 @@ from recompute._policy.neighbourhoods import (
     OnDecrease,
     above,
     below,
-    boundary,
     fetch,
     sample_below,
 )
+from recompute._policy.formulas import NeighbourhoodName
 
 if TYPE_CHECKING:
     from recompute._engine.pool import Pool
 
-_WALK: Final = 32
+_REACH: Final = 32
 """How many evicted storages a walk visits before it extrapolates."""
 
 _WIDE: Final = 256
@@ -39,6 +39,9 @@ _ENDS: Final = 4
 
 _STEPS: Final = 64
 """The pressure rises in so many steps, because all candidates are scored again after each."""
+
+_OPERATIONS: Final = 8
+"""For each storage of the reach, so many operations are looked at to tell what bringing it back needs."""
 
 _UP, _DOWN = 0, 1
 
@@ -51,7 +54,21 @@ class Needs(Neighbourhood):
 
     above: the cost of the evicted ancestors; below: that of the needed evicted descendants; unneeded: that of the
     evicted storages that are made from it in one step and that nobody needs.
+
+    A walk marks what it has seen with its number.
     """
+
+    __slots__ = (
+        "_costs_given",
+        "_last",
+        "_missing",
+        "_missing_bytes",
+        "_needed_by",
+        "_needs",
+        "_segments",
+        "_walks",
+        "reach",
+    )
 
     def __init__(self, on_decrease: OnDecrease) -> None:
         super().__init__(on_decrease)
@@ -63,30 +80,37 @@ class Needs(Neighbourhood):
         self._missing_bytes: dict[Pool, int] = {}
         self._segments: dict[Storage, tuple[Segment, Segment]] = {}  # evicted -> above and below it at that time
         self._last: tuple[Storage, Segment, Segment] | None = None  # the newest walks up and down
+        self._walks = 0  # so far
+        self.reach = _REACH
 
     # How short memory is
 
-    def measure_pressure(self, pool: Pool) -> None:
+    def measure_pressure(self, pool: Any) -> None:
         """x = sqrt(E / (E + B)): E bytes are dropped but referred to, B is the limit without sources and pins.
 
         It rises until nothing is evicted that is referred to, and half of the memory is free: between the rounds of a
         program that repeats, say.
         """
         missing = self._missing_bytes.get(pool, 0)
-        room = pool.limit - pool.sources - pool.movable - pool.pinned
-        if missing and room < inf:
+        if not missing:
+            return
+        room = self.room(pool)
+        if room < inf:
             step = floor(_STEPS * sqrt(missing / (missing + max(1, room)))) / _STEPS
             if step > self.pressure:
                 self.pressure = step
 
-    @property
-    def missing(self) -> int:
-        return sum(self._missing_bytes.values())
+    def room(self, pool: Any) -> float:
+        return float(pool.limit - pool.sources - pool.movable - pool.pinned)
 
     # What is needed
 
-    def unneeded(self, storage: Storage) -> bool:
-        return storage not in self._needed_by and not storage.needed_outside
+    def unneeded(self, candidate: Any) -> bool:
+        storage: Storage = candidate
+        return storage not in self._needed_by and not storage.needed_outside()
+
+    def wanted(self, storage: Storage) -> bool:
+        return storage in self._needed_by
 
     def evicted(self, storage: Storage) -> None:
         if self._costs_given:
@@ -95,8 +119,9 @@ class Needs(Neighbourhood):
             assert self._last is not None
             self._segments[storage] = self._last[1:]
         storage.nearby = None
-        if storage.needed_outside:
+        if storage.needed_outside():
             self._missing[storage] = storage.size
+            self.missing += storage.size
             self._missing_bytes[storage.pool] = self._missing_bytes.get(storage.pool, 0) + storage.size
             self._count(storage)
         elif storage in self._needed_by:
@@ -145,6 +170,9 @@ class Needs(Neighbourhood):
         self._last = None
         for counts in (self._needs, self._needed_by, self._missing, self._missing_bytes, self._segments):
             counts.clear()
+        self.missing = 0
+        self.kept.clear()
+        self.unwanted.clear()
         for storage in evicted:
             self.evicted(storage)
 
@@ -152,6 +180,7 @@ class Needs(Neighbourhood):
         size = self._missing.pop(storage, 0)
         if size:
             self._missing_bytes[storage.pool] -= size
+            self.missing -= size
 
     def _count(self, storage: Storage) -> None:
         """An evicted storage is needed: so are those that it is made from."""
@@ -178,19 +207,70 @@ class Needs(Neighbourhood):
                 del self._needed_by[argument]
                 if argument.resident:
                     self._decreased(argument)
+                    if argument in self.kept:
+                        self.unwanted.append(argument)
                 elif argument.dropped and argument not in self._missing:
                     stack.append(argument)
 
+    # What it takes to bring it back
+
+    def need(self, candidate: Any) -> int:
+        """An estimate: the most for it, or for a needed evicted storage whose way back its eviction makes longer.
+
+        Sources are there anyway. Looks at some `_OPERATIONS * reach` operations at most.
+        """
+        storage: Storage = candidate
+        needs = self._needs
+        walk = self._begin(storage)
+        homes = [storage]
+        for visited in homes:  # grows
+            if len(homes) > self.reach:
+                break
+            for descendant in sample_below(visited, _WIDE)[0]:
+                if descendant.seen != walk:
+                    descendant.seen = walk
+                    if descendant in needs:
+                        homes.append(descendant)
+        path: list[Operation] = []
+        known: dict[Operation, int] = {}  # -> bytes locked at once while it runs with all that it needs
+        for home in homes:
+            for value in home.values:
+                operation = value.operation
+                if operation is not None and operation not in known:
+                    known[operation] = 0
+                    path.append(operation)
+        ends = len(path)
+        for operation in path:  # grows
+            if len(path) > _OPERATIONS * self.reach:
+                break
+            for argument in operation.arguments:
+                maker = argument.operation
+                away = argument.payload is EVICTED or argument.storage is storage
+                if away and maker is not None and maker not in known:
+                    known[maker] = 0
+                    path.append(maker)
+        if len(path) > 1:
+            for operation in sorted(path, key=_number):  # what makes arguments before what takes them
+                known[operation] = _locked(operation, storage, known)
+            return max([known[operation] for operation in path[:ends]])
+        return _locked(path[0], storage, known) if path else 0
+
     # What it costs
 
-    def cost(self, storage: Storage) -> float:
+    def cost(self, candidate: Any) -> float:
+        storage: Storage = candidate
         self._costs_given = True
-        return self._weigh(*self._walk(storage))
+        needed, unneeded = self._walk(storage)
+        return self._weigh(needed, unneeded)
 
-    def lower_bound(self, storage: Storage) -> float:
+    def lower_bound(self, candidate: Any) -> float:
         """The cost when it was last computed, if it has not decreased since: a walk for each would be too much."""
+        storage: Storage = candidate
         known = storage.nearby
-        return self._weigh(*known) if isinstance(known, tuple) else self.cost(storage)
+        if not isinstance(known, tuple):
+            return self.cost(storage)
+        needed, unneeded = known
+        return self._weigh(needed, unneeded)
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         if change < 0:
@@ -199,9 +279,23 @@ class Needs(Neighbourhood):
     def unlinking(self, storage: Storage) -> None:
         if self._costs_given:
             storage.nearby = None
-            for direction in (above, below):
-                for candidate in boundary(storage, direction, _WALK):
-                    self._decreased(candidate)
+            self._decreased_from(storage, _UP)
+            self._decreased_from(storage, _DOWN)
+
+    def _decreased_from(self, storage: Storage, side: int) -> None:
+        """What an evicted storage cost decreases: as do the neighbours of the resident ones where the evicted end."""
+        walk = self._begin(storage)
+        path = [storage]
+        for visited in path:  # grows
+            for neighbour in above(visited) if side == _UP else below(visited):
+                if neighbour.seen != walk:
+                    neighbour.seen = walk
+                    if neighbour.resident:
+                        self._decreased(neighbour)
+                    elif neighbour.dropped:
+                        path.append(neighbour)
+            if len(path) > self.reach:
+                break
 
     def _decreased(self, storage: Storage) -> None:
         storage.nearby = None
@@ -216,13 +310,20 @@ class Needs(Neighbourhood):
         up = self._walk_up(storage)
         down, unneeded = self._walk_down(storage)
         self._last = storage, up, down
-        storage.nearby = known = up[0] + down[0], unneeded
-        return known
+        needed = up[0] + down[0]
+        storage.nearby = needed, unneeded
+        return needed, unneeded
+
+    def _begin(self, storage: Storage) -> int:
+        """The number of a new walk."""
+        self._walks += 1
+        storage.seen = self._walks
+        return self._walks
 
     def _walk_up(self, storage: Storage) -> Segment:
         """The evicted ancestors; sources do not count as ends."""
         cost = 0.0
-        seen = {storage}
+        walk = self._begin(storage)
         path = [storage]
         ends: list[Storage] = []
         for visited in path:  # grows
@@ -231,8 +332,8 @@ class Needs(Neighbourhood):
                 if operation is not None:
                     for argument in operation.arguments:
                         ancestor = argument.storage
-                        if ancestor not in seen:
-                            seen.add(ancestor)
+                        if ancestor.seen != walk:
+                            ancestor.seen = walk
                             if ancestor.dropped:
                                 cost += ancestor.cost
                                 path.append(ancestor)
@@ -240,22 +341,22 @@ class Needs(Neighbourhood):
                                 cost += fetch(ancestor)
                             elif argument.operation is not None:
                                 ends.append(ancestor)
-            if len(path) > _WALK:
-                return self._extrapolate(_UP, cost, path[path.index(visited) + 1 :], seen)
+            if len(path) > self.reach:
+                return self._extrapolate(_UP, cost, path[path.index(visited) + 1 :], walk)
         return cost, tuple(ends[:_ENDS])
 
     def _walk_down(self, storage: Storage) -> tuple[Segment, float]:
         """The needed evicted descendants, and the cost of the unneeded evicted storages made from it in one step."""
         cost = unneeded = 0.0
         needs = self._needs
-        seen = {storage}
+        walk = self._begin(storage)
         path = [storage]
         ends: list[Storage] = []
         for visited in path:  # grows
             descendants, stride = sample_below(visited, _WIDE)
             for descendant in descendants:
-                if descendant not in seen:
-                    seen.add(descendant)
+                if descendant.seen != walk:
+                    descendant.seen = walk
                     if descendant.resident:
                         ends.append(descendant)
                     elif descendant in needs:
@@ -263,23 +364,55 @@ class Needs(Neighbourhood):
                         path.append(descendant)
                     elif descendant.dropped and visited is storage:
                         unneeded += stride * descendant.cost
-            if len(path) > _WALK:
-                return self._extrapolate(_DOWN, cost, path[path.index(visited) + 1 :], seen), unneeded
+            if len(path) > self.reach:
+                return self._extrapolate(_DOWN, cost, path[path.index(visited) + 1 :], walk), unneeded
         return (cost, tuple(ends[:_ENDS])), unneeded
 
-    def _extrapolate(self, side: int, cost: float, front: Sequence[Storage], seen: set[Storage]) -> Segment:
+    def _extrapolate(self, side: int, cost: float, front: Sequence[Storage], walk: int) -> Segment:
         """Go on from `front` in the segments that its storages remember from their eviction, along the dearest."""
         ends: tuple[Storage, ...] = ()
-        for _ in range(_WALK):
+        for _ in range(_REACH):
             segments = [self._segments[storage][side] for storage in front if storage in self._segments]
             if not segments:
                 break
-            beyond, ends = max(segments, key=lambda segment: segment[0])
-            front = [storage for storage in ends if storage.dropped and storage not in seen]
-            seen.update(front)
+            beyond, ends = max(segments, key=itemgetter(0))
+            front = [storage for storage in ends if storage.dropped and storage.seen != walk]
+            for storage in front:
+                storage.seen = walk
             cost += beyond
             cost += sum([storage.cost for storage in front])
         return cost, ends
+
+
+def _number(operation: Operation) -> int:
+    return operation.number
+
+
+def _locked(operation: Operation, gone: Storage, known: dict[Operation, int]) -> int:
+    """The most bytes that are locked at once while an operation runs, its arguments brought back before.
+
+    What needs most beyond what it leaves comes back first (Sethi and Ullman, Journal of the ACM 17, 1970). `known`: the
+    same for the operations that make the arguments.
+    """
+    missing: dict[Storage, int] = {}  # -> bytes beyond its own while it is brought back
+    there: set[Storage] = set()
+    for argument in operation.arguments:
+        maker = argument.operation
+        if maker is not None:  # else a source
+            home = argument.storage
+            if argument.payload is EVICTED or home is gone:
+                missing[home] = max(missing.get(home, 0), known.get(maker, 0) - home.size)
+            else:
+                there.add(home)
+    kept = sum([home.size for home in there])
+    most = 0
+    for home, beyond in sorted(missing.items(), key=itemgetter(1), reverse=True):
+        kept += home.size
+        most = max(most, kept + beyond)
+    made = {output.storage for output in operation.outputs if output is not None}
+    for argument in operation.arguments:
+        made.discard(argument.storage)
+    return max(most, kept + sum([home.size for home in made]))
 
 
 NEIGHBOURHOODS: Final[dict[NeighbourhoodName, Callable[[OnDecrease], Neighbourhood]]] = {

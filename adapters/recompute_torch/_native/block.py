@@ -1,0 +1,375 @@
+"""`rt.budget(native=True)`: a block whose operators are tracked below Python.
+
+It has the methods of `budget`. What Python does here is little: it opens the tracker with the core's policy as numbers,
+lets threads take part, and tells of the steps of optimizers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
+from threading import RLock, local
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Final
+from weakref import ref
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import recompute as rc
+from recompute import extend, policies
+from recompute.extend import PoolStats, parse_budget
+from recompute_torch import _block
+from recompute_torch._block import budget
+from recompute_torch._holders import KINDS, Held, Holders
+from recompute_torch._memory import storage_of
+from recompute_torch._native import load
+from recompute_torch._native.build import Unavailable
+from recompute_torch._native.policy import numbers
+from recompute_torch._recipe import ordinary
+from recompute_torch._report import Report, Step
+from recompute_torch._stats import Stats
+from recompute_torch._threads import Threads
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "activations": None,
+    "only_checkpointed": False,
+    "search": "exact",
+    "tiers": (),
+    "trace": None,
+    "verify": False,
+    "clock": perf_counter,
+}
+"""What the native path serves: these values, and no others."""
+
+_NOTICEABLE: Final = 1.0
+"""Seconds of repeated computing in a step, from which on it is worth a warning."""
+
+
+def serves(options: Mapping[str, Any], policy: Any) -> str:
+    """Why the native path cannot serve a block with these arguments; empty: it can."""
+    for name, default in _DEFAULTS.items():
+        given = options.get(name, default)
+        if given is not default and given != default and not (name == "tiers" and not given):
+            return f"it does not serve {name}={given!r}"
+    try:
+        numbers(policies.policy_of("default" if policy is None else policy))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+class NativeBudget(budget):
+    """A block below Python: see `budget`. One at a time in a process, on CPU."""
+
+    path = "native"
+
+    def __init__(
+        self,
+        budget: Any = None,
+        /,
+        *,
+        smallest: Any = 1,
+        policy: Any = None,
+        foresight: bool = True,
+        history: int = 100_000,
+        native: bool | None = None,
+        **others: Any,
+    ) -> None:
+        unknown = sorted(others.keys() - _DEFAULTS.keys())
+        if unknown:
+            raise TypeError(f"budget has no argument {unknown[0]!r}")
+        wrong = serves(others, policy)
+        if wrong:
+            raise Unavailable(f"the native path: {wrong}; native=False does")
+        self._library = load.library()
+        self._policy = policies.policy_of("default" if policy is None else policy)
+        self._limit = limit_of(budget)
+        self._smallest = parse_budget(smallest, of="what", what="smallest")
+        self._history = history
+        self.cache = Ledger(self)  # type: ignore[misc, assignment]  # what there is of it here
+        self.holders: Final = Holders()
+        self._listeners: list[Callable[[Step], Any]] = []
+        self._steps: deque[Step] = deque(maxlen=_block._REMEMBERED)
+        self._here = local()
+        self._entered = 0
+        self._state = "new"
+        self._threads: Threads | None = None
+        self._hooks: list[Any] = []
+        self._optimizer: ref[torch.optim.Optimizer] | None = None
+        self._hooked: dict[int, ref[Any]] = {}
+        self._last = (0, 0.0, 0, 0, 0, 0.0, 0.0)
+        self._final: tuple[load.Figures, tuple[float, float]] | None = None
+        self._said = False
+        self._lock = RLock()
+
+    # Entering and leaving
+
+    def __enter__(self) -> NativeBudget:
+        around = self._around()
+        with self._lock:
+            if not self._entered:
+                self._begin_block()
+            self._entered += 1
+            self._begin()
+        _block._current.blocks = [*around, self]
+        return self
+
+    def _begin_block(self) -> None:
+        if self._state != "new":
+            raise RuntimeError(_block._ENTERED_ONCE)
+        others = _block._blocks - {self}
+        policy = numbers(self._policy)
+        powers = (ctypes.c_double * len(policy.powers))(*policy.powers)
+        if others or self._library.rm_open(
+            0 if self._limit is None else self._limit,
+            *(self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
+            *(int(os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"), id(rc.BudgetError)),
+        ):
+            raise RuntimeError(
+                "another budget block is open in this process, and a native one is alone; "
+                "let all threads enter one block, or take native=False for both"
+            )
+        self._state = "open"
+        _block._blocks.add(self)
+        self._threads = Threads(self._join)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._steps_now),
+            register_optimizer_step_post_hook(self._stepped),
+        ]
+        self._last = (0, perf_counter(), 0, 0, 0, 0.0, 0.0)
+
+    def _begin(self) -> None:
+        self._here.times = getattr(self._here, "times", 0) + 1
+        if self._here.times == 1:
+            self._library.rm_take_part(1)
+
+    def _end(self) -> None:
+        self._here.times -= 1
+        if not self._here.times:
+            self._library.rm_take_part(0)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _block._current.blocks = _block._current.blocks[:-1]
+        with self._lock:
+            self._end()
+            self._entered -= 1
+            if not self._entered:
+                self._leave()
+
+    def _leave(self) -> None:
+        try:
+            if self._threads is not None:
+                self._threads.close()
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
+            failed, text = load.calling(self._library.rm_close)
+            self._final = load.figures(self._library), load.times(self._library)
+        finally:
+            self._state = "over"
+            _block._blocks.discard(self)
+        if failed:
+            raise RuntimeError(f"tensors could not be brought back at the end of the block: {text}")
+
+    def _after_fork(self) -> None:
+        """In a child process: what was evicted is made again when it is touched, and no budget holds."""
+
+    # Steps of optimizers
+
+    def _steps_now(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.holders.meet_optimizer(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._hook(parameter)
+                if parameter.grad is not None:
+                    self._keep(parameter.grad)
+        self._library.rm_stepping(1)
+
+    def _hook(self, parameter: Any) -> None:
+        """A gradient that has arrived is needed at the step, with all others: it stays until then."""
+        number = id(parameter)
+        known = self._hooked.get(number)
+        if (known is None or known() is not parameter) and parameter.requires_grad and parameter.is_leaf:
+            self._hooked[number] = ref(parameter)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
+
+    def _arrived(self, parameter: Any) -> None:
+        if parameter.grad is not None and self._state == "open":
+            self._keep(parameter.grad)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._library.rm_stepping(0)
+        first = None if self._optimizer is None else self._optimizer()
+        if first is None:
+            self._optimizer = ref(optimizer)
+        if first is None or first is optimizer:
+            step = self._lapped()
+            self._steps.append(step)
+            if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE:
+                self._said = True
+                extend.warn(
+                    f"{step.repeated_share:.0%} of the computing in step {step.number} was repeated computing, "
+                    f"{step.repeated_compute:.1f} seconds. {_block._CURE}",
+                    rc.ThrashWarning,
+                    stacklevel=extend.outside("torch"),
+                )
+            for listener in list(self._listeners):
+                listener(step)
+
+    def _lapped(self) -> Step:
+        found, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
+        self._library.rm_next_lap()
+        before = self._last
+        self._last = (before[0] + 1, now, found.operators, found.evictions, found.repeats, compute, repeated)
+        return Step(
+            number=before[0] + 1,
+            peak=found.lap,
+            evictions=found.evictions - before[3],
+            operations=found.operators - before[2],
+            repeated=found.repeats - before[4],
+            compute=compute - before[5],
+            repeated_compute=repeated - before[6],
+            seconds=now - before[1],
+        )
+
+    # What a user asks
+
+    @property
+    def budget(self) -> Any:
+        """Bytes; None: unlimited. Setting it evicts at once."""
+        return self._limit
+
+    @budget.setter
+    def budget(self, budget: Any) -> None:
+        self._limit = limit_of(budget)
+        if self._state == "open":
+            self._do(self._library.rm_set_budget, 0 if self._limit is None else self._limit)
+
+    def stats(self) -> Stats:
+        """What the tracker did and holds."""
+        found, (compute, repeated) = self._figures()
+        over = self._state != "open"
+        pool = PoolStats(
+            device="cpu",
+            budget=self._limit,
+            used=0 if over else found.used,
+            peak=found.peak,
+            overshoot=found.overshoot,
+            pinned=0,
+            sources=0 if over else found.sources,
+            held=0,
+            candidates=found.candidates,
+        )
+        return Stats(
+            used=pool.used,
+            peak=found.peak,
+            overshoot=found.overshoot,
+            held=0,
+            operations=found.operators,
+            evictions=found.evictions,
+            releases=0,
+            rematerializations=found.repeats,
+            recoveries=0,
+            model_time=compute - repeated,
+            remat_time=repeated,
+            scored=found.scored,
+            recomputed=(),
+            pools=(pool,),
+            path=self.path,
+        )
+
+    def report(self, *, html: str | os.PathLike[str] | None = None) -> Report:
+        """What holds memory, and what the last steps took: `print(block)` shows it. `html` is the Python path's."""
+        if html is not None:
+            raise ValueError("a page is made of a recording, which takes native=False and trace=...")
+        found, _ = self._figures()
+        held = {kind: Held() for kind in KINDS}
+        for kind, tensors in self.holders.groups().items():
+            for tensor in tensors:
+                if ordinary(tensor) and self._library.rm_state(_address(tensor)):
+                    held[kind].here += storage_of(tensor).nbytes()
+        known = sum(each.here for each in held.values())
+        held["activations"] = Held(found.evictable, found.missing)
+        held["inputs and others"].here = max(0, found.used - known - found.evictable)
+        whole = found.peak if not found.evictions else 0
+        return Report(held, 0, whole, tuple(self._steps), self.stats())
+
+    def commit(self) -> None:
+        """Forget how everything was made: what is alive stays in memory from now on."""
+        self._do(self._library.rm_commit)
+
+    def check(self) -> None:
+        """For tests: raise AssertionError if the tracker's records do not agree with each other."""
+        wrong = self._library.rm_problems()
+        assert not wrong, f"inconsistent records: {wrong}"
+
+    def __repr__(self) -> str:
+        return f"<budget of {self._limit} bytes, native>"
+
+    def _figures(self) -> tuple[load.Figures, tuple[float, float]]:
+        if self._final is not None:
+            return self._final
+        if self._state == "new":
+            return load.Figures(*[0] * len(load.Figures.__dataclass_fields__)), (0.0, 0.0)
+        return load.figures(self._library), load.times(self._library)
+
+    def _keep(self, tensor: Any) -> None:
+        if ordinary(tensor):
+            self._do(self._library.rm_fix, _address(tensor))
+
+    def _own(self, tensor: torch.Tensor) -> None:
+        """All tensors take part anyway."""
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        self._keep(tensor)
+
+    def _do(self, function: Any, *arguments: Any) -> None:
+        failed, text = load.calling(function, *arguments)
+        if failed:
+            raise (rc.BudgetError if failed == 2 else RuntimeError)(text)
+
+
+class Ledger:
+    """What a native block has of a cache."""
+
+    def __init__(self, block: NativeBudget) -> None:
+        self._block = ref(block)
+
+    def release_memory(self, nbytes: int | None = None, device: str | None = None) -> int:
+        """Evict at least so many bytes, if there are so many; None: all that can be. How many went."""
+        block = self._block()
+        if block is None or block._state != "open":
+            return 0
+        return int(block._library.rm_release((1 << 62) if nbytes is None else nbytes))
+
+    def stats(self) -> Stats | None:
+        """Those of the block."""
+        block = self._block()
+        return None if block is None else block.stats()
+
+
+def _address(tensor: Any) -> int:
+    return storage_of(tensor)._cdata  # type: ignore[no-any-return]  # torch's own
+
+
+def limit_of(budget: Any) -> int | None:
+    """Bytes of a budget on CPU; None: no limit."""
+    if isinstance(budget, Mapping):
+        others = {device: each for device, each in budget.items() if device != "cpu" and each is not None}
+        if others:
+            raise Unavailable(
+                f"the native path is for the CPU, not {', '.join(others)}; native=False is for all devices"
+            )
+        budget = budget.get("cpu")
+    if budget is None or budget == "auto" or budget == inf:
+        return None
+    if callable(budget):
+        raise Unavailable("the native path takes a budget in bytes, not a function; native=False does")
+    return parse_budget(budget, whole=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

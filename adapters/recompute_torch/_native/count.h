@@ -1,0 +1,135 @@
+// Bytes: while a block is open every CPU allocation of torch is counted, and room is made before it is.
+//
+// In front of each allocation lie 64 bytes (so that it stays aligned) which say its size and the block that counts it:
+// what was allocated before the block, or in an earlier one, is not subtracted when it goes. Such memory is counted
+// from the moment at which an operator takes it.
+
+struct Header {
+  int64_t bytes;
+  int64_t mapped;  // bytes of a block that is not from malloc; 0: it is
+  uint32_t era;    // of the budget block that counts it; 0: none
+};
+constexpr size_t AHEAD = 64;
+static_assert(sizeof(Header) <= AHEAD);
+
+struct Count {
+  std::atomic<int64_t> used{0}, peak{0}, lap{0}, overshoot{0};
+  std::atomic<int64_t> budget{INT64_MAX};
+  std::atomic<uint32_t> era{0};  // 0: no block is open
+  uint32_t eras = 0;
+
+  void add(int64_t bytes) {
+    const int64_t now = used.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    raise(peak, now);
+    raise(lap, now);
+    if (C10_UNLIKELY(now > budget.load(std::memory_order_relaxed))) raise(overshoot, now - budget.load());
+  }
+  static void raise(std::atomic<int64_t>& most, int64_t now) {
+    int64_t known = most.load(std::memory_order_relaxed);
+    while (now > known && !most.compare_exchange_weak(known, now, std::memory_order_relaxed)) {
+    }
+  }
+  bool limited() const { return budget.load(std::memory_order_relaxed) != INT64_MAX; }
+  int64_t room() const { return budget.load(std::memory_order_relaxed) - used.load(std::memory_order_relaxed); }
+  bool fits(int64_t more) const {
+    return used.load(std::memory_order_relaxed) + more <= budget.load(std::memory_order_relaxed);
+  }
+};
+Count& count = *new Count;
+
+thread_local int bookkeeping = 0;  // what is allocated now belongs to a recipe, and is not counted, as recipes are not
+struct Bookkeeping {
+  Bookkeeping() { bookkeeping++; }
+  ~Bookkeeping() { bookkeeping--; }
+};
+
+bool make_room(int64_t wanted);  // whether there is room now
+bool evict_some(int64_t wanted);     // whether there was anything
+[[noreturn]] void throw_no_room(int64_t wanted);
+bool may_throw();  // whether an error can come out of here
+
+struct Counting final : c10::Allocator {
+  static Header* header(void* data) { return reinterpret_cast<Header*>(static_cast<char*>(data) - AHEAD); }
+  static void release(void* data) {
+    if (!data) return;
+    Header* head = header(data);
+    const bool counted = head->era && head->era == count.era.load(std::memory_order_relaxed);
+    if (counted) count.used -= head->bytes;
+    if (head->mapped) blocks.give(head, head->mapped, counted && count.limited());
+    else c10::free_cpu(head);
+  }
+  static void* from_malloc(size_t bytes, uint32_t era) {  // the machine's memory may be shorter than the budget
+    while (true) {
+      try {
+        return c10::alloc_cpu(bytes);
+      } catch (const c10::Error&) {
+        if (!era || !evict_some(bytes)) throw;
+      }
+    }
+  }
+  at::DataPtr allocate(size_t bytes) override {
+    const at::Device cpu(at::kCPU);
+    if (!bytes) return {nullptr, nullptr, &release, cpu};
+    const uint32_t era = bookkeeping ? 0 : count.era.load(std::memory_order_relaxed);
+    if (era && C10_UNLIKELY(!count.fits(bytes)) && !make_room(bytes) && may_throw()) throw_no_room(bytes);
+    size_t mapped = 0;
+    void* block = nullptr;
+    if (era && bytes >= LARGE && count.limited()) {
+      mapped = bytes + AHEAD;
+      block = blocks.take(mapped, count.room());
+    }
+    if (!block) block = from_malloc(bytes + AHEAD, era), mapped = 0;
+    new (block) Header{int64_t(bytes), int64_t(mapped), era};
+    if (era) count.add(bytes);
+    void* data = static_cast<char*>(block) + AHEAD;
+    return {data, data, &release, cpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+Counting& counting = *new Counting;
+c10::Allocator* ordinary_allocator = nullptr;  // what there was before
+
+class Bytes {  // the memory of a value, and what of it the allocator has not counted
+ public:
+  Bytes() = default;
+  explicit Bytes(at::DataPtr&& from, size_t bytes = 0) : data_(std::move(from)) {
+    from.clear();  // a DataPtr that is moved from still says where the memory is
+    if (bytes && !is_counted(data_)) count.add(extra_ = int64_t(bytes)), era_ = count.era;
+  }
+  static bool is_counted(const at::DataPtr& data) {
+    return data.get_deleter() == &Counting::release && Counting::header(data.get())->era == count.era;
+  }
+  Bytes(Bytes&& other) { *this = std::move(other); }
+  Bytes& operator=(Bytes&& other) {
+    clear();
+    data_ = std::move(other.data_);
+    other.data_.clear();
+    extra_ = std::exchange(other.extra_, 0);
+    era_ = other.era_;
+    return *this;
+  }
+  ~Bytes() { clear(); }
+  void clear() {
+    discount();
+    at::DataPtr last = std::move(data_);  // its deleter may ask for what this holds
+    data_.clear();
+  }
+  at::DataPtr give_back() {
+    discount();
+    at::DataPtr data = std::move(data_);
+    data_.clear();
+    return data;
+  }
+  void* get() const { return data_.get(); }
+  at::Device device() const { return data_.device(); }
+
+ private:
+  void discount() {
+    if (extra_ && era_ == count.era) count.used -= extra_;
+    extra_ = 0;
+  }
+  at::DataPtr data_;
+  int64_t extra_ = 0;
+  uint32_t era_ = 0;
+};

@@ -1,0 +1,46 @@
+// Memory leaves a value, and comes back. The storage keeps its size, and everything that refers to it.
+
+void evict(Value* v) {
+  leave_pool(v);
+  M.evictions++;
+  if (v->own) {
+    auto last = std::move(v->own);  // `storage_gone` does the rest
+    return;
+  }
+  M.missing += v->bytes;
+  auto& pointer = v->impl->_mutable_data_ptr_no_checks();
+  const auto device = pointer.device();
+  pointer.release_context();
+  if (guard == Guard::FAULT) v->range = addresses.take(v, v->bytes);
+  pointer = DataPtr(v->range, v, &storage_gone, device);
+  protect(v->impl, v->range != nullptr);
+  v->data.clear();
+  v->chain = chain_of(v);
+}
+
+c10::intrusive_ptr<StorageImpl> storage_of_our_own(size_t bytes, DataPtr data = DataPtr()) {
+  return c10::make_intrusive<StorageImpl>(
+      StorageImpl::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(), true);
+}
+
+void give_storage(Value* v) {  // the program's is gone
+  v->own = storage_of_our_own(v->bytes);
+  wrap(v, v->own.get());
+  v->refs++;
+}
+
+void receive(Value* v, DataPtr&& data) {  // memory from a repeat
+  forget_missing(v);
+  v->data = Bytes(std::move(data));
+  v->used = M.clock;
+  if (v->impl) {
+    v->impl->_mutable_data_ptr_no_checks().release_context();
+    unprotect(v->impl);
+    wrap(v, v->impl);
+    arm(v->impl);
+    unreserve(v);
+  } else {
+    give_storage(v);
+  }
+  enter_pool(v);
+}

@@ -1,0 +1,144 @@
+"""Loads a build of the tracker, once in a process, and gives its functions their types."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from ctypes import c_char_p, c_double, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Final
+
+import torch
+
+from recompute_torch._native.build import Unavailable, build, check, place
+
+VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
+"""Of the environment: 0 forbids the native path, 1 makes it the default where it can be."""
+
+_ABI: Final = 1
+_TEXT: Final = 2000  # bytes of an error
+_log: Final = logging.getLogger("recompute_torch")
+_lock: Final = Lock()
+_loaded: list[Any] = []
+
+_FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "rm_abi": (c_int, []),
+    "rm_open": (
+        c_int,
+        [c_int64, c_int64, c_int64, c_int, c_int, ctypes.POINTER(c_double), c_int64, c_int, c_void_p],
+    ),
+    "rm_close": (c_int, [c_char_p, c_int64]),
+    "rm_take_part": (None, [c_int]),
+    "rm_stepping": (None, [c_int]),
+    "rm_set_budget": (c_int, [c_int64, c_char_p, c_int64]),
+    "rm_release": (c_int64, [c_int64]),
+    "rm_fix": (c_int, [c_int64, c_char_p, c_int64]),
+    "rm_commit": (c_int, [c_char_p, c_int64]),
+    "rm_state": (c_int, [c_int64]),
+    "rm_figures": (None, [c_void_p]),
+    "rm_times": (None, [c_void_p]),
+    "rm_next_lap": (None, []),
+    "rm_height": (c_double, [c_double] * 4 + [c_int]),
+    "rm_problems": (c_int64, []),
+    "rm_before_fork": (None, []),
+    "rm_after_fork_in_parent": (None, []),
+    "rm_after_fork_in_child": (None, []),
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the tracker counts. Bytes, but for the numbers of operators and the like."""
+
+    used: int
+    peak: int
+    lap: int
+    overshoot: int
+    operators: int
+    evictions: int
+    repeats: int
+    values: int
+    calls: int
+    escapes: int
+    faults: int
+    parted: int
+    scored: int
+    candidates: int
+    evictable: int
+    missing: int
+    sources: int
+
+
+def forbidden() -> bool:
+    """Whether the environment forbids the native path."""
+    return os.environ.get(VARIABLE, "").lower() in ("0", "false", "no")
+
+
+def preferred() -> bool:
+    """Whether the environment makes it the default."""
+    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "yes")
+
+
+def library() -> Any:
+    """The tracker's functions; it is built if it is not there. Raises Unavailable."""
+    with _lock:
+        if not _loaded:
+            if forbidden():
+                raise Unavailable(f"the environment forbids it: {VARIABLE}={os.environ[VARIABLE]}")
+            path = place()
+            if check(path) != "":
+                _log.info("building the native path for torch %s, which takes seconds: %s", torch.__version__, path)
+                build()
+            wrong = check(path)
+            if wrong:
+                raise Unavailable(f"{path} is no use: {wrong}")
+            try:
+                torch.ops.load_library(str(path))
+                found = ctypes.CDLL(str(path))  # calls through it give up the interpreter's lock
+            except OSError as error:
+                raise Unavailable(f"{path} does not load: {error}") from error
+            for name, (result, arguments) in _FUNCTIONS.items():
+                function = getattr(found, name)
+                function.restype, function.argtypes = result, arguments
+            if found.rm_abi() != _ABI:
+                raise Unavailable(f"{path} is of another version of this library")
+            os.register_at_fork(
+                before=found.rm_before_fork,
+                after_in_parent=found.rm_after_fork_in_parent,
+                after_in_child=found.rm_after_fork_in_child,
+            )
+            _loaded.append(found)
+        return _loaded[0]
+
+
+_said: Final[set[str]] = set()
+
+
+def say_once(reason: str) -> None:
+    """That the Python path serves instead, and why."""
+    if reason not in _said:
+        _said.add(reason)
+        _log.warning("budget blocks run on the Python path: %s", reason)
+
+
+def figures(found: Any) -> Figures:
+    """What has been counted since the block was opened."""
+    into = (c_int64 * len(Figures.__dataclass_fields__))()
+    found.rm_figures(into)
+    return Figures(*into)
+
+
+def times(found: Any) -> tuple[float, float]:
+    """Seconds of all operators, and of those that ran again."""
+    into = (c_double * 2)()
+    found.rm_times(into)
+    return into[0], into[1]
+
+
+def calling(function: Any, *arguments: Any) -> tuple[int, str]:
+    """Call a function that gives the text of its error; its result, and the text."""
+    text = ctypes.create_string_buffer(_TEXT)
+    result = function(*arguments, text, _TEXT)
+    return result, text.value.decode(errors="replace")

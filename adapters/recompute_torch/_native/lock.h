@@ -1,0 +1,41 @@
+// One lock for all records, and how it gets along with the interpreter's.
+//
+// What holds our lock may have to wait for the interpreter's: when the last reference to a Python object goes with a
+// recipe, say. So nothing may wait for our lock with the interpreter's in hand, as a destructor of a tensor would, or
+// `Tensor.numpy()`. Whoever has to wait gives it up meanwhile.
+
+extern "C" {
+__attribute__((weak)) int PyGILState_Check();
+__attribute__((weak)) void* PyEval_SaveThread();
+__attribute__((weak)) void PyEval_RestoreThread(void*);
+__attribute__((weak)) int Py_IsInitialized();
+}
+
+using Mutex = std::recursive_mutex;
+alignas(Mutex) char mutex_bytes[sizeof(Mutex)];
+Mutex& mutex = *new (mutex_bytes) Mutex;  // never destroyed: storages may outlive every static
+
+class Lock {
+ public:
+  Lock() {
+    if (mutex.try_lock()) return;
+    void* thread = nullptr;
+    if (PyGILState_Check && Py_IsInitialized() && PyGILState_Check()) thread = PyEval_SaveThread();
+    mutex.lock();
+    if (thread) PyEval_RestoreThread(thread);
+  }
+  ~Lock() { mutex.unlock(); }
+  Lock(const Lock&) = delete;
+};
+
+class TryLock {
+ public:
+  TryLock() : owns(mutex.try_lock()) {}
+  ~TryLock() {
+    if (owns) mutex.unlock();
+  }
+  TryLock(const TryLock&) = delete;
+  const bool owns;
+};
+
+thread_local int inside = 0;  // operators that run in this thread below the fallback

@@ -1,0 +1,346 @@
+// The fallback: every operator call of a thread that takes part, below autograd and below modes in Python.
+//
+// Before: the arguments are known, pinned and in memory, and what a write would spoil is seen to. The call runs without
+// the lock. After: what it made are values, with the call as their recipe.
+
+const DispatchKeySet BELOW(DispatchKeySet::FULL_AFTER, KEY);
+
+constexpr size_t TINY = 16;  // bytes: a number, which is not worth a recipe
+
+struct Met {  // a tensor among the arguments
+  TensorImpl* tensor;
+  int16_t position, item;
+  Value* value;  // none: it has no bytes
+  StorageImpl* storage;
+  uint32_t references;
+  bool outside;  // others may write to its memory: a recipe reads a copy
+};
+
+c10::DeleterFnPtr blob_deleter() {  // of memory that comes from NumPy, among others
+  static const auto deleter = c10::InefficientStdFunctionContext::makeDataPtr(
+      nullptr, [](void*) {}, at::Device(at::kCPU)).get_deleter();
+  return deleter;
+}
+
+std::vector<c10::DeleterFnPtr>& known_deleters() {
+  static auto& known = *new std::vector<c10::DeleterFnPtr>{&Counting::release, &unmap};
+  return known;
+}
+
+// A storage that is met for the first time: a source, so far. None: its memory is of a special kind, which is known by
+// its deleter (shared with another process, of NumPy), so that must not be hidden, or NumPy has it, too.
+// What an operator of others has made on an array of its own (`made`) is a value like any other.
+Value* adopt(StorageImpl* storage, bool made = false) {
+  if (c10::impl::cow::is_cow_data_ptr(storage->_mutable_data_ptr_no_checks())) storage->mutable_data_ptr();
+  auto& pointer = storage->_mutable_data_ptr_no_checks();
+  const auto& known = known_deleters();
+  const auto deleter = pointer.get_deleter();
+  const bool array = made && deleter == blob_deleter();
+  if (!pointer.get() || !(array || storage->resizable()) ||
+      !(array || std::find(known.begin(), known.end(), deleter) != known.end()))
+    return nullptr;
+  if (!Bytes::is_counted(pointer)) evict_until_there_is_room(storage->nbytes());  // it is there, and counted from now on
+  Value* v = new_value(storage->nbytes());
+  v->data = Bytes(std::move(pointer), v->bytes);
+  wrap(v, storage);
+  v->refs = 1;
+  v->unshared = array;
+  arm(storage);
+  return v;
+}
+
+IValue without_tensors(const IValue& list) {
+  auto copy = list.toList().copy();
+  for (size_t i = 0; i < copy.size(); i++)
+    if (copy.get(i).isTensor()) copy.set(i, at::Tensor());
+  return copy;
+}
+
+std::unique_ptr<Call> new_call(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, const IValue* arguments,
+    c10::ArrayRef<Met> met, bool hides) {
+  auto call = std::make_unique<Call>(op, rule);
+  call->keys = keys;
+  call->arguments.assign(arguments, arguments + rule.arguments);
+  call->given.reserve(met.size());
+  int emptied = -1;
+  for (const Met& m : met) {
+    IValue& argument = call->arguments[m.position];
+    if (m.item < 0) argument = IValue();
+    else if (emptied != m.position) argument = without_tensors(argument), emptied = m.position;
+    if (hides && (m.position == rule.hidden || m.position == rule.hidden + 1)) continue;  // it does not read them
+    Given& g = call->given.emplace_back();
+    g.value = m.value;
+    g.position = m.position;
+    g.item = m.item;
+    g.number = m.tensor->is_wrapped_number();
+    g.dtype = m.tensor->dtype();
+    g.keys = m.tensor->key_set();
+    g.offset = m.tensor->storage_offset();
+    const auto sizes = m.tensor->sizes(), strides = m.tensor->strides();
+    g.shape.append(sizes.begin(), sizes.end());
+    g.shape.append(strides.begin(), strides.end());
+  }
+  if (rule.seeded) {
+    Running quietly(nullptr);
+    Bookkeeping own;
+    call->state = generator_of(c10::ArrayRef<IValue>(arguments, rule.arguments)).get_state();
+  }
+  return call;
+}
+
+// A call has run: its outputs are values that it makes. Targets hold other values from now on.
+void attach(Call* call, c10::ArrayRef<StorageImpl*> targets, c10::ArrayRef<Value*> made) {
+  M.calls++;
+  for (uint32_t i = 0; i < call->given.size(); i++) {
+    Given& g = call->given[i];
+    if (!g.value) continue;
+    g.use = g.value->users.size();
+    g.value->users.push_back({call, i});
+    g.value->refs++;
+  }
+  const auto enter = [&](Value* v) {
+    v->call = call;
+    v->number = call->outputs.size();
+    call->outputs.push_back(v);
+    call->live++;
+  };
+  for (StorageImpl* storage : targets) {
+    Value* old = value_of(storage);
+    Value* v = new_value(old->bytes);
+    leave_pool(old);
+    v->data = std::move(old->data);
+    storage->_mutable_data_ptr_no_checks().release_context();
+    wrap(v, storage);
+    v->refs = 1;
+    old->impl = nullptr;
+    old->blank = false;
+    v->unshared = old->unshared;
+    enter(v);
+    if (old->call) old->chain = chain_of(old);
+    unref(old);
+  }
+  for (Value* v : made) {
+    if (v) enter(v);
+    else call->outputs.push_back(nullptr);
+  }
+  for (Value* v : call->outputs)
+    if (v) v->used = M.clock, enter_pool(v);
+}
+
+bool covers(const TensorImpl* t, const StorageImpl* storage) {  // it is all there is of its storage, each byte once
+  return size_t(t->numel()) * t->itemsize() == storage->nbytes() && t->is_non_overlapping_and_dense();
+}
+
+class Operator {
+ public:
+  Operator(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack* stack)
+      : op(op), rule(rule), keys(keys), stack(stack), first(stack->size() - rule.arguments) {}
+
+  void before() {
+    Lock lock;
+    M.operators += !within;
+    meet();
+    for (const Met& m : met)
+      if (m.value && C10_UNLIKELY(!m.value->resident())) bring(m.value);
+    bool record = !within && !quiet() && !strange && !rule.out && !rule.once && (rule.kind == Kind::MAKE || rule.kind == Kind::WRITE);
+    if (C10_UNLIKELY(outside) && record) record = copy_what_is_outside();
+    find_targets(record);
+    const bool hides = rule.hidden >= 0 && (rule.training < 0 || (*stack)[first + rule.training].toBool());
+    for (const Met& m : met) {
+      if (!m.value) continue;
+      const bool hidden = hides && (m.position == rule.hidden || m.position == rule.hidden + 1);
+      if (rule.kind == Kind::RESIZE || hidden) own(m.storage);
+    }
+    if (!record)
+      for (StorageImpl* storage : targets) own(storage);
+    for (Met& m : met)  // `own` may have given it another value
+      if (m.value && !m.outside && value_of(m.storage) != m.value) {
+        m.value = value_of(m.storage);
+        if (m.value) pinned.add(m.value);
+      }
+    if (!record) return;
+    call = new_call(op, rule, keys, stack->data() + first, met, hides);
+    call->written = written;
+  }
+
+  void run() {
+    Running below(&op, rule.own);
+    was_short = false;
+    const uint64_t began = ticks();
+    op.redispatchBoxed(keys, stack);
+    took = ticks() - began;
+  }
+
+  void failed() {  // what it wrote to may hold anything
+    Lock lock;
+    if (count.era != era) return;  // the block has ended meanwhile
+    Lenient here;
+    for (StorageImpl* storage : targets) {
+      Value* v = value_of(storage);
+      if (!v || v->escaped) continue;
+      if (was_short && v->call && v->resident()) evict(v);  // the fault was ours, and the recipe is still there
+      else own(storage);
+    }
+    was_short = false;
+    rearm();
+  }
+
+  void after() {
+    Lock lock;
+    if (count.era != era) return void(call.reset());  // the block has ended meanwhile
+    if (within) return rearm();  // its time is that of the call around it, and what it makes is, too
+    M.clock += took;
+    c10::SmallVector<Value*, 4> made;
+    const bool odd = meet_outputs(made);
+    for (StorageImpl* storage : targets)
+      if (!value_of(storage)) adopt(storage), call.reset();  // it has got other memory
+    if (call && (!targets.empty() || std::any_of(made.begin(), made.end(), [](Value* v) { return v; }))) {
+      call->cost = took;
+      attach(call.release(), targets, made);
+    }
+    call.reset();
+    if (odd) {  // a sparse tensor, say, has storages of its arguments
+      Lenient here;
+      for (const Met& m : met)
+        if (Value* v = value_of(m.storage)) fix(v);
+    }
+    if (!rule.own) see_what_was_kept();
+    rearm();
+    if (C10_UNLIKELY(!M.orphans.empty()) && !quiet()) tidy();
+    if (C10_UNLIKELY(M.calls > M.history) && !commit()) M.history = M.calls + M.calls / 8;
+  }
+
+  bool draws() const { return rule.seeded; }
+
+ private:
+  void meet() {
+    for (uint16_t position : rule.tensors)
+      each_tensor((*stack)[first + position], position, [&](TensorImpl* t, int at, int item) {
+        if (is_undefined(t)) return;
+        if (!ordinary(t)) return void(strange = true);
+        StorageImpl* storage = t->unsafe_storage().unsafeGetStorageImpl();
+        Value* v = value_of(storage);
+        if (!v && storage->nbytes() && !within) {
+          if (t->is_wrapped_number()) return;  // it is kept as it is
+          v = adopt(storage);
+        }
+        bool others = false;
+        if (v) {
+          v->used = M.clock;
+          pinned.add(v);
+          others = v->escaped || C10_UNLIKELY(!storage->resizable() && !v->unshared);
+        } else {
+          others = storage->nbytes();
+        }
+        outside |= others;
+        met.push_back({t, int16_t(at), int16_t(item), v, storage, rule.own ? 0 : references(storage), others});
+      });
+  }
+
+  bool copy_what_is_outside() {  // false: it cannot be copied
+    for (Met& m : met) {
+      if (!m.outside) continue;
+      m.value = copy_of(m.storage);
+      if (!m.value) return false;
+      pinned.add(m.value);
+    }
+    return true;
+  }
+
+  // Which storages are written; `record` becomes false if one is a source. A buffer that is still empty is like a made
+  // value if all of it is overwritten; whatever else reads it makes it a source.
+  void find_targets(bool& record) {
+    for (uint16_t position : rule.writes)
+      for (uint32_t i = 0; i < met.size(); i++) {
+        const Met& m = met[i];
+        if (m.position != position || !m.value) continue;
+        record = record && m.value->call && !m.value->escaped;
+        if (std::find(targets.begin(), targets.end(), m.storage) == targets.end())
+          targets.push_back(m.storage), written.push_back(i);
+      }
+    for (const Met& m : met) {
+      if (!m.value || C10_LIKELY(!m.value->blank)) continue;
+      size_t times = 0;
+      for (const Met& other : met) times += other.value == m.value;
+      const bool overwritten = rule.overwrites && times == 1 && targets.size() == 1 && targets[0] == m.storage &&
+          covers(m.tensor, m.storage);
+      if (overwritten) continue;
+      fix(m.value);
+      record = record && std::find(targets.begin(), targets.end(), m.storage) == targets.end();
+    }
+    record = record && (rule.writes.empty() || !targets.empty());
+  }
+
+  // The new values, in the order of outputs; null for a number. True: there is a tensor that is no ordinary one.
+  bool meet_outputs(c10::SmallVector<Value*, 4>& made) {
+    bool odd = false;
+    for (size_t i = stack->size() - rule.returns; i < stack->size(); i++)
+      each_tensor((*stack)[i], i, [&](TensorImpl* t, int, int) {
+        if (is_undefined(t)) return;
+        if (!ordinary(t)) return void(odd = odd || !t->is_meta());
+        StorageImpl* storage = t->unsafe_storage().unsafeGetStorageImpl();
+        if (!storage->nbytes() || value_of(storage)) return;
+        Value* v = adopt(storage, !rule.own);
+        if (v && rule.buffer) v->blank = call != nullptr;
+        made.push_back(v && v->bytes > TINY ? v : nullptr);
+      });
+    return odd;
+  }
+
+  static uint32_t references(StorageImpl* storage) { return c10::raw::intrusive_ptr::use_count(storage); }
+
+  // Code of others may have kept an address, or an array on it. (Torch's own operators do not.)
+  void see_what_was_kept() {
+    for (const Met& m : met) {
+      Value* v = m.value ? value_of(m.storage) : nullptr;
+      if (!v || v->escaped) continue;
+      if (references(m.storage) > m.references) {
+        Lenient here;
+        escaped(m.storage);
+      } else if (!m.storage->resizable()) {
+        v->unshared = true;  // the array has gone with the call
+      }
+    }
+  }
+
+  void rearm() {  // a kernel's access to its arguments has used up the notice
+    for (const Met& m : met) {
+      if (!m.value) continue;
+      Value* v = value_of(m.storage);
+      if (v && !v->escaped && v->resident()) arm(m.storage);
+    }
+  }
+
+  const OperatorHandle& op;
+  const Rule& rule;
+  const DispatchKeySet keys;
+  Stack* const stack;
+  const size_t first;
+  const uint32_t era = count.era;
+  const bool within = nested > 0;  // code of others, whose call is the one that is remembered
+  bool strange = false, outside = false;
+  c10::SmallVector<Met, 6> met;
+  c10::SmallVector<StorageImpl*, 2> targets;
+  c10::SmallVector<uint32_t, 1> written;
+  Pinned pinned;
+  std::unique_ptr<Call> call;
+  uint64_t took = 0;
+};
+
+void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
+  const DispatchKeySet keys = all & BELOW;
+  if (C10_UNLIKELY(!M.open)) return op.redispatchBoxed(keys, stack);
+  const Rule& rule = rule_of(op);
+  if (rule.kind == Kind::PASS) return op.redispatchBoxed(keys, stack);
+  Operator here(op, rule, keys, stack);
+  std::optional<Lock> turn;  // one thread at a time draws: a repeat sets a generator back for a while
+  if (here.draws()) turn.emplace();
+  here.before();
+  try {
+    here.run();
+  } catch (...) {
+    here.failed();
+    throw;
+  }
+  here.after();
+}

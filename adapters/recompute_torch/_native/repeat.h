@@ -1,0 +1,225 @@
+// A call runs again, on tensors that are made of its recipe, below autograd, autocast, functorch and every mode.
+
+// An operator runs below the fallback. What one of torch's own calls in turn is not ours to see. Code of others may use
+// tensors that are no arguments of it, which must be in memory and stay there: its operators come by, and are `nested`.
+thread_local bool in_code_of_others = false;
+thread_local int nested = 0;
+
+struct Running {
+  const OperatorHandle* const before = running;
+  const bool was = in_code_of_others;
+  const bool own;
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> off;
+  explicit Running(const OperatorHandle* op, bool own = true) : own(own) {
+    inside++;
+    nested += !own;
+    in_code_of_others = !own;
+    if (op) running = op;
+    if (own) off.emplace(KEY);
+  }
+  ~Running() {
+    inside--;
+    nested -= !own;
+    in_code_of_others = was;
+    running = before;
+  }
+  Running(const Running&) = delete;
+};
+
+const DispatchKeySet& above_operators() {
+  static const DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+      DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::PythonDispatcher,
+          DispatchKey::PreDispatch, DispatchKey::Functionalize, DispatchKey::Tracer, DispatchKey::FuncTorchBatched,
+          DispatchKey::FuncTorchVmapMode, DispatchKey::FuncTorchGradWrapper, DispatchKey::Batched, DispatchKey::VmapMode,
+          DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchDynamicLayerFrontMode});
+  return keys;
+}
+
+at::Generator generator_of(c10::ArrayRef<IValue> arguments) {
+  for (const IValue& argument : arguments)
+    if (argument.isGenerator()) return argument.toGenerator();
+  return at::detail::getDefaultCPUGenerator();
+}
+
+struct Drawing {  // a generator is in an earlier state while this exists
+  at::Generator generator;
+  at::Tensor now;
+  Drawing(const Call* call) {
+    if (!call->state.defined()) return;
+    Bookkeeping own;
+    generator = generator_of(call->arguments);
+    now = generator.get_state();
+    generator.set_state(call->state);
+  }
+  ~Drawing() {
+    if (now.defined()) generator.set_state(now);
+  }
+};
+
+struct DefaultType {  // of a quotient of integers, say
+  const caffe2::TypeMeta now = c10::get_default_dtype();
+  bool differs;
+  explicit DefaultType(caffe2::TypeMeta then) : differs(then != now) {
+    if (differs) c10::set_default_dtype(then);
+  }
+  ~DefaultType() {
+    if (differs) c10::set_default_dtype(now);
+  }
+};
+
+DataPtr copied(Value* v) {
+  DataPtr to = c10::GetCPUAllocator()->allocate(v->bytes);
+  std::memcpy(to.get(), v->data.get(), v->bytes);
+  return to;
+}
+
+at::Tensor tensor_on(const Given& g, const c10::intrusive_ptr<StorageImpl>& storage) {
+  auto tensor = at::detail::make_tensor<TensorImpl>(c10::Storage(storage), g.keys, g.dtype);
+  const size_t n = g.shape.size() / 2;
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides({g.shape.data(), n}, {g.shape.data() + n, n}, g.offset);
+  if (g.number) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+template <class F>
+void each_tensor(const IValue& value, int position, F&& f) {
+  if (value.isTensor()) {
+    f(value.unsafeToTensorImpl(), position, -1);
+  } else if (value.isList()) {
+    int item = 0;
+    for (const IValue& element : value.toListRef()) {
+      if (element.isTensor()) f(element.unsafeToTensorImpl(), position, item);
+      item++;
+    }
+  }
+}
+
+bool is_undefined(const TensorImpl* t) { return t == static_cast<TensorImpl*>(c10::UndefinedTensorImpl::singleton()); }
+
+bool ordinary(const TensorImpl* t) {  // nothing but geometry on memory of the CPU
+  static const DispatchKeySet strange =
+      DispatchKeySet({DispatchKey::Python, DispatchKey::FuncTorchBatched, DispatchKey::ZeroTensor,
+          DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize, DispatchKey::NestedTensor, DispatchKey::Sparse,
+          DispatchKey::SparseCsr, DispatchKey::Quantized, DispatchKey::MkldnnCPU}) &
+      DispatchKeySet(DispatchKeySet::FULL);
+  const auto keys = t->key_set();
+  return t->has_storage() && keys.has(DispatchKey::CPU) && !keys.has_any(strange);
+}
+
+void repeat(Call* call) {  // its arguments are in memory and pinned
+  c10::SmallVector<c10::intrusive_ptr<StorageImpl>, 8> storages;
+  c10::SmallVector<c10::intrusive_ptr<StorageImpl>, 1> targets;  // what it writes to: copies
+  Running below(&call->op, call->rule.own);
+  c10::impl::ExcludeDispatchKeyGuard off(above_operators());
+  at::AutoGradMode grad(call->grad);
+  for (uint32_t which : call->written) {
+    Value* v = call->given[which].value;
+    targets.push_back(storage_of_our_own(v->bytes, copied(v)));
+  }
+  Stack stack(call->arguments);
+  for (uint16_t position : call->rule.tensors)
+    if (stack[position].isList()) stack[position] = stack[position].toList().copy();  // IValues share their lists
+  for (Given& g : call->given) {
+    c10::intrusive_ptr<StorageImpl> storage;
+    for (size_t i = 0; i < targets.size() && !storage; i++)
+      if (call->given[call->written[i]].value == g.value) storage = targets[i];
+    if (!g.value) {
+      storage = storage_of_our_own(0);
+    } else if (!storage) {
+      if (!g.value->impl) give_storage(g.value);  // a source whose storage is gone
+      storage = c10::intrusive_ptr<StorageImpl>::reclaim_copy(g.value->impl);
+    }
+    if (g.item < 0) stack[g.position] = tensor_on(g, storage);
+    else stack[g.position].toList().set(g.item, tensor_on(g, storage));
+  }
+  {
+    DefaultType type(call->default_dtype);
+    Drawing drawing(call);
+    const uint64_t began = ticks();
+    call->op.redispatchBoxed(call->keys, &stack);
+    const uint64_t took = ticks() - began;
+    M.repeated_ticks += took, call->rule.repeated_ticks += took;
+    M.clock += took;
+    M.repeats++, call->rule.repeats++;
+  }
+  size_t number = 0;
+  const auto take = [&](StorageImpl* storage) {
+    Value* v = number < call->outputs.size() ? call->outputs[number] : nullptr;
+    number++;
+    if (!v || v->resident()) return;
+    TORCH_CHECK(storage->nbytes() == v->bytes, "recompute: ", call->rule.name, " made another size when it ran again");
+    auto& pointer = storage->_mutable_data_ptr_no_checks();
+    DataPtr data = std::move(pointer);
+    pointer.clear();
+    receive(v, std::move(data));
+  };
+  c10::SmallVector<StorageImpl*, 4> seen;
+  for (auto& target : targets) take(target.get()), seen.push_back(target.get());
+  for (const IValue& output : stack)
+    each_tensor(output, 0, [&](TensorImpl* t, int, int) {
+      if (is_undefined(t) || !ordinary(t)) return;
+      StorageImpl* storage = t->unsafe_storage().unsafeGetStorageImpl();
+      if (value_of(storage) || !storage->nbytes() || std::find(seen.begin(), seen.end(), storage) != seen.end()) return;
+      seen.push_back(storage), take(storage);
+    });
+}
+
+void bring(Value* wanted) {  // it is held by the caller; with a stack of its own, since histories are long
+  if (wanted->resident()) return;
+  struct Frame {
+    Call* call;
+    Value* wanted;  // of which it is the call
+    Pinned pinned;
+    bool ready = false;  // all of its arguments are there, and pinned
+    size_t gave_up = 0;  // so often its pins were given up for a call that it waits for
+  };
+  std::vector<std::unique_ptr<Frame>> frames;
+  // There is no room for the call on top: the outermost that waits for it lets go of what was brought for it, which is
+  // brought again later. With k arguments it does so k + 1 times, so every order that could help has had its turn.
+  const auto give_up_pins = [&] {
+    for (size_t i = 0; i + 1 < frames.size(); i++) {
+      Frame& frame = *frames[i];
+      if (frame.pinned.values.size() < 2 || frame.gave_up > frame.call->given.size()) continue;
+      frame.gave_up++;
+      frame.pinned.release();
+      frame.pinned.add(frames[i + 1]->wanted);
+      return true;
+    }
+    return false;
+  };
+  const auto push = [&](Value* v) {
+    TORCH_CHECK(v->call, "recompute: a source has lost its memory");
+    frames.push_back(std::make_unique<Frame>());
+    frames.back()->call = v->call;
+    frames.back()->wanted = v;
+    for (const Given& g : v->call->given)
+      if (g.value) g.value->used = M.clock;  // looks recent, so that it stays if it can, but is not pinned yet
+  };
+  push(wanted);
+  while (!frames.empty()) {
+    Frame& top = *frames.back();
+    Value* missing = nullptr;  // what is made for this call stays; what is there may go again until the call runs
+    for (const Given& g : top.call->given)
+      if (!top.ready && g.value && !g.value->resident()) {
+        missing = g.value;
+        break;
+      }
+    if (missing) {
+      top.pinned.add(missing);
+      push(missing);
+      continue;
+    }
+    if (!std::exchange(top.ready, true))
+      for (const Given& g : top.call->given)
+        if (g.value) top.pinned.add(g.value);
+    try {
+      repeat(top.call);
+    } catch (const NoRoom&) {
+      if (!give_up_pins()) throw;
+      was_short = false;
+      continue;
+    }
+    frames.pop_back();
+  }
+  TORCH_CHECK(wanted->resident(), "recompute: a call that ran again did not make what it made before");
+}

@@ -1,0 +1,192 @@
+// Who is evicted when room is needed: the best by the policy of a sample, whose neighbourhoods are counted here.
+
+constexpr size_t SAMPLE = 64;  // or twice the square root of the pool, if that is more
+constexpr size_t FEW = 16;     // those that look best are looked at closely
+constexpr size_t REACH = 256;  // calls that a walk visits at most
+constexpr size_t WIDE = 256;   // users of one value
+
+int pressure = 0;              // of STEPS: how much of what is needed is evicted
+uint64_t random_state = 88172645463325252ull;
+thread_local int lenient = 0;  // memory is given back, or needed where no error can come out
+
+uint64_t draw() {
+  random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+  return random_state;
+}
+
+// x = sqrt(E / (E + B)): E bytes are evicted and alive, B is the budget without what stays. It rises until nothing is
+// evicted any more: between the rounds of a program, say.
+void measure_pressure() {
+  if (M.missing <= 0) {
+    pressure = 0;
+    return;
+  }
+  const double room = std::max<double>(1, double(count.budget) - double(count.used) + double(M.pool_bytes));
+  const int now = std::floor(STEPS * std::sqrt(M.missing / (M.missing + room)));
+  if (now > pressure) pressure = std::min(now, STEPS);
+}
+
+double cost_above(const Value* of) {  // the evicted ancestors, each call once
+  static std::vector<const Value*> path;
+  const uint64_t walk = ++M.walks;
+  path.clear(), path.push_back(of);
+  of->call->seen = walk;
+  double sum = 0;
+  for (size_t i = 0; i < path.size() && i < REACH; i++)
+    for (const Given& g : path[i]->call->given) {
+      if (!g.value || g.value->resident() || !g.value->call || g.value->call->seen == walk) continue;
+      g.value->call->seen = walk;
+      sum += g.value->call->cost;
+      path.push_back(g.value);
+    }
+  return sum;
+}
+
+struct Below {
+  double needed = 0, unneeded = 0;
+};
+
+// The evicted descendants: those that are alive, and those on the way to them, are needed. Of the others only the next
+// ones count, as `unneeded`.
+Below cost_below(Value* of, bool all) {
+  struct Step {
+    Value* value;
+    uint32_t from;
+    bool counted;
+  };
+  static std::vector<Step> path;
+  const uint64_t walk = ++M.walks;
+  path.clear(), path.push_back({of, 0, true});
+  of->seen = walk;
+  Below sum;
+  for (size_t i = 0; i < path.size() && i < REACH; i++) {
+    const auto& users = path[i].value->users;
+    for (size_t u = 0; u < users.size() && u < WIDE; u++)
+      for (Value* out : users[u].call->outputs) {
+        if (!out || out->resident() || out->seen == walk) continue;
+        out->seen = walk;
+        path.push_back({out, uint32_t(i), false});
+        if (!all && !out->alive()) continue;
+        for (size_t at = path.size() - 1; !path[at].counted; at = path[at].from) {
+          path[at].counted = true;
+          sum.needed += path[at].value->call->cost;
+        }
+      }
+  }
+  for (const Step& step : path)
+    if (!step.counted && step.from == 0) sum.unneeded += step.value->call->cost;
+  return sum;
+}
+
+double height_of(Value* v) {
+  M.scored++;
+  double neighbours = 0;
+  bool unneeded = false;
+  if (policy.around != Policy::NONE) neighbours = cost_above(v);
+  if (policy.around == Policy::EXACT) {
+    neighbours += cost_below(v, true).needed;
+  } else if (policy.around == Policy::NEEDED) {
+    const Below below = cost_below(v, false);
+    const double x = double(pressure) / STEPS;
+    unneeded = !v->alive() && !below.needed;
+    neighbours = (1 - x / 2) * (neighbours + below.needed) + (1 - x) * below.unneeded;
+  }
+  const double staleness = double(M.clock - v->used) + 1;
+  const double height = policy.height(v->call->cost, neighbours, v->bytes, staleness, pressure);
+  return unneeded ? 1e150 + height : height;
+}
+
+Value* choose() {  // none: nothing may be evicted
+  const size_t n = M.pool.size();
+  if (!n || policy.form == Policy::NOTHING) return nullptr;
+  if (policy.form == Policy::DRAWN) return M.pool[draw() % n];
+  measure_pressure();
+  const size_t looks = std::min<size_t>(n, std::max<size_t>(SAMPLE, 2 * std::sqrt(n)));
+  size_t at = draw() % n;
+  const size_t step = n <= looks ? 1 : 1 + draw() % (n / looks);
+  c10::SmallVector<std::pair<double, Value*>, 2 * SAMPLE> seen;
+  for (size_t i = 0; i < looks; i++, at = (at + step) % n) {
+    Value* v = M.pool[at];
+    const double cost = policy.around == Policy::NONE ? double(v->call->cost) : chain_of(v);
+    seen.emplace_back(-policy.height(cost, 0, v->bytes, double(M.clock - v->used) + 1, pressure), v);
+  }
+  if (policy.around == Policy::NONE) return std::min_element(seen.begin(), seen.end())->second;
+  const size_t few = std::min<size_t>(FEW, seen.size());
+  std::partial_sort(seen.begin(), seen.begin() + few, seen.end());
+  Value* best = nullptr;
+  double highest = -1;
+  for (size_t i = 0; i < few; i++) {
+    const double height = height_of(seen[i].second);
+    if (height > highest) highest = height, best = seen[i].second;
+  }
+  return best;
+}
+
+bool evict_until_there_is_room(int64_t wanted) {
+  while (!count.fits(wanted)) {
+    Value* victim = choose();
+    if (!victim) return false;
+    evict(victim);
+  }
+  return true;
+}
+
+bool evict_some(int64_t wanted) {
+  if (!inside) return false;
+  Lock lock;
+  int64_t gone = 0;
+  while (gone < wanted) {
+    Value* victim = choose();
+    if (!victim) break;
+    gone += victim->bytes;
+    evict(victim);
+  }
+  return gone > 0;
+}
+
+// A thread that runs an operator waits for its turn. Others may be helpers of the one that holds the lock, in the middle
+// of a kernel of its: they must not wait, and what they take may be too much for a moment.
+bool make_room(int64_t wanted) {
+  if (inside) {
+    Lock lock;
+    return evict_until_there_is_room(wanted);
+  }
+  TryLock lock;
+  return lock.owns && evict_until_there_is_room(wanted);
+}
+
+bool may_throw() { return inside > 0 && !lenient; }
+
+// `rc.BudgetError`, as torch translates errors that know their Python type. The class is torch's; its header needs those
+// of Python, which are not always there.
+}  // namespace
+struct _object;
+namespace torch {
+struct PyTorchError : std::exception {
+  PyTorchError(std::string text) : msg(std::move(text)) {}
+  virtual _object* python_type() = 0;
+  const char* what() const noexcept override { return msg.c_str(); }
+  std::string msg;
+};
+}  // namespace torch
+namespace {
+
+_object* budget_error = nullptr;
+thread_local const OperatorHandle* running = nullptr;
+thread_local bool was_short = false;  // the error on its way out is ours
+
+struct NoRoom final : torch::PyTorchError {
+  using PyTorchError::PyTorchError;
+  _object* python_type() override { return budget_error; }
+};
+
+[[noreturn]] void throw_no_room(int64_t wanted) {
+  was_short = true;
+  const int64_t used = count.used, budget = count.budget;
+  std::string name = running ? toString(running->operator_name()) : "an allocation";
+  if (const auto colons = name.find("::"); colons != std::string::npos) name.replace(colons, 2, ".");
+  throw NoRoom(
+      name + " needs " + std::to_string(wanted) + " bytes more on cpu, beside " + std::to_string(used) +
+      " that are in use, none of which can be evicted now; the budget is " + std::to_string(budget) + " bytes, " +
+      std::to_string(used + wanted - budget) + " too few. Raise it, or take smaller batches");
+}

@@ -1,0 +1,217 @@
+// What Python calls, by ctypes: C functions of numbers. `storage` is the address of a StorageImpl.
+
+namespace {
+
+// Run `work`, and give its error as text: exceptions of C++ must not come out.
+template <class F>
+int caught(F&& work, char* text, int64_t size) {
+  try {
+    work();
+    return 0;
+  } catch (const NoRoom& error) {
+    was_short = false;
+    snprintf(text, size, "%s", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    snprintf(text, size, "%s", error.what());
+    return 1;
+  }
+}
+
+Value* value_at(int64_t storage) { return value_of(reinterpret_cast<StorageImpl*>(storage)); }
+
+// Every live storage has its memory again, and is an ordinary one. One by one, so that the budget mostly does.
+void give_everything_back(std::string& errors) {
+  Lenient here;
+  forget_all_copies();
+  for (auto* list : {&M.orphans, &M.kept}) {
+    std::deque<Value*> last;
+    last.swap(*list);
+    for (Value* v : last) unref(v);
+  }
+  for (const bool evicted : {false, true}) {
+    std::vector<Value*> found;
+    Held held;
+    for (Value* v = M.all.before; v != &M.all; v = v->before)
+      if (v->alive() && v->call && v->resident() != evicted) held.add(v);
+    for (Value* v : held.values) try {
+        if (v->alive()) fix(v);
+      } catch (const std::exception& error) {
+        errors += error.what();
+      }
+  }
+  Held held;
+  for (Value* v = M.all.after; v != &M.all; v = v->after)
+    if (v->alive()) held.add(v);
+  for (Value* v : held.values) {
+    StorageImpl* storage = v->impl;
+    if (!v->resident()) continue;  // it is among the errors; who reads it gets one, too
+    drop_call(v);
+    unprotect(storage);
+    auto& pointer = storage->_mutable_data_ptr_no_checks();
+    pointer.release_context();
+    pointer = v->data.give_back();
+    v->impl = nullptr;
+    unref(v);
+  }
+  bury();
+}
+
+}  // namespace
+
+extern "C" {
+
+int rm_abi() { return 1; }
+
+// powers: STEPS + 1 numbers. Returns 0: open; 1: another block is.
+int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int around, const double* powers, int64_t seed,
+    int faults, void* error_type) {
+  Lock lock;
+  if (M.open) return 1;
+  if (!ordinary_allocator) {
+    ordinary_allocator = c10::GetCPUAllocator();
+    known_deleters().push_back(ordinary_allocator->raw_deleter());
+  }
+  policy.form = form, policy.around = around;
+  std::copy(powers, powers + STEPS + 1, policy.power);
+  random_state = 88172645463325252ull + 2 * uint64_t(seed);
+  pressure = 0;
+  budget_error = static_cast<_object*>(error_type);
+  M.smallest = std::max<int64_t>(1, smallest), M.history = history;
+  M.clock = 0, M.missing = 0;
+  M.operators = M.evictions = M.repeats = M.escapes = M.faults = M.parted = M.scored = 0;
+  M.repeated_ticks = 0;
+  M.era = Era();
+  guard = faults && addresses.open() ? Guard::FAULT : Guard::ERROR;
+  if (guard == Guard::FAULT) watch_faults();
+  count.used = count.peak = count.lap = count.overshoot = 0;
+  count.budget = budget > 0 ? budget : INT64_MAX;
+  count.era = ++count.eras;
+  c10::SetAllocator(at::kCPU, &counting, 1);
+  M.open = true;
+  return 0;
+}
+
+int rm_close(char* text, int64_t size) {
+  Lock lock;
+  std::string errors;
+  give_everything_back(errors);
+  M.open = false;
+  c10::SetAllocator(at::kCPU, ordinary_allocator, 1);
+  count.era = 0;
+  blocks.keep_at_most(0);
+  unwatch_faults();
+  snprintf(text, size, "%s", errors.c_str());
+  return errors.empty() ? 0 : 1;
+}
+
+void rm_take_part(int on) { c10::impl::tls_set_dispatch_key_included(KEY, on); }  // this thread
+void rm_stepping(int on) { stepping = on; }
+
+int rm_set_budget(int64_t budget, char* text, int64_t size) {
+  return caught(
+      [&] {
+        Lock lock;
+        count.budget = budget > 0 ? budget : INT64_MAX;
+        evict_until_there_is_room(0);
+        blocks.keep_at_most(count.limited() ? count.room() : 0);
+      },
+      text, size);
+}
+
+int64_t rm_release(int64_t wanted) {  // evict so many bytes, if there are so many; how many went
+  Lock lock;
+  int64_t gone = 0;
+  while (gone < wanted) {
+    Value* v = choose();
+    if (!v) break;
+    gone += v->bytes;
+    evict(v);
+  }
+  return gone;
+}
+
+int rm_fix(int64_t storage, char* text, int64_t size) {
+  return caught(
+      [&] {
+        Lock lock;
+        Value* v = value_at(storage);
+        if (!v) return;
+        Pinned pinned;
+        pinned.add(v);
+        bring(v);
+        fix(v);
+      },
+      text, size);
+}
+
+int rm_commit(char* text, int64_t size) {
+  return caught(
+      [&] {
+        Lock lock;
+        TORCH_CHECK(commit(), "there is no room for all that is alive; raise the budget before");
+      },
+      text, size);
+}
+
+int rm_state(int64_t storage) {  // 0: unknown, 1: source, 2: made, 3: evicted; and 4: its address is known outside
+  Lock lock;
+  Value* v = value_at(storage);
+  return !v ? 0 : (!v->resident() ? 3 : v->call ? 2 : 1) + 4 * v->escaped;
+}
+
+void rm_figures(int64_t* into) {
+  Lock lock;
+  int64_t sources = 0;
+  for (Value* v = M.all.after; v != &M.all; v = v->after)
+    if (!v->call && v->resident()) sources += v->bytes;
+  const int64_t all[] = {count.used, count.peak, count.lap, count.overshoot, M.operators, M.evictions, M.repeats, M.values,
+      M.calls, M.escapes, M.faults, M.parted, M.scored, int64_t(M.pool.size()), M.pool_bytes, M.missing, sources};
+  std::copy(std::begin(all), std::end(all), into);
+}
+
+void rm_times(double* into) {  // seconds: of all operators, and of those that ran again
+  Lock lock;
+  const double unit = M.era.seconds_a_tick();
+  into[0] = double(M.clock) * unit, into[1] = double(M.repeated_ticks) * unit;
+}
+
+void rm_next_lap() { count.lap = count.used.load(); }
+
+double rm_height(double cost, double neighbours, double bytes, double staleness, int pressure_) {
+  return policy.height(cost, neighbours, bytes, staleness, pressure_);
+}
+
+int64_t rm_problems() {  // inconsistencies in the records: 0, or a number that says which
+  Lock lock;
+  int64_t values = 0, pool_bytes = 0, missing = 0;
+  for (Value* v = M.all.after; v != &M.all; v = v->after) {
+    values++;
+    if (v->pins) return 1;
+    if (v->impl && value_of(v->impl) != v) return 2;
+    if (v->resident() && !v->impl && v->call) return 3;
+    if (!v->resident() && !v->call && (v->impl || !v->users.empty())) return 4;  // else its last user has gone
+    if ((v->place >= 0) != evictable(v)) return 5;
+    if (v->place >= 0) pool_bytes += v->bytes;
+    if (v->alive() && v->call && !v->resident()) missing += v->bytes;
+    if (v->call && (v->number >= v->call->outputs.size() || v->call->outputs[v->number] != v)) return 6;
+    for (uint32_t i = 0; i < v->users.size(); i++) {
+      const Use& use = v->users[i];
+      if (use.call->given[use.given].value != v || use.call->given[use.given].use != i) return 7;
+    }
+  }
+  if (values != M.values) return 8;
+  if (pool_bytes != M.pool_bytes) return 9;
+  if (missing != M.missing) return 10;
+  return 0;
+}
+
+// Before, and in the child after, a process is forked off: nobody is in the middle of a change, and no budget holds.
+void rm_before_fork() { mutex.lock(); }
+void rm_after_fork_in_parent() { mutex.unlock(); }
+void rm_after_fork_in_child() {
+  new (mutex_bytes) Mutex;  // the thread that held it has another name here
+  count.budget = INT64_MAX;
+}
+
+}  // extern "C"

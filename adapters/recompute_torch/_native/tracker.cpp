@@ -1,0 +1,48 @@
+// Tensors within a byte budget, below Python: a boxed fallback on a dispatch key that the stock CPU wheel leaves free.
+//
+// Words. A VALUE is what one storage holds between two writes. A CALL is how values were made: operator, arguments,
+// generator state, time. A value without a call is a SOURCE (a parameter, an input, what was written over a source): it
+// stays. What a call needs to run again is its recipe.
+//
+// How a storage leads to its value, without a table: the storage's DataPtr is wrapped. Its context is the value, its
+// deleter is `storage_gone`, which also tells when the storage dies, in any thread. The memory itself lies in the value.
+//
+// The budget is held by the allocator: room is made before memory is taken, scratch of kernels included. Eviction only
+// frees memory, so it may happen in the middle of a kernel; what the running call takes is pinned.
+//
+// One file after the other, each one idea. All of them together are one translation unit: torch's headers take longer
+// to read than all of this to compile.
+
+#include "torch_headers.h"
+
+namespace {
+
+#include "ticks.h"     // the clock
+#include "lock.h"      // one lock, and the interpreter's
+#include "blocks.h"    // where memory comes from
+#include "count.h"     // bytes: the allocator that counts, and asks for room
+#include "records.h"   // values and calls: their life and death
+#include "guard.h"     // what a read of an evicted tensor finds that comes past the dispatcher
+#include "evict.h"     // memory leaves a value, and comes back
+#include "policy.h"    // the policy of the core, as numbers
+#include "room.h"      // who is evicted
+#include "rules.h"     // what an operator does, by its schema
+#include "repeat.h"    // a call runs again
+#include "sources.h"   // before a source is written; what a history is worth
+#include "outside.h"   // memory that others may write to
+#include "escapes.h"   // an address gets out of the dispatcher
+#include "operators.h" // the fallback
+
+}  // namespace
+
+#include "surface.h"   // what Python calls, by ctypes
+
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>()); }
+
+// What only looks at geometry does not come by: it costs exactly what it costs without a block.
+TORCH_LIBRARY_IMPL(aten, Fake, m) {
+  for (const char* name : {"view", "t", "transpose.int", "permute", "expand", "unsqueeze", "squeeze.dim", "select.int",
+           "slice.Tensor", "detach", "alias", "as_strided", "split.Tensor", "split_with_sizes", "unbind.int",
+           "_unsafe_view", "_reshape_alias", "diagonal", "squeeze"})
+    m.impl(name, torch::CppFunction::makeFallthrough());
+}

@@ -1,0 +1,242 @@
+"""Calls remembered within a memory budget: frames of a film, smoothed over time, and asked for in several passes.
+
+Each way runs in its own process, so that the peak of the process's memory is its own, too. Every frame is made from its
+number, smoothed in space, averaged with its neighbours, and compared with the average; then a few passes ask for what
+looks interesting, forwards and backwards.
+
+    python benchmarks/memoize.py                  all ways, as docs/results/memoize.md
+    python benchmarks/memoize.py --way joblib     one way, as JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+from _common import facts
+
+import recompute as rc
+
+FRAMES = 120
+SHAPE = (512, 512)
+BYTES = 8 * SHAPE[0] * SHAPE[1]
+BUDGET = 100_000_000
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "memoize.md"
+
+computed = [0]
+Remember = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def load(number: int) -> Any:
+    """A frame: moving waves and noise. Expensive."""
+    computed[0] += 1
+    rows, columns = np.indices(SHAPE)
+    noise = np.random.default_rng(number).normal(size=SHAPE)
+    return np.sin(rows / 9 + number / 3) * np.cos(columns / 7 - number / 5) + noise / 4
+
+
+def smooth(frame: Any) -> Any:
+    """A frame, smoothed in space. Expensive, too."""
+    computed[0] += 1
+    for _ in range(6):
+        frame = (
+            frame + np.roll(frame, 1, 0) + np.roll(frame, -1, 0) + np.roll(frame, 1, 1) + np.roll(frame, -1, 1)
+        ) / 5
+    return frame
+
+
+def average(*frames: Any) -> Any:
+    """Cheap."""
+    computed[0] += 1
+    return sum(frames) / len(frames)
+
+
+def near(number: int) -> range:
+    return range(max(0, number - 2), min(FRAMES, number + 3))
+
+
+def passes(score: Callable[[int], float]) -> list[float]:
+    """What is asked for: all frames, those that stand out with their neighbours, and all backwards."""
+    scores = [score(number) for number in range(FRAMES)]
+    for number in sorted(range(FRAMES), key=scores.__getitem__)[-20:]:
+        scores += [score(other) for other in near(number)]
+    return scores + [score(number) for number in reversed(range(FRAMES))]
+
+
+def plain(remember: Remember) -> list[float]:
+    """Functions of numbers that call each other, each remembered in some way."""
+
+    @remember
+    def frame(number: int) -> Any:
+        return load(number)
+
+    @remember
+    def smoothed(number: int) -> Any:
+        return smooth(frame(number))
+
+    @remember
+    def background(number: int) -> Any:
+        return average(*[smoothed(other) for other in near(number)])
+
+    return passes(lambda number: float(np.abs(smoothed(number) - background(number)).mean()))
+
+
+def memoized() -> list[float]:
+    """`rc.memoize`: the same functions, which take Recomputables."""
+    frame, smoothed, background = rc.memoize(load), rc.memoize(smooth), rc.memoize(average)
+    with rc.Cache(BUDGET):
+
+        def score(number: int) -> float:
+            here = smoothed(frame(number))
+            around = background(*[smoothed(frame(other)) for other in near(number)])
+            return float(np.abs(here.get() - around.get()).mean())
+
+        return passes(score)
+
+
+def all_first() -> list[float]:
+    """`rc.ap`: all values made before the first is asked for."""
+    with rc.Cache(BUDGET):
+        smoothed = [rc.ap(smooth, rc.ap(load, number)) for number in range(FRAMES)]
+        around = [rc.ap(average, *[smoothed[other] for other in near(number)]) for number in range(FRAMES)]
+        return passes(lambda number: float(np.abs(smoothed[number].get() - around[number].get()).mean()))
+
+
+def of_cachetools() -> list[float]:
+    import cachetools
+
+    shared: Any = cachetools.LRUCache(BUDGET, getsizeof=lambda value: value.nbytes)
+    names: list[str] = []
+
+    def remember(function: Callable[..., Any]) -> Callable[..., Any]:
+        names.append(function.__name__)
+        name = function.__name__
+        return cachetools.cached(shared, key=lambda number: (name, number))(function)  # type: ignore[no-any-return]
+
+    return plain(remember)
+
+
+def of_cachey() -> list[float]:
+    import cachey
+
+    shared: Any = cachey.Cache(BUDGET)
+    return plain(lambda function: shared.memoize(function))  # type: ignore[no-any-return]
+
+
+def of_joblib() -> list[float]:
+    import joblib
+
+    with tempfile.TemporaryDirectory() as folder:
+        memory = joblib.Memory(folder, verbose=0)
+        scores = plain(memory.cache)
+        note_files(folder)
+        return scores
+
+
+def of_diskcache() -> list[float]:
+    import diskcache
+
+    with tempfile.TemporaryDirectory() as folder, diskcache.Cache(folder, size_limit=10**11) as store:
+        scores = plain(lambda function: store.memoize(name=function.__name__)(function))  # type: ignore[no-any-return]
+        note_files(folder)
+        return scores
+
+
+disk = [0]
+
+
+def note_files(folder: str) -> None:
+    disk[0] = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+
+
+WAYS: dict[str, tuple[str, Callable[[], list[float]]]] = {
+    "none": ("nothing remembered", lambda: plain(lambda function: function)),
+    "cache": ("`functools.cache`: everything kept", lambda: plain(cache)),
+    "lru_cache": (
+        "`functools.lru_cache`, entries for the budget",
+        lambda: plain(lru_cache(maxsize=BUDGET // BYTES // 3)),
+    ),
+    "cachetools": ("`cachetools.LRUCache`, bytes", of_cachetools),
+    "cachey": ("`cachey`, bytes", of_cachey),
+    "joblib": ("`joblib.Memory`: everything in files", of_joblib),
+    "diskcache": ("`diskcache`: everything in files", of_diskcache),
+    "ap": ("`rc.ap`, all values made first", all_first),
+    "memoize": ("`rc.memoize`", memoized),
+}
+
+
+def measure(way: str) -> dict[str, Any]:
+    """One way, in this process."""
+    load(0), smooth(load(0))
+    computed[0] = 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, busy = perf_counter(), process_time()
+    scores = WAYS[way][1]()
+    return {
+        "seconds": perf_counter() - start,
+        "processor": process_time() - busy,
+        "memory": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before),
+        "disk": disk[0],
+        "computed": computed[0],
+        "result": float(np.sum(scores)),
+    }
+
+
+def page() -> str:
+    found = {}
+    for way in WAYS:
+        told = subprocess.run([sys.executable, __file__, "--way", way], stdout=subprocess.PIPE, check=True).stdout
+        found[way] = json.loads(told)
+        print(way, found[way], file=sys.stderr)
+    assert len({each["result"] for each in found.values()}) == 1, "the ways differ"
+    lines = [
+        "# A cache of calls, measured",
+        "",
+        f"A program creates {FRAMES} frames of {BYTES / 1e6:.1f} MB, smooths each, and averages it with its",
+        f"neighbours: {3 * FRAMES} values, {3 * FRAMES * BYTES / 1e6:,.0f} MB in all. It reads the results forwards,",
+        f"at 20 places, and backwards, with a budget of {BUDGET / 1e6:.0f} MB for results. All ways give the same",
+        "numbers.",
+        "Measured by `python benchmarks/memoize.py`; the guide is [a cache of calls](../memoize.md).",
+        "",
+        "| way | CPU time | elapsed | memory | on disk | calls computed |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for way, each in found.items():
+        written = f"{each['disk'] / 1e6:,.0f} MB" if each["disk"] else ""
+        lines.append(
+            f"| {WAYS[way][0]} | {each['processor']:.1f} s | {each['seconds']:.1f} s | "
+            f"{each['memory'] / 1e6:,.0f} MB | {written} | {each['computed']:,} |"
+        )
+    lines += [
+        "",
+        "Memory is the growth of the process's resident memory, the functions' temporary arrays included.",
+        "",
+        "| | |",
+        "| --- | --- |",
+    ]
+    lines += [f"| {name} | {value} |" for name, value in facts().items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--way", choices=WAYS, help="one way, in this process")
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps(measure(options.way)))
+    else:
+        PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Measures the published case of compiled steps with a budget: every row of a ladder, beside torch's own ratio.
+
+`python benchmarks/torch_budgets.py --into docs/results` writes torch_budgets.md there, torch_budgets.json, and
+../pictures/torch-budgets.svg. `--model bert`, `--dropout 0.1`, `--budgets 10`, `--ratios 0.5,0.1`, `--rounds 5` and
+`--quick` (which only checks that it runs) choose; cases that are in torch_budgets.json stay on the page, and `--page`
+writes it again from these figures. Peaks are those of torch's allocator, operations those that torch's counter sees,
+and gradients are compared with those of `backend="aot_eager"`, bit for bit. Steps are timed in turns on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # after the number of threads
+from _common import facts, markdown, say
+from _torch_compile_models import Step, bert, llama
+from _torch_sizes_models import Run
+from torch_compile import Bench, checkpointed, compiled, ours, ratio
+
+RATIOS: Final = "0.05,0.1,0.15,0.2,0.3,0.5,0.75"
+MODELS: Final[dict[str, Callable[..., Step]]] = {"llama": llama, "bert": bert}
+PLAIN, EAGER, BLOCKS, BLOCKS_COMPILED = "aot_eager", "eager", "eager, a checkpoint per layer", "compiled, the same"
+ABOUT: Final = """\
+The case of pytorch issue 197838, in a size that a CPU finishes in minutes: 32 layers, one thread. Lowering torch's
+`activation_memory_budget` may raise the peak, and bounds nothing. `rt.compile` is given bytes, and is shown here with
+every budget of a ladder, from the smallest on, operator by operator (`compiler="boxed"`, the default).
+
+*peak* is what torch's allocator holds at most in addition to what there was before the step, gradients included;
+*budget* counts the same. *FLOPs* are those of a step divided by those of `aot_eager` without a budget, by torch's
+formulas. *time* is likewise; steps were timed in turns, and the fastest of some counts. *same bits*: loss and
+gradients equal those of `aot_eager`. Budgets are tried from the smallest on, in one process.
+
+Where it is chosen to recompute again at a late use: everywhere. A plan is an order of runs, in which an operator may
+run any number of times; `rt.plans(step)` says how often each does.
+
+*The floor*: gradients stay, so near the end of the backward pass nearly all of them, 26.4 MB, are in memory beside what
+the attention of the first layer needs. In the first case that makes 27.9 MB; no schedule with less makes each gradient
+once. Where attention is written as products and a softmax instead (248 MB at the peak in eager mode), the backward pass
+of the softmax makes it 31.9 MB. There a plan was found for 32.2 MB, and an eager checkpoint per layer takes 34.4."""
+
+
+def measure(
+    make: Callable[[Run, bool], Step],
+    quick: bool,
+    budgets: int,
+    ratios: Sequence[float],
+    keep: Callable[[Bench], None],
+) -> Bench:
+    """Every way but for times; `keep` is called after each."""
+    bench = Bench(make, quick)
+
+    step = bench.step()
+    plain = bench.add(PLAIN, step, compiled(step))
+    keep(bench)
+    step = bench.step()
+    bench.add(EAGER, step, step)
+    step = bench.step(checkpointed)
+    blocks = bench.add(BLOCKS, step, step)
+    keep(bench)
+    sizes = {max(1, round((0.05 + 0.95 * number / max(1, budgets - 1)) * plain.peak)) for number in range(budgets)}
+    for size in sorted({*sizes, blocks.peak}):
+        ours(bench, f"rt.compile, {size}", size)
+        keep(bench)
+    step = bench.step(checkpointed)
+    bench.add(BLOCKS_COMPILED, step, compiled(step))
+    keep(bench)
+    for share in ratios:
+        step = bench.step()
+        with ratio(share):
+            bench.add(f"activation_memory_budget, {share}", step, compiled(step))
+        keep(bench)
+    return bench
+
+
+def rows(bench: Bench) -> list[dict[str, Any]]:
+    """What is kept of ways."""
+    names = ("name", "peak", "kept", "flops", "first", "same", "failed", "note")
+    kept = [{name: getattr(way, name) for name in names} for way in bench.ways]
+    for row, way in zip(kept, bench.ways, strict=True):
+        row["seconds"] = way.seconds if way.seconds < float("inf") else None
+    return kept
+
+
+def page(told: dict[str, Any]) -> str:
+    """The figures of all cases, as a page."""
+    parts = ["# Every budget of the published case", ABOUT]
+    parts.append("`python benchmarks/torch_budgets.py --into docs/results` writes this page.")
+    parts.append("![peaks and operations by budget](../pictures/torch-budgets.svg)")
+    for case in told.values():
+        parts.append(f"## {case['title']}")
+        parts.append("\n".join(f"* {line}" for line in verdicts(case["rows"])))
+        if case.get("remark"):
+            parts.append(case["remark"])
+        parts.append("\n".join(f"- {name}: {value}" for name, value in case["machine"].items()))
+        parts.append(table(case["rows"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    plain = found[0]
+    lines = []
+    for row in found:
+        mine = row["name"].startswith("rt.compile")
+        given = float(row["name"].partition(", ")[2]) if mine else None
+        told = ["**rt.compile**" if mine else row["name"], f"{given / 1e6:.1f}" if given else ""]
+        if row["failed"]:
+            lines.append([*told, "", "", "", "", "", row["failed"]])
+            continue
+        took = f"{row['seconds'] / plain['seconds']:.2f}" if row["seconds"] and plain["seconds"] else ""
+        share = f"{row['peak'] / given:.3f}" if given else ""
+        cells = [f"{row['peak'] / 1e6:.1f}", share, f"{row['flops'] / plain['flops']:.4f}", took]
+        lines.append([*told, *cells, "yes" if row["same"] else "**no**", row["note"]])
+    heads = ["way", "budget, MB", "peak, MB", "peak / budget", "FLOPs", "time", "same bits", "note"]
+    return markdown(heads, lines)
+
+
+def verdicts(found: Sequence[dict[str, Any]]) -> list[str]:
+    """What the issue asks for, and what came of it."""
+    mine = [row for row in found if row["name"].startswith("rt.compile")]
+    fit = [row for row in mine if not row["failed"]]
+    if not fit:
+        return ["no budget was large enough"]
+    asked = [float(row["name"].partition(", ")[2]) for row in fit]
+    over = [row for row, budget in zip(fit, asked, strict=True) if row["peak"] > budget]
+    dearer = [1 for less, more in pairwise(fit) if more["flops"] > less["flops"]]
+    told = [
+        f"{len(fit)} of {len(mine)} budgets work, from {min(asked) / 1e6:.1f} MB on; the real peak is above the budget "
+        f"in {len(over)} of them, and between {min(r['peak'] / a for r, a in zip(fit, asked, strict=True)):.3f} and "
+        f"{max(r['peak'] / a for r, a in zip(fit, asked, strict=True)):.3f} times it.",
+        f"More memory takes more FLOPs in {len(dearer)} of {len(fit) - 1} steps of the ladder.",
+        f"Bits differ from those of aot_eager in {sum(not row['same'] for row in fit)} of {len(fit)} rows.",
+    ]
+    timed = [(less, more) for less, more in pairwise(fit) if less["seconds"] and more["seconds"]]
+    if timed:
+        slower = sum(more["seconds"] > 1.08 * less["seconds"] for less, more in timed)
+        told.append(f"More memory takes more time, by more than 8 %, in {slower} of {len(timed)} steps of the ladder.")
+    blocks = next((row for row in found if row["name"] == BLOCKS and not row["failed"]), None)
+    equal = next((row for row, budget in zip(fit, asked, strict=True) if blocks and budget == blocks["peak"]), None)
+    if blocks and equal:
+        times = equal["flops"] / blocks["flops"]
+        line = f"At the peak of {BLOCKS}, {blocks['peak'] / 1e6:.1f} MB: {times:.3f} times its FLOPs"
+        took = ""
+        if equal["seconds"] and blocks["seconds"]:
+            took = f" and {equal['seconds'] / blocks['seconds']:.2f} times its time"
+        told.append(f"{line}{took}.")
+    theirs = [row for row in found if row["name"].startswith("activation") and not row["failed"]]
+    if theirs:
+        least = min(theirs, key=lambda row: row["peak"])
+        rises = sum(less["peak"] > more["peak"] for less, more in pairwise(theirs))
+        wrong = sum(not row["same"] for row in theirs)
+        told.append(
+            f"Torch's ratio: the least peak is {least['peak'] / 1e6:.1f} MB, at {least['name'].partition(', ')[2]}; a "
+            f"lower ratio has a higher peak in {rises} of {len(theirs) - 1} steps; bits differ in {wrong} of "
+            f"{len(theirs)} rows."
+        )
+    return told
+
+
+def picture(told: dict[str, Any], into: Path) -> None:
+    """Left: the real peak by what was asked for. Right: operations by real peak."""
+    from matplotlib import pyplot
+
+    found = next(iter(told.values()))["rows"]
+    plain = found[0]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for start, colour, label in (("rt.compile", "C0", "rt.compile"), ("activation", "C1", "activation_memory_budget")):
+        some = [row for row in found if row["name"].startswith(start) and not row["failed"]]
+        whole = plain["peak"] if start == "rt.compile" else 1
+        share = [float(row["name"].partition(", ")[2]) / whole for row in some]
+        peaks = [row["peak"] / 1e6 for row in some]
+        left.plot(share, peaks, "o-", color=colour, label=label, markersize=3)
+        order = sorted(zip(peaks, [row["flops"] / plain["flops"] for row in some], strict=True))
+        right.plot(*zip(*order, strict=True), "o-", color=colour, label=label, markersize=3)
+    left.plot([0, 1], [0, plain["peak"] / 1e6], ":", color="grey", label="what was asked for")
+    blocks = next(row for row in found if row["name"] == BLOCKS)
+    right.plot([blocks["peak"] / 1e6], [blocks["flops"] / plain["flops"]], "s", color="C2", label=BLOCKS)
+    left.set(xlabel="budget, of the peak without one", ylabel="real peak, MB", ylim=(0, None))
+    right.set(xlabel="real peak, MB", ylabel="FLOPs of a step")
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=8)
+    figure.savefig(into / "torch-budgets.svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="llama")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--budgets", type=int, default=20)
+    parser.add_argument("--ratios", default=RATIOS, help="of torch; %(default)s")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--into", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    kept = given.into / "torch_budgets.json" if given.into else None
+    told: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept is not None and kept.exists() else {}
+    if not given.page:
+        title = f"{(MODELS[given.model].__doc__ or '').strip()}, dropout {given.dropout:g}"
+        say(title)
+
+        def keep(bench: Bench) -> None:
+            machine = {**facts(), "torch": torch.__version__, "threads": 1}
+            told[f"{given.model} {given.dropout:g}"] = {"title": title, "machine": machine, "rows": rows(bench)}
+            if kept is not None:
+                kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+        def make(run: Run, quick: bool) -> Step:
+            return MODELS[given.model](run, quick, dropout=given.dropout)
+
+        ratios = [float(each) for each in given.ratios.split(",")]
+        bench = measure(make, given.quick, 4 if given.quick else given.budgets, ratios, keep)
+        bench.time(given.rounds)
+        keep(bench)
+    print(page(told))
+    if given.into is not None:
+        (given.into / "torch_budgets.md").write_text(page(told), encoding="utf-8")
+        pictures = given.into.parent / "pictures"
+        pictures.mkdir(exist_ok=True)
+        picture(told, pictures)
+
+
+if __name__ == "__main__":
+    main()

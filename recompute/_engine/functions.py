@@ -1,0 +1,67 @@
+"""What is known of a function of Python: found once for each of them, since to ask a function for its parts takes long.
+
+A function whose code is replaced later is known as it was first seen.
+"""
+
+from __future__ import annotations
+
+from types import CodeType, FunctionType
+from typing import Any, Final
+from weakref import ref
+
+_MOST: Final = 4096  # entries; all are forgotten when there are more
+
+
+class Code:
+    """Of a piece of code, and what stands for it in keys: its hash takes no look at the code."""
+
+    __slots__ = ("code", "names", "silent")
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        self.names: Any = None
+        """What it binds and reads, as `bindings` has it; None: not looked at yet."""
+        self.silent = 0
+        """Identity of the globals with which it is known to reach no random numbers by name; 0: of none."""
+
+
+class Facts:
+    """Of a function."""
+
+    __slots__ = ("bare", "closed", "code", "home", "reference")
+
+    def __init__(self, function: FunctionType) -> None:
+        self.reference = ref(function)
+        self.code = code_of(function.__code__)
+        self.home = id(function.__globals__)
+        self.closed = function.__closure__ is not None
+        """Whether it closes over something."""
+        self.bare = not self.closed and function.__defaults__ is None and function.__kwdefaults__ is None
+        """Whether it has nothing but its code and its globals."""
+
+
+def facts_of(function: FunctionType) -> Facts:
+    known = _facts.get(id(function))
+    if known is None or known.reference() is not function:
+        known = Facts(function)
+        if len(_facts) >= _MOST:
+            _facts.clear()
+        _facts[id(function)] = known
+    return known
+
+
+_facts: Final[dict[int, Facts]] = {}
+"""By identity, which is that of another function by now if the weak reference says so."""
+
+
+def code_of(code: CodeType) -> Code:
+    known = _codes.get(id(code))
+    if known is None:
+        if len(_codes) >= _MOST:
+            _codes.clear()
+        known = _codes[id(code)] = Code(code)
+    return known
+
+
+_codes: Final[dict[int, Code]] = {}
+"""By identity; the code is kept, so that no other one takes it."""

@@ -1,0 +1,224 @@
+"""Which generators of random numbers an operation could draw from: what it refers to is followed, with an end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from types import (
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ModuleType,
+)
+from typing import Any, Final
+
+from recompute._adapters.generators import Generators
+from recompute._engine.arguments import Changeable, Container
+from recompute._engine.functions import code_of
+from recompute._engine.graph import Operation, Value
+from recompute._engine.named import Chain
+from recompute._engine.reach import (
+    CONTAINERS,
+    NOTHING,
+    Found,
+    Way,
+    attribute,
+    content_of,
+    defaults_of,
+    reach_of,
+    resolved,
+    source_of,
+    way_of,
+    ways,
+)
+
+_OBJECTS: Final = 64
+"""That are looked into for one operation."""
+
+_PARTS: Final = 64
+"""Attributes that are looked at of one object; of a container an eighth of them."""
+
+_DEEP: Final = 4
+"""Objects within each other."""
+
+
+class _Search:
+    """The generators that can be reached from some objects; with an end."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, Found] = {}
+        self._left = _OBJECTS
+        self._seen: dict[int, Any] = {}
+        self.result = False
+
+    def add(self, generator: Any, by: Generators) -> None:
+        self.found.setdefault(id(by.identity(generator)), Found(generator, by, self.result))
+
+    def at(self, value: Any, depth: int = 0) -> None:
+        way = way_of(type(value))
+        if way is NOTHING:
+            return
+        if not isinstance(way, Way):
+            self.add(value, way)
+            return
+        if depth > _DEEP or self._left <= 0 or id(value) in self._seen:
+            return
+        self._left -= 1
+        self._seen[id(value)] = value
+        if way is Way.FUNCTION:
+            self.function(value, None, depth)
+        elif way is Way.METHOD:
+            of = value.__self__
+            inner = getattr(value, "__func__", None)
+            if of is not None and not issubclass(type(of), ModuleType):
+                self.at(of, depth + 1)
+            elif of is None:
+                source = source_of(value)
+                if source is not None:
+                    self.add(source.generator, source.by)
+            if type(inner) is FunctionType:
+                self.function(inner, of if issubclass(type(of), type) else type(of), depth)
+        elif way is Way.PARTIAL:
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self.at(part, depth + 1)
+        elif way is Way.WRAPPED:
+            self.at(value.func, depth)
+            for part in getattr(value, "values", {}).values():
+                self.at(part, depth + 1)
+        elif way is Way.CONTAINER:
+            for part in _some_of(value):
+                self.at(part, depth + 1)
+        else:
+            self.instance(value, depth)
+
+    def function(self, function: FunctionType, owner: type | None, depth: int) -> None:
+        for cell in function.__closure__ or ():
+            self.at(content_of(cell), depth + 1)
+        for part in defaults_of(function):
+            self.at(part, depth + 1)
+        reach = reach_of(function, owner)
+        if reach.empty:
+            return
+        for source in reach.sources:
+            self.add(source.generator, source.by)
+        self.names(function, reach.chains, depth)
+        for chain in reach.imported:
+            self.at(resolved(sys.modules, chain)[0], depth + 1)
+        for cls, name in reach.attributes:
+            known = cls()
+            if known is not None:
+                self.at(attribute(known, name), depth + 1)
+        for helper, chains in reach.helpers:
+            called = helper()
+            if called is not None:
+                self.names(called, chains, depth)
+                for cell in called.__closure__ or ():
+                    self.at(content_of(cell), depth + 1)
+                for part in defaults_of(called):
+                    self.at(part, depth + 1)
+
+    def names(self, function: FunctionType, chains: Sequence[Chain], depth: int) -> None:
+        for chain in chains:
+            self.at(resolved(function.__globals__, chain)[0], depth + 1)
+
+    def instance(self, value: Any, depth: int) -> None:
+        attributes = _attributes_of(value)
+        if attributes:
+            for part in _first(attributes.values, _PARTS):
+                self.at(part, depth + 1)
+        for cls in type(value).__mro__[:-1]:
+            slots = cls.__dict__.get("__slots__", ())
+            for name in islice((slots,) if isinstance(slots, str) else slots, _PARTS):
+                member = cls.__dict__.get(
+                    f"_{cls.__name__.lstrip('_')}{name}" if name[:2] == "__" and name[-2:] != "__" else name
+                )
+                if member is not None and hasattr(member, "__get__") and name not in ("__dict__", "__weakref__"):
+                    try:
+                        self.at(member.__get__(value, cls), depth + 1)
+                    except AttributeError:  # not set
+                        continue
+
+
+def _attributes_of(value: Any) -> dict[str, Any] | None:
+    """Without code of its class."""
+    for base in type(value).__mro__:
+        descriptor: Any = base.__dict__.get("__dict__")
+        if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
+            attributes = descriptor.__get__(value)
+            return attributes if isinstance(attributes, dict) else None
+    return None
+
+
+def _some_of(container: Any) -> list[Any]:
+    base: Any = next(base for base in type(container).__mro__ if base in CONTAINERS)
+    return _first(partial(base.values if base is dict else base.__iter__, container), _PARTS // 8)
+
+
+def _first(parts: Callable[[], Iterable[Any]], most: int) -> list[Any]:
+    while True:
+        try:
+            return list(islice(parts(), most))
+        except RuntimeError:  # another thread, or a destructor, has just changed what they are in
+            continue
+
+
+def reached_by(operation: Operation) -> Sequence[Found]:
+    """Mostly nothing, so that this has to be quick."""
+    search: _Search | None = None
+    known = ways.get
+    function: Any = operation.function
+    if type(function) is FunctionType:
+        if not _is_silent(function):
+            search = _Search()
+            search.at(function)
+    elif known(type(function)) is not NOTHING and way_of(type(function)) is not NOTHING:
+        search = _Search()
+        search.at(function)
+    if operation.positional is not operation.arguments:
+        for part in operation.positional:
+            if known(type(part)) is not NOTHING:
+                search = _look(part, search)
+    if operation.options is not None and operation.options.keywords:
+        for part in operation.options.keywords.values():
+            search = _look(part, search)
+    for value in operation.arguments:
+        payload = value.payload
+        if known(type(payload)) is not NOTHING and way_of(type(payload)) is not NOTHING:
+            search = search or _Search()
+            search.result = value.operation is not None or value.storage.pool.tiers is not None
+            search.at(payload)
+    return tuple(search.found.values()) if search is not None and search.found else ()
+
+
+def _is_silent(function: FunctionType) -> bool:
+    """Whether there is nothing to look at: neither what it closes over, nor what it names."""
+    code, home = code_of(function.__code__), id(function.__globals__)
+    if code.silent != home:
+        if code.silent or not reach_of(function, None).silent:
+            return False
+        code.silent = home
+    for cell in function.__closure__ or ():
+        if ways.get(type(content_of(cell))) is not NOTHING:
+            return False
+    return function.__defaults__ is None and function.__kwdefaults__ is None
+
+
+def _look(part: Any, search: _Search | None) -> _Search | None:
+    """At a plain argument. A generator itself is remembered with its state, and later runs get a copy."""
+    cls = type(part)
+    if cls is Value:
+        return search
+    if cls is Container:
+        for inner in part.parts:
+            search = _look(inner, search)
+        return search
+    if cls is Changeable:
+        part = part.value
+        if not isinstance(way_of(type(part)), Way):
+            return search
+    if way_of(type(part)) is not NOTHING:
+        search = search or _Search()
+        search.at(part)
+    return search

@@ -1,0 +1,47 @@
+cimport cython
+
+from recompute._engine.graph cimport Operation, Storage, Value
+from recompute._adapters.kind cimport Kind, Kinds
+from recompute._engine.journal cimport Journal
+from recompute._engine.machine cimport Machine
+from recompute._engine.memory cimport Memory
+from recompute._engine.meter cimport Meter
+from recompute._engine.pool cimport Pool
+
+cdef Kinds kinds
+
+
+cdef class Results:
+    cdef object _fingerprints
+    cdef Journal _journal
+    cdef Memory _memory
+    cdef Meter _meter
+    cdef public bint fragile
+    cdef public long long number
+    cdef public dict samples
+
+    @cython.locals(kind=Kind, value=Value, arguments=tuple, taken=bint)
+    cpdef tuple measure(self, Operation operation, Py_ssize_t number, object payload, object declared=*)
+    @cython.locals(value=Value, pool=Pool)
+    cpdef Value add_source(self, object payload, long long size, object buffer, str device, object digest, bint moves=*)
+    @cython.locals(value=Value, storage=Storage)
+    cdef Value _new_value(self, object payload, Operation operation)
+    @cython.locals(argument=Value, value=Value, storage=Storage, joined=Storage, shares=Storage, size="long long", outputs=list)
+    cpdef create(self, Operation operation, list made, double cost)
+    @cython.locals(memory=Memory)
+    cdef _make_resident(self, Storage storage, long long size, object buffer, str device, str why=*)
+    cdef _resize(self, Storage storage, long long size)
+    @cython.locals(storage=Storage, shares=Storage, other=Value)
+    cpdef restore(self, Value value, Operation operation, tuple made, str why)
+    cpdef Storage new_storage(self, Storage like)
+    @cython.locals(before=Storage)
+    cpdef move(self, Value value, Operation operation, Storage storage)
+    cpdef forget_storage(self, Storage storage)
+    cdef _join(self, Value value, Operation operation, Storage storage, bint costs)
+
+
+cpdef list own_memory(list made)
+@cython.locals(kind=Kind)
+cpdef buffer_of(object payload)
+cpdef refer(object cls, object engine, Value value, object callback)
+cpdef attach(object handle, object engine, Value value, object callback)

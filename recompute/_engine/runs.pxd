@@ -1,0 +1,39 @@
+cimport cython
+
+from recompute._adapters.kind cimport Kind, Kinds
+from recompute._engine.arguments cimport fill, keywords_of
+from recompute._engine.changes cimport Changes
+from recompute._engine.frames cimport Frame, Running
+from recompute._engine.functions cimport Facts, facts_of
+from recompute._engine.graph cimport Operation, Value
+from recompute._engine.memory cimport Memory
+from recompute._engine.meter cimport Meter
+from recompute._engine.results cimport Results
+from recompute._engine.sizes cimport LearntSizes
+
+cdef Kinds kinds
+
+
+cdef Running running
+
+
+@cython.locals(value=Value, facts=Facts)
+cdef bint _draws_nothing(Operation operation) except -1
+@cython.locals(kind=Kind)
+cdef bint _is_inert(object part) except -1
+
+
+cdef class Runs:
+    cdef Changes _changes
+    cdef Memory _memory
+    cdef Meter _meter
+    cdef Results _results
+    cdef object _fingerprints
+    cdef object _room
+
+    @cython.locals(operation=Operation, argument=Value, sizes=LearntSizes, payloads=list, keywords=dict)
+    cpdef expect(self, Frame frame)
+    @cython.locals(operation=Operation)
+    cpdef bint is_sure(self, Frame frame) except -1
+    @cython.locals(operation=Operation, argument=Value, arguments=tuple, start=double, cost=double, meter=Meter)
+    cpdef tuple run(self, Frame frame, Frame outer)

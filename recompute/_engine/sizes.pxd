@@ -1,0 +1,32 @@
+cimport cython
+
+from recompute._adapters.kind cimport Kind, Kinds
+from recompute._engine.functions cimport Code, Facts, code_of, facts_of
+from recompute._engine.graph cimport Operation
+
+cdef Kinds kinds
+
+cdef dict _how
+
+
+cdef class LearntSizes:
+    cdef dict _sizes
+
+    @cython.locals(exact=list, rough=list, kind=Kind)
+    cpdef tuple keys(self, Operation operation, list payloads, dict keywords)
+    cpdef get(self, object key, Operation operation)
+    cpdef guess(self, object key)
+    cpdef learn(self, object key, object sizes, object rough=*)
+    cdef _file(self, object key, object sizes)
+
+
+@cython.locals(kind=Kind)
+cpdef _nested(object payload, bint exact)
+cpdef _part(object payload, bint exact, list left, int depth)
+@cython.locals(kind=Kind)
+cpdef _signed(object payload)
+@cython.locals(facts=Facts, code=Code)
+cpdef identity(object function)
+cdef long long _total(object sizes) except -1
+cpdef constant(object value, int depth=*)
+cdef str _known_by(object cls, object function)
