@@ -248,6 +248,45 @@ def test_waiting_for_memory_that_another_thread_needs_now() -> None:
     check_invariants(cache, results)
 
 
+def test_memory_short_while_another_thread_is_between_two_steps() -> None:
+    """A thread that runs no function yet, and does not wait, is waited for: it gives back what it has locked."""
+    entered, go = Event(), Event()
+    holder: list[Thread] = []
+
+    def policy(cost: float, neighbourhood: float, memory: float, staleness: float) -> float:
+        if threading.current_thread() in holder:
+            entered.set()
+            wait(go)
+        return staleness
+
+    cache = rc.Cache(10, policy=policy)
+    results: list[Any] = []
+    with cache:
+        taken, other = rc.ap(unit, nbytes=4), rc.ap(unit, nbytes=4)
+
+    def hold() -> None:
+        with cache:
+            results.append(rc.ap(unit, taken, nbytes=4))
+
+    def want() -> None:
+        with cache:
+            results.append(rc.ap(unit, nbytes=8))
+
+    holder.append(Thread(target=hold, daemon=True))
+    wanter = Thread(target=want, daemon=True)
+    holder[0].start()
+    wait(entered)
+    wanter.start()
+    while not cache.engine.scheduler.blocked and wanter.is_alive():
+        pass
+    go.set()
+    for thread in (*holder, wanter):
+        thread.join(_LONG)
+        assert not thread.is_alive()
+    assert [each.get() for each in results] == [1, 1]
+    check_invariants(cache, [taken, other, *results])
+
+
 def test_two_threads_that_lock_each_other_out() -> None:
     """Room for one recomputation at a time: two that start together both finish."""
     for _ in range(30):

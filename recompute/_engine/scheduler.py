@@ -121,10 +121,10 @@ class Scheduler:
     def others_go_on(self) -> bool:
         """Whether another thread is at a request and does not wait: it will free what it has taken, or wait, too."""
         here = get_ident()
-        for bottom in self.stacks:
-            if bottom.stack and bottom.thread != here and bottom.goes_on and bottom not in self.blocked:
-                return True
-        return False
+        return any(
+            bottom.stack and bottom.thread != here and bottom.goes_on and bottom not in self.blocked
+            for bottom in list(self.stacks)  # which grows without the lock
+        )
 
     def let_leader_go_first(self, engine: Engine, stack: list[Frame]) -> None:
         """Let another thread go first, with all the memory that this one does not need right now."""

@@ -117,6 +117,19 @@ def test_derivatives_forwards(program: Callable[[], Any], path: str) -> None:
         assert within(block, budget)
 
 
+def test_arguments_that_fit_one_after_the_other(path: str) -> None:
+    """An argument that is there makes way for what another one is made of, and comes back after it."""
+    size = 40 * 40 * 4
+    with rt.budget() as block:
+        start = torch.ones(40, 40)
+        one, two = start + 1, (start * 2) @ (start * 3)
+        block.budget = 1  # nothing stays
+        block.budget = 7 * size // 2  # two is made of two others: no room for one beside these
+        assert one.sum() == 2 * 40 * 40
+        assert torch.equal(one + two, torch.full((40, 40), 6.0 * 40 + 2))
+        assert block.stats().overshoot == 0
+
+
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process group of this process alone."""

@@ -140,8 +140,7 @@ class Operator {
     Lock lock;
     M.operators += !within;
     meet();
-    for (const Met& m : met)
-      if (m.value && C10_UNLIKELY(!m.value->resident())) bring(m.value);
+    if (C10_UNLIKELY(evicted)) bring_all();
     bool record = !within && !quiet() && !strange && !rule.out && !rule.once && (rule.kind == Kind::MAKE || rule.kind == Kind::WRITE);
     if (C10_UNLIKELY(outside) && record) record = copy_what_is_outside();
     find_targets(record);
@@ -228,6 +227,7 @@ class Operator {
         if (v) {
           v->used = M.clock;
           pinned.add(v);
+          evicted |= !v->resident();
           others = v->escaped || C10_UNLIKELY(!storage->resizable() && !v->unshared);
         } else {
           others = storage->nbytes();
@@ -235,6 +235,13 @@ class Operator {
         outside |= others;
         met.push_back({t, int16_t(at), int16_t(item), v, storage, rule.own ? 0 : references(storage), others});
       });
+  }
+
+  void bring_all() {
+    c10::SmallVector<Value*, 6> values;
+    for (const Met& m : met)
+      if (m.value) values.push_back(m.value);
+    bring(values, pinned);
   }
 
   bool copy_what_is_outside() {  // false: it cannot be copied
@@ -318,7 +325,7 @@ class Operator {
   const size_t first;
   const uint32_t era = count.era;
   const bool within = nested > 0;  // code of others, whose call is the one that is remembered
-  bool strange = false, outside = false;
+  bool strange = false, outside = false, evicted = false;
   c10::SmallVector<Met, 6> met;
   c10::SmallVector<StorageImpl*, 2> targets;
   c10::SmallVector<uint32_t, 1> written;

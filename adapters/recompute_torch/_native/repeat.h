@@ -164,54 +164,64 @@ void repeat(Call* call) {  // its arguments are in memory and pinned
     });
 }
 
-void bring(Value* wanted) {  // it is held by the caller; with a stack of its own, since histories are long
-  if (wanted->resident()) return;
+// Bring all of these into memory, pinned by the caller. With a stack of its own, since histories are long.
+void bring(c10::ArrayRef<Value*> all, Pinned& pinned) {
   struct Frame {
-    Call* call;
-    Value* wanted;  // of which it is the call
-    Pinned pinned;
-    bool ready = false;  // all of its arguments are there, and pinned
-    size_t gave_up = 0;  // so often its pins were given up for a call that it waits for
+    Call* call;                           // none: the outermost, which is for the caller
+    Value* wanted;                        // of which it is the call
+    c10::SmallVector<Value*, 6> needs;
+    Pinned own;
+    Pinned* pinned = &own;
+    bool ready = false;                   // all that it needs is there, and pinned
+    size_t gave_up = 0;                   // so often its pins were given up for a call that it waits for
   };
   std::vector<std::unique_ptr<Frame>> frames;
-  // There is no room for the call on top: the outermost that waits for it lets go of what was brought for it, which is
-  // brought again later. With k arguments it does so k + 1 times, so every order that could help has had its turn.
+  // There is no room for the call on top: the outermost that waits for it lets go of what it has pinned, which is
+  // brought again later. With k values it does so k + 1 times, so every order that could help has had its turn.
   const auto give_up_pins = [&] {
     for (size_t i = 0; i + 1 < frames.size(); i++) {
       Frame& frame = *frames[i];
-      if (frame.pinned.values.size() < 2 || frame.gave_up > frame.call->given.size()) continue;
+      const auto& values = frame.pinned->values;
+      const bool helps = std::any_of(values.begin(), values.end(), [](Value* v) { return v->resident(); });
+      if (!helps || frame.gave_up > frame.needs.size()) continue;
       frame.gave_up++;
-      frame.pinned.release();
-      frame.pinned.add(frames[i + 1]->wanted);
+      frame.pinned->release();
+      frame.pinned->add(frames[i + 1]->wanted);
       return true;
     }
     return false;
   };
   const auto push = [&](Value* v) {
     TORCH_CHECK(v->call, "recompute: a source has lost its memory");
-    frames.push_back(std::make_unique<Frame>());
-    frames.back()->call = v->call;
-    frames.back()->wanted = v;
-    for (const Given& g : v->call->given)
-      if (g.value) g.value->used = M.clock;  // looks recent, so that it stays if it can, but is not pinned yet
+    auto frame = std::make_unique<Frame>();
+    frame->call = v->call;
+    frame->wanted = v;
+    for (const Given& g : v->call->given) {
+      if (!g.value) continue;
+      g.value->used = M.clock;  // looks recent, so that it stays if it can, but is not pinned yet
+      frame->needs.push_back(g.value);
+    }
+    frames.push_back(std::move(frame));
   };
-  push(wanted);
-  while (!frames.empty()) {
+  frames.push_back(std::make_unique<Frame>());
+  frames.back()->needs.append(all.begin(), all.end());
+  frames.back()->pinned = &pinned;
+  while (true) {
     Frame& top = *frames.back();
     Value* missing = nullptr;  // what is made for this call stays; what is there may go again until the call runs
-    for (const Given& g : top.call->given)
-      if (!top.ready && g.value && !g.value->resident()) {
-        missing = g.value;
+    for (Value* v : top.needs)
+      if (!top.ready && !v->resident()) {
+        missing = v;
         break;
       }
     if (missing) {
-      top.pinned.add(missing);
+      top.pinned->add(missing);
       push(missing);
       continue;
     }
     if (!std::exchange(top.ready, true))
-      for (const Given& g : top.call->given)
-        if (g.value) top.pinned.add(g.value);
+      for (Value* v : top.needs) top.pinned->add(v);
+    if (!top.call) return;
     try {
       repeat(top.call);
     } catch (const NoRoom&) {
@@ -219,7 +229,13 @@ void bring(Value* wanted) {  // it is held by the caller; with a stack of its ow
       was_short = false;
       continue;
     }
+    TORCH_CHECK(top.wanted->resident(), "recompute: a call that ran again did not make what it made before");
     frames.pop_back();
   }
-  TORCH_CHECK(wanted->resident(), "recompute: a call that ran again did not make what it made before");
+}
+
+void bring(Value* wanted) {  // it is pinned by the caller
+  if (wanted->resident()) return;
+  Pinned pinned;
+  bring(c10::ArrayRef<Value*>(wanted), pinned);
 }
