@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute import extend
 from recompute._budget import format_bytes, parse_budget
+from recompute.policies import PolicyName
 from recompute.testing import EventLog, check_invariants
 from recompute.testing._vectors import vector
 
@@ -327,3 +328,18 @@ def test_a_lenient_cache_does_not_collect_cycles() -> None:
         assert [value.get().parts for value in pinned] == [bytes(1000)] * 5
         assert cache.stats().overshoot > 0
         assert len(held) == 2
+
+
+@pytest.mark.parametrize("policy", ["needed", "lru"])
+def test_a_lenient_cache_evicts_what_it_can_though_it_cannot_fit(policy: PolicyName) -> None:
+    """What has to stay exceeds the budget, and all else goes for what is made next."""
+    with rc.Cache(10, policy=policy) as cache:
+        extend.be_lenient(cache)
+        stays = rc.ap(unit, nbytes=12).pin()
+        for _ in range(5):
+            values = [rc.ap(unit, nbytes=4) for _ in range(3)]
+            assert [value.resident for value in values] == [False, False, True]
+        assert cache.stats().peak == 12 + 4
+        assert stays.get() == 1
+        del stays, values
+        check_invariants(cache)

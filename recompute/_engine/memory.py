@@ -168,8 +168,11 @@ class Memory:
     # Leaving memory and coming back
 
     def victims(self, pool: Pool, size: int, now: float) -> list[Storage]:
-        """Which storages to evict, best first, so that `size` more bytes fit; empty if that cannot be reached."""
-        if pool.fixed + pool.held + size > pool.limit:
+        """Which storages to evict, best first, so that `size` more bytes fit.
+
+        Nothing where that cannot be reached, for nothing is evicted in vain; lenient memory comes as close as it can.
+        """
+        if not self.lenient and pool.fixed + pool.held + size > pool.limit:
             return []
         if self.advice is not None:
             victims = self.advice.victims(pool, size)
