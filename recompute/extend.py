@@ -459,9 +459,13 @@ def spent(cache: Cache) -> tuple[float, float]:
     return meter.now + meter.moving_time, meter.remat_time + meter.moving_time
 
 
-def settle(cache: Cache) -> None:
-    """See to references that have gone, and to whatever else is left to do. O(these)."""
+def settle(cache: Cache) -> bool:
+    """See to references that have gone, and to whatever else is left to do. O(these).
+
+    False: another thread is just telling listeners of an event.
+    """
     cache.engine.tidy()
+    return cache.engine.journal.is_told()
 
 
 def lie_above(cache: Cache, tiers: Sequence[Tier]) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import recompute as rc
+from recompute import extend
+from recompute.events import Accessed, Performed
 from recompute.extend import BackgroundThread
 from recompute.policies import POLICIES, SEARCHES
 from recompute.testing import EventLog, check_invariants
@@ -285,6 +287,41 @@ def test_memory_short_while_another_thread_is_between_two_steps() -> None:
         assert not thread.is_alive()
     assert [each.get() for each in results] == [1, 1]
     check_invariants(cache, [taken, other, *results])
+
+
+def test_listeners_hear_of_one_event_after_the_other() -> None:
+    """In the order in which things happened, though the thread that tells of the first one takes its time."""
+    entered, go, heard = Event(), Event(), []
+
+    def listen(event: object) -> None:
+        heard.append(("begins", event))
+        if not entered.is_set():
+            entered.set()
+            wait(go)
+        heard.append(("ends", event))
+
+    cache = rc.Cache()
+    cache.subscribe(listen)
+
+    def first() -> None:
+        with cache:
+            rc.ap(unit, nbytes=1)
+
+    slow = Thread(target=first, daemon=True)
+    slow.start()
+    wait(entered)
+    with cache:
+        value = rc.ap(unit, nbytes=2)
+    assert value.get() == 1
+    assert len(heard) == 1
+    assert not extend.settle(cache)
+    go.set()
+    slow.join(_LONG)
+    assert extend.settle(cache)
+    assert [event for kind, event in heard if kind == "begins"] == [event for kind, event in heard if kind == "ends"]
+    assert [kind for kind, _ in heard] == ["begins", "ends"] * (len(heard) // 2)
+    assert [event.nbytes for _, event in heard[::2] if isinstance(event, Performed)] == [(1,), (2,)]
+    assert any(isinstance(event, Accessed) for _, event in heard)
 
 
 def test_two_threads_that_lock_each_other_out() -> None:

@@ -46,6 +46,26 @@ def gate(enter: Callable[[], object], leave: Callable[..., object]) -> Any:
     return type("Gate", (), {"__slots__": (), "__enter__": staticmethod(enter), "__exit__": staticmethod(leave)})()
 
 
+def gate_if_free(lock: Any) -> Any:
+    """A gate that acquires an RLock unless another thread has it; then the end is a RuntimeError."""
+    return gate(partial(lock.acquire, blocking=False), lock.__exit__)
+
+
+def do_if_free(free: Any, action: Callable[[], object]) -> bool:
+    """Do this inside of a `gate_if_free`; False: another thread is there, and nothing was done."""
+    entered = False
+    try:
+        with free as entered:
+            if entered:
+                action()
+    except RuntimeError as error:
+        if entered:
+            raise
+        if error.__context__ is not None:  # an interrupt
+            raise error.__context__ from None
+    return entered
+
+
 class Shared:
     """What the caches of a process have in common."""
 
@@ -64,8 +84,7 @@ class Shared:
         self.is_mine: Callable[[], bool] = lock._is_owned  # on which the library's Condition relies, too
         """Whether this thread is in the middle of a change."""
         self.waiting = gate(self.lock.acquire, self.lock.__exit__)
-        self.if_free = gate(partial(self.lock.acquire, blocking=False), self.lock.__exit__)
-        """Acquires the lock unless another thread has it; then the end is a RuntimeError."""
+        self.if_free = gate_if_free(lock)
         self.changing: Changes | None = None
         """Whose change is going on."""
 

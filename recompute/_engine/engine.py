@@ -641,6 +641,7 @@ class Engine:
             if departure.owner != get_ident():
                 departure.call = None
         self.scheduler.after_fork()
+        self.journal.after_fork()
         if self.memory.tiers is not None:
             self.memory.tiers.after_fork(child=True)
         if self.moving.ahead is not None:

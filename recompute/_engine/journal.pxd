@@ -1,4 +1,6 @@
 cdef class Journal:
+    cdef object _teller
+    cdef object _telling
     cdef public list listeners
     cdef public object events
     cdef public long long operations

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from threading import RLock
+from typing import Any
 
+from recompute._engine.changes import do_if_free, gate_if_free
 from recompute._engine.events import Event, Listener
 from recompute._engine.wall import Wall
 
@@ -13,6 +16,8 @@ class Journal:
     """Counts, and keeps events until they can be delivered without the lock."""
 
     __slots__ = (
+        "_teller",
+        "_telling",
         "coercions",
         "events",
         "evictions",
@@ -33,6 +38,11 @@ class Journal:
         self.rematerializations = 0
         self.recoveries = 0
         self.coercions = 0
+        self._renew()
+
+    def _renew(self) -> None:
+        self._teller: Any = RLock()
+        self._telling = gate_if_free(self._teller)
 
     def subscribe(self, listener: Listener, wall: Wall) -> None:
         self.listeners.append((listener, wall))
@@ -43,15 +53,34 @@ class Journal:
             self.listeners.remove(found)
 
     def deliver(self) -> None:
-        """Tell the listeners, in order. Without the lock: a listener may ask the cache anything."""
-        while self.events:
-            try:
-                event = self.events.popleft()
-            except IndexError:  # another thread was faster
-                return
-            if not isinstance(event, Event):
-                event()
-                continue
-            for listener, wall in tuple(self.listeners):
-                with wall:
-                    listener(event)
+        """Tell the listeners, in order, one thread at a time: if one is just at it, it tells of all that there is.
+
+        Without the lock: a listener may ask the cache anything.
+        """
+        while self.events and do_if_free(self._telling, self._tell):
+            pass
+
+    def _tell(self) -> None:
+        """Tell of the next event, if no other thread has just done that."""
+        if not self.events:
+            return
+        event = self.events.popleft()
+        if not isinstance(event, Event):
+            event()
+            return
+        for listener, wall in tuple(self.listeners):
+            with wall:
+                listener(event)
+
+    def is_told(self) -> bool:
+        """Whether no other thread is just telling listeners of an event."""
+        return do_if_free(self._telling, _nothing)
+
+    def after_fork(self) -> None:
+        """In a child process: the thread that was telling is not here, unless it is this one."""
+        if not self._teller._is_owned():
+            self._renew()
+
+
+def _nothing() -> None:
+    """Nothing is done."""

@@ -80,6 +80,8 @@ class Rounds:
             extend.settle(self._cache)
         recording = self._recording
         self._stop_recording()
+        if recording is not None and not extend.settle(self._cache):
+            recording = None  # another thread is in the middle of adding to it
         if follower is not None:
             self._leave()
         if failed or self._is_cut:
