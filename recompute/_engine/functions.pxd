@@ -8,17 +8,20 @@ cdef class Code:
     cdef public object code
     cdef public object names
     cdef public object silent
+    cdef public tuple meanings
 
 
 cdef class Facts:
     cdef public object reference
     cdef public Code code
-    cdef public object home
     cdef public bint closed
     cdef public bint bare
 
 
 @cython.locals(known=Facts)
 cpdef Facts facts_of(object function)
+@cython.locals(name=str)
+cpdef bint mean_the_same(object meanings, dict home) except -1
+cpdef bint is_silent(Code code, dict home) except -1
 @cython.locals(known=Code)
 cpdef Code code_of(object code)

@@ -5,9 +5,13 @@ A function whose code is replaced later is known as it was first seen.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import CodeType, FunctionType
 from typing import Any, Final
-from weakref import ref
+from weakref import ReferenceType, ref
+
+Meaning = tuple[str, ReferenceType[FunctionType] | None]
+"""A name among globals, and the function that it means there; None: nothing, but something that is built in."""
 
 _MOST: Final = 4096  # entries; all are forgotten when there are more
 
@@ -15,7 +19,7 @@ _MOST: Final = 4096  # entries; all are forgotten when there are more
 class Code:
     """Of a piece of code, and what stands for it in keys: its hash takes no look at the code."""
 
-    __slots__ = ("code", "names", "silent")
+    __slots__ = ("code", "meanings", "names", "silent")
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -23,17 +27,18 @@ class Code:
         """What it binds and reads, as `bindings` has it; None: not looked at yet."""
         self.silent = 0
         """Identity of the globals with which it is known to reach no random numbers by name; 0: of none."""
+        self.meanings: tuple[Meaning, ...] = ()
+        """As long as names have these meanings there."""
 
 
 class Facts:
     """Of a function."""
 
-    __slots__ = ("bare", "closed", "code", "home", "reference")
+    __slots__ = ("bare", "closed", "code", "reference")
 
     def __init__(self, function: FunctionType) -> None:
         self.reference = ref(function)
         self.code = code_of(function.__code__)
-        self.home = id(function.__globals__)
         self.closed = function.__closure__ is not None
         """Whether it closes over something."""
         self.bare = not self.closed and function.__defaults__ is None and function.__kwdefaults__ is None
@@ -52,6 +57,19 @@ def facts_of(function: FunctionType) -> Facts:
 
 _facts: Final[dict[int, Facts]] = {}
 """By identity, which is that of another function by now if the weak reference says so."""
+
+
+def mean_the_same(meanings: Iterable[Meaning], home: dict[str, Any]) -> bool:
+    """Whether names still mean the same among these globals."""
+    for name, meant in meanings:
+        if home.get(name) is not (None if meant is None else meant()):
+            return False
+    return True
+
+
+def is_silent(code: Code, home: dict[str, Any]) -> bool:
+    """Whether code is known to reach no random numbers by name, with these globals as they are now."""
+    return code.silent == id(home) and mean_the_same(code.meanings, home)
 
 
 def code_of(code: CodeType) -> Code:

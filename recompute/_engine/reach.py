@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from recompute._adapters.generators import Generators
 from recompute._adapters.python import ATOMIC
 from recompute._engine.arguments import Changeable, Container
 from recompute._engine.bindings import Method, Seen
+from recompute._engine.functions import Meaning, mean_the_same
 from recompute._engine.graph import Value
 from recompute._engine.named import Chain, Named, named_by
 
@@ -120,13 +122,13 @@ class Reach:
     It keeps nothing alive but modules: objects are found again, by their names, for each operation.
     """
 
-    __slots__ = ("_callees", "_home", "_owner", "attributes", "chains", "helpers", "imported", "sources")
+    __slots__ = ("_home", "_owner", "attributes", "chains", "helpers", "imported", "meanings", "sources")
 
     def __init__(self, function: FunctionType, owner: type | None) -> None:
         self._home = id(function.__globals__)
         self._owner = None if owner is None else ref(owner)
-        self._callees: list[tuple[str, ReferenceType[FunctionType]]] = []
-        """Functions by the names under which this one finds them, as long as these mean the same."""
+        self.meanings: list[Meaning] = []
+        """What names in the globals must mean for all this to hold: functions that it calls, and built-in ones."""
         self.sources: list[Found] = []
         """Generators behind the functions of modules."""
         self.chains: list[Chain] = []
@@ -140,18 +142,13 @@ class Reach:
 
     def calls(self, chain: Chain, end: Any) -> None:
         if len(chain) == 1 and type(end) is FunctionType:
-            self._callees.append((chain[0], ref(end)))
+            self.meanings.append((chain[0], ref(end)))
 
     def holds(self, function: FunctionType, owner: type | None) -> bool:
         home = function.__globals__
         if self._home != id(home) or (None if self._owner is None else self._owner()) is not owner:
             return False
-        return not self._callees or all(home.get(name) is callee() for name, callee in self._callees)
-
-    @property
-    def silent(self) -> bool:
-        """Whether it stays empty: there is no function that may be defined again."""
-        return self.empty and not self._callees
+        return mean_the_same(self.meanings, home)
 
     @property
     def empty(self) -> bool:
@@ -188,7 +185,9 @@ def _follow(function: FunctionType, owner: type | None) -> Reach:
             if length < len(chain):  # a method of an object
                 part = attribute(type(end), chain[length])
                 ends.append(MethodType(part, _Of(type(end))) if type(part) is FunctionType else part)
-            if _may_vary(end):
+            if end is _MISSING and current.__globals__ is function.__globals__ and _is_built_in(chain[0]):
+                reach.meanings.append((chain[0], None))
+            elif _may_vary(end):
                 variable.append(chain[:length])
         for chain in names.imported:
             end, length = resolved(sys.modules, chain)
@@ -223,6 +222,10 @@ def _may_vary(end: Any) -> bool:
     if cls is BuiltinFunctionType:
         return end.__self__ is not None and not issubclass(type(end.__self__), ModuleType)
     return end is None or end is _MISSING or way_of(cls) is not NOTHING
+
+
+def _is_built_in(name: str) -> bool:
+    return not _may_vary(vars(builtins).get(name))
 
 
 _MISSING: Final = object()

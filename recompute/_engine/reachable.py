@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from recompute._adapters.generators import Generators
 from recompute._engine.arguments import Changeable, Container
-from recompute._engine.functions import code_of
+from recompute._engine.functions import code_of, is_silent
 from recompute._engine.graph import Operation, Value
 from recompute._engine.named import Chain
 from recompute._engine.reach import (
@@ -194,11 +194,14 @@ def reached_by(operation: Operation) -> Sequence[Found]:
 
 def _is_silent(function: FunctionType) -> bool:
     """Whether there is nothing to look at: neither what it closes over, nor what it names."""
-    code, home = code_of(function.__code__), id(function.__globals__)
-    if code.silent != home:
-        if code.silent or not reach_of(function, None).silent:
+    code, home = code_of(function.__code__), function.__globals__
+    if not is_silent(code, home):
+        if code.silent not in (0, id(home)):  # it is shared by modules
             return False
-        code.silent = home
+        reach = reach_of(function, None)
+        if not reach.empty:
+            return False
+        code.silent, code.meanings = id(home), tuple(reach.meanings)
     for cell in function.__closure__ or ():
         if ways.get(type(content_of(cell))) is not NOTHING:
             return False

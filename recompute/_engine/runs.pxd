@@ -4,7 +4,7 @@ from recompute._adapters.kind cimport Kind, Kinds
 from recompute._engine.arguments cimport fill, keywords_of
 from recompute._engine.changes cimport Changes
 from recompute._engine.frames cimport Frame, Running
-from recompute._engine.functions cimport Facts, facts_of
+from recompute._engine.functions cimport Facts, facts_of, is_silent
 from recompute._engine.graph cimport Operation, Value
 from recompute._engine.memory cimport Memory
 from recompute._engine.meter cimport Meter

@@ -15,7 +15,7 @@ from recompute._adapters.adapter import kinds
 from recompute._engine.arguments import as_they_were, fill, keywords_of
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, running
-from recompute._engine.functions import facts_of
+from recompute._engine.functions import facts_of, is_silent
 from recompute._engine.graph import EVICTED, Operation, Value
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
@@ -175,7 +175,7 @@ def _draws_nothing(operation: Operation) -> bool:
     if type(function) is not FunctionType:
         return _is_inert(function)
     facts = facts_of(function)
-    return facts.bare and facts.code.silent == facts.home
+    return facts.bare and is_silent(facts.code, function.__globals__)
 
 
 def _is_inert(part: Any) -> bool:
