@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Event, Thread
 from typing import Any
@@ -25,6 +26,7 @@ from recompute.testing._vectors import vector
 
 pytestmark = pytest.mark.usefixtures("no_python_while_the_collector_is_off")
 
+BUDGETS = (8_000, 12_000, 40_000)
 _LONG = 60.0  # seconds: only a deadlock takes as long
 
 
@@ -520,6 +522,53 @@ def test_many_threads_that_ask_for_the_figures_while_others_compute() -> None:
         finally:
             sys.setswitchinterval(before)
         check_invariants(cache)
+
+
+def repeated(payload: bytes, *, size: int, also: rc.Recomputable[bytes] | None = None) -> bytes:
+    """Its first byte so many times; what else it asks for on the way is an operation within this one."""
+    if also is not None:
+        also.get()
+    return payload[:1] * size
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs_in_threads(seed: int) -> None:
+    """Nested gets, evictions, faults and other budgets, in little memory: what fits is right, and no thread hangs."""
+    draw = random.Random(seed)
+    cache = rc.Cache(draw.choice(BUDGETS), release=draw.choice(("eager", "ignore", "banish")))
+    with cache:
+        shared = [rc.ap(repeated, rc.pure(bytes([number])), size=300 * (number + 2)) for number in range(5)]
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        mine = list(enumerate(shared))
+        with cache:
+            for _ in range(60):
+                expected, value = draw.choice(mine)
+                try:
+                    match draw.randrange(6):
+                        case 0 | 1 | 2:
+                            also = draw.choice((None, None, draw.choice(shared)))
+                            new = rc.ap(partial(repeated, size=draw.choice((100, 500, 2000)), also=also), value)
+                            mine = [*mine[-9:], (expected, new)]
+                        case 3:
+                            assert value.get()[0] == expected
+                        case 4:
+                            value.evict()
+                        case 5:
+                            cache.budget = draw.choice(BUDGETS)
+                    with pytest.raises(ZeroDivisionError):
+                        rc.ap(divmod, expected, 0)
+                except rc.BudgetError:  # for this thread, with what others hold
+                    continue
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        together(*[partial(work, 100 * seed + number) for number in range(draw.choice((2, 4, 8)))])
+    finally:
+        sys.setswitchinterval(before)
+    check_invariants(cache, shared)
 
 
 def uses_of_all_kinds(policy: str, search: str) -> None:

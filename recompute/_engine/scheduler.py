@@ -120,11 +120,9 @@ class Scheduler:
 
     def others_go_on(self) -> bool:
         """Whether another thread is at a request and does not wait: it will free what it has taken, or wait, too."""
-        here = get_ident()
-        return any(
-            bottom.stack and bottom.thread != here and bottom.goes_on and bottom not in self.blocked
-            for bottom in list(self.stacks)  # which grows without the lock
-        )
+        waiting = {get_ident(), *[bottom.thread for bottom in self.blocked]}
+        stacks = list(self.stacks)  # which grows without the lock
+        return any(bottom.stack and bottom.goes_on and bottom.thread not in waiting for bottom in stacks)
 
     def let_leader_go_first(self, engine: Engine, stack: list[Frame]) -> None:
         """Let another thread go first, with all the memory that this one does not need right now."""
