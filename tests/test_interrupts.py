@@ -244,7 +244,7 @@ def strike_everywhere(
 
     places: list[int] = []
     attempt(0)
-    assert enough(places[0], 1000)
+    assert enough(places[0], 1000, compiled=30)
     for place in range(first, places[0], STRIDE or max(1, places[0] // count)):
         attempt(place)
 

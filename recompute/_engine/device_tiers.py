@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from recompute._engine.copies import Copy, root_of
-from recompute._engine.graph import Storage, Value, copy_of, remains_of
+from recompute._engine.graph import EVICTED, Storage, Value, copy_of, remains_of
 from recompute._engine.states import DROPPED
 from recompute._tiers.tier import Key, Store
 
@@ -183,7 +183,7 @@ class DeviceTiers:
     def _loss(self, copy: Copy) -> float:
         """Seconds that it costs to be without a copy; infinite if there is no other way back."""
         root, storage = copy.root, copy.root.storage
-        if storage.resident:
+        if root.payload is not EVICTED:  # else a view of it may be in memory, from which it cannot come back
             return copy.store.writing.seconds(copy.nbytes)
         if root.operation is None:
             return inf

@@ -240,6 +240,8 @@ class Results:
             memory.neighbourhood.unlinking(before)
         self._join(value, operation, storage, not storage.is_made_by(operation, value))
         before.remove_value(value)  # not before it has a new place: an interrupt would leave it without one
+        memory.machine.settle(storage)
+        memory.machine.settle(before)
         if not before.values:
             self.forget_storage(before)
         else:

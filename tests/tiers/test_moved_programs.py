@@ -19,7 +19,19 @@ from hypothesis.strategies import SearchStrategy
 import recompute as rc
 from recompute.extend import Tier
 from recompute.testing import Identity, ManualClock, check_invariants
-from recompute.testing.programs import Injected, Interpreter, Observation, Program, difference, run
+from recompute.testing.programs import (
+    Apply,
+    Detach,
+    Hold,
+    Injected,
+    Interpreter,
+    Observation,
+    Program,
+    ReleaseMemory,
+    Source,
+    difference,
+    run,
+)
 from recompute.testing.strategies import DEVICES, POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
 
 pytestmark = pytest.mark.filterwarnings("ignore:a value could not be:RuntimeWarning")  # not all can be pickled
@@ -150,6 +162,43 @@ def test_every_choice_of_policy_search_and_release(
 ) -> None:
     """The whole table of choices, each with tiers of all kinds."""
     agree(program, budget, {"policy": policy, "search": search, "release": release}, tiers)
+
+
+def test_a_source_keeps_its_copy_while_only_a_view_of_it_is_in_memory() -> None:
+    """The view was held outside, came back from there, and was detached; then another source needs room in the tier."""
+    program = Program(
+        [
+            Source((3, 1, 4, 1)),
+            Source((9,)),
+            Apply("windows", (-3, -3, 5), inside="evict"),
+            Apply("scale", (-1, 1, 3), fault=3, inside="apply", nbytes=40),
+            Source((4, 3, 1, 6, 7), "gpu:0"),
+            Hold(-3),
+            Apply("head", (0, 5, 0), inside="evict", nbytes=8, cost=0),
+            Apply("restless", (5, 6), how="applied", inside="apply", nbytes=40, cost=10),
+            Detach(3),
+            ReleaseMemory(59),
+        ]
+    )
+    tier = GivenTier(59, latency=0.0, bandwidth=100.0, fail_write=FailsAt((3,), Injected))
+    agree(program, 130, {"policy": "dtr", "release": "banish"}, {"cpu": [tier], "gpu:0": []})
+
+
+def test_a_source_that_comes_back_while_a_view_of_it_is_a_source() -> None:
+    """It has memory of its own then, which counts as that of a source."""
+    program = Program(
+        [
+            Source(()),
+            Source((0,)),
+            Source(()),
+            Apply("tail", (1,)),
+            Source((0, 0, 0, 0, 0)),
+            Hold(-2),
+            Apply("add", (-1,)),
+            Detach(3),
+        ]
+    )
+    agree(program, 40, {"policy": "dtr", "release": "banish"}, {"cpu": [rc.Disk()], "gpu:0": []})
 
 
 def test_no_folder_outlives_its_cache(folder: Path) -> None:
