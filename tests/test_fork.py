@@ -935,6 +935,26 @@ def test_a_soak_of_threads_and_forks_with_tiers(tiers: Tiers, tmp_path: Path) ->
     program.check()
 
 
+def test_a_fork_wherever_a_write_to_the_disk_is(tmp_path: Path) -> None:
+    """The handler of a signal forks at each place in turn: the child writes to its own folder, and does not warn."""
+    program = Moved(tiers=on_disk(tmp_path))
+    tracing = Tracing(modules_in("recompute._tiers.disk"))
+
+    def work() -> None:
+        with program.cache, tracing.on():
+            made = rc.ap(add, program.values[-1], program.values[4])
+            made.evict()
+            assert made.get().numbers
+
+    tracing.arm(0)
+    work()
+    assert tracing.crossings > 10
+    for place in range(1, min(tracing.crossings, 40)):
+        forking = Forking(1)
+        tracing.arm(place, strike=forking)
+        forking.run(work, program.check)
+
+
 @pytest.mark.parametrize("tiers", TIERS)
 def test_a_fork_at_any_moment_of_the_same_thread(tiers: Tiers, tmp_path: Path) -> None:
     """Wherever the handler of a signal forks, both processes finish what they are at, also a change, and go on."""

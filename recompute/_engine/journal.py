@@ -38,13 +38,18 @@ class Journal:
         self.rematerializations = 0
         self.recoveries = 0
         self.coercions = 0
-        self._renew()
+        self._teller: Any = None
+        """An RLock, from the first listener on: who tells has it."""
+        self._telling: Any = None
+        """Its gate."""
 
     def _renew(self) -> None:
-        self._teller: Any = RLock()
+        self._teller = RLock()
         self._telling = gate_if_free(self._teller)
 
     def subscribe(self, listener: Listener, wall: Wall) -> None:
+        if self._telling is None:
+            self._renew()
         self.listeners.append((listener, wall))
 
     def unsubscribe(self, listener: Listener) -> None:
@@ -57,14 +62,18 @@ class Journal:
 
         Without the lock: a listener may ask the cache anything.
         """
-        while self.events and do_if_free(self._telling, self._tell):
-            pass
+        while self.events:
+            if self._telling is None:
+                self._tell()
+            elif not do_if_free(self._telling, self._tell):
+                return
 
     def _tell(self) -> None:
-        """Tell of the next event, if no other thread has just done that."""
-        if not self.events:
+        """Tell of the next event."""
+        try:
+            event = self.events.popleft()
+        except IndexError:  # another thread was faster
             return
-        event = self.events.popleft()
         if not isinstance(event, Event):
             event()
             return
@@ -74,11 +83,11 @@ class Journal:
 
     def is_told(self) -> bool:
         """Whether no other thread is just telling listeners of an event."""
-        return do_if_free(self._telling, _nothing)
+        return self._telling is None or do_if_free(self._telling, _nothing)
 
     def after_fork(self) -> None:
         """In a child process: the thread that was telling is not here, unless it is this one."""
-        if not self._teller._is_owned():
+        if self._teller is not None and not self._teller._is_owned():
             self._renew()
 
 

@@ -97,6 +97,8 @@ class _DiskStore(Store):
     def _write(self, parts: Sequence[memoryview]) -> str:
         folder = self._folder
         if not folder.mine:
+            if folder is not self._folder:  # the fork was a moment ago, by this thread
+                return self._write(parts)
             raise OSError("this process has no place of its own since it was forked")
         path = folder.path / f"{next(self._numbers)}-{folder.path.name}"  # in no other process the same
         try:
