@@ -529,6 +529,24 @@ def test_objects_that_cannot_be_looked_into() -> None:
     hidden[2].close()
 
 
+def test_a_name_that_was_built_in() -> None:
+    """A module gives it another meaning between two operations: then it is looked at, whatever the globals are."""
+
+    class Globals(dict[str, Any]):
+        pass
+
+    for program in ({}, Globals()):
+        exec("def work(): return float(len('ab'))", program)
+        with rc.Cache():
+            assert rc.ap(program["work"]).get() == 2.0
+            program["rng"] = np.random.default_rng(1)
+            exec("def len(text): return rng.random()", program)
+            value = rc.ap(program["work"])
+            first = value.get()
+            value.evict()
+            assert value.get() == first
+
+
 def test_a_function_that_is_defined_again() -> None:
     """As in a notebook: a helper that did not draw is replaced by one that does, under the same name."""
     program: dict[str, Any] = {"rng": np.random.default_rng(1)}

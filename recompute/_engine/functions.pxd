@@ -21,7 +21,7 @@ cdef class Facts:
 @cython.locals(known=Facts)
 cpdef Facts facts_of(object function)
 @cython.locals(name=str)
-cpdef bint mean_the_same(object meanings, dict home) except -1
-cpdef bint is_silent(Code code, dict home) except -1
+cpdef bint mean_the_same(object meanings, object home) except -1
+cpdef bint is_silent(Code code, object home) except -1
 @cython.locals(known=Code)
 cpdef Code code_of(object code)
