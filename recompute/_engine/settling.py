@@ -10,7 +10,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from recompute._engine.changes import Call, Changes, do_if_free, shared
+from recompute._engine.changes import Call, Changes, shared
 from recompute._engine.events import Evicted, Forgotten, LetGo, Released
 from recompute._engine.finalizer import Departure, Finalizer, Held, HeldReference, StayReference
 from recompute._engine.frames import Frame
@@ -86,16 +86,24 @@ class Settling:
 
     def _seen_to(self, blocking: bool) -> bool:
         """Whether the lock could be had, and references have been seen to."""
-        if not blocking:
-            shared.look()
-            return do_if_free(shared.if_free, self._see_to_all)
-        with self._changes.alone():
-            self._see_to_all()
-        return True
-
-    def _see_to_all(self) -> None:
-        with self._changes.begun():
-            self.drain()
+        changes = self._changes
+        if blocking:
+            with changes.alone(), changes.begun():
+                self.drain()
+            return True
+        free = False  # as `do_if_free`, but written out: each call under the lock may start the collector
+        shared.look()
+        try:
+            with shared.if_free as free:
+                if free:
+                    with changes.begun():
+                        self.drain()
+        except RuntimeError as error:
+            if free:
+                raise
+            if error.__context__ is not None:  # an interrupt
+                raise error.__context__ from None
+        return free
 
     def _see_to(self, reference: Reference | HeldReference | StayReference) -> None:
         if type(reference) is Reference:
