@@ -972,7 +972,7 @@ def test_a_fork_at_any_moment_of_the_same_thread(tiers: Tiers, tmp_path: Path) -
     tracing.arm(0)
     work()
     work()
-    for place in some(tracing.crossings // 3, 25):  # the first time it passes more places
+    for place in some(tracing.crossings // 4, 25):  # of both times; the first time it passes more places
         forking = Forking(1)
         tracing.arm(place, strike=strike)
         forking.run(work, program.check)
