@@ -126,18 +126,17 @@ def worker(**options: Any) -> Iterator[tuple[Client, int]]:
 
 def runs(program: Callable[[int, int, str], Any], rows: int, length: int, folder: str) -> Iterator[Run]:
     """Each way, in turn."""
-    logs = (os.path.join(folder, str(number)) for number in range(100))
     for name, options in {
         "threads": {"scheduler": "threads"},
         "rd.get": {"scheduler": rd.get, "budget": BUDGET},
     }.items():
-        log = next(logs)
+        log = os.path.join(folder, name)
         with get_context("spawn").Pool(1) as pool:  # a process of its own: memory that was freed may stay with it
             process = pool.apply(os.getpid)
             work = partial(pool.apply, here, (program, rows, length, log), options)
             yield sampled(name, process, log, work)
     for name, options in {"a worker that spills": {}, "rd.Worker": {"worker_class": rd.Nanny}}.items():
-        log = next(logs)
+        log = os.path.join(folder, name)
         with worker(**options) as (client, process):
             future = partial(client.compute, program(rows, length, log))
             yield sampled(name, process, log, lambda future=future: future().result())

@@ -158,18 +158,20 @@ def verdicts(found: Sequence[dict[str, Any]]) -> list[str]:
     blocks = next((row for row in found if row["name"] == BLOCKS and not row["failed"]), None)
     equal = next((row for row, budget in zip(fit, asked, strict=True) if blocks and budget == blocks["peak"]), None)
     if blocks and equal:
-        facts = [f"{equal['flops'] / blocks['flops']:.3f} times its FLOPs"] if blocks["flops"] else []
+        ratios = [f"{equal['flops'] / blocks['flops']:.3f} times its FLOPs"] if blocks["flops"] else []
         if equal["seconds"] and blocks["seconds"]:
-            facts.append(f"{equal['seconds'] / blocks['seconds']:.2f} times its time")
-        told.append(f"At the peak of {BLOCKS}, {blocks['peak'] / 1e6:.1f} MB: {' and '.join(facts)}.")
+            ratios.append(f"{equal['seconds'] / blocks['seconds']:.2f} times its time")
+        told.append(f"At the peak of {BLOCKS}, {blocks['peak'] / 1e6:.1f} MB: {' and '.join(ratios)}.")
     theirs = [row for row in found if row["name"].startswith("activation") and not row["failed"]]
     if theirs:
         least = min(theirs, key=lambda row: row["peak"])
         rises = sum(less["peak"] > more["peak"] for less, more in pairwise(theirs))
-        wrong = sum(not row["same"] and (found[0]["flops"] or row["off"] > CLOSE) for row in theirs)
+        counted = bool(found[0]["flops"])
+        wrong = sum(not row["same"] if counted else row["off"] > CLOSE for row in theirs)
+        differ = "bits differ" if counted else f"gradients are off by more than {CLOSE:.0e}"
         told.append(
             f"Torch's ratio: the least peak is {least['peak'] / 1e6:.1f} MB, at {least['name'].partition(', ')[2]}; a "
-            f"lower ratio has a higher peak in {rises} of {len(theirs) - 1} steps; gradients are wrong in {wrong} of "
+            f"lower ratio has a higher peak in {rises} of {len(theirs) - 1} steps; {differ} in {wrong} of "
             f"{len(theirs)} rows."
         )
     return told
