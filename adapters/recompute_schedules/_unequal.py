@@ -54,11 +54,15 @@ class UnequalSteps:
         edges = {steps * block // count for block in range(count + 1)}
         self._edges = sorted(edges | {state for state in states if 0 < state < steps})
         self._until = (until[self._edges] / self._unit).astype(np.float32)
+        self._as_equal: list[tuple[int, int]] = []
+        """Ranges in which whole blocks do not fit: with one checkpoint, say, and a block of two steps."""
 
     def choose(self, start: int, stop: int, ram: int, disk: int, kept: StorageType) -> Choice:
         """See `Plan`. O(blocks), or O(steps of a block)."""
         if stop - start > 1 and (stop - start - 1) * self.sizes.deps <= ram:
             return Choice(Kind.DEPS, start + 1, StorageType.RAM)
+        if any(begin <= start and stop <= end for begin, end in self._as_equal):
+            return self._inside.choose(start, stop, ram, disk, kept)
         first, last = bisect_right(self._edges, start) - 1, bisect_right(self._edges, stop) - 1
         if first == last or (last - first == 1 and stop == self._edges[last]):
             return self._inside.choose(start, stop, ram, disk, kept)
@@ -69,13 +73,18 @@ class UnequalSteps:
         tries = self._tries(first, last, level)
         tries.pop((Kind.STATE if kept is StorageType.DISK else Kind.NOTHING, StorageType.DISK), None)
         kind, where = min(tries, key=lambda key: float(tries[key].min()))
+        if tries[kind, where].min() == inf:
+            self._as_equal.append((start, stop))
+            return self._inside.choose(start, stop, ram, disk, kept)
         if kind is Kind.DEPS:
             return Choice(kind, start + 1, where)
         return Choice(kind, self._edges[first + 1 + int(tries[kind, where].argmin())], where)
 
     def time(self) -> float:
         """The least time for all steps."""
-        return float(self._table[0][self.levels.count - 1, 0, -1]) * self._unit
+        highest = self.levels.count - 1
+        time = float(self._table[0][highest, 0, -1])
+        return self._unit * (time if time < inf else self._inside.time(self._edges[-1], highest))
 
     def _tries(self, first: int, last: int, level: int) -> dict[tuple[Kind, StorageType], Times]:
         """What could be done at the start of these blocks: the times it would take, for each block to advance to."""

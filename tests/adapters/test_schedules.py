@@ -53,6 +53,15 @@ def costs(draw: st.DrawFn, steps: int) -> dict[str, Any]:
     return {"step_seconds": seconds, "overlap": draw(st.booleans())}
 
 
+@pytest.mark.parametrize("cost", [0.0, 1.0])
+def test_one_checkpoint_and_blocks_of_two_steps(monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
+    """Where whole blocks do not fit, their steps are reversed one by one, within the bytes."""
+    monkeypatch.setattr("recompute_schedules._unequal._ENTRIES", 20_000)
+    schedule = Schedule(max_n=101, ram=5, state_bytes=3, step_seconds=(*[cost] * 100, 2.0))
+    assert followed(101, schedule).ran >= 101
+    assert schedule.is_exhausted
+
+
 @given(st.data(), st.integers(1, 300), sizes)
 def test_known_lengths(data: st.DataObject, steps: int, given_sizes: dict[str, Any]) -> None:
     """Whatever the sizes and costs: each action is legal, bytes are never above, the adjoint reaches step 0."""
