@@ -8,7 +8,7 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
     tools        _staging (a function recorded, planned and run as a straight line), _arrays (the transparent wrapper),
                  _pictures, _simulator (traces replayed through this cache), _plans (schedules made in advance),
                  _traces (recorded programs)
-    surface      extend, events, policies (the engine and the policies for everybody above); _recomputable
+    surface      extend, events, policies, text (the engine and the policies for everybody above); _recomputable
                  (Recomputable, pure, ap); _applicative (lift, sequence, traverse); _memoize; _cache (Cache); _context
                  (which cache is the current one)
     engine       _engine: requests (what is asked of the engine), engine (the four callbacks), recount (after an
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from recompute import policies as policies
     from recompute import simulator as simulator
     from recompute import testing as testing
+    from recompute import text as text
     from recompute import traces as traces
     from recompute._arrays.array import RecomputableArray as RecomputableArray
     from recompute._arrays.namespace import namespace as namespace
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
     from recompute._tiers.host import Host as Host
 
 if not TYPE_CHECKING:  # to a checker, a module with this function has every attribute
-    _MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "traces")
+    _MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "text", "traces")
     _WHERE = {
         **dict.fromkeys(("array", "asarray", "wrap"), "_arrays.wrap"),
         "RecomputableArray": "_arrays.array",

@@ -18,8 +18,9 @@ from recompute._budget import Budget, Limits, format_bytes, parse_bytes
 from recompute._engine import requests
 from recompute._engine.engine import Engine
 from recompute._engine.events import Listener
+from recompute._engine.extension import Extension
 from recompute._engine.graph import ReleaseMode
-from recompute._engine.options import EngineOptions
+from recompute._engine.options import Settings
 from recompute._engine.states import NAMES
 from recompute._engine.stats import PoolStats, Recomputed, Stats, TierStats, table
 from recompute._logged import Log
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ATTRIBUTES: Final = frozenset({"engine", "_record", "_log", "_foresight", "_inside", "_story"})
+_ATTRIBUTES: Final = frozenset({"engine", "extend", "_record", "_log", "_foresight", "_inside", "_story"})
 
 
 class Cache:
@@ -79,8 +80,8 @@ class Cache:
     log
         How many transitions of values are remembered for `story` and `why`: what became of a value, and for what.
         Cost: nothing if 0, else some microseconds for each.
-    engine
-        For simulators and studies: see `recompute.extend.EngineOptions`.
+    settings
+        For adapters and studies: see `recompute.extend.Settings`.
     """
 
     def __init__(
@@ -96,10 +97,11 @@ class Cache:
         verify: bool = False,
         trace: str | os.PathLike[str] | None = None,
         log: int = 0,
-        engine: EngineOptions | None = None,
+        settings: Settings | None = None,
     ) -> None:
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
+        settings = settings or Settings()
         opened = Tiers(tiers)
         self.engine = Engine(
             *(
@@ -109,11 +111,13 @@ class Cache:
                 release,
                 clock,
                 verify,
-                engine or EngineOptions(),
+                settings,
             ),
             tiers=opened if opened.all() else None,
         )
         self.engine.cache = self
+        self.extend = Extension(self.engine)
+        """What adapters ask of the engine: see `recompute.extend`."""
         self.engine.hold = partial(requests.hold, self.engine)
         self._story: Story | None = None
         if _count(log):
@@ -128,7 +132,7 @@ class Cache:
         self._record = None if trace is None else self._start_recording(trace)
         self._log = Log()
         self._log.look(self.subscribe)
-        if engine is None:  # else it is one of a simulator
+        if not settings.internal:
             for tell in _context.on_new_cache:
                 tell(self)
             if budget is not None:
@@ -157,7 +161,7 @@ class Cache:
     @property
     def release(self) -> ReleaseMode:
         """What happens when the last outside reference to a value goes."""
-        return self.engine.references.release
+        return self.engine.references.mode.name
 
     @property
     def budget(self) -> Any:
@@ -365,17 +369,9 @@ class Cache:
             self.flush()
 
     def _start_recording(self, trace: str | os.PathLike[str]) -> Recorder:
-        from recompute._traces.write import Recorder
+        from recompute._traces.write import Recorder, settings_of
 
-        recorder = Recorder(
-            trace,
-            {
-                "policy": self.policy.name,
-                "search": self.search.name,
-                "release": self.release,
-                "budget": self.budget,
-            },
-        )
+        recorder = Recorder(trace, settings_of(self))
         self.subscribe(recorder)
         weakref.finalize(self, recorder.close)  # also when the interpreter ends
         return recorder

@@ -1,4 +1,4 @@
-"""The types of events that `Cache.subscribe` delivers."""
+"""The types of events that `Cache.subscribe` delivers, and of the steps of a `Cache.story`."""
 
 from recompute._engine.events import (
     Accessed,
@@ -18,6 +18,7 @@ from recompute._engine.events import (
     TakenBack,
     Unpinned,
 )
+from recompute._engine.story import Step, Steps
 
 __all__ = [
     "Accessed",
@@ -34,6 +35,8 @@ __all__ = [
     "Performed",
     "Pinned",
     "Released",
+    "Step",
+    "Steps",
     "TakenBack",
     "Unpinned",
 ]

@@ -1,9 +1,11 @@
 """Policies and searches as objects, to choose their parameters: `Cache(policy=Random(seed=3), search=Batch(4.0))`.
 
-`POLICIES` and `SEARCHES` are those with a name, `DEFAULT` is the name of the default policy,
-`policy_of` and `search_of` give the object that an argument of `Cache` stands for.
+`POLICIES` and `SEARCHES` are those with a name, `DEFAULT` is the name of the default policy, a `ReleaseMode` that of
+what becomes of a value to which nothing refers; `policy_of` and `search_of` give the object that an argument of
+`Cache` stands for.
 """
 
+from recompute._engine.graph import ReleaseMode
 from recompute._policy.formulas import (
     DEFAULT,
     POLICIES,
@@ -41,6 +43,7 @@ __all__ = [
     "Policy",
     "PolicyName",
     "Random",
+    "ReleaseMode",
     "Sample",
     "Score",
     "Scored",

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute import extend
 from recompute.events import Performed
 from recompute.testing import EventLog, ManualClock, check_invariants
 
@@ -16,7 +15,7 @@ from recompute.testing import EventLog, ManualClock, check_invariants
 def adopt(cache: rc.Cache, payload: bytes, of: list[rc.Recomputable[bytes]], cost: float) -> rc.Recomputable[bytes]:
     nodes = [each.node for each in of]
     place = sys._getframe()
-    return extend.adopt(cache, payload, lambda *_: payload, nodes, nodes, place, cost=cost, handle=rc.Recomputable)
+    return cache.extend.adopt(payload, lambda *_: payload, nodes, nodes, place, cost=cost, handle=rc.Recomputable)
 
 
 @given(st.lists(st.floats(0.001, 100.0), min_size=1, max_size=10), st.integers(250, 2_000))

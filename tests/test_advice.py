@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute import extend
 from recompute.events import Performed
-from recompute.extend import EngineOptions, Operation, Pool, Storage
+from recompute.extend import Operation, Pool, Settings, Storage
 from recompute.testing import ManualClock, check_invariants
 
 CLOCK = ManualClock()
@@ -80,27 +79,27 @@ def work(cache: rc.Cache) -> None:
         check_invariants(cache, values)
 
 
-def tell(cache: rc.Cache, *hooks: Any) -> None:
-    extend.tell(cache, *hooks)
+def tell(cache: rc.Cache, before: Any, wanted: Any = None) -> None:
+    cache.extend.before, cache.extend.wanted = before, wanted
 
 
 WAYS: dict[str, Callable[[rc.Cache], object]] = {
     "before": lambda cache: tell(cache, broken),
     "wanted": lambda cache: tell(cache, None, broken),
     "pressed": lambda cache: setattr(cache.engine, "pressed", broken),
-    "victims": lambda cache: extend.advise(cache, advice(victims=broken)),
-    "victims that are none": lambda cache: extend.advise(cache, advice(victims=lambda pool, size: [None])),
-    "keeps": lambda cache: extend.advise(cache, advice(keeps=broken)),
-    "a listener that advises": lambda cache: (tell(cache, silent), extend.listen(cache, broken)),
+    "victims": lambda cache: cache.extend.advise(advice(victims=broken)),
+    "victims that are none": lambda cache: cache.extend.advise(advice(victims=lambda pool, size: [None])),
+    "keeps": lambda cache: cache.extend.advise(advice(keeps=broken)),
+    "a listener that advises": lambda cache: (tell(cache, silent), cache.extend.listen(broken)),
 }
 
 
-def options(waits: bool) -> EngineOptions:
-    return EngineOptions(effort=0.0005, waits=waits, warns=False)
+def options(waits: bool) -> Settings:
+    return Settings(effort=0.0005, waits=waits, warns=False)
 
 
 def new_cache(*, foresight: bool = False) -> rc.Cache:
-    return rc.Cache(ROOM, clock=CLOCK, foresight=foresight, engine=options(True))
+    return rc.Cache(ROOM, clock=CLOCK, foresight=foresight, settings=options(True))
 
 
 @contextmanager
@@ -174,7 +173,7 @@ def test_foresight_that_fails_ends(marked: bool, method: str, monkeypatch: pytes
 def test_planning_that_fails_ends_foresight(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the background, too: the program hears of it in its own thread, when the next round begins."""
     monkeypatch.setattr("recompute._foresight.planning.problem_of", broken)
-    cache = rc.Cache(ROOM, clock=CLOCK, engine=options(waits))
+    cache = rc.Cache(ROOM, clock=CLOCK, settings=options(waits))
     with one_message(ENDED):
         with cache.iteration():
             work(cache)
@@ -190,7 +189,7 @@ def test_what_was_kept_on_advice_alone_goes_with_it() -> None:
     """Advice that kept a value and then fails keeps it no longer."""
     cache = rc.Cache(clock=CLOCK)
     keeps: list[Any] = [lambda storage: True]
-    extend.advise(cache, advice(keeps=lambda storage: keeps[0](storage)))
+    cache.extend.advise(advice(keeps=lambda storage: keeps[0](storage)))
     with cache:
         first = rc.ap(step, rc.pure(0), nbytes=100)
         second = rc.ap(step, first, nbytes=100)
@@ -215,7 +214,7 @@ def test_advice_that_only_names_what_cannot_go_is_not_asked_for_ever() -> None:
         gone = rc.ap(step, source, nbytes=100)
         gone.evict()
         useless = [stays.node.storage, gone.node.storage]
-        extend.advise(cache, advice(victims=lambda pool, size: useless))
+        cache.extend.advise(advice(victims=lambda pool, size: useless))
         values = [rc.ap(step, source, nbytes=100) for _ in range(20)]
         assert [value.get() for value in values] == [1] * 20
         check_invariants(cache, [source, stays, gone, *values])
@@ -294,7 +293,7 @@ STRIKES: dict[str, Callable[[rc.Cache], object]] = {
     "before": lambda cache: tell(cache, strike),
     "wanted": lambda cache: tell(cache, None, strike),
     "pressed": lambda cache: setattr(cache.engine, "pressed", strike),
-    "victims": lambda cache: extend.advise(cache, advice(victims=strike)),
+    "victims": lambda cache: cache.extend.advise(advice(victims=strike)),
     "a listener": lambda cache: cache.subscribe(lambda event: strike() if type(event) is Performed else None),
 }
 
@@ -335,11 +334,11 @@ def test_an_interrupt_there_passes(way: str) -> None:
         case "pressed":
             cache.engine.pressed = interrupt
         case "keeps":
-            extend.advise(cache, advice(keeps=interrupt))
+            cache.extend.advise(advice(keeps=interrupt))
         case "a listener that advises":
-            extend.listen(cache, interrupt)
+            cache.extend.listen(interrupt)
         case _:
-            extend.advise(cache, advice(victims=interrupt))
+            cache.extend.advise(advice(victims=interrupt))
     before = asked(cache)
     with pytest.raises(KeyboardInterrupt):
         work(cache)

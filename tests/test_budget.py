@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute import extend
 from recompute._budget import format_bytes, parse_budget
 from recompute.policies import PolicyName
 from recompute.testing import EventLog, check_invariants
@@ -311,7 +310,7 @@ def test_a_lenient_cache_does_not_collect_cycles() -> None:
         collections.append(phase)
 
     with rc.Cache(4 * 1000) as cache:
-        extend.be_lenient(cache)
+        cache.extend.be_lenient()
         values = [rc.ap(Block) for _ in range(2)]
         held = [value.get() for value in values]
         for value in values:
@@ -334,7 +333,7 @@ def test_a_lenient_cache_does_not_collect_cycles() -> None:
 def test_a_lenient_cache_evicts_what_it_can_though_it_cannot_fit(policy: PolicyName) -> None:
     """What has to stay exceeds the budget, and all else goes for what is made next."""
     with rc.Cache(10, policy=policy) as cache:
-        extend.be_lenient(cache)
+        cache.extend.be_lenient()
         stays = rc.ap(unit, nbytes=12).pin()
         for _ in range(5):
             values = [rc.ap(unit, nbytes=4) for _ in range(3)]

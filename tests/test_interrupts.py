@@ -488,19 +488,19 @@ def test_what_adapters_and_programs_use_besides() -> None:
             assert rc.lift(block)(values[1]).get().number == blocks.expected[1] + 1
             assert [each.number for each in rc.sequence([values[1], values[2]]).get()] == blocks.expected[1:3]
             assert rc.pure(block).apply(values[1]).get().number == blocks.expected[1] + 1
-            with extend.keep_resident(cache, values[3].node):
+            with cache.extend.keep(values[3].node):
                 assert not values[3].evict()
-            made = extend.adopt(cache, block(), function, [first], [first], place, cost=1.0, handle=rc.Recomputable)
+            made = cache.extend.adopt(block(), function, [first], [first], place, cost=1.0, handle=rc.Recomputable)
             made.evict()
             other = rc.ap(block, values[1], values[2])
             user = rc.ap(block, other)
-            extend.exchange(made, other)
-            extend.set_room(made.node, [("cpu", 100)])
-            extend.overwrite(other, rc.ap(block, other))
-            extend.needed(cache, user.node)
-            extend.dependents(cache, first)
+            cache.extend.exchange(made, other)
+            cache.extend.set_room(made.node, [("cpu", 100)])
+            cache.extend.overwrite(other, rc.ap(block, other))
+            cache.extend.needed(user.node)
+            cache.extend.dependents(first)
             values[4].evict()
-            seen = extend.view(values[4], function, None, place)
+            seen = cache.extend.view(values[4], function, None, place)
             user.evict()
             assert user.get().number == blocks.expected[1] + blocks.expected[2] + 2
             assert seen is None or seen.get().number == blocks.expected[4] + 1

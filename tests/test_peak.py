@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute import extend
+from recompute.extend import Settings
 from recompute.testing import check_invariants
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
@@ -256,15 +256,14 @@ def test_laps_of_the_peak(laps: list[list[int]]) -> None:
                     used -= 8 * kept.pop(0).get().size
             expected.append(most)
             cache.stats()  # what has gone is seen to
-            found.append(extend.lap(cache).get("cpu", 0))
+            found.append(cache.extend.lap().get("cpu", 0))
         assert found == expected
         assert cache.stats().peak == max([used, *expected])
 
 
 def test_small_values_are_left_alone() -> None:
     """What is smaller than that stays, and the budget is kept by what is not; if only it is there, there is no room."""
-    cache = rc.Cache(2_000)
-    extend.leave_small(cache, 100)
+    cache = rc.Cache(2_000, settings=Settings(smallest=100))
     with cache:
         small = [rc.ap(np.full, 10, number) for number in range(10)]
         large = [rc.ap(np.full, 50, number) for number in range(10)]

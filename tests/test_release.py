@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute import extend
 from recompute._engine.graph import Value
 from recompute.testing import EventLog, check_invariants
 from recompute.testing._vectors import vector
@@ -142,6 +141,27 @@ def test_banish_waits_for_what_is_evicted() -> None:
         y.evict()
         del x
         assert cache.stats().used in (0, 10)
+        check_invariants(cache, [y])
+        assert y.get() == 1
+        assert cache.stats().used == 1
+        assert "source" in repr(y)
+        check_invariants(cache, [y])
+
+
+def test_banish_still_waits_after_an_interrupt() -> None:
+    """All is counted again after an interrupt; what was to be banished then is banished when nothing needs it."""
+
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with rc.Cache(release="banish") as cache:
+        x = rc.ap(unit, nbytes=10)
+        y = rc.ap(unit, x, nbytes=1)
+        y.evict()
+        del x
+        cache.stats()
+        with pytest.raises(KeyboardInterrupt):
+            rc.ap(interrupted)
         check_invariants(cache, [y])
         assert y.get() == 1
         assert cache.stats().used == 1
@@ -490,7 +510,7 @@ def test_what_an_operation_waits_for_is_not_forgotten(release: Any) -> None:
         kept.append(rc.ap(double, x))
         kept[0].evict()
         node = kept[0].node
-        (handle,) = extend.perform(cache, lambda y: y + 1, [node], [node], sys._getframe())
+        (handle,) = cache.extend.run(lambda y: y + 1, [node], [node], sys._getframe(), handle=rc.Recomputable)
         assert runs == [21, 21]
         handle.evict()
         assert handle.get() == 43

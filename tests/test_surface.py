@@ -150,7 +150,7 @@ def test_the_command_names_the_other_distribution_that_has_overwritten_the_packa
     assert CURE in run_a_copy(tmp_path, code).splitlines()[-1]
 
 
-MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "traces")
+MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "text", "traces")
 
 
 def test_public_modules_come_when_they_are_used() -> None:
@@ -203,9 +203,9 @@ LAYERS = {
         _adapters.generators _adapters.kind _adapters.adapter _adapters.arrays""",
     "tiers": "_tiers.link _tiers.tier _tiers.host _tiers.disk _tiers.tiers",
     "policy": "_policy.candidate _policy.formulas _policy.tournament _policy.search",
-    "graph": """_engine.states _engine.functions _engine.graph _engine.neighbours _engine.needed _engine.sizes
-        _engine.bindings
-        _engine.arguments _engine.places _engine.events _engine.stats _engine.verify _engine.named
+    "graph": """_engine.options _engine.states _engine.functions _engine.graph _engine.neighbours _engine.needed
+        _engine.sizes _engine.bindings _engine.arguments _engine.places _engine.events _engine.stats
+        _engine.verify _engine.named
         _engine.reach _engine.reachable _engine.turns _engine.randomness""",
     "parts": """_engine.changes _engine.copies _engine.finalizer _engine.wall _engine.journal _engine.meter
         _engine.story _engine.holdings _engine.frames _engine.device_tiers _engine.shortage _engine.pool
@@ -213,9 +213,9 @@ LAYERS = {
         _engine.advice _engine.scheduler _engine.moving
         _engine.results _engine.runs _engine.reservations _engine.recovery _engine.references _engine.settling
         _engine.ahead _engine.destroyed _engine.forking""",
-    "engine": "_engine.options _engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests",
+    "engine": "_engine.late _engine.recount _engine.thrashing _engine.engine _engine.requests _engine.extension",
     "surface": """_context _handle _logged _watching _cache _described _forgotten _recomputable _applicative
-        _memoize extend events policies""",
+        _memoize extend events policies text""",
     "traces": """_traces.last_uses _traces.program _traces.chain _traces.published _traces.recorded _traces.read
         _traces.write _traces.events traces""",
     "simulator": """_simulator.machine _simulator.tier _simulator.run _simulator.victims _simulator.published
@@ -345,7 +345,7 @@ def test_who_imports_the_engine() -> None:
         if name not in inside and name.partition(".")[0] not in ("recompute", "testing"):
             private = {other for other, _ in imports(tree) if other.startswith(("_engine", "_policy"))}
             private.discard("_policy.tournament")  # it knows numbers, and nothing of a cache
-            assert not private, f"{name} imports {private}: is it not in extend, events or policies?"
+            assert not private, f"{name} imports {private}: is it not in extend, events, policies or text?"
     for path in (*ADAPTERS, *(HOUSE.parent / "docs" / "examples").rglob("*.py")):
         private = {other for other, _ in imports(ast.parse(path.read_text())) if other.startswith("_")}
         assert not private, f"{path} imports {private}"

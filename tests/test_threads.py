@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import extend
 from recompute.events import Accessed, Performed
 from recompute.extend import BackgroundThread
 from recompute.policies import POLICIES, SEARCHES
@@ -316,10 +315,10 @@ def test_listeners_hear_of_one_event_after_the_other() -> None:
         value = rc.ap(unit, nbytes=2)
     assert value.get() == 1
     assert len(heard) == 1
-    assert not extend.settle(cache)
+    assert not cache.extend.settle()
     go.set()
     slow.join(_LONG)
-    assert extend.settle(cache)
+    assert cache.extend.settle()
     assert [event for kind, event in heard if kind == "begins"] == [event for kind, event in heard if kind == "ends"]
     assert [kind for kind, _ in heard] == ["begins", "ends"] * (len(heard) // 2)
     assert [event.nbytes for _, event in heard[::2] if isinstance(event, Performed)] == [(1,), (2,)]

@@ -666,7 +666,7 @@ def test_what_is_written_over_uses_the_cache_as_it_goes(action: str) -> None:
     with scene.cache:
         y = rc.ap(Loud, scene, 1)
         made = rc.ap(lambda payload: vector(payload.number), y)
-        extend.overwrite(y, rc.ap(Loud, scene, 2))
+        y.cache.extend.overwrite(y, rc.ap(Loud, scene, 2))
         assert y.get().number == 2
         made.evict()
         assert made.get() == vector(1)

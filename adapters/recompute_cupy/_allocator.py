@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import cupy  # type: ignore[import-untyped, import-not-found, unused-ignore]  # no types, or not here
 
 import recompute as rc
-from recompute.extend import parse_budget
+from recompute.text import parse_budget
 from recompute_cupy import _devices
 from recompute_cupy._adapter import Memory
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 import recompute as rc
-from recompute import extend
 from recompute_dask._opened import Join, Part, Span
 from recompute_dask._payloads import protected
 from recompute_dask._recipe import Held, made
@@ -35,12 +34,12 @@ def joined(cache: rc.Cache, key: Hashable, join: Join, data: Mapping[Any, Any]) 
         if not isinstance(data[source], Held) and type(data[source]) is not np.ndarray:
             raise UnlikeMetadata
     place = (joined.__code__, 0)  # no frame: with a name in itself it would hold what is in it
-    (array,) = extend.perform(cache, _Empty(key, join), (), (), place, handle=Held)
+    (array,) = cache.extend.run(_Empty(key, join), (), (), place, handle=Held)
     for source in _resident_first(by_source, data):
         block = data[source]
         fill = _Fill(key, join, by_source[source], source, None if isinstance(block, Held) else protected(block))
         nodes = (array.node, block.node) if isinstance(block, Held) else (array.node,)
-        (array,) = extend.perform(cache, fill, nodes, nodes, place, handle=Held)
+        (array,) = cache.extend.run(fill, nodes, nodes, place, handle=Held)
     held = [data[source] for source in by_source if isinstance(data[source], Held)]
     result: Held = made(array, held, writable=True, unique=False)
     return result

@@ -136,7 +136,7 @@ class Computation:
         finally:
             _running.reset(token)
         if way is get_threaded:
-            extend.be_lenient(self.cache)  # all results are wanted at once
+            self.cache.extend.be_lenient()  # all results are wanted at once
         return _leave(keys, results)
 
     def _loaded(self, sent: Any) -> Any:
@@ -150,7 +150,7 @@ class Computation:
         """The graph as it runs."""
         metadata = Metadata(dsk)
         graph = graph_of(dsk)
-        room = extend.room(self.cache, "cpu") * _LITTLE
+        room = self.cache.extend.room("cpu") * _LITTLE
         if room == inf:
             return graph
         graph, joins = opened(graph, set(flatten([keys])), metadata, room)
@@ -193,10 +193,10 @@ class Computation:
             recipe.nbytes = self._sizes.get(task.key)
             recipe.guess = taken * self._arrays.get(task.key, 1) or None
         for each in held if storing else ():  # what is written into cannot be made again
-            extend.detach(self.cache, each.node, moves=False)
+            self.cache.extend.detach(each.node, moves=False)
         nodes = [each.node for each in held]
         try:
-            (handle,) = extend.perform(self.cache, recipe, nodes, nodes, sys._getframe(), handle=Held)
+            (handle,) = self.cache.extend.run(recipe, nodes, nodes, sys._getframe(), handle=Held)
         except rc.BudgetError as error:
             raise _impossible(recipe.key, len(held), error) from None
         except Exception as error:

@@ -38,7 +38,7 @@ class Soon:
         if self._pause:
             self._pause -= 1
             return
-        pool = extend.fullest(self._cache)
+        pool = self._cache.extend.fullest()
         if pool is None or pool.used < _FULL * pool.limit:
             return
         room = _ROOM * pool.limit
@@ -48,7 +48,7 @@ class Soon:
             for held in taken:
                 node = held.node
                 size = node.storage.size
-                if size <= room and node not in seen and extend.look(held) is not extend.EVICTED:
+                if size <= room and node not in seen and held.cache.extend.look(held) is not extend.EVICTED:
                     seen.add(node)
                     room -= size
             if room <= 0:

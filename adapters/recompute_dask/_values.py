@@ -47,6 +47,10 @@ _DONE: Final[Future[None]] = Future()
 _DONE.set_result(None)
 
 
+_SETTINGS: Final = extend.Settings(lenient=True, smallest=SMALL)
+"""As Dask: too much memory is no error."""
+
+
 class Values(MutableMapping[Any, Any]):
     """Keys and values of one worker, within a budget of bytes.
 
@@ -58,11 +62,9 @@ class Values(MutableMapping[Any, Any]):
     def __init__(self, worker_local_directory: str, disk: int | None = None, bandwidth: Any = None) -> None:
         folder = os.path.dirname(worker_local_directory)  # not inside: a thread may still write when that has gone
         tier = rc.Disk(disk, folder=folder, bandwidth=bandwidth, ahead=True)
-        self.cache = rc.Cache(None, tiers=[tier], foresight=False)
-        extend.be_lenient(self.cache)  # as Dask: too much memory is no error
-        extend.leave_small(self.cache, SMALL)
+        self.cache = rc.Cache(None, tiers=[tier], foresight=False, settings=_SETTINGS)
         self.soon = Soon(self.cache)
-        self._released = extend.released_sources(self.cache)
+        self._released = self.cache.extend.released_sources()
         self._budget = inf
         self._held: dict[Any, Held | None] = {}
         """None: it is outside of the cache."""
@@ -148,7 +150,7 @@ class Values(MutableMapping[Any, Any]):
     @staticmethod
     def look(held: dict[Any, Held]) -> dict[Any, Any] | None:
         """These values, if they are in memory and not much has to be copied for tasks: at once."""
-        values = {key: extend.look(each) for key, each in held.items()}
+        values = {key: each.cache.extend.look(each) for key, each in held.items()}
         at_once = all(
             value is not extend.EVICTED and (held[key].unique or is_given_at_once(value))
             for key, value in values.items()
@@ -192,7 +194,7 @@ class Values(MutableMapping[Any, Any]):
         """
         handle = self._source(value, waits)
         if handle is not None:
-            extend.count_operation(self.cache, max(cost, 0.0))
+            self.cache.extend.count_operation(max(cost, 0.0))
             self._entered[key] = value, handle
         return handle is not None
 
@@ -200,8 +202,8 @@ class Values(MutableMapping[Any, Any]):
         """As `enter`, with how to make it again and the seconds that takes."""
         payload, writable = returned(value)
         nodes = [each.node for each in held]
-        handle = extend.adopt(
-            self.cache, payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0.0), handle=Held, waits=waits
+        handle = self.cache.extend.adopt(
+            payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0.0), handle=Held, waits=waits
         )
         if handle is not None:  # not unique: else `is_made_again` would have said no
             self._entered[key] = value, made(handle, held, writable, unique=False)
@@ -235,13 +237,13 @@ class Values(MutableMapping[Any, Any]):
         """Recipes that keep what Dask has released go, where the result of the recipe is in memory."""
         while self._released:
             source = self._released.popleft()
-            for value in extend.dependents(self.cache, source, _MANY) or ():
+            for value in self.cache.extend.dependents(source, _MANY) or ():
                 if value.payload is not extend.EVICTED:
-                    extend.detach(self.cache, value)
+                    self.cache.extend.detach(value)
 
     def _source(self, value: Any, waits: bool) -> Held | None:
         payload, writable = returned(value)
-        held = extend.source(self.cache, payload, Held, waits=waits)
+        held = self.cache.extend.source(payload, Held, waits=waits)
         if held is None:
             return None
         held.writable = writable
@@ -252,7 +254,8 @@ class Values(MutableMapping[Any, Any]):
     @property
     def spilled_total(self) -> SpilledSize:
         """For the dashboard: bytes of values that are not in memory, and those of copies on the disk."""
-        return SpilledSize(extend.load(self.cache)[0], extend.moved(self.cache))
+        load = self.cache.extend.load()
+        return SpilledSize(load.missing, load.moved)
 
     def release(self, is_enough: Callable[[], bool]) -> None:
         """Evict until it is enough, though there is room: the process has more memory than is known here."""
@@ -263,7 +266,7 @@ class Values(MutableMapping[Any, Any]):
     def close(self) -> None:
         """Nothing more arrives."""
         self._thread.shutdown(wait=False)
-        extend.end_ahead(self.cache)
+        self.cache.extend.stop_ahead()
 
     def set_budget(self, nbytes: float) -> None:
         """Bytes of host memory."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from checkpoint_schedules import Copy, EndForward, EndReverse, Forward, Move, Reverse, StorageType
 
 import recompute as rc
-from recompute.extend import format_bytes
+from recompute.text import format_bytes
 from recompute_schedules._schedule import Schedule
 
 S = TypeVar("S")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from checkpoint_schedules import CheckpointSchedule, Copy, EndForward, EndReverse, Forward, Move, Reverse, StorageType
 
 import recompute as rc
-from recompute.extend import format_bytes, parse_budget
+from recompute.text import format_bytes, parse_budget
 from recompute_schedules._equal import EqualSteps
 from recompute_schedules._levels import Sizes
 from recompute_schedules._measure import Meter, probe

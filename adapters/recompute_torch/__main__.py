@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from recompute.extend import List, Table, format_bytes
+from recompute.text import List, Table, format_bytes
 
 _SHARES: Final = "100%,90%,80%,70%,60%,50%,40%,30%,20%,10%"
 _ABOUT: Final = """\

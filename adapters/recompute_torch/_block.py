@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
-from recompute import extend
-from recompute.extend import bytes_or_share, parse_budget
+from recompute.extend import Settings
+from recompute.text import bytes_or_share, parse_budget
 from recompute_torch import _escapes
 from recompute_torch._floor import Floor, explain, warn_of
 from recompute_torch._interrupts import Interrupts
@@ -171,15 +171,19 @@ class budget:
             trace=trace,
             verify=verify,
             clock=clock,
+            settings=Settings(
+                smallest=parse_budget(smallest, of="what", what="smallest"),
+                cure=_CURE,
+                package="torch",
+                paste='rt.budget("{budget}")',
+                keeps=False,
+            ),
             **named,
         )
-        extend.cure_thrashing(self.cache, _CURE, "torch")
-        extend.paste(self.cache, 'rt.budget("{budget}")', keeps=False)
-        extend.leave_small(self.cache, parse_budget(smallest, of="what", what="smallest"))
         self._net = None if activations is None else Net(self.cache, activations, _devices())
         self._listeners: list[Callable[[Step], Any]] = []
         self._steps: deque[Step] = deque(maxlen=_REMEMBERED)
-        self._lap = 0, perf_counter(), (0, 0, 0), (0.0, 0.0)
+        self._lap = 0, perf_counter(), self.cache.extend.counts()
         self._measures = False
         self._interrupts = Interrupts()
         self._tracker = Tracker(
@@ -263,24 +267,24 @@ class budget:
             self._net.stepped()
         floor = self._tracker.floor
         if floor is not None and step.number == 1:
-            warn_of(floor, extend.pools(self.cache))
+            warn_of(floor, self.cache.extend.pools())
             if not self._measures:
                 self._tracker.floor = None
         for listener in list(self._listeners):
             listener(step)
 
     def _lapped(self) -> Step:
-        counted, spent, now = extend.counts(self.cache), extend.spent(self.cache), perf_counter()
-        before, self._lap = self._lap, (self._lap[0] + 1, now, counted, spent)
-        number, began, counts, seconds = before
+        done, now = self.cache.extend.counts(), perf_counter()
+        before, self._lap = self._lap, (self._lap[0] + 1, now, done)
+        number, began, earlier = before
         return Step(
             number=number + 1,
-            peak=sum(extend.lap(self.cache).values()),
-            evictions=counted[1] - counts[1],
-            operations=counted[0] - counts[0],
-            repeated=counted[2] - counts[2],
-            compute=spent[0] - seconds[0],
-            repeated_compute=spent[1] - seconds[1],
+            peak=sum(self.cache.extend.lap().values()),
+            evictions=done.evictions - earlier.evictions,
+            operations=done.operations - earlier.operations,
+            repeated=done.rematerializations - earlier.rematerializations,
+            compute=done.seconds - earlier.seconds,
+            repeated_compute=done.repeated_seconds - earlier.repeated_seconds,
             seconds=now - began,
         )
 
@@ -352,7 +356,8 @@ class budget:
         tracker = self._tracker
         held = tracker.holders.sizes(tracker.known())
         held["inputs and others"].here += max(0, stats.used - sum(each.here for each in held.values()))
-        whole = max(tracker.whole, sum(extend.load(self.cache)))
+        load = self.cache.extend.load()
+        whole = max(tracker.whole, load.missing + load.used)
         return Report(held, tracker.holders.handed_out(), whole, tuple(self._steps), stats)
 
     def on_step(self, listener: Callable[[Step], Any]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import recompute as rc
-from recompute import extend
-from recompute.extend import Pool, Value, format_bytes
+from recompute import text
+from recompute.extend import Pool, Value
+from recompute.text import format_bytes
 from recompute_torch._holders import KINDS, Holders, Parts
 
 if TYPE_CHECKING:
@@ -70,18 +71,18 @@ def warn_of(floor: Floor, pools: Mapping[str, Pool]) -> None:
         now = floor.now(pool, 0, "")
         needed = replace(seen, optimizer=max(seen.optimizer, now.optimizer))
         if needed.total > pool.limit:
-            extend.warn(
+            text.warn(
                 f"the next step needs at least {format_bytes(needed.total)} ({needed.total} bytes) on {device}, if it "
                 f"is like this one: {needed}; the budget is {format_bytes(pool.limit)}. What the optimizer remembers "
                 "is there from now on. Raise it, or take smaller batches; rt.least(step) says what a step needs",
                 FloorWarning,
-                stacklevel=extend.outside("torch"),
+                stacklevel=text.outside("torch"),
             )
 
 
 def explain(error: rc.BudgetError, tracker: Tracker) -> None:
     """Say in the words of a training what the operator that found no room would have needed."""
-    pool = extend.pools(tracker.cache).get(error.device or "")
+    pool = tracker.cache.extend.pools().get(error.device or "")
     if pool is None or _CURE in str(error):  # nested operators: it has been said
         return
     floor = tracker.floor or Floor(tracker.holders, tracker.known)

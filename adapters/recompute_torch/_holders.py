@@ -9,7 +9,8 @@ from weakref import ref
 
 import torch
 
-from recompute.extend import EVICTED, format_bytes
+from recompute.extend import EVICTED
+from recompute.text import format_bytes
 from recompute_torch._memory import storage_of
 from recompute_torch._recipe import ordinary
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from recompute import extend
-from recompute.extend import List, Table, format_bytes
+from recompute import text
 from recompute.planners import smallest
 from recompute.simulator import baseline, simulate
+from recompute.text import List, Table, format_bytes
 from recompute.traces import read
 from recompute_torch._block import budget as budget_block
 from recompute_torch._holders import Parts
@@ -44,7 +44,7 @@ class Least:
         """The bytes of a budget between the floor (0) and the peak (1, "100%")."""
         if share == 0:
             return self.floor
-        between = extend.bytes_or_share(share, "share")
+        between = text.bytes_or_share(share, "share")
         if isinstance(between, int) and between != 1:
             raise ValueError(f"a share of what lies between floor and peak is at most 1 (100%), not {share!r}")
         return self.floor + int(between * (self.peak - self.floor))

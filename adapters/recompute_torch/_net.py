@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final
 
 import recompute as rc
-from recompute import extend
+from recompute import text
 
 
 class Net:
@@ -19,16 +19,16 @@ class Net:
 
     def __init__(self, cache: rc.Cache, activations: Any, devices: list[str]) -> None:
         self._cache: Final = cache
-        self._room = extend.bytes_or_share(activations, "activations")
+        self._room = text.bytes_or_share(activations, "activations")
         self._most = dict.fromkeys(devices, 0)  # activations of the first step, evicted ones too
         self._limits: dict[str, int] = {}
         cache.budget = {device: self._asked(device) for device in devices}
 
     def _asked(self, device: str) -> Callable[[int], int]:
         def limit(used: int) -> int:
-            pool = extend.pools(self._cache).get(device)
+            pool = self._cache.extend.pools().get(device)
             stays = 0 if pool is None else pool.sources
-            self._most[device] = max(self._most[device], used + extend.load(self._cache)[0] - stays)
+            self._most[device] = max(self._most[device], used + self._cache.extend.load().missing - stays)
             return stays + self._room if isinstance(self._room, int) else inf  # type: ignore[return-value]  # no limit
 
         return limit
@@ -37,7 +37,7 @@ class Net:
         """A step is over: all that it needs to keep has been there."""
         limits = {}
         for device, most in self._most.items():
-            pool = extend.pools(self._cache).get(device)
+            pool = self._cache.extend.pools().get(device)
             room = self._room if isinstance(self._room, int) else max(1, int(self._room * most))
             limits[device] = max(self._limits.get(device, 0), room + (0 if pool is None else pool.sources))
         if limits != self._limits:

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 import recompute as rc
-from recompute.extend import List, Table, format_bytes, seconds
+from recompute.text import List, Table, format_bytes, seconds
 from recompute_torch._holders import KINDS, Held
 
 if TYPE_CHECKING:

@@ -70,7 +70,7 @@ class Storages:
         self._hooks: list[Any] = []  # on parameters
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
         self.spare: dict[str, float] = {}  # bytes by device that such a step must leave free if it records nothing
-        self.orphans: Final = extend.released_sources(cache)
+        self.orphans: Final = cache.extend.released_sources()
         self._kept: list[Value] = []  # those of them that were found to be worth their memory
         self._history = history
         self._known: dict[int, ref[Storage]] = {}  # by address, so those that are gone give way to new ones
@@ -98,15 +98,15 @@ class Storages:
                 )
             if special == "copied":
                 return self._enter(
-                    storage, extend.source(self.cache, new_memory(copy(storage)), Handle, moves=False), special
+                    storage, self.cache.extend.source(new_memory(copy(storage)), Handle, moves=False), special
                 )
             if hasattr(storage, "_passing"):
-                extend.let_go(self.cache, storage._passing)
+                self.cache.extend.unhold(storage._passing)
                 del storage._passing
             memory = Memory(device_name(storage.device), storage.nbytes(), ref(storage), None)
             try:
                 memory.keep()
-                return self._enter(storage, extend.source(self.cache, memory, Handle, moves=not special), special)
+                return self._enter(storage, self.cache.extend.source(memory, Handle, moves=not special), special)
             except BaseException:
                 memory.give_back()
                 raise
@@ -139,13 +139,14 @@ class Storages:
     def _keep_gradient(self, parameter: Tensor) -> None:
         """A gradient that has arrived at its parameter is needed at the step, with all others: it stays until then."""
         gradient = parameter.grad
-        self.whole = max(self.whole, sum(extend.load(self.cache)))
+        load = self.cache.extend.load()
+        self.whole = max(self.whole, load.missing + load.used)
         if gradient is not None and not self.closed and ordinary(gradient):
             self.keep(gradient)
 
     def begin_step(self) -> None:
         """An optimizer makes a step in this thread, which may take half of what is free without a record of it."""
-        self.spare = {device: extend.room(self.cache, device) / 2 for device in extend.pools(self.cache)}
+        self.spare = {device: self.cache.extend.room(device) / 2 for device in self.cache.extend.pools()}
         self.stepping.add(get_ident())
 
     def meet(self, tensor: Tensor) -> None:
@@ -164,9 +165,8 @@ class Storages:
         for storage in new_storages(tensor):
             self._known[id(storage)] = ref(storage)
             device = device_name(storage.device)
-            storage._passing = extend.hold(  # type: ignore[attr-defined]  # ours
-                self.cache, storage, device, storage.nbytes()
-            )
+            held = self.cache.extend.hold(storage, device, storage.nbytes())
+            storage._passing = held  # type: ignore[attr-defined]  # ours
 
     def _free_source(self, tensor: Tensor) -> bool:
         """Whether a tensor is a source on which nothing depends."""
@@ -177,7 +177,7 @@ class Storages:
         if handle.tracker is not self or handle.special:
             return False
         node = handle.node
-        return node.operation is None and (node.users is None or not extend.needed(self.cache, node))
+        return node.operation is None and (node.users is None or not self.cache.extend.needed(node))
 
     def _made_here(self, tensor: Any) -> bool:
         """Whether an operation has made what a tensor holds."""
@@ -187,7 +187,7 @@ class Storages:
         return handle is not None and (handle.node.operation is not None or self._unwritten(handle))
 
     def _unwritten(self, handle: Handle) -> bool:
-        return handle.special == "unwritten" and not extend.needed(self.cache, handle.node)
+        return handle.special == "unwritten" and not self.cache.extend.needed(handle.node)
 
     def bring(self, storage: Storage) -> None:
         """Make sure that a storage has its bytes."""
@@ -210,11 +210,11 @@ class Storages:
             source = handle.node
             self._fix(source)
             if self._moves and handle.special == "unwritten":
-                extend.detach(self.cache, source, moves=True)
+                self.cache.extend.detach(source, moves=True)
             handle.special = ""
-            if not extend.needed(self.cache, source):
+            if not self.cache.extend.needed(source):
                 continue
-            alive = [each for each in extend.dependents(self.cache, source) or () if each.operation is not None]
+            alive = [each for each in self.cache.extend.dependents(source) or () if each.operation is not None]
             size = sum(each.size for each in {each.storage for each in alive})
             if size > source.storage.size and self.cache.budget is not None and get_ident() not in self.stepping:
                 self._part(storage_of(tensor), source)
@@ -222,7 +222,7 @@ class Storages:
             with suppress(rc.BudgetError):
                 for each in alive:
                     self._fix(each)
-            if extend.needed(self.cache, source):  # for what did not fit, or what another thread is just making
+            if self.cache.extend.needed(source):  # for what did not fit, or what another thread is just making
                 self._part(storage_of(tensor), source)
             self.orphans.extend(self._kept)  # with fewer that depend on them, some are not worth their memory any more
             self._kept.clear()
@@ -233,7 +233,7 @@ class Storages:
         with ExitStack() as until:
             while True:
                 try:
-                    until.enter_context(extend.keep_resident(self.cache, node))
+                    until.enter_context(self.cache.extend.keep(node))
                     break
                 except Lost:
                     continue
@@ -246,12 +246,12 @@ class Storages:
             outer = memory.outer() if isinstance(memory, Memory) and memory.outer is not None else None
             try:
                 if outer is not None and not self._moves:  # as long as it has a name here, the bytes cannot go
-                    extend.detach(self.cache, node)
+                    self.cache.extend.detach(node)
                     self._keep(node.payload)
                 else:
                     with self.staying(node):
                         if self._keep(node.payload):
-                            extend.detach(self.cache, node)
+                            self.cache.extend.detach(node)
             except Lost:
                 continue
             except RuntimeError:
@@ -262,7 +262,7 @@ class Storages:
         """A source that no tier takes, from now on."""
         self._fix(node)
         if not node.stays:
-            extend.detach(self.cache, node, moves=False)
+            self.cache.extend.detach(node, moves=False)
 
     def hold(self, given: Iterable[Tensor]) -> None:
         """Sources that are written where nobody can say so stay in memory."""
@@ -276,7 +276,7 @@ class Storages:
         for tensor in given if self._moves else ():
             handle = getattr(storage_of(tensor), "_recompute", None)
             if handle is not None:
-                extend.written(self.cache, handle.node)
+                self.cache.extend.written(handle.node)
 
     def _keep(self, memory: Any) -> bool:
         """Whether there are bytes that stay when their tensor goes."""
@@ -302,15 +302,15 @@ class Storages:
         """
         for _ in range(len(self.orphans)):
             source = self.orphans.popleft()
-            if source.referred or not extend.needed(self.cache, source):
+            if source.referred or not self.cache.extend.needed(source):
                 continue
-            alive = extend.dependents(self.cache, source, _LOOK)
+            alive = self.cache.extend.dependents(source, _LOOK)
             if alive is not None and sum(each.storage.size for each in alive) <= source.storage.size:
                 for each in alive:
                     self._fix(each)
             else:
                 self._kept.append(source)
-        if extend.history(self.cache) > self._history:
+        if self.cache.extend.history > self._history:
             self.commit()
 
     def _disown(self, storage: Storage) -> None:
@@ -340,7 +340,7 @@ class Storages:
                 return
             node = handle.node
             self._fix_in_memory(node)
-            if not extend.needed(self.cache, node):
+            if not self.cache.extend.needed(node):
                 node.payload.give_back(partial(delattr, storage, "_recompute"))
 
     def taken_here(self, handle: Handle) -> bool:
@@ -382,7 +382,7 @@ class Storages:
     def leave(self) -> None:
         """Give all storages back to the program, with their bytes: one by one, so that the budget mostly does."""
         self.closed = True
-        extend.be_lenient(self.cache)
+        self.cache.extend.be_lenient()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -17,7 +17,6 @@ from typing import Any, Final
 import torch
 
 import recompute as rc
-from recompute import extend
 from recompute.extend import Value
 from recompute_torch._floor import Floor
 from recompute_torch._memory import Lost, Storage, device_name, storage_of
@@ -89,7 +88,7 @@ class Tracker(Storages):
         """All outputs are new: an operation."""
         if self.stepping and rule.pointwise and self._passing(args, kwargs):
             result = func(*args, **kwargs)
-            extend.count_operation(self.cache)
+            self.cache.extend.count_operation()
             self._count(result)
             return result
         simple = self._simple(args) if rule.plain and not kwargs else None
@@ -116,7 +115,7 @@ class Tracker(Storages):
         else:
             self._enter_all(new_storages(result), handles)
             self._kept_by(result, args, kwargs)
-        if self.orphans or extend.history(self.cache) > self._history:
+        if self.orphans or self.cache.extend.history > self._history:
             self._tidy()
         return result
 
@@ -125,7 +124,7 @@ class Tracker(Storages):
         if rule.self_only:
             if self._free_source(args[0]):  # mostly a parameter, or what an optimizer remembers
                 if rule.own and self._stay(args) and (not kwargs or self._stay(kwargs.values())):
-                    extend.count_operation(self.cache)
+                    self.cache.extend.count_operation()
                     return func(*args, **kwargs)
                 return self._other(func, rule, args, kwargs, written=args[:1])
             simple = None if kwargs or rule.replaced or rule.seeded else self._simple(args)
@@ -178,12 +177,13 @@ class Tracker(Storages):
             raise
         if not single and not blank:
             made = [handle.node.storage for handle in handles]
-            extend.set_room(handles[0].node, [(each.pool.device, each.size) for each in made])  # it copies all targets
+            copies = [(storage.pool.device, storage.size) for storage in made]  # it copies all targets
+            self.cache.extend.set_room(handles[0].node, copies)
         for number, target in enumerate(targets):
             if blank:
                 self._enter(target, handles[number])
             elif getattr(target, "_recompute", None) is (old := before[number]) and old.node.operation is not None:
-                extend.overwrite(old, by=handles[number])  # else another thread has got at its memory meanwhile
+                self.cache.extend.overwrite(old, by=handles[number])
         for target, size in zip(targets, sizes, strict=True):
             if target.nbytes() != size:
                 self._disown(target)
@@ -191,7 +191,7 @@ class Tracker(Storages):
         result, call.result = call.result, None
         if not single:
             self._enter_all(new_storages(result), handles[len(targets) :])
-        if self.orphans or extend.history(self.cache) > self._history:
+        if self.orphans or self.cache.extend.history > self._history:
             self._tidy()
         return result
 
@@ -218,7 +218,7 @@ class Tracker(Storages):
         for storage in new_storages(result):
             handle = self._source(storage, "unwritten")
             if self._moves and "empty" not in rule.name:  # an optimizer begins with zeros
-                extend.detach(self.cache, handle.node, moves=True)
+                self.cache.extend.detach(handle.node, moves=True)
         return result
 
     def _composes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -238,7 +238,7 @@ class Tracker(Storages):
         """It makes nothing that could be made again: it runs while its arguments stay."""
         if rule.own and not strangers and self._stay(args) and (not kwargs or self._stay(kwargs.values())):
             result = func(*args, **kwargs)
-            extend.count_operation(self.cache)
+            self.cache.extend.count_operation()
             self._kept_by(result, args, kwargs)
             return result
         nodes: list[Value] = []
@@ -267,7 +267,7 @@ class Tracker(Storages):
         if given is None:
             return False
         device = device_name(given.device)
-        return extend.room(self.cache, device) - given.nbytes >= self.spare.get(device, 0.0)
+        return self.cache.extend.room(device) - given.nbytes >= self.spare.get(device, 0.0)
 
     def _stay(self, given: Iterable[Any]) -> bool:
         """Whether all tensors among these stay in memory anyway, so that nothing is to be done while they are used."""
@@ -302,9 +302,7 @@ class Tracker(Storages):
         caller = _program_at(frame)
         while True:
             try:
-                handles = extend.perform(
-                    self.cache, function, nodes, nodes, caller, nout=1 if single else 0, handle=Handle
-                )
+                handles = self.cache.extend.run(function, nodes, nodes, caller, nout=1 if single else 0, handle=Handle)
                 break
             except Lost:
                 if function.live is None:  # it has begun

@@ -8,7 +8,6 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, Self, TypeVar
 
-from recompute import extend
 from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter, Outline
 from recompute._arrays.operate import call, operate
@@ -141,7 +140,7 @@ class Attributes(Recomputable[Any]):
             return attribute_of(self, name, caller)
         strides = None if known.strides is None else order(known.strides)
         outline = Outline(known.cls, order(known.shape), known.dtype, strides)
-        view = extend.view(self, _getter(name), outline, caller)
+        view = self.cache.extend.view(self, _getter(name), outline, caller)
         if view is None:
             return attribute_of(self, name, caller)
         link(view, (self,), ())
@@ -151,7 +150,7 @@ class Attributes(Recomputable[Any]):
 
     def _become(self, other: Any) -> Self:
         """Refer to another value from now on; `other` takes the old one with it."""
-        extend.exchange(self, other)
+        self.cache.extend.exchange(self, other)
         return self
 
     def _look_like(self, view: Self) -> None:

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from recompute import extend
 from recompute._arrays.attributes import Attributes
 
 
@@ -18,7 +17,7 @@ class Coercions(Attributes):
     def get(self) -> Any:
         """The plain array, read-only or a copy; recomputed, with whatever that takes, if it was evicted."""
         payload = super().get()
-        extend.count_coercion(self)
+        self.cache.extend.count_coercion()
         return self._adapter.result(payload)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -153,7 +153,7 @@ def operate(
 
     `operands`: the arrays among the arguments, of which the result may be a view; None: it never is.
     """
-    handles = extend.perform(cache, function, positional, values, caller, nout=nout, handle=wrap._class_of_results)
+    handles = cache.extend.run(function, positional, values, caller, nout=nout, handle=wrap._class_of_results)
     if operands is not None:
         for number, handle in enumerate(handles):
             if handle.node.storage is not handle.node and type(handle) is wrap:
@@ -163,7 +163,7 @@ def operate(
     else:
         leaves = [_given(handle) for handle in handles]
         result = function.rebuild(leaves) if isinstance(function, Call) else tuple(leaves)
-    kept = extend.history_exceeded(cache)
+    kept = cache.extend.history_exceeded()
     if kept:
         _warn_of_history(kept)
     return result
@@ -173,7 +173,7 @@ def _given(handle: Recomputable[Any]) -> Any:
     """An array as it is wrapped, anything else plain: a number, a text, a dtype."""
     if type(handle) is not Recomputable:
         return handle
-    extend.count_coercion(handle)
+    handle.cache.extend.count_coercion()
     return handle.get()
 
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import ReferenceType, ref
 
-from recompute import extend
 from recompute._adapters.arrays import ArrayAdapter
 from recompute._cache import Cache
 from recompute._recomputable import Recomputable
@@ -34,7 +33,7 @@ def source_of(cache: Cache, adapter: ArrayAdapter, array: Any) -> Recomputable[A
     place = adapter.place(array)
     owner = adapter.buffer(array)
     if place is None or owner is None:
-        return extend.source(cache, adapter.snapshot(array), Recomputable)
+        return cache.extend.source(adapter.snapshot(array), Recomputable)
     sources: dict[Hashable, _Known] = cache.__dict__.setdefault("_plain", {})
     key = id(owner), place
     known = sources.get(key)
@@ -42,7 +41,7 @@ def source_of(cache: Cache, adapter: ArrayAdapter, array: Any) -> Recomputable[A
         payload = known.node.payload
         if payload is not EVICTED and adapter.same(array, payload):
             del payload
-            handle = extend.refer_if_there(cache, known.node, Recomputable)
+            handle = cache.extend.refer(known.node, Recomputable)
             if handle is not None:
                 return handle
 
@@ -50,7 +49,7 @@ def source_of(cache: Cache, adapter: ArrayAdapter, array: Any) -> Recomputable[A
         if sources.get(key) is known:
             sources.pop(key, None)
 
-    source = extend.source(cache, adapter.snapshot(array), Recomputable)
+    source = cache.extend.source(adapter.snapshot(array), Recomputable)
     with suppress(TypeError):  # its memory belongs to something that cannot be watched
         known = sources[key] = _Known(ref(owner, gone), source.node)
     return source

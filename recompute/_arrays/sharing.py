@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Any, Final
 from weakref import ref
 
-from recompute import extend
+from recompute import extend, text
 from recompute.extend import EVICTED, Operation, Outputs, Value
 
 _creating: Final = RLock()  # of the memory of an array: two threads may take a view of it at the same time
@@ -229,7 +229,7 @@ def _operation_of(origin: Origin) -> Operation:
 
 def _name_of(function: Callable[..., Any]) -> str:
     """The name of a function alone, without class or module."""
-    return extend.name_of(function).rpartition(".")[2]
+    return text.name_of(function).rpartition(".")[2]
 
 
 SAME: Final = frozenset(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from recompute import extend
 from recompute._adapters.adapter import kinds
 from recompute._arrays.array import RecomputableArray, again
 from recompute._arrays.call import rebuilt
@@ -32,7 +31,7 @@ def array(x: Any) -> RecomputableArray:
             "rc.array(numpy.asarray(x)), or use rc.pure for other objects"
         )
     adapter.check(x)
-    return extend.source(current_cache(), adapter.source(x), RecomputableArray)
+    return current_cache().extend.source(adapter.source(x), RecomputableArray)
 
 
 def asarray(x: Any) -> RecomputableArray:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, Final
 
-from recompute import extend
+from recompute import text
 from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter, Outline
 from recompute._arrays.operate import call, operate
@@ -51,7 +51,7 @@ class Changed:
         view = self.path(copy, *args[:given])
         result = self.func(view, *args[given:], **keywords)
         if result is not None and result is not view and self.returns:
-            raise TypeError(f"{extend.name_of(self.func)} made another array instead of changing its operand in place")
+            raise TypeError(f"{text.name_of(self.func)} made another array instead of changing its operand in place")
         return copy
 
 
@@ -98,7 +98,7 @@ class Version:
     def _refer(self, root: Value, arrivals: Sequence[tuple[Any, Any, Value]]) -> None:
         for array, new, node in arrivals:
             if array.node is not node:
-                extend.exchange(array, new)
+                array.cache.extend.exchange(array, new)
             if array._origin is not None:
                 array._origin = Origin(node, ((root, None),))
         self.memory.root = root

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from recompute import Cache, Stats, extend
+from recompute import Cache, Stats
 from recompute._context import on_new_cache
-from recompute._traces.write import Recorder
+from recompute._traces.write import Recorder, settings_of
 from recompute.extend import Tier
 
 DEFAULT_PLACE: Final = "the default one"
@@ -66,7 +66,7 @@ class Caches:
             found.own_budget = cache.budget
             cache.budget = self._budget
         if self._tiers and cache.engine.memory.tiers is None:
-            extend.lie_above(cache, self._tiers)
+            cache.extend.add_tiers(self._tiers)
         self._follow(found)
 
     def _follow(self, found: Followed) -> None:
@@ -77,9 +77,8 @@ class Caches:
     def _record(self, found: Followed) -> None:
         assert self._trace is not None
         cache, number = found.cache, len(self.all)
-        settings = {"policy": cache.policy.name, "search": cache.search.name, "release": cache.release}
         found.trace = self._trace.with_name(f"{self._trace.name}.{number}") if number else self._trace
-        recorder = Recorder(found.trace, {**settings, "budget": cache.budget})
+        recorder = Recorder(found.trace, settings_of(cache))
         cache.subscribe(recorder)
         found.close = recorder.close
 

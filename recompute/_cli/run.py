@@ -33,8 +33,8 @@ from recompute._simulator.many import cores
 from recompute._tables import seconds
 from recompute._terminal import hooked, is_terminal
 from recompute._watching import parts
-from recompute.extend import TIER_COLUMNS, ReleaseMode
-from recompute.policies import DEFAULT, POLICIES, SEARCHES
+from recompute.extend import TIER_COLUMNS
+from recompute.policies import DEFAULT, POLICIES, SEARCHES, ReleaseMode
 
 NAME = "run"
 HELP = "run a script within a memory budget"

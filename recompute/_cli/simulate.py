@@ -16,8 +16,7 @@ from recompute._simulator.victims import knows
 from recompute._tables import seconds
 from recompute._traces.program import Program, TraceError
 from recompute._traces.read import read
-from recompute.extend import ReleaseMode
-from recompute.policies import DEFAULT, POLICIES, SEARCHES, policy_of, search_of
+from recompute.policies import DEFAULT, POLICIES, SEARCHES, ReleaseMode, policy_of, search_of
 
 if TYPE_CHECKING:
     from recompute._simulator.run import Run

@@ -34,7 +34,7 @@ from recompute._engine.journal import Journal
 from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter, checked_clock
 from recompute._engine.moving import Moving
-from recompute._engine.options import EngineOptions
+from recompute._engine.options import Settings
 from recompute._engine.pool import Pool
 from recompute._engine.recount import recount
 from recompute._engine.recovery import Recovery
@@ -103,7 +103,7 @@ class Engine:
         release: ReleaseMode,
         clock: Callable[[], float],
         verify: bool,
-        options: EngineOptions,
+        options: Settings,
         tiers: Tiers | None = None,
     ) -> None:
         self.options = options
@@ -112,7 +112,7 @@ class Engine:
         self.journal = journal = Journal()
         self.meter = meter = Meter(checked_clock(clock))
         self.finalizer = finalizer = Finalizer()
-        self.memory = memory = Memory(limits, policy, search, finalizer, tiers)
+        self.memory = memory = Memory(limits, policy, search, finalizer, tiers, options)
         self.machine = finalizer.machine = memory.machine
         self.scheduler = scheduler = Scheduler(self.changes)
         self.results = results = Results(memory, meter, journal, self.fingerprints)
@@ -126,7 +126,7 @@ class Engine:
         if tiers is not None and any(store.ahead for _, store in tiers.all()):
             self.moving.ahead = Ahead(self)
         self.settling = Settling(self.changes, finalizer, references, memory, scheduler, meter, journal, self.moving)
-        self.thrashing = Thrashing()
+        self.thrashing = Thrashing(options)
         self.observed = verify
         """Whether somebody listens or verifies."""
         self.watchful = verify
@@ -505,7 +505,7 @@ class Engine:
                     for storage, what in lost:
                         destroyed.lose(self, storage, what)
                     if again:
-                        self.references.performed_again(frame.arguments)
+                        self.references.mode.performed_again(self.references, frame.arguments)
                     if frame.stack:
                         if len(self.scheduler.stacks) == 1:  # else it may wait, and would hold what it made
                             following = self._next(frame.stack)

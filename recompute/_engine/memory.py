@@ -16,6 +16,7 @@ from recompute._engine.finalizer import Finalizer, Held
 from recompute._engine.graph import NOWHERE, Operation, Storage, Value, copy_of
 from recompute._engine.machine import Machine
 from recompute._engine.needed import NEIGHBOURHOODS
+from recompute._engine.options import Settings
 from recompute._engine.pool import Pool
 from recompute._engine.sizes import LearntSizes
 from recompute._engine.states import DROPPED, MOVED
@@ -57,15 +58,16 @@ class Memory:
         policy: Policy,
         search: Search,
         finalizer: Finalizer,
-        tiers: Tiers | None = None,
+        tiers: Tiers | None,
+        settings: Settings,
     ) -> None:
         self.policy = policy
         self.search = search
         self.limits = limits
         self.unlimited = limits.given is None
-        self.lenient = False
+        self.lenient = settings.lenient
         """Whether what cannot fit is let in all the same, as an overshoot."""
-        self.smallest = 1
+        self.smallest = settings.smallest
         """Bytes: smaller storages are left alone."""
         self.pools: dict[str, Pool] = {}
         self.storages: set[Storage] = set()

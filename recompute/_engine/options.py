@@ -1,4 +1,4 @@
-"""How an engine is set: the library's own way, unless the simulator or staging ask for another."""
+"""What is set when a cache is made, beyond what users set: by adapters, the simulator and staging."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """What the simulator and staging set otherwise."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The third protocol of `recompute.extend`: `Cache(..., settings=Settings(...))`."""
 
+    smallest: int = 1
+    """Values of fewer bytes are never evicted to make room."""
+    lenient: bool = False
+    """What cannot fit is admitted, as an overshoot: for values that have to be given back."""
+    cure: str = ""
+    """What the warning of thrashing advises; empty: what the core knows."""
+    package: str = "recompute"
+    """Whose calls are not the program's own: a warning points to the line that called it."""
+    paste: str = ""
+    """How a program gets a budget: `'rt.budget("{budget}")'`. A report of a trace shows it, with a budget filled in."""
+    keeps: bool = True
+    """Whether values that are released can stay: not if their memory goes with the references of the program."""
     room: Callable[[Any], tuple[Sequence[tuple[str, int]], bool]] | None = None
     """(device, bytes) that the first run of a function asks for, and whether that is certain; None: what was learnt."""
     before_bringing: Callable[[], None] | None = None
@@ -21,3 +33,5 @@ class EngineOptions:
     """Whether the program waits for that."""
     warns: bool = True
     """Whether the user is told if most of the computing is repeated computing."""
+    internal: bool = False
+    """Whether the cache is no program's own, so that the command line and other watchers of caches do not see it."""

@@ -39,8 +39,8 @@ def recount(engine: Engine) -> None:
     _count_bytes(engine, by_storage, frames)
     engine.references.restart(values)
     for storage, kept in by_storage.items():
-        if kept and engine.references.release == "eager":
-            engine.references.evict_unreferenced(storage)
+        if kept:
+            engine.references.mode.released(engine.references, storage)
     engine.references.forget_unused(values)
 
 

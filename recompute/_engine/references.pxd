@@ -9,14 +9,38 @@ from recompute._engine.results cimport Results
 from recompute._engine.scheduler cimport Scheduler
 
 
+cdef class References
+
+
+cdef class Eager:
+    cdef readonly str name
+    cdef readonly bint lingers
+    cdef readonly set waiting
+
+    cpdef released(self, References references, Storage storage)
+    cpdef unlocked(self, References references, Storage storage)
+    cpdef shrunk(self, References references, Storage storage)
+    @cython.locals(value=Value)
+    cpdef performed_again(self, References references, object values)
+
+
+cdef class Ignore(Eager):
+    pass
+
+
+cdef class Banish(Eager):
+    @cython.locals(value=Value, users=dict, outputs=list, in_flight=dict)
+    cdef bint _banish(self, References references, Storage storage) except -1
+
+
 cdef class References:
-    cdef public str release
+    cdef readonly Eager mode
     cdef object _evict
     cdef Memory _memory
     cdef Meter _meter
     cdef Journal _journal
     cdef Finalizer _finalizer
-    cdef Scheduler _scheduler
+    cdef readonly Scheduler scheduler
     cdef Results _results
     cdef object _fingerprints
     cdef public long long history
@@ -24,7 +48,6 @@ cdef class References:
     cdef public object released_sources
     cdef public set waiting
     cdef set _on_advice
-    cdef set _to_banish
 
     @cython.locals(value=Value)
     cpdef dropped(self, object reference)
@@ -33,8 +56,6 @@ cdef class References:
     cpdef evict_unreferenced(self, Storage storage)
     @cython.locals(value=Value, storage=Storage)
     cpdef unlocked(self, object values)
-    @cython.locals(value=Value)
-    cpdef performed_again(self, object values)
     @cython.locals(value=Value, left="long long")
     cpdef bint in_flight(self, Storage storage) except -1
     @cython.locals(storage=Storage)

@@ -34,6 +34,94 @@ def _can_stay(storage: Storage) -> bool:
     return True
 
 
+class Eager:
+    """It is evicted, unless something evicted that is needed is made from it."""
+
+    __slots__ = ("lingers", "name", "waiting")
+
+    def __init__(self, name: ReleaseMode = "eager", lingers: bool = False) -> None:
+        self.name: ReleaseMode = name
+        self.lingers = lingers
+        """Whether a value that nothing can need stays until its room is needed."""
+        self.waiting: set[Storage] = set()
+        """Released, but not yet what it is to become."""
+
+    def released(self, references: References, storage: Storage) -> None:
+        """Nothing outside refers to a value on it; something inside may need it."""
+        references.evict_unreferenced(storage)
+
+    def unlocked(self, references: References, storage: Storage) -> None:
+        """No operation in flight needs it, and it was released while one did."""
+        references.evict_unreferenced(storage)
+
+    def shrunk(self, references: References, storage: Storage) -> None:
+        """One of several values on it has been forgotten."""
+        references.evict_unreferenced(storage)
+
+    def performed_again(self, references: References, values: Sequence[Value]) -> None:
+        """What was made from these is in memory again."""
+
+
+class Ignore(Eager):
+    """Nothing happens: it is a candidate like any other, and what nothing can need goes when its room is needed."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        Eager.__init__(self, "ignore", True)
+
+    def released(self, references: References, storage: Storage) -> None:
+        pass
+
+    def unlocked(self, references: References, storage: Storage) -> None:
+        pass
+
+    def shrunk(self, references: References, storage: Storage) -> None:
+        pass
+
+
+class Banish(Eager):
+    """It is forgotten, and what was made from it is a source, as soon as nothing evicted needs it."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        Eager.__init__(self, "banish")
+
+    def released(self, references: References, storage: Storage) -> None:
+        if not self._banish(references, storage):
+            references.evict_unreferenced(storage)
+
+    def shrunk(self, references: References, storage: Storage) -> None:
+        pass
+
+    def performed_again(self, references: References, values: Sequence[Value]) -> None:
+        for value in values:
+            if value.storage in self.waiting:
+                self._banish(references, value.storage)
+
+    def _banish(self, references: References, storage: Storage) -> bool:
+        """False: something evicted needs it."""
+        users = dict.fromkeys(user for value in storage.values for user in value.each_user())
+        outputs = [output for user in users for output in user.outputs if output is not None]
+        self.waiting.discard(storage)
+        if any(value.referred or value.pinned for value in storage.values):
+            return False
+        in_flight = references.scheduler.in_flight
+        busy = any(user in in_flight or not user.runs for user in users)
+        if busy or any(output.payload is EVICTED for output in outputs):
+            self.waiting.add(storage)
+            return False
+        for output in outputs:
+            if output in output.storage.values:  # else it went with one before it
+                references.detach(output)
+        return True
+
+
+MODES: Final[dict[ReleaseMode, Callable[[], Eager]]] = {"eager": Eager, "ignore": Ignore, "banish": Banish}
+"""What becomes of a storage when the last reference to a value on it goes (Kirisame et al., ICLR 2021)."""
+
+
 class References:
     """Counts who needs a value, and lets go of what nobody needs."""
 
@@ -46,12 +134,11 @@ class References:
         "_meter",
         "_on_advice",
         "_results",
-        "_scheduler",
-        "_to_banish",
         "history",
         "history_limit",
-        "release",
+        "mode",
         "released_sources",
+        "scheduler",
         "waiting",
     )
 
@@ -67,13 +154,13 @@ class References:
         results: Results,
         fingerprints: Fingerprints | None,
     ) -> None:
-        self.release: Final[ReleaseMode] = release
+        self.mode: Final[Eager] = MODES[release]()
         self._evict = evict
         self._memory = memory
         self._meter = meter
         self._journal = journal
         self._finalizer = finalizer
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._results = results
         self._fingerprints = fingerprints
         self.history = 0
@@ -85,7 +172,6 @@ class References:
         self.waiting: set[Storage] = set()
         """Released, but locked by an operation in flight."""
         self._on_advice: set[Storage] = set()  # without outside references, but kept
-        self._to_banish: set[Storage] = set()  # released, but an evicted value still needs them
 
     # An outside reference goes
 
@@ -114,10 +200,7 @@ class References:
             else:
                 self.forget([value])
             return
-        if self.release != "ignore":
-            if self.release == "banish" and self._banish(storage):
-                return
-            self.evict_unreferenced(storage)
+        self.mode.released(self, storage)
 
     def evict_unreferenced(self, storage: Storage) -> None:
         """Eager release: without outside references a storage is evicted, at once or when the last lock goes.
@@ -161,16 +244,8 @@ class References:
             if storage in waiting and not (storage.locks and self.in_flight(storage)):
                 waiting.discard(storage)
                 self._forget_unused(storage)
-                if storage.values and not storage.locks and self.release != "ignore":
-                    self.evict_unreferenced(storage)
-
-    def performed_again(self, values: Sequence[Value]) -> None:
-        """What was made from the values is there again, so that some of them may be banished now."""
-        if not self._to_banish:
-            return
-        for value in values:
-            if value.storage in self._to_banish:
-                self._banish(value.storage)
+                if storage.values and not storage.locks:
+                    self.mode.unlocked(self, storage)
 
     def in_flight(self, storage: Storage) -> bool:
         """Whether an operation that runs now has locked it: another thread may let go of an array that it takes."""
@@ -184,25 +259,7 @@ class References:
     def _stays(self, value: Value) -> bool:
         """Whether a value without a use stays until its room is needed."""
         storage = value.storage
-        return self.release == "ignore" and storage.resident and storage.size > 0 and not storage.locks
-
-    def _banish(self, storage: Storage) -> bool:
-        """Forget a released storage and make sources of what was made from it; False: something evicted needs it."""
-        users = dict.fromkeys(user for value in storage.values for user in value.each_user())
-        outputs = [output for user in users for output in user.outputs if output is not None]
-        if any(value.referred or value.pinned for value in storage.values):
-            self._to_banish.discard(storage)
-            return False
-        in_flight = self._scheduler.in_flight
-        busy = any(user in in_flight or not user.runs for user in users)
-        if busy or any(output.payload is EVICTED for output in outputs):
-            self._to_banish.add(storage)
-            return False
-        self._to_banish.discard(storage)
-        for output in outputs:
-            if output in output.storage.values:  # else it went with one before it
-                self.detach(output)
-        return True
+        return self.mode.lingers and storage.resident and storage.size > 0 and not storage.locks
 
     # Pins
 
@@ -211,7 +268,7 @@ class References:
             storage = value.storage
             value.pinned = True
             self._memory.machine.pin(storage)
-            if self.release == "ignore" and len(storage.values) > 1:
+            if self.mode.lingers and len(storage.values) > 1:
                 self._forget_unused(storage, value)  # it waited for an eviction, which will not come now
 
     def unpin(self, value: Value) -> None:
@@ -235,7 +292,7 @@ class References:
         if not storage.is_made_by(operation, value):
             self._memory.add_cost(storage, -operation.c0)
         self.forget(self._unlink(value, operation))
-        if self.release == "ignore":  # those without a use waited for an eviction, which will not come now
+        if self.mode.lingers:  # those without a use waited for an eviction, which will not come now
             self._forget_unused(storage, value)
 
     def keep(self, value: Value) -> None:
@@ -251,7 +308,7 @@ class References:
         for value in storage.values:
             if value.operation is None and not value.stays:
                 self.keep(value)
-        if self.release == "ignore":
+        if self.mode.lingers:
             self._forget_unused(storage)
         if storage.pool.tiers is not None and root_of(storage) is not None:
             storage.pool.tiers.fixed.add(storage)
@@ -292,7 +349,7 @@ class References:
 
     def forget_if_unused(self, storage: Storage) -> None:
         """What waited for its eviction goes with it."""
-        if self.release == "ignore":
+        if self.mode.lingers:
             for value in [value for value in storage.values if value.users is None and not value.referred]:
                 self.forget([value])
 
@@ -307,7 +364,7 @@ class References:
             if value.stays:
                 memory.machine.unlock(storage)
             if len(storage.values) == 1:
-                for waiting in (self.waiting, self._to_banish, self._on_advice, memory.neighbourhood.kept):
+                for waiting in (self.waiting, self.mode.waiting, self._on_advice, memory.neighbourhood.kept):
                     if waiting:
                         waiting.discard(storage)
                 if storage.pool.tiers is not None:
@@ -331,8 +388,7 @@ class References:
                 else:
                     if operation is None:  # else it is what it was; to look at all the others takes long
                         memory.machine.settle(storage)
-                    if self.release == "eager":
-                        self.evict_unreferenced(storage)
+                    self.mode.shrunk(self, storage)
             if self._fingerprints is not None:
                 self._fingerprints.forget(value)
             if operation is None:
@@ -385,6 +441,6 @@ class References:
     def restart(self, values: Iterable[Value]) -> None:
         """Count again, after a change that was cut short."""
         self.waiting.clear()
-        self._to_banish.clear()
+        self.mode.waiting.clear()
         self._on_advice.clear()
         self.history = sum(value.users is not None and not value.referred for value in values)

@@ -7,6 +7,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Final
 
 from recompute._budget import format_bytes
+from recompute._engine.options import Settings
 from recompute._engine.wall import Wall, say, shown
 from recompute._errors import ThrashWarning
 from recompute._names import qualified
@@ -39,13 +40,10 @@ _NAMED: Final = 3
 class Thrashing:
     """Looks at a program now and then: at how often an operation was repeated, and at the real time that this took."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.next: float = _OFTEN
         """How many repeated runs there will have been at the next look."""
-        self.cure = ""
-        """What to do, if it is known better than here."""
-        self.inside = "recompute"
-        """The package that the warning does not point to, beside this one."""
+        self._settings = settings
         self._wall = Wall(self._end)
         self._since: float | None = None
         """Processor time at the first look."""
@@ -65,9 +63,9 @@ class Thrashing:
             self.next = inf
             message = ""
             with self._wall:
-                message = _message(engine, runs, operations, lost, self.cure)
+                message = _message(engine, runs, operations, lost, self._settings.cure)
             if message:
-                warn(message, ThrashWarning, stacklevel=outside(self.inside))
+                warn(message, ThrashWarning, stacklevel=outside(self._settings.package))
 
     def _end(self, error: Exception) -> None:
         self.next = inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class Foresight:
         """It is over. `failed`: an exception has cut it short, and nothing is learnt from it."""
         if self._rounds.inside:
             self._rounds.end(failed=failed)
-            extend.tell(self._cache, None)
+            self._tell(None, None)
 
     def stop(self) -> None:
         """The last round is over. When it returns, no thread plans another one."""
@@ -62,9 +63,9 @@ class Foresight:
         self._marked, self._repetition, self._thread = True, None, thread
         self._rounds.begin()
         if self._rounds.listens:
-            extend.tell(self._cache, self.begins, self.wants)
+            self._tell(self.begins, self.wants)
         else:
-            extend.tell(self._cache, None)
+            self._tell(None, None)
 
     # Rounds that are found
 
@@ -73,7 +74,10 @@ class Foresight:
         if not self._marked and self._repetition is None:
             self._thread = get_ident()
             self._repetition = Repetition(self._cache.engine, self.begins)
-            extend.tell(self._cache, self._repetition.before, self.wants)
+            self._tell(self._repetition.before, self.wants)
+
+    def _tell(self, before: Callable[[Operation], None] | None, wanted: Callable[[Value], None] | None) -> None:
+        self._cache.extend.before, self._cache.extend.wanted = before, wanted
 
     def _turn(self, repetition: Repetition, what: int) -> None:
         """A round begins, or the program does not repeat any more."""

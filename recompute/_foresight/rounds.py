@@ -8,10 +8,8 @@ A round that goes wrong is left to the cache; a plan that goes wrong twice in a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from recompute import extend
 from recompute._foresight.follower import Follower
 from recompute._foresight.knowledge import Knowledge
 from recompute._foresight.recording import Recording
@@ -63,12 +61,12 @@ class Rounds:
             script = None
         self._followed = script is not None
         if script is not None:
-            self._follower = Follower(script, self._bring, extend.resident(cache), partial(extend.wanted, cache))
-            extend.advise(cache, self._follower)
+            self._follower = Follower(script, self._bring, cache.extend.resident(), cache.extend.is_wanted)
+            cache.extend.advise(self._follower)
             self._say("following", f"a plan with an overhead of {script.overhead:.3f}")
         if self._short and known.wanted and worth.try_again and cache.budget is not None:
-            self._recording = Recording(extend.resident(cache))
-            self._unsubscribe = extend.listen(cache, self._hear)
+            self._recording = Recording(cache.extend.resident())
+            self._unsubscribe = cache.extend.listen(self._hear)
             if script is None:
                 self._say("recording")
 
@@ -77,10 +75,10 @@ class Rounds:
         self.inside = False
         follower, worth = self._follower, self._worth
         if self._recording is not None:
-            extend.settle(self._cache)
+            self._cache.extend.settle()
         recording = self._recording
         self._stop_recording()
-        if recording is not None and not extend.settle(self._cache):
+        if recording is not None and not self._cache.extend.settle():
             recording = None  # another thread is in the middle of adding to it
         if follower is not None:
             self._leave()
@@ -182,11 +180,14 @@ class Rounds:
         self._known.finish()
 
     def _plan(self, recording: Recording) -> None:
-        pool = extend.fullest(self._cache)
+        pool = self._cache.extend.fullest()
         if pool is not None:
             if self._known.script is None:
                 self._say("planning")
-            recorded = recording.finish(pool.device, extend.referred(self._cache))
+            recorded = recording.finish(
+                pool.device,
+                [value for storage in self._cache.extend.resident() for value in storage.values if value.referred],
+            )
             self._known.plan(recorded, int(pool.limit) - pool.held)
 
     def forget(self, why: str) -> None:
@@ -198,13 +199,13 @@ class Rounds:
 
     def _bring(self, value: Value) -> float:
         """Have a value in memory; the seconds that operations took for that."""
-        before = extend.spent(self._cache)[1]
-        extend.bring(self._cache, value)
-        return extend.spent(self._cache)[1] - before
+        before = self._cache.extend.counts().repeated_seconds
+        self._cache.extend.bring(value)
+        return self._cache.extend.counts().repeated_seconds - before
 
     def _leave(self) -> None:
         self._follower = None
-        extend.advise(self._cache, None)
+        self._cache.extend.advise(None)
 
     def _say(self, state: str, why: str = "") -> None:
         if not self._over:
@@ -214,7 +215,7 @@ class Rounds:
         said = f"{state}: {why}" if why else state
         if said != self.state:
             self.state = said
-            extend.foresee(self._cache, state, why)
+            self._cache.extend.foresee(state, why)
 
 
 def _nothing() -> None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from recompute import extend
-
 if TYPE_CHECKING:
     from recompute._cache import Cache
 
@@ -72,7 +70,7 @@ class Worth:
     @property
     def repeated(self) -> float:
         """Seconds of repeated runs in this round so far."""
-        return extend.spent(self._cache)[1] - self._before.repeated
+        return self._cache.extend.counts().repeated_seconds - self._before.repeated
 
     def spent(self) -> Spent:
         """In this round so far."""
@@ -119,6 +117,6 @@ class Worth:
         self._next_pause = min(_LONGEST, 2 * self._next_pause)
 
     def _now(self) -> Spent:
-        extend.settle(self._cache)
-        _, evictions, runs = extend.counts(self._cache)
-        return Spent(*extend.spent(self._cache), runs, evictions)
+        self._cache.extend.settle()
+        done = self._cache.extend.counts()
+        return Spent(done.seconds, done.repeated_seconds, done.rematerializations, done.evictions)

@@ -12,8 +12,7 @@ from recompute._sight.why import Why
 from recompute._simulator.replay import Replay, baseline
 from recompute._simulator.simulate import budgets_of
 from recompute._traces.program import Program
-from recompute.events import Added, Event, Performed
-from recompute.extend import Step, Steps
+from recompute.events import Added, Event, Performed, Step, Steps
 
 _LOG = 10_000_000
 

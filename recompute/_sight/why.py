@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from recompute._budget import format_bytes
 from recompute._tables import List, Table, seconds
-from recompute.extend import Step
+from recompute.events import Step
 
 _MOST: Final = 10
 _ENOUGH: Final = 0.4

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from recompute._adapters.adapter import Adapter, register
-from recompute.extend import EngineOptions
+from recompute.extend import Settings
 
 
 class Placeholder:
@@ -46,9 +46,9 @@ class _PlaceholderAdapter(Adapter):
 register(Placeholder, _PlaceholderAdapter())
 
 
-def engine_options(effort: float = 0.0) -> EngineOptions:
+def engine_options(effort: float = 0.0) -> Settings:
     """As the library has it, but told how much room each operation asked for when it was recorded."""
-    return EngineOptions(room=_recorded_room, warns=False, effort=effort, waits=True)
+    return Settings(room=_recorded_room, warns=False, effort=effort, waits=True, internal=True)
 
 
 def _recorded_room(function: Any) -> tuple[Sequence[tuple[str, int]], bool]:

@@ -26,8 +26,7 @@ from recompute._simulator.run import Thrashing
 from recompute._simulator.victims import NEIGHBOURHOODS, Operation, Pool, Storage, Value, candidates
 from recompute._traces.program import Call, Program
 from recompute._warned import outside, warn
-from recompute.extend import ReleaseMode
-from recompute.policies import Policy, Search
+from recompute.policies import Policy, ReleaseMode, Search
 
 
 class OutOfMemory(Exception):

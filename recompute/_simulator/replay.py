@@ -9,7 +9,6 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Final, get_args
 
-from recompute import extend
 from recompute._cache import Cache, limits_of
 from recompute._errors import BudgetError
 from recompute._recomputable import Recomputable
@@ -20,8 +19,8 @@ from recompute._simulator.run import Counts, Status, Thrashing
 from recompute._simulator.tier import SimulatedStore, SimulatedTier
 from recompute._traces.program import Call, Program, StepKind
 from recompute.events import Listener
-from recompute.extend import EVICTED, ReleaseMode, Value
-from recompute.policies import Policy, Search, policy_of, search_of
+from recompute.extend import EVICTED, Value
+from recompute.policies import Policy, ReleaseMode, Search, policy_of, search_of
 
 _END: Final = 1 << 20
 """An instruction after the last of any code."""
@@ -128,7 +127,7 @@ class Replay:
             foresight=effort is not None,
             tiers=() if tier is None else tier,
             log=log,
-            engine=engine_options(effort or 0.0),
+            settings=engine_options(effort or 0.0),
         )
         self.cache.engine.memory.neighbourhood.keeps = program.settings.get("keeps") is not False
         tiers = self.cache.engine.memory.tiers
@@ -209,14 +208,14 @@ class Replay:
     def _source(self, value: int) -> None:
         storage = self.program.storages[value]
         payload = Placeholder(self.program.sizes[storage], self.program.devices[storage], None)
-        self._enter(value, extend.source(self.cache, payload, Recomputable))
+        self._enter(value, self.cache.extend.source(payload, Recomputable))
 
     def _call(self, number: int) -> None:
         call, cache = self.program.calls[number], self.cache
         arguments = tuple([self._value(argument) for argument in call.arguments])
         rerun = _Rerun(self.program, call, self.clock, self._aliased, call.room)
         place = (_code(call.place), _END) if call.place else _HERE
-        made = extend.perform(cache, rerun, arguments, arguments, place, nout=len(call.results))
+        made = cache.extend.run(rerun, arguments, arguments, place, handle=Recomputable, nout=len(call.results))
         for value, handle in zip(call.results, made, strict=True):
             self._enter(value, handle)
 
@@ -248,7 +247,7 @@ class Replay:
     def _evict(self, value: int) -> None:
         found = self._values[value]
         if found is not None:
-            extend.evict(self.cache, found)
+            self.cache.extend.evict(found)
 
     def _hold(self, value: int) -> None:
         found, held = self._values[value], self._held.setdefault(value, [])

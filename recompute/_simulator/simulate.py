@@ -15,8 +15,7 @@ from recompute._simulator.tier import SimulatedTier
 from recompute._simulator.victims import knows
 from recompute._traces.program import Program
 from recompute.events import Listener
-from recompute.extend import ReleaseMode
-from recompute.policies import DEFAULT, Policy, Search, policy_of
+from recompute.policies import DEFAULT, Policy, ReleaseMode, Search, policy_of
 
 MachineName = Literal["published", "library"]
 

@@ -8,14 +8,14 @@ from recompute._staging.line import Compute
 from recompute._traces.last_uses import last_uses
 from recompute._traces.program import Program
 from recompute.events import Event, Performed
-from recompute.extend import EngineOptions, Operation, Value
+from recompute.extend import Operation, Settings, Value
 
 
 class Recorder(Cache):
     """The cache that the example runs in: it refuses what would make the graph depend on a value."""
 
     def __init__(self, budget: int | None) -> None:
-        super().__init__(budget, engine=EngineOptions(before_bringing=_refuse, warns=False))
+        super().__init__(budget, settings=Settings(before_bringing=_refuse, warns=False, internal=True))
         self.made: dict[int, tuple[int, int]] = {}  # value -> (storage, bytes)
         self.subscribe(self._record_sizes)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
 from threading import Lock
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from recompute._traces.recorded import HEADER, VERSION
 from recompute._warned import warn
@@ -36,9 +36,26 @@ from recompute.events import (
     Unpinned,
 )
 
+if TYPE_CHECKING:
+    from recompute._cache import Cache
+
 _BATCH: Final = 1 << 20  # characters
 _LEVEL: Final = 1  # of compression: a better one costs more than the events
 _END: Final = '{"event":"End"}\n'
+
+
+def settings_of(cache: Cache) -> dict[str, object]:
+    """What the header of a trace says of its cache."""
+    settings: dict[str, object] = {
+        "policy": cache.policy.name,
+        "search": cache.search.name,
+        "release": cache.release,
+        "budget": cache.budget,
+    }
+    options = cache.engine.options
+    if options.paste:
+        settings |= {"paste": options.paste, "keeps": options.keeps}
+    return settings
 
 
 class Recorder:
@@ -86,10 +103,6 @@ class Recorder:
                     raise
                 finally:
                     self._writing.release()
-
-    def add_settings(self, **settings: object) -> None:
-        """More of what the header says, in a line of its own, for those who read the trace."""
-        self._lines.append(json.dumps({HEADER: VERSION, **settings}, default=str) + "\n")
 
     def flush(self) -> None:
         """Write what there is, and an end: the file is a complete trace, until the next event."""

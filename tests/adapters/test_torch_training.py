@@ -133,7 +133,7 @@ def held(block: rt.budget) -> dict[str, int]:
     kinds = [type(each) for each in gc.get_objects()]
     return {
         "bytes": block.stats().used,
-        "calls": extend.history(block.cache),
+        "calls": block.cache.extend.history,
         "storages": len(block._tracker.known()),
         "nodes": kinds.count(extend.Value),
     }

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute import extend
 from recompute._foresight.alignment import Alignment
 from recompute._foresight.planning import Planning
 from recompute._foresight.recording import Recording
@@ -45,11 +44,11 @@ class Round:
 
     def run(self, function: Any, taken: Sequence[int]) -> Any:
         """What the function makes of results, and of the source."""
-        extend.tell(self.cache, self.told.append)
+        self.cache.extend.before = self.told.append
         arguments = [self.values[number] for number in taken if number in self.values]
         with self.cache:
             result = rc.ap(function, self.source, *arguments)
-        extend.tell(self.cache, None)
+        self.cache.extend.before = None
         return result
 
 
@@ -59,7 +58,7 @@ def script_of(graph: Graph) -> Script:
     recording = Recording([])
     made.cache.subscribe(recording)
     for number, taken in enumerate(graph):
-        extend.tell(made.cache, recording.begins)
+        made.cache.extend.before = recording.begins
         arguments = [made.values[each] for each in taken]
         with made.cache:
             made.values[number] = rc.ap(FUNCTIONS[number], made.source, *arguments)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute.extend import EngineOptions
+from recompute.extend import Settings
 
 np = pytest.importorskip("numpy")
 
@@ -53,7 +53,7 @@ def test_a_loop_over_arrays_is_found_and_followed(share: float) -> None:
     plain = rc.Cache()
     expected, _, _ = training(plain, 12)
     budget = int(share * plain.stats().peak)
-    cache = rc.Cache(budget, clock=lambda: float(next(clock)), engine=EngineOptions(effort=0.02, waits=True))
+    cache = rc.Cache(budget, clock=lambda: float(next(clock)), settings=Settings(effort=0.02, waits=True))
     losses, states, again = training(cache, 12)
     assert losses == expected
     assert cache.stats().peak <= budget + cache.stats().overshoot
@@ -70,7 +70,7 @@ def test_a_loop_that_builds_up_is_no_round() -> None:
             240,
             foresight=foresight,
             clock=lambda: float(next(clock)),
-            engine=EngineOptions(effort=0.02, waits=True),
+            settings=Settings(effort=0.02, waits=True),
         )
         with cache:
             messages = [rc.ap(lambda: 0, nbytes=10)]

@@ -10,13 +10,12 @@ from types import FrameType
 import pytest
 
 import recompute as rc
-from recompute import extend
 from recompute._foresight.knowledge import Knowledge
 from recompute._foresight.planning import Planning
 from recompute._foresight.recording import Recording, Round
 from recompute._plans.exact import beam, exact
 from recompute._plans.problem import Problem, problem_of
-from recompute.extend import EngineOptions
+from recompute.extend import Settings
 
 
 def recorded_chain(length: int) -> Round:
@@ -24,7 +23,7 @@ def recorded_chain(length: int) -> Round:
     cache = rc.Cache(10**9)
     recording = Recording([])
     cache.subscribe(recording)
-    extend.tell(cache, recording.begins)
+    cache.extend.before = recording.begins
     with cache:
         values = [rc.pure(1)]
         for _ in range(length):
@@ -99,7 +98,7 @@ def plans() -> int:
 
 def test_nothing_is_planned_after_the_last_round() -> None:
     """What plans has ended when the last round is said to be over."""
-    with rc.Cache(2500, engine=EngineOptions(effort=400.0)) as cache:
+    with rc.Cache(2500, settings=Settings(effort=400.0)) as cache:
         for _ in range(2):
             with cache.iteration():
                 values = [rc.pure(1)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute._foresight.repetition import BEGINS, LOST, NOTHING, Repetition
-from recompute.extend import EngineOptions
+from recompute.extend import Settings
 from recompute.testing import ManualClock, check_invariants
 
 LONG, SHORTEST = 16, 16  # operations: looked up in a row, and of a round at least
@@ -144,7 +144,7 @@ def objects_after(rounds: int, cache: rc.Cache, clock: ManualClock) -> Counter[t
 def test_costs_of_rounds_are_not_kept_for_ever() -> None:
     """After hundreds of rounds that follow one plan there is no more than after a few."""
     clock = ManualClock()
-    cache = rc.Cache(700, clock=clock, engine=EngineOptions(effort=0.0005, waits=True))
+    cache = rc.Cache(700, clock=clock, settings=Settings(effort=0.0005, waits=True))
     before = objects_after(10, cache, clock)
     assert cache.stats().foresight.startswith("following")
     after = objects_after(300, cache, clock)
@@ -154,7 +154,7 @@ def test_costs_of_rounds_are_not_kept_for_ever() -> None:
 def test_a_marked_round_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded of it goes, and it is said why."""
     monkeypatch.setattr("recompute._foresight.rounds._MOST", 100)
-    cache = rc.Cache(1000, engine=EngineOptions(waits=True))
+    cache = rc.Cache(1000, settings=Settings(waits=True))
     with cache, cache.iteration():
         value = rc.pure(0)
         for _ in range(200):
@@ -167,7 +167,7 @@ def test_a_marked_round_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPat
 def test_a_round_much_longer_than_its_plan_is_not_followed_for_ever() -> None:
     """A loop that goes on with the operation that came last is lost: what it runs is not kept."""
     clock = ManualClock()
-    cache = rc.Cache(600, clock=clock, engine=EngineOptions(effort=0.0005, waits=True))
+    cache = rc.Cache(600, clock=clock, settings=Settings(effort=0.0005, waits=True))
 
     def step(x: int) -> int:
         clock.advance(1.0)

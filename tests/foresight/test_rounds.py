@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute.extend import EngineOptions
+from recompute.extend import Settings
 from recompute.testing import Identity, ManualClock, check_invariants
 from recompute.testing.programs import Interpreter, Observation, Program, difference
 from recompute.testing.strategies import RELEASES, programs, steps
 
-QUICK = EngineOptions(effort=0.0005, waits=True)
+QUICK = Settings(effort=0.0005, waits=True)
 
 
 def cache_of(budget: Any, **options: Any) -> rc.Cache:
-    return rc.Cache(budget, clock=ManualClock(), engine=QUICK, **options)
+    return rc.Cache(budget, clock=ManualClock(), settings=QUICK, **options)
 
 
 @st.composite
@@ -111,7 +111,7 @@ def overheads(
 ) -> tuple[list[float], rc.Cache]:
     """The overhead of each round of training, checked against the right result."""
     clock = ManualClock()
-    cache = rc.Cache(budget, clock=clock, engine=QUICK, **options)
+    cache = rc.Cache(budget, clock=clock, settings=QUICK, **options)
     found: list[float] = []
     with cache:
         for number in range(rounds):
@@ -161,7 +161,7 @@ def test_a_round_that_differs_a_little_is_followed_all_the_same() -> None:
 def test_another_program_is_learnt_anew() -> None:
     """A plan that fits no longer is given up within the round, and said to be lost; a new one follows."""
     clock = ManualClock()
-    cache = rc.Cache(1200, clock=clock, engine=QUICK)
+    cache = rc.Cache(1200, clock=clock, settings=QUICK)
     states: list[str] = []
 
     def listen(event: rc.events.Event) -> None:
@@ -195,7 +195,7 @@ def test_another_program_is_learnt_anew() -> None:
 def test_what_is_known_does_not_grow(marked: bool) -> None:
     """After many rounds there are as many objects as after a few."""
     clock = ManualClock()
-    cache = rc.Cache(1800, clock=clock, engine=QUICK)
+    cache = rc.Cache(1800, clock=clock, settings=QUICK)
     counts: list[int] = []
     with cache:
         for number in range(1, 41):
@@ -219,7 +219,7 @@ def test_foresight_can_be_switched_off() -> None:
 def test_a_round_that_fails_is_not_learnt_from() -> None:
     """Its exception passes through, and the next round is recorded."""
     clock = ManualClock()
-    cache = rc.Cache(1200, clock=clock, engine=QUICK)
+    cache = rc.Cache(1200, clock=clock, settings=QUICK)
     with cache:
         with pytest.raises(ZeroDivisionError), cache.iteration():
             rc.ap(int.__floordiv__, chain(cache, 30, clock), 0)
@@ -248,7 +248,7 @@ def test_without_a_budget_nothing_is_recorded() -> None:
 def test_the_background_thread_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without waiting, the plan is taken up by a round that begins after it was made."""
     clock = ManualClock()
-    cache = rc.Cache(1200, clock=clock, engine=EngineOptions(effort=0.0005))
+    cache = rc.Cache(1200, clock=clock, settings=Settings(effort=0.0005))
     with cache:
         with cache.iteration():
             chain(cache, 60, clock)
@@ -263,7 +263,7 @@ def test_the_background_thread_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_round_with_fewer_outputs() -> None:
     """An operation that has another number of outputs than in the round before is still got right."""
     clock = ManualClock()
-    cache = rc.Cache(700, clock=clock, engine=QUICK)
+    cache = rc.Cache(700, clock=clock, settings=QUICK)
 
     def split(x: int, parts: int) -> tuple[int, ...]:
         clock.advance(1.0)
@@ -282,7 +282,7 @@ def test_a_round_with_fewer_outputs() -> None:
 def test_each_item_is_a_round() -> None:
     """`iterations` marks rounds as `iteration` does; what is left in the middle ends its round, and is no lesson."""
     clock = ManualClock()
-    cache = rc.Cache(1800, clock=clock, engine=QUICK)
+    cache = rc.Cache(1800, clock=clock, settings=QUICK)
     by_item = []
     with cache:
         for number in cache.iterations(range(6)):

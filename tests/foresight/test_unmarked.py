@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute._foresight.repetition import Repetition
-from recompute.extend import EngineOptions
+from recompute.extend import Settings
 from recompute.testing import ManualClock, check_invariants
 
-QUICK = EngineOptions(effort=0.0005, waits=True)
+QUICK = Settings(effort=0.0005, waits=True)
 
 PLAN = 1.1
 """Times the compute without foresight, at most, of a program of many rounds."""
@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, budget: int, *, foresight: bool = True) -> None:
         self.clock = clock = ManualClock()
-        self.cache = rc.Cache(budget, clock=clock, engine=QUICK, foresight=foresight)
+        self.cache = rc.Cache(budget, clock=clock, settings=QUICK, foresight=foresight)
         self.states: list[str] = []
         self.overheads: list[float] = []
         self.results: list[int] = []

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from recompute import extend
 from recompute.testing import check_invariants
 
 ROWS = 5_000
@@ -136,7 +135,7 @@ def test_its_thread_can_be_ended_before_the_cache(tmp_path: Path) -> None:
             signals = ahead._signals
             assert signals is not None
             check_invariants(cache, made)
-            extend.end_ahead(cache)
+            cache.extend.stop_ahead()
             signals.end()  # as at the end of the process
             signals.wait()
             assert signals._done == signals._times

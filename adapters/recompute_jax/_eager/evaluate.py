@@ -17,7 +17,6 @@ import numpy as np
 from jax.extend.core import Literal
 
 import recompute as rc
-from recompute.extend import perform
 from recompute_jax._arrays.devices import spread
 from recompute_jax._eager.arguments import is_handle, source, specs, traced
 from recompute_jax._eager.kernels import Kernel
@@ -207,7 +206,9 @@ class _Run:
         nodes = tuple([operand.node for operand in operands])
         positional = (*nodes, *rest) if rest else nodes
         declared = nbytes if self._limited else None
-        return perform(self._cache, function, positional, nodes, self._place, nout=len(nbytes), nbytes=declared)
+        return self._cache.extend.run(
+            function, positional, nodes, self._place, handle=rc.Recomputable, nout=len(nbytes), nbytes=declared
+        )
 
 
 def _place_of_caller() -> tuple[CodeType, int]:

@@ -11,17 +11,8 @@ from typing import Any
 import jax
 
 import recompute as rc
-from recompute.extend import (
-    Outputs,
-    clock_of,
-    common_engine,
-    constant,
-    handle_like,
-    identity,
-    name_of,
-    perform,
-    running,
-)
+from recompute.extend import Outputs, clock_of, common_engine, constant, handle_like, identity, running
+from recompute.text import name_of
 from recompute_jax._arrays.devices import OUT_OF_MEMORY, make_room
 from recompute_jax._eager.kernels import Cost, ready
 from recompute_jax._eager.surroundings import Surroundings
@@ -134,5 +125,5 @@ def _apply(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     cache = rc.current_cache() if engine is None else engine.cache
     nodes = tuple([handle.node for handle in handles])
     function = _OfLeaves(fn, tree, [_HOLE if isinstance(leaf, rc.Recomputable) else leaf for leaf in leaves])
-    made = perform(cache, function, nodes, nodes, caller, nout=0, handle=handle_like(handles))
+    made = cache.extend.run(function, nodes, nodes, caller, nout=0, handle=handle_like(handles))
     return jax.tree.unflatten(function.made, made[: function.made.num_leaves])

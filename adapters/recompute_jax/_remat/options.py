@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import jax
 
-from recompute.extend import bytes_or_share
+from recompute.text import bytes_or_share
 from recompute_jax._emit.gates import GATES, Gate
 from recompute_jax._program.segments import Segment
 from recompute_jax._remat.measured import measured

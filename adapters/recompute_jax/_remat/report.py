@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from recompute.events import Event
-from recompute.extend import format_bytes
 from recompute.planners import Plan
+from recompute.text import format_bytes
 from recompute.traces import Program
 from recompute_jax._program.segments import Segments
 from recompute_jax._program.text import short as short

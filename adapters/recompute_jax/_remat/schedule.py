@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jax.extend.core import ClosedJaxpr
 
-from recompute.extend import format_bytes
+from recompute.text import format_bytes
 from recompute_jax._emit.gates import Gate
 from recompute_jax._emit.regions import Region, updates_apart
 from recompute_jax._program.costs import nbytes, size_of

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from jax.extend.core import ClosedJaxpr
 
 from recompute import BudgetError
-from recompute.extend import format_bytes
 from recompute.planners import PlanError
+from recompute.text import format_bytes
 from recompute_jax._emit.gates import Gate, explicit_sharding
 from recompute_jax._emit.regions import LENGTH
 from recompute_jax._program.costs import size_of

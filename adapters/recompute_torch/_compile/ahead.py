@@ -10,8 +10,8 @@ import torch
 from torch._dynamo.exc import ShortenTraceback, Unsupported
 
 import recompute as rc
-from recompute.extend import bytes_or_share, parse_budget
 from recompute.planners import smallest
+from recompute.text import bytes_or_share, parse_budget
 from recompute_torch._compile.backend import Backend, Split
 from recompute_torch._compile.made_up import drawing_elsewhere
 from recompute_torch._compile.partition import Amount, Parts, TooSmall

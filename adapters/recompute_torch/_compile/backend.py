@@ -15,7 +15,7 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._guards import CompileContext
 
 import recompute as rc
-from recompute.extend import bytes_or_share, format_bytes, parse_budget
+from recompute.text import bytes_or_share, format_bytes, parse_budget
 from recompute_torch._compile.boxed import Boxed
 from recompute_torch._compile.costs import Costs, Prices
 from recompute_torch._compile.partition import OVER, Amount, Parts, TooSmall

@@ -14,7 +14,7 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from recompute.extend import format_bytes
+from recompute.text import format_bytes
 from recompute_torch._compile.boxed import Watched
 from recompute_torch._compile.choosing import FusedPartitioner
 from recompute_torch._compile.costs import Prices

@@ -13,7 +13,7 @@ from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for
 from torch.utils._pytree import tree_leaves
 
 from recompute import planners
-from recompute.extend import bytes_or_share, parse_budget
+from recompute.text import bytes_or_share, parse_budget
 from recompute_torch._compile import costs as costs_file
 from recompute_torch._compile import emit, program
 from recompute_torch._compile.costs import Costs, Prices

@@ -15,7 +15,7 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
 from recompute import planners
-from recompute.extend import format_bytes
+from recompute.text import format_bytes
 from recompute_torch._compile import remembered
 from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.emit import Emission, crossing

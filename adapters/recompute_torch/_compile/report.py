@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from recompute.extend import format_bytes
+from recompute.text import format_bytes
 from recompute_torch._compile.meter import Allocations, Meter
 
 _LINES: Final = 12

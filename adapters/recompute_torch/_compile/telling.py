@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from recompute import planners
-from recompute.extend import format_bytes
+from recompute.text import format_bytes
 from recompute_torch._compile.program import Joint
 
 _PROBES: Final = 8  # budgets that are tried to say which works

@@ -21,8 +21,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import recompute as rc
-from recompute import extend, policies
-from recompute.extend import PoolStats, parse_budget
+from recompute import policies, text
+from recompute.extend import PoolStats
+from recompute.text import parse_budget
 from recompute_torch import _block
 from recompute_torch._block import budget
 from recompute_torch._holders import KINDS, Held, Holders
@@ -214,11 +215,11 @@ class NativeBudget(budget):
             self._steps.append(step)
             if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE:
                 self._said = True
-                extend.warn(
+                text.warn(
                     f"{step.repeated_share:.0%} of the computing in step {step.number} was repeated computing, "
                     f"{step.repeated_compute:.1f} seconds. {_block._CURE}",
                     rc.ThrashWarning,
-                    stacklevel=extend.outside("torch"),
+                    stacklevel=text.outside("torch"),
                 )
             for listener in list(self._listeners):
                 listener(step)
