@@ -19,8 +19,10 @@ cdef class Shared:
     cdef public int threshold
     cdef public Changes changing
     cdef public bint off
+    cdef public bint raised
 
     cpdef look(self)
+    cpdef pause(self)
     cpdef resume(self)
     cpdef calls_python(self)
 

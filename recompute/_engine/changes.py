@@ -69,11 +69,13 @@ def do_if_free(free: Any, action: Callable[[], object]) -> bool:
 class Shared:
     """What the caches of a process have in common."""
 
-    __slots__ = ("changing", "if_free", "is_mine", "lock", "off", "threshold", "waiting")
+    __slots__ = ("changing", "if_free", "is_mine", "lock", "off", "raised", "threshold", "waiting")
 
     def __init__(self) -> None:
         self.off = False
         """The collector was switched off for the change that is going on."""
+        self.raised = False
+        """Its threshold was raised for that change."""
         self.threshold = get_threshold()[0]
         """Of the collector's youngest generation, as the program has set it."""
         self.renew()
@@ -94,19 +96,26 @@ class Shared:
         if threshold != _PAUSED:
             self.threshold = threshold
 
+    def pause(self) -> None:
+        """Raise the threshold: the collector does not start."""
+        self.raised = True
+        set_threshold(_PAUSED)
+
     def resume(self) -> None:
         """The collector may start again."""
         if self.off:
             self.off = False
             enable()
-        elif get_threshold()[0] == _PAUSED:
-            set_threshold(self.threshold)
+        elif self.raised:
+            self.raised = False
+            if get_threshold()[0] == _PAUSED:
+                set_threshold(self.threshold)
 
     def calls_python(self) -> None:
         """A change that has switched the collector off is about to run Python: leave the switch alone."""
         if self.off:
             self.look()
-            set_threshold(_PAUSED)
+            self.pause()
             self.off = False
             enable()
 
@@ -157,7 +166,7 @@ class Changes:
     def begun(self, python: bool = False) -> Any:
         """A change begins: to be entered with the lock. `python`: it is made by code that is not compiled."""
         if not self.atomic:
-            set_threshold(_PAUSED)
+            self._shared.pause()
         elif isenabled():
             self._shared.off = True
             disable()

@@ -6,6 +6,10 @@ from recompute._engine.machine cimport Machine
 from recompute._engine.pool cimport Pool
 
 
+cdef extern from "Python.h":
+    unsigned long get_ident "PyThread_get_thread_ident" ()
+
+
 cdef class Frame:
     cdef public tuple arguments
     cdef public object ask

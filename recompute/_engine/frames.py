@@ -7,11 +7,16 @@ that runs next on top. So a chain of a million evicted values is no deeper than 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ReferenceType, ref
 
+from recompute import _cython as cython
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+    from threading import get_ident  # compiled, it is the interpreter's, see the .pxd
 
 if TYPE_CHECKING:
     from recompute._engine.changes import Call

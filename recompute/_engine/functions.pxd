@@ -1,5 +1,10 @@
 cimport cython
 
+
+cdef extern from "Python.h":
+    object id "PyLong_FromVoidPtr" (object)  # not looked up among the built-in names
+
+
 cdef dict _facts
 cdef dict _codes
 
