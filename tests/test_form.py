@@ -59,9 +59,10 @@ def test_slots_and_fields_agree(name: str) -> None:
     fields: dict[str, set[str]] = {}
     for text in start.with_suffix(".pxd").read_text().splitlines():
         if begins := re.match(r"cdef class (\w+)", text):
-            fields[begins[1]] = set()
+            name = begins[1]
+            fields[name] = set()  # a class may be announced before it is declared
         elif field := re.match(r"    cdef (?:public |readonly )?[\w .*:\[\]]+?[ *](\w+)$", text):
-            fields[list(fields)[-1]].add(field[1])
+            fields[name].add(field[1])
     assert fields == {name: slots[name] for name in fields}
 
 

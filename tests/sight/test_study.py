@@ -98,11 +98,11 @@ def test_a_look_has_what_the_events_have(steps: list[Step], share: float) -> Non
     end = events[-1].time
     for column in range(COLUMNS):
         start, stop = column / COLUMNS * end, (column + 1) / COLUMNS * end
-        before = [event.used for event in events if event.time < start]
+        before = [event.used for event in events if event.time < start - 1e-9 * end]
+        entered = [event.used for event in events if event.time <= start + 1e-9 * end]
         inside = [event.used for event in events if start + 1e-9 * end < event.time < stop - 1e-9 * end]
-        most = max([*before[-1:], *inside, 0])
         near = [event.used for event in events if start - 1e-9 * end <= event.time <= stop + 1e-9 * end]
-        assert most <= look.used[column] <= max([most, *near])
+        assert max([*entered[-1:], *inside, 0]) <= look.used[column] <= max([*before[-1:], *near, 0])
     again = sum(event.cost for event in events if isinstance(event, Performed) and event.again)
     assert sum(look.again) / 100 / COLUMNS * end == pytest.approx(again, abs=0.006 * end)
     assert sum(seconds for _, _, _, seconds in look.repeated) == pytest.approx(again * program.unit)

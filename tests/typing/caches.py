@@ -49,5 +49,5 @@ assert_type(rc.simulator.simulate(program, "40%").overhead, float | None)
 assert_type(rc.planners.plan(program, 0.4).peak, int)
 assert_type(rc.testing.Identity(3).get(), int)
 node: rc.extend.Value = rc.pure(3).node
-rc.extend.bring(cache, node)
+cache.extend.bring(node)
 floor = rc.pictures.Floor
