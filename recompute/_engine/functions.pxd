@@ -1,6 +1,13 @@
 cimport cython
 
 
+cdef extern from *:
+    """
+    #define refers_to(reference, object) (PyWeakref_GET_OBJECT(reference) == (object))
+    """
+    bint refers_to(object, object)
+
+
 cdef extern from "Python.h":
     object id "PyLong_FromVoidPtr" (object)  # not looked up among the built-in names
 

@@ -10,6 +10,16 @@ from types import CodeType, FunctionType
 from typing import Any, Final
 from weakref import ReferenceType, ref
 
+from recompute import _cython as cython
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+
+    def refers_to(reference: ReferenceType[FunctionType], function: FunctionType) -> bool:  # compiled: see the .pxd
+        return reference() is function
+
+
 Meaning = tuple[str, ReferenceType[FunctionType] | None]
 """A name among globals, and the function that it means there; None: nothing, but something that is built in."""
 
@@ -47,7 +57,7 @@ class Facts:
 
 def facts_of(function: FunctionType) -> Facts:
     known = _facts.get(id(function))
-    if known is None or known.reference() is not function:
+    if known is None or not refers_to(known.reference, function):
         known = Facts(function)
         if len(_facts) >= _MOST:
             _facts.clear()

@@ -85,11 +85,11 @@ class Runs:
                     return
             payloads = fill(operation.positional, False)
             keywords = None if options is None else keywords_of(operation)
-            frame.key, rough = sizes.keys(operation, payloads, keywords)
+            frame.key = sizes.key(operation, payloads, keywords, True)
             frame.needs = sizes.get(frame.key, operation)
             if frame.needs is None:
-                frame.rough = rough
-                frame.needs = sizes.guess(rough)
+                frame.rough = sizes.key(operation, payloads, keywords, False)
+                frame.needs = sizes.guess(frame.rough)
 
     def is_sure(self, frame: Frame) -> bool:
         """Whether what was expected is not a guess. Its arguments are in memory."""

@@ -12,8 +12,8 @@ cdef dict _how
 cdef class LearntSizes:
     cdef dict _sizes
 
-    @cython.locals(exact=list, rough=list, kind=Kind)
-    cpdef tuple keys(self, Operation operation, list payloads, dict keywords)
+    @cython.locals(key=list)
+    cpdef tuple key(self, Operation operation, list payloads, dict keywords, bint exact)
     cpdef get(self, object key, Operation operation)
     cpdef guess(self, object key)
     cpdef learn(self, object key, object sizes, object rough=*)

@@ -29,31 +29,21 @@ class LearntSizes:
     def __init__(self) -> None:
         self._sizes: dict[Hashable, Sizes] = {}
 
-    def keys(
-        self, operation: Operation, payloads: list[Any], keywords: dict[str, Any] | None
-    ) -> tuple[Hashable, Hashable]:
-        """Under which the sizes of a call's outputs are filed, and the same for all calls that differ in numbers only.
+    def key(self, operation: Operation, payloads: list[Any], keywords: dict[str, Any] | None, exact: bool) -> Hashable:
+        """Under which the sizes of a call's outputs are filed; not `exact`: for all calls that differ in numbers only.
 
         O(arguments), and asks adapters.
         """
         nout = 1 if operation.options is None else operation.options.nout or 1
-        function = identity(operation.function)
-        exact: list[Any] = [function, nout]
-        rough: list[Any] = [_ROUGH, function, nout]
+        key: list[Any] = [identity(operation.function), nout]
+        if not exact:
+            key.append(_ROUGH)
         for payload in payloads:
-            cls = type(payload)
-            if cls in _NESTED:
-                exact.append(_nested(payload, True))
-                rough.append(_nested(payload, False))
-            else:
-                part = payload if kinds.of(cls).signature is None else _signed(payload)
-                exact.append(part)
-                rough.append(cls if cls in _NUMBERS else part)
+            key.append(_nested(payload, exact))
         if keywords:
             for name, payload in keywords.items():
-                exact.append((name, _nested(payload, True)))
-                rough.append((name, _nested(payload, False)))
-        return tuple(exact), tuple(rough)
+                key.append((name, _nested(payload, exact)))
+        return tuple(key)
 
     def get(self, key: Hashable, operation: Operation) -> Sizes | None:
         """What was learnt, or what the function itself says (`expect`); None if there is neither."""
