@@ -67,6 +67,12 @@ class Segments:
         """Of every segment once."""
         return sum(each.flops for each in self.segments)
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest value that a segment makes and that is no result."""
+        made = [var for part in self.segments for var in part.outputs if var not in self.outputs]
+        return max(map(self.builder.nbytes, made), default=0)
+
 
 def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = None) -> Segments:
     """The segments of a flat jaxpr; `price` gives their costs, which are estimated otherwise.
