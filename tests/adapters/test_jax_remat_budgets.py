@@ -182,7 +182,7 @@ def test_one_look_where_a_branch_holds_one_value_more() -> None:
 
 
 def test_what_will_not_fit_is_not_compiled() -> None:
-    """Of a series, no plan is compiled that needs notably more than the budget, where the planner counts as XLA does."""
+    """Of a series, no plan is compiled that needs notably more than the budget by the planner's count."""
 
     def loss(w: Any, x: Any) -> Any:
         first, sums = lax.scan(lambda x, _: (jax.nn.gelu(x @ w) + x, jnp.sin(x).sum()), x, None, length=60)

@@ -66,7 +66,7 @@ class Kernel:
 
     def __init__(self, equation: JaxprEqn, measure: bool, once: bool) -> None:
         where = source_info_util.summarize(equation.source_info)
-        self.__name__ = f"{equation.primitive.name} ({where})"
+        self.__name__ = f"{equation.primitive.name} ({where})" if where else equation.primitive.name
         self.once = once  # it has effects
         self._bind = _function_of(equation)
         self._several = len(equation.outvars) != 1

@@ -11,7 +11,8 @@ from jax.extend.core import find_top_trace, set_current_trace
 _config: Any = jax.config  # which has no types
 
 with jax.core.eval_context():
-    _EVAL: Final = find_top_trace(())  # type: ignore[no-untyped-call]  # JAX's
+    EVAL: Final = find_top_trace(())  # type: ignore[no-untyped-call]  # JAX's
+"""Where operations run at once."""
 
 
 class Surroundings:
@@ -25,7 +26,7 @@ class Surroundings:
 
     def run(self, function: Callable[..., Any], operands: Iterable[Any]) -> Any:
         """`function(*operands)` as if it stood there; not traced, even if JAX traces what calls this."""
-        with set_current_trace(_EVAL):  # type: ignore[no-untyped-call]  # JAX's
+        with set_current_trace(EVAL):  # type: ignore[no-untyped-call]  # JAX's
             if _config.jax_default_device is self._device and _config.jax_enable_x64 is self._x64:
                 return function(*operands)
             with jax.default_device(self._device), jax.enable_x64(self._x64):
