@@ -23,8 +23,8 @@ from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace
 import recompute as rc
 from recompute.extend import EVICTED, Value, refer_if_there, source
 from recompute_jax._eager.evaluate import Run
+from recompute_jax._eager.kernels import EVAL
 from recompute_jax._eager.steps import prepared
-from recompute_jax._eager.surroundings import EVAL
 
 _OTHERS: Final = str(Path(jax.__file__).parent), str(Path(__file__).parents[1])
 """Where the code lies that is not the caller's."""

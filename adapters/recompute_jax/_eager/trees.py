@@ -23,8 +23,7 @@ from recompute.extend import (
     running,
 )
 from recompute_jax._arrays.devices import OUT_OF_MEMORY, make_room
-from recompute_jax._eager.kernels import Cost, ready
-from recompute_jax._eager.surroundings import Surroundings
+from recompute_jax._eager.kernels import Cost, Surroundings, ready
 
 
 def ap(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -20,14 +20,12 @@ from recompute_jax._emit.regions import LENGTH
 from recompute_jax._program.costs import size_of
 from recompute_jax._program.fingerprint import fingerprint
 from recompute_jax._program.jaxpr import flatten
-from recompute_jax._remat.budget_search import cheapest
 from recompute_jax._remat.candidates import AnyCandidates, Candidate
 from recompute_jax._remat.compile import Argument, mesh_of
 from recompute_jax._remat.joined import candidates_of
-from recompute_jax._remat.ladder import Ladder
+from recompute_jax._remat.ladder import Ladder, cheapest
 from recompute_jax._remat.options import Options
-from recompute_jax._remat.planned import Planned
-from recompute_jax._remat.report import RematPlan, describe
+from recompute_jax._remat.report import Planned, RematPlan, describe
 from recompute_jax._remat.saved import SavedPlan, made_with
 from recompute_jax._remat.schedule import Schedule, Schedules
 

@@ -17,7 +17,7 @@ from typing import Final
 from jax.extend.core import Var
 
 from recompute_jax._program.costs import nbytes
-from recompute_jax._program.text import short
+from recompute_jax._program.jaxpr import short
 from recompute_jax._scans.groups import Group, Mode
 
 _BISECTIONS: Final = 12
