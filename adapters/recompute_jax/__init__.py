@@ -8,13 +8,15 @@ How a function becomes a planned function (`remat`), one folder a stage; imports
     _scans      scans that pass stacks to each other keep less of them, and run steps again in blocks
     _program    the traced function: flat equations, what they cost, the segments that XLA makes from them
 
-    _eager      the other way: `evaluate` runs the equations one by one through the cache, `ap` a function as one
+    _eager      the other way: `evaluate` runs the equations one by one through the cache, `ap` a function as one,
+                and in a `budget` block whatever JAX is called for
     _arrays     how the cache sees arrays: bytes, devices, the time of compilation
 """
 
 try:
     from recompute_jax._arrays.adapter import JaxAdapter, adapter
     from recompute_jax._eager.evaluate import evaluate, op_by_op
+    from recompute_jax._eager.live import budget
     from recompute_jax._eager.trees import ap, lift
     from recompute_jax._remat.remat import remat
 except ModuleNotFoundError as error:
@@ -25,4 +27,4 @@ except ModuleNotFoundError as error:
         name="jax",
     ) from None
 
-__all__ = ["JaxAdapter", "adapter", "ap", "evaluate", "lift", "op_by_op", "remat"]
+__all__ = ["JaxAdapter", "adapter", "ap", "budget", "evaluate", "lift", "op_by_op", "remat"]

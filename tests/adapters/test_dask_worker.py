@@ -647,6 +647,7 @@ def test_four_processes_that_come_and_go() -> None:
         np.testing.assert_allclose(client.gather(futures), [n * wanted.sum() for n in range(20)])
         assert any(client.run(lambda dask_worker: dask_worker.data.cache.stats().evictions).values())
 
+
 def test_a_worker_has_its_own_data() -> None:
     """Another mapping is refused, with the cure."""
     with pytest.raises(ValueError, match=r"use distributed\.Worker"):

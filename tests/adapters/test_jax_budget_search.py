@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
-from recompute_jax._remat.budget_search import cheapest  # after importorskip
+from recompute_jax._remat.ladder import cheapest  # after importorskip
 
 compilers = st.lists(st.integers(1, 100), min_size=1, max_size=40)
 

@@ -17,8 +17,7 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from jax.extend.core import Var, jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._program.costs import nbytes  # noqa: E402  # after importorskip
-from recompute_jax._program.fusion import kind  # noqa: E402  # after importorskip
+from recompute_jax._program.costs import kind, nbytes  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
 from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
 from recompute_jax._scans.blocks import Shape, shape  # noqa: E402  # after importorskip

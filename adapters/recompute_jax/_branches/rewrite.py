@@ -13,8 +13,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Var
 from recompute_jax._branches.groups import Branch, Group, Needs, groups_of
 from recompute_jax._branches.kept import Kept
 from recompute_jax._emit.gates import zeros
-from recompute_jax._program.jaxpr import Atom, Flat, bind, flatten, struct
-from recompute_jax._program.text import short
+from recompute_jax._program.jaxpr import Atom, Flat, bind, flatten, short, struct
 
 Environment = dict[Var, Any]
 

@@ -85,10 +85,10 @@ def op_by_op(
             del args, kwargs, dynamic, positional, named, found
             cache = next((leaf.cache for leaf in leaves if is_handle(leaf)), None)
             if cache is None or cache is rc.current_cache():
-                results = _Run(place).everything(program, leaves, recomputable)
+                results = Run(place, rc.current_cache()).everything(program, leaves, recomputable)
             else:
                 with cache:
-                    results = _Run(place).everything(program, leaves, recomputable)
+                    results = Run(place, rc.current_cache()).everything(program, leaves, recomputable)
             return jax.tree.unflatten(out_tree, results)
 
     return evaluated
@@ -104,11 +104,11 @@ class _Stacked:
         self.nbytes = nbytes  # of all together
 
 
-class _Run:
+class Run:
     """One evaluation."""
 
-    def __init__(self, place: tuple[CodeType, int]) -> None:
-        self._cache = rc.current_cache()
+    def __init__(self, place: tuple[CodeType, int], cache: rc.Cache) -> None:
+        self._cache = cache
         self._place = place  # where operations are created, for those who read of them
         self._consts: dict[Program, list[Handle]] = {}
         self._limited = self._cache.budget is not None  # results have declared sizes

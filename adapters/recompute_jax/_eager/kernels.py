@@ -7,7 +7,7 @@ the host waiting for it. Whatever is of the same kind costs the same from then o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from itertools import count
 from math import prod
@@ -17,12 +17,36 @@ from weakref import WeakValueDictionary
 
 import jax
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn, Literal, Primitive, Var, jaxprs_in_params
+from jax.extend.core import JaxprEqn, Literal, Primitive, Var, find_top_trace, jaxprs_in_params, set_current_trace
 
 from recompute.extend import clock_of, running
 from recompute_jax._arrays.devices import OUT_OF_MEMORY, make_room
-from recompute_jax._eager.surroundings import Surroundings
 from recompute_jax._program.jaxpr import bind
+
+_config: Any = jax.config  # which has no types
+
+with jax.core.eval_context():
+    EVAL: Final = find_top_trace(())  # type: ignore[no-untyped-call]  # JAX's
+"""Where operations run at once."""
+
+
+class Surroundings:
+    """Those of the place where it is made, for an operation that may run again anywhere."""
+
+    __slots__ = ("_device", "_x64")
+
+    def __init__(self) -> None:
+        self._device = _config.jax_default_device
+        self._x64 = _config.jax_enable_x64
+
+    def run(self, function: Callable[..., Any], operands: Iterable[Any]) -> Any:
+        """`function(*operands)` as if it stood there; not traced, even if JAX traces what calls this."""
+        with set_current_trace(EVAL):  # type: ignore[no-untyped-call]  # JAX's
+            if _config.jax_default_device is self._device and _config.jax_enable_x64 is self._x64:
+                return function(*operands)
+            with jax.default_device(self._device), jax.enable_x64(self._x64):
+                return function(*operands)
+
 
 _LONG: Final = 0.5  # seconds; what took longer, compilation included, is not run again to be timed
 _SHORT: Final = 0.002  # seconds; what took less is timed twice
@@ -66,7 +90,7 @@ class Kernel:
 
     def __init__(self, equation: JaxprEqn, measure: bool, once: bool) -> None:
         where = source_info_util.summarize(equation.source_info)
-        self.__name__ = f"{equation.primitive.name} ({where})"
+        self.__name__ = f"{equation.primitive.name} ({where})" if where else equation.primitive.name
         self.once = once  # it has effects
         self._bind = _function_of(equation)
         self._several = len(equation.outvars) != 1

@@ -14,8 +14,7 @@ import recompute as rc
 from recompute.extend import Outputs, clock_of, common_engine, constant, handle_like, identity, running
 from recompute.text import name_of
 from recompute_jax._arrays.devices import OUT_OF_MEMORY, make_room
-from recompute_jax._eager.kernels import Cost, ready
-from recompute_jax._eager.surroundings import Surroundings
+from recompute_jax._eager.kernels import Cost, Surroundings, ready
 
 
 def ap(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

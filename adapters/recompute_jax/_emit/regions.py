@@ -11,7 +11,7 @@ from typing import Final
 from jax.extend.core import Var
 
 from recompute.planners import last_uses
-from recompute_jax._program.fusion import kind
+from recompute_jax._program.costs import kind
 from recompute_jax._program.segments import Segments
 
 LENGTH: Final = 16  # segments in a region: XLA orders what is in one

@@ -1,14 +1,19 @@
-"""What an equation costs, from its shapes: FLOPs, bytes, and one number that weighs them."""
+"""What an equation costs, from its shapes: FLOPs, bytes, and one number that weighs them; what XLA fuses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from recompute_jax._program.weakly import weakly_cached
+from recompute_jax._program.jaxpr import effects
+
+R = TypeVar("R")
+
 
 CHEAP: Final = frozenset(
     "abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp complex conj convert_element_type copy "
@@ -35,6 +40,19 @@ REDUCTIONS: Final = frozenset(
 _DEAR_FLOPS: Final = 12.0
 _BYTE: Final = 2.0  # FLOPs that could be done while a byte is read or written
 _CALL: Final = 5_000.0  # FLOPs that could be done while an operation is started
+
+
+def weakly_cached(fn: Callable[[Jaxpr], R]) -> Callable[[Jaxpr], R]:
+    """The function, which is called once for each jaxpr."""
+    known: WeakKeyDictionary[Jaxpr, R] = WeakKeyDictionary()
+
+    @wraps(fn)
+    def found(jaxpr: Jaxpr) -> R:
+        if jaxpr not in known:
+            known[jaxpr] = fn(jaxpr)
+        return known[jaxpr]
+
+    return found
 
 
 def nbytes(aval: Any) -> int:
@@ -70,6 +88,28 @@ def size_of(jaxpr: Jaxpr) -> int:
         for eqn in equations:
             stack += subjaxprs(eqn)
     return count
+
+
+Kind = Literal["cheap", "dear", "heavy"]
+
+_CALLS = frozenset(("jit", "pjit", "closed_call", "remat", "checkpoint", "remat2"))
+
+
+def kind(eqn: JaxprEqn) -> Kind:
+    """Either "cheap" or "dear": fused into its users, the dear not several times; or "heavy"."""
+    name = eqn.primitive.name
+    if effects(eqn):
+        return "heavy"
+    if name in CHEAP:
+        return "cheap"
+    if name in DEAR:
+        return "dear"
+    if name.startswith("custom_") or name in _CALLS:
+        called = subjaxprs(eqn)[:1] if name.startswith("custom_") else subjaxprs(eqn)
+        inner = [kind(each) for jaxpr in called for each in jaxpr.eqns]
+        if "heavy" not in inner and (inner or name in _CALLS):
+            return "dear" if "dear" in inner else "cheap"
+    return "heavy"
 
 
 def flops(eqn: JaxprEqn) -> float:

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-from recompute_jax._program.jaxpr import Flat
-from recompute_jax._program.text import short
+from recompute_jax._program.jaxpr import Flat, short
 
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -10,7 +12,8 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.ref import AbstractRef
 
-from recompute_jax._program.text import where
+_HIDDEN: Final = tuple([f"{each}{os.sep}" for each in (Path(jax.__file__).parent, Path(__file__).parents[1])])
+
 
 Atom = Var | Literal
 
@@ -219,3 +222,17 @@ def _needed(equations: list[JaxprEqn], outvars: Sequence[Atom]) -> list[JaxprEqn
             needed.update(each for each in equation.invars if isinstance(each, Var))
     kept.reverse()
     return kept
+
+
+def where(eqn: Any) -> str:
+    """The line outside of JAX that made an equation."""
+    traceback = getattr(eqn.source_info, "traceback", None)
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith((*_HIDDEN, "<")):
+            return f"{Path(frame.file_name).name}:{frame.line_num} ({frame.function_name})"
+    return ""
+
+
+def short(aval: Any) -> str:
+    """A type as "float32[8,128]"."""
+    return str(aval.str_short())

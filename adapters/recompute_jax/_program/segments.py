@@ -16,11 +16,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from recompute import planners
 from recompute.planners import ProgramBuilder, last_uses
 from recompute.traces import Program
-from recompute_jax._program.costs import REDUCTIONS, VIEWS, flops, nbytes, subjaxprs, weigh
-from recompute_jax._program.fusion import kind
-from recompute_jax._program.jaxpr import Flat, effects, flatten
-from recompute_jax._program.text import short
-from recompute_jax._program.weakly import weakly_cached
+from recompute_jax._program.costs import REDUCTIONS, VIEWS, flops, kind, nbytes, subjaxprs, weakly_cached, weigh
+from recompute_jax._program.jaxpr import Flat, effects, flatten, short
 
 INSIDE: Final = frozenset(("scan", "while", "cond"))
 """Loops and conditionals: memory is in use within them."""
@@ -66,6 +63,12 @@ class Segments:
     def flops(self) -> float:
         """Of every segment once."""
         return sum(each.flops for each in self.segments)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest value that a segment makes and that is no result."""
+        made = [var for part in self.segments for var in part.outputs if var not in self.outputs]
+        return max(map(self.builder.nbytes, made), default=0)
 
 
 def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = None) -> Segments:

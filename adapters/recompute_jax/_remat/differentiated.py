@@ -18,7 +18,7 @@ from jax.experimental.hijax import VJPHiPrimitive, Zero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from recompute_jax._program.jaxpr import struct
-from recompute_jax._remat.planned import Planned
+from recompute_jax._remat.report import Planned
 
 _instantiate: Any = hijax.instantiate_zeros  # which has no types
 

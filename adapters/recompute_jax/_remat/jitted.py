@@ -12,11 +12,17 @@ from jax import tree_util
 
 from recompute_jax._program.signature import Signature
 from recompute_jax._remat.checked import is_check
-from recompute_jax._remat.held import held, is_function, released
 from recompute_jax._remat.options import Requested
-from recompute_jax._remat.planned import Planned
-from recompute_jax._remat.report import RematPlan
-from recompute_jax._remat.surroundings import Shardings, is_inside, looks_for_nans, shardings_of
+from recompute_jax._remat.report import Planned, RematPlan
+from recompute_jax._remat.surroundings import (
+    Shardings,
+    held,
+    is_function,
+    is_inside,
+    looks_for_nans,
+    released,
+    shardings_of,
+)
 from recompute_jax._remat.traced import Traces, name_of
 
 P = ParamSpec("P")

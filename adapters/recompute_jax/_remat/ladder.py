@@ -6,13 +6,13 @@ uniform shapes, which are what `jax.checkpoint` makes of a scan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from math import ceil, log
 from typing import Final
 
-from recompute.planners import PlanError
+from recompute.planners import PlanError, smallest
 from recompute_jax._remat.candidates import AnyCandidates, Candidate
 
 _MIDDLE: Final = 0.3  # of the plain function's bytes: plans for less are made only where they are asked for
@@ -87,3 +87,25 @@ def _worth(found: list[Candidate], uniform: list[Candidate]) -> list[Candidate]:
             worth.append(each)
             least = min(least, needed)
     return worth
+
+
+def cheapest(count: int, start: int, fits: Callable[[int], bool], stride: int = 3) -> int | None:
+    """The number of a plan that fits, of `count` by rising cost, where cheaper ones seen do not; None: there is none.
+
+    The search begins near `start` and goes `stride` plans at once, then between the last two places.
+    O(count / stride + log(stride)) calls of `fits`, and few if `start` is about right.
+    """
+    if not count:
+        return None
+    stops: list[int] = sorted({0, *range(count - 1, -1, -stride)})
+    at = next((place for place, stop in enumerate(stops) if stop >= start), len(stops) - 1)
+    if fits(stops[at]):
+        while at and fits(stops[at - 1]):
+            at -= 1
+    else:
+        at += 1
+        while at < len(stops) and not fits(stops[at]):
+            at += 1
+        if at == len(stops):
+            return None
+    return smallest(fits, stops[at - 1] if at else -1, stops[at])

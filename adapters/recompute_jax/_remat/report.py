@@ -1,21 +1,23 @@
-"""What is planned for one signature: what is kept, what is recomputed, memory and FLOPs."""
+"""What comes of planning: the equations, and a report of what is kept and recomputed, in how much memory."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from recompute.events import Event
 from recompute.planners import Plan
 from recompute.text import format_bytes
 from recompute.traces import Program
+from recompute_jax._program.jaxpr import short as short
+from recompute_jax._program.jaxpr import where
 from recompute_jax._program.segments import Segments
-from recompute_jax._program.text import short as short
-from recompute_jax._program.text import where
-from recompute_jax._remat.figures import Figures
-from recompute_jax._remat.saved import SavedPlan
+from recompute_jax._remat.saved import Figures, SavedPlan
 
 _LINES: Final = 24
 _LASTING: Final = 0.05  # of the runs: what stays for fewer is not called kept
@@ -78,6 +80,11 @@ class RematPlan(Figures):
     gate: str | None = None
     """None: outside of loops nothing is recomputed."""
     regions: int = 0
+
+    @property
+    def peak(self) -> int:
+        """Bytes of compiled temporaries, by the name that the planners' plans have for it."""
+        return self.compiled
 
     def events(self) -> list[Event]:
         """For `recompute.pictures.residency`. Raises ValueError if nothing is recomputed."""
@@ -164,3 +171,16 @@ def _times(count: int) -> str:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan, and the function of constants and arguments that follows it; None: the function as it is."""
+
+    report: RematPlan
+    emitted: ClosedJaxpr | None
+    constants: Sequence[Any]
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        assert self.emitted is not None, "the function is left as it is"
+        return list(jaxpr_as_fun(self.emitted)(*self.constants, *leaves))

@@ -13,11 +13,34 @@ import jax
 import jaxlib.version
 
 from recompute.planners import PlanError
-from recompute_jax._remat.figures import Figures
 from recompute_jax._remat.recipe import Recipe
 
 _HEADER: Final = "recompute remat plan"
 _VERSION: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of the plan of a function for one signature of its arguments."""
+
+    name: str
+    budget: int
+    """Bytes of compiled temporaries that are allowed."""
+    share: float | None
+    """The budget as a share of `baseline`, if it was given so."""
+    baseline: int | None
+    """Bytes of temporaries of the plain function under jit; None: there was no need to compile it."""
+    predicted: int
+    """Bytes of temporaries by the planner's count."""
+    compiled: int
+    """Bytes of temporaries by XLA's count (`memory_analysis().temp_size_in_bytes`)."""
+    flops: float
+    """Of the function, by its equations."""
+    extra_flops: float = 0.0
+    overhead: float = 1.0
+    """The cost of all runs divided by that of the function as it is."""
+    loops: tuple[str, ...] = ()
+    """What becomes of scans."""
 
 
 @dataclass(frozen=True, kw_only=True)

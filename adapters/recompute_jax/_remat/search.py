@@ -20,34 +20,34 @@ from recompute_jax._emit.regions import LENGTH
 from recompute_jax._program.costs import size_of
 from recompute_jax._program.fingerprint import fingerprint
 from recompute_jax._program.jaxpr import flatten
-from recompute_jax._remat.budget_search import cheapest
 from recompute_jax._remat.candidates import AnyCandidates, Candidate
 from recompute_jax._remat.compile import Argument, mesh_of
 from recompute_jax._remat.joined import candidates_of
-from recompute_jax._remat.ladder import Ladder
+from recompute_jax._remat.ladder import Ladder, cheapest
 from recompute_jax._remat.options import Options
-from recompute_jax._remat.planned import Planned
-from recompute_jax._remat.report import RematPlan, describe
+from recompute_jax._remat.report import Planned, RematPlan, describe
 from recompute_jax._remat.saved import SavedPlan, made_with
 from recompute_jax._remat.schedule import Schedule, Schedules
 
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
 _SLIGHT: Final = 1.005  # overhead not worth another plan
 _HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's count is not compiled
+_NEARLY: Final = 1.05  # times the budget: what is expected to need more is not compiled if something needs less
 _FIRST: Final = 0.02  # effort for any function: some 0.2 seconds
 _EQUATION: Final = 5e-5  # effort for each equation of a small function
 _SMALL: Final = 100  # equations, above which no series of plans is made
 _PLAN: Final = 0.002  # effort for one plan of a larger function
 _PLAN_EQUATION: Final = 2e-6  # effort for each of its equations: a small part of what XLA takes to compile it
-_SPARE: Final = 0.1  # of the budget: not worth another plan
-_SPARE_OF_LARGE: Final = 0.2
-_LARGE: Final = 1_000  # equations
-_LITTLE: Final = 1.1  # times the budget: a plan for fewer bytes is better than shorter regions
+_SPARE: Final = 0.05  # of the budget: not worth another plan
+_GAIN: Final = 0.01  # of the cost of the function: worth another compilation
+_ROUGH: Final = 0.02  # of the budget: what regions need beside their values
+_LITTLE: Final = 1.1  # times the budget: a plan of a large function for fewer bytes is better than shorter regions
 _MORE_FOR_LOOPS: Final = (1.15, 1.3)  # times the bytes: loops are in whole steps, and some need less than was expected
 _MORE: Final = 1  # looks after one that fits
 _TAKEN: Final = 0.95  # of what was left over
 _SCRAP: Final = 0.002  # effort for bodies that are planned once more
 _EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs for large functions, often, or more
+_KEPT: Final = 0.9  # of what XLA needs less than the planner counts for the plain function it saves of any plan
 _STRIDE: Final = 2  # plans that are passed over at once in the search
 _NEAR: Final = 1.3  # times the budget: shorter regions may help
 _SHORT: Final = 4  # segments in a region of a large function, when more need too much memory
@@ -175,9 +175,10 @@ class _Search:
         if not rungs or min(expected) > _HOPELESS * budget:
             return None
         known: dict[int, Schedule] = {}
+        most = _NEARLY * budget / self._part_of_count()
 
         def fits(number: int) -> bool:
-            if number not in known and self.looks > 0:
+            if number not in known and self.looks > 0 and expected[number] <= most:
                 known[number] = self._fitting(rungs[number], budget)
             return number in known and known[number].trial.compiled <= budget
 
@@ -189,21 +190,22 @@ class _Search:
         """Plan for some bytes, compile, and plan for as many more or fewer as were left over or lacking."""
         uniform = list(self.candidates.uniform(self.effort / 4))
         scale = self.schedules.scale
-        given = min(budget / scale / self._part_of_count(), 0.999 * self.candidates.predicted)
+        given = min(self._expected(budget), 0.999 * self.candidates.predicted)
         low, high = 0.0, float("inf")  # bytes by the planner's count that fit, and that do not
         best: Schedule | None = None
         way = _FIRST_WAY
-        enough = _SPARE_OF_LARGE if size_of(self.closed.jaxpr) > _LARGE else _SPARE
         while self.looks > 0:
             candidate = self._planned_for(int(given), uniform)
             if candidate is None or not low < candidate.plan.peak < high:
+                break
+            if best is not None and candidate.overhead > best.candidate.overhead - _GAIN:
                 break
             found = self._fitting(candidate, budget, way, can_be_less=high == float("inf"))
             way = _Way(found.length, None if found.gate == self.options.gate else found.gate)
             spare = (budget - found.trial.compiled) / scale
             if spare >= 0:
                 best, low = found, candidate.plan.peak
-                if spare * scale < enough * budget or candidate.overhead <= _SLIGHT:
+                if spare * scale < _SPARE * budget or candidate.overhead <= _SLIGHT:
                     break
                 given = low + _TAKEN * spare
             else:
@@ -213,6 +215,30 @@ class _Search:
                 self.looks = min(self.looks, _MORE)
                 given = min(max(given, (2 * low + high) / 3), (low + 2 * high) / 3) if high < float("inf") else given
         return best
+
+    def _part_of_count(self) -> float:
+        """What XLA may need of the bytes that the planner counts: known of the plain function, or else guessed."""
+        if self.baseline is None:
+            return _EXPECTED
+        counted = self.schedules.scale * self.candidates.predicted
+        return max(_EXPECTED, min(1.0, self.baseline / max(1.0, counted)))
+
+    def _expected(self, budget: int) -> float:
+        """Bytes by the planner's count that XLA is expected to make the budget of.
+
+        What it needs less than is counted for the plain function, it needs less for a plan. A branch may hold one more
+        value than it must.
+        """
+        room = budget / self.schedules.scale
+        if self.baseline is None:
+            return room / _EXPECTED
+        counted = self.candidates.predicted
+        saved = _KEPT * max(0.0, counted - self.baseline / self.schedules.scale)
+        if self.candidates.has_loops:
+            return min(room + saved, room / _EXPECTED)
+        if self.options.gate != "branch":
+            return room + saved
+        return room + saved - self.candidates.plain.largest - _ROUGH * room
 
     def _planned_for(self, given: int, uniform: Sequence[Candidate]) -> Candidate | None:
         """The cheapest plan for so many bytes; None: there is none."""
@@ -226,13 +252,6 @@ class _Search:
         """Plans for little memory: the compiler may make less of some than of others."""
         yield self.candidates.least(self.effort / 4)
         yield from self.candidates.leasts(self.effort / 4)
-
-    def _part_of_count(self) -> float:
-        """What XLA may need of the bytes that the planner counts: known of the plain function, or else guessed."""
-        if self.baseline is None:
-            return _EXPECTED
-        counted = self.schedules.scale * self.candidates.predicted
-        return max(_EXPECTED, min(1.0, self.baseline / max(1.0, counted)))
 
     def _fitting(
         self, candidate: Candidate, budget: int, way: _Way = _FIRST_WAY, can_be_less: bool = False
@@ -252,7 +271,7 @@ class _Search:
             needed = found.trial.compiled
             if best is None or needed <= budget < best.trial.compiled or needed < _NOTABLY * best.trial.compiled:
                 best = found
-            near = _LITTLE if can_be_less else 1.0
+            near = _LITTLE if can_be_less and not found.is_quick else 1.0
             is_near = near * budget < needed <= _NEAR * budget
             following = self._after(way, found) if is_near else None
         assert best is not None, "one is compiled at least"

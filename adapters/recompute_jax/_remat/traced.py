@@ -10,18 +10,15 @@ import jax
 from jax import tree_util
 from jax.extend.core import ClosedJaxpr
 
-from recompute_jax._program.jaxpr import lifted, struct
-from recompute_jax._program.text import short
+from recompute_jax._program.jaxpr import lifted, short, struct
 from recompute_jax._remat.compile import Argument
 from recompute_jax._remat.differentiated import Call, PlannedCall
-from recompute_jax._remat.followed import follow_saved
-from recompute_jax._remat.held import released
+from recompute_jax._remat.followed import follow_saved, stored
 from recompute_jax._remat.options import Options, Requested
-from recompute_jax._remat.planned import Planned
+from recompute_jax._remat.report import Planned
 from recompute_jax._remat.saved import SavedPlan
 from recompute_jax._remat.search import make
-from recompute_jax._remat.stored import stored
-from recompute_jax._remat.surroundings import Shardings, context
+from recompute_jax._remat.surroundings import Shardings, context, released
 
 _NOT_TRACEABLE: Final = (
     jax.errors.ConcretizationTypeError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from math import prod
 from typing import Final
@@ -16,7 +17,7 @@ from typing import Final
 from jax.extend.core import Var
 
 from recompute_jax._program.costs import nbytes
-from recompute_jax._program.text import short
+from recompute_jax._program.jaxpr import short
 from recompute_jax._scans.groups import Group, Mode
 
 _BISECTIONS: Final = 12
@@ -159,17 +160,17 @@ def _lay(way: _Way, steps: int, slack: int, plain: int) -> _Laid:
         return _Laid(way, (steps,), steps * mode.stacked, 0)
     if way.alone:
         return _Laid(way, (steps, 1), steps * (mode.stacked + mode.entry), mode.work)
-    best: tuple[int, _Laid] | None = None
+    best: tuple[int, tuple[int, ...], int, int] | None = None
     for size in _sizes(steps):
         counts = _even(steps // size, way.depth)
         used = prod(counts) * size
         work = sum(counts[1:]) * mode.entry + size * mode.work
-        laid = _Laid(way, (*counts, size), used * mode.stacked + counts[0] * mode.entry, work)
-        score = laid.kept + max(0, work - slack) + (steps - used) * plain
+        kept = used * mode.stacked + counts[0] * mode.entry
+        score = kept + max(0, work - slack) + (steps - used) * plain
         if best is None or score <= best[0]:
-            best = score, laid
+            best = score, (*counts, size), kept, work
     assert best is not None, "blocks of one step are always possible"
-    return best[1]
+    return _Laid(way, *best[1:])
 
 
 def _sizes(steps: int) -> Iterator[int]:
@@ -181,6 +182,7 @@ def _sizes(steps: int) -> Iterator[int]:
         yield steps // 2
 
 
+@lru_cache(4096)  # few numbers, asked for hundreds of thousands of times
 def _even(blocks: int, depth: int) -> tuple[int, ...]:
     """About equal numbers whose product is at most `blocks`."""
     counts: list[int] = []

@@ -11,8 +11,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from recompute_jax._program.costs import flops, nbytes, weigh
-from recompute_jax._program.fusion import kind
+from recompute_jax._program.costs import flops, kind, nbytes, weigh
 from recompute_jax._program.jaxpr import Atom, bind, effects, flatten
 
 

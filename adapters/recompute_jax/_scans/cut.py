@@ -14,8 +14,7 @@ from typing import Final
 
 from jax.extend.core import JaxprEqn, Var
 
-from recompute_jax._program.costs import flops, nbytes
-from recompute_jax._program.fusion import kind
+from recompute_jax._program.costs import flops, kind, nbytes
 from recompute_jax._scans.body import Body
 
 _LEVELS: Final = 4  # ways to tell what is dear

@@ -1,0 +1,235 @@
+"""A budget for plain JAX code that runs op by op: `with recompute_jax.budget("2GB"):`.
+
+Inside the block JAX hands each primitive to a `Trace`, as it does inside `grad` or `vmap`. This one runs it through the
+cache at once, and gives back a `Live` value: it counts as a `jax.Array`, and its bytes may be evicted and recomputed.
+Nothing of JAX is patched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final, Self
+
+import jax
+import numpy as np
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace
+
+import recompute as rc
+from recompute.extend import EVICTED, Value
+from recompute_jax._eager.evaluate import Run
+from recompute_jax._eager.kernels import EVAL
+from recompute_jax._eager.steps import prepared
+
+_OTHERS: Final = str(Path(jax.__file__).parent), str(Path(__file__).parents[1])
+"""Where the code lies that is not the caller's."""
+_config: Any = jax.config  # which has no types
+_FEW: Final = 64  # sources, up to which nobody looks for empty ones
+
+
+class budget:
+    """A block in which JAX's operations run within a budget: `jax.numpy`, `jax.lax`, `jax.grad`, functions under `jit`.
+
+    Each primitive is an operation of the block's cache, as in `evaluate`. What it makes is a `jax.Array` to JAX and to
+    `isinstance`, and may be evicted until somebody needs it. `numpy.asarray(x)`, `float(x)` and `block.get(tree)` give
+    its value. After the block, values can be used as plain arrays. `scan`, `while_loop` and `cond` are one operation
+    each. The block is for the thread that enters it.
+
+    Parameters
+    ----------
+    budget
+        Bytes, or a mapping from device to bytes, as for `recompute.Cache`; None: unlimited.
+    options
+        As for `recompute.Cache`.
+
+    Raises BudgetError if operands and results of one operation do not fit. An operation takes about a tenth of a
+    millisecond more than in JAX, and some milliseconds when its kind and shapes are new.
+    """
+
+    def __init__(self, budget: Any = None, /, **options: Any) -> None:
+        self.cache: Final = rc.Cache(budget, **options)
+        self._trace = _Trace(self.cache)
+        self._open: list[ExitStack] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.cache)
+            stack.enter_context(set_current_trace(self._trace))  # type: ignore[no-untyped-call]  # JAX's
+            self._trace.depth += 1
+            self._open.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._trace.depth -= 1
+        self._open.pop().close()
+
+    @property
+    def budget(self) -> Any:
+        """Bytes, or a mapping from device to these; None: unlimited. Setting it evicts at once."""
+        return self.cache.budget
+
+    @budget.setter
+    def budget(self, budget: Any) -> None:
+        self.cache.budget = budget
+
+    def stats(self) -> Any:
+        """What the cache did and holds."""
+        return self.cache.stats()
+
+    def report(self) -> Any:
+        """Which functions, and lines, made what is in memory."""
+        return self.cache.memory()
+
+    def get(self, tree: Any) -> Any:
+        """The tree with plain arrays instead of values of a block; what was evicted is recomputed."""
+        return jax.tree.map(lambda leaf: leaf.to_concrete_value() if isinstance(leaf, Live) else leaf, tree)
+
+    def __repr__(self) -> str:
+        return f"<budget {self.cache!r}>"
+
+    def __str__(self) -> str:
+        return str(self.cache)
+
+
+class Live(jax.core.Tracer):  # type: ignore[type-arg]  # at run time it takes none
+    """A value of a block."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, trace: _Trace, handle: rc.Recomputable[Any], aval: Any) -> None:
+        super().__init__(trace, aval)
+        self.handle = handle
+
+    def to_concrete_value(self) -> Any:
+        """The array; JAX asks for it where it needs a value."""
+        return self.handle.get()
+
+    def full_lower(self) -> Any:
+        """Itself, and after the block the array."""
+        return self if self._trace.depth else self.handle.get()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.asarray(self.handle.get(), *args, **kwargs)
+
+    def __float__(self) -> float:
+        return float(self.handle.get())
+
+    def __complex__(self) -> complex:
+        return complex(self.handle.get())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.handle.get(), spec)
+
+    def __reduce__(self) -> Any:
+        return self.handle.get().__reduce__()
+
+    def block_until_ready(self) -> Live:
+        """Itself, when it is computed."""
+        self.handle.get().block_until_ready()
+        return self
+
+    def item(self, *args: int) -> Any:
+        """One element, as of the array."""
+        return self.handle.get().item(*args)
+
+    def tolist(self) -> Any:
+        """All elements, as of the array."""
+        return self.handle.get().tolist()
+
+    def __repr__(self) -> str:
+        return repr(self.handle.get())
+
+    __str__ = __repr__
+
+
+class _Trace(jax.core.Trace):
+    """Runs what JAX is asked for inside a block."""
+
+    __slots__ = ("_most", "_sources", "cache", "depth")
+
+    def __init__(self, cache: rc.Cache) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # JAX's
+        self.cache = cache
+        self.depth = 0
+        """How often the block is entered."""
+        self._sources: dict[int, Value] = {}
+        """By id of an array: its source, which is empty once nothing needs it."""
+        self._most = _FEW
+
+    def stage_value(self, val: Any) -> Any:
+        with set_current_trace(EVAL):  # type: ignore[no-untyped-call]  # JAX's
+            return val if isinstance(val, Live) else EVAL.stage_value(val)
+
+    def process_primitive(self, primitive: Primitive, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
+        avals = tuple([jax.typeof(each) for each in tracers])
+        items = tuple(sorted(params.items(), key=lambda item: item[0]))
+        around = _config.jax_enable_x64, jax.sharding.get_abstract_mesh()
+        try:
+            closed = _staged(primitive, avals, items, around)
+        except TypeError:  # a parameter that cannot be hashed
+            closed = _staged.__wrapped__(primitive, avals, items, around)
+        leaves = list(map(self._leaf, tracers))
+        made = Run(_place_of_caller(), self.cache).everything(prepared(closed, False, False), leaves, True)
+        found = [Live(self, handle, aval) for handle, aval in zip(made, closed.out_avals, strict=True)]
+        return found if primitive.multiple_results else found[0]
+
+    def _leaf(self, value: Any) -> Any:
+        """What `Run` takes: handles, one for an array however often it is used, and what becomes an array there."""
+        if isinstance(value, Live):
+            if value.handle.cache is self.cache:
+                return value.handle
+            value = value.handle.get()  # of another block
+        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+            return value
+        node = self._sources.get(id(value))
+        if node is not None and node.payload is value:
+            known = self.cache.extend.refer(node, rc.Recomputable)
+            if known is not None:
+                return known
+        if len(self._sources) >= self._most:
+            self._sources = {key: node for key, node in self._sources.items() if node.payload is not EVICTED}
+            self._most = max(_FEW, 2 * len(self._sources))
+        handle = self.cache.extend.source(value, rc.Recomputable)
+        self._sources[id(value)] = handle.node
+        return handle
+
+    def process_call(self, call_primitive: Any, f: Any, tracers: Sequence[Any], params: Any, /) -> Any:
+        return self._inlined(f, tracers)
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Sequence[Any], /, **_: Any) -> Any:
+        return self._inlined(fun, tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Sequence[Any], /, **_: Any
+    ) -> Any:
+        return self._inlined(fun, tracers)
+
+    def _inlined(self, function: Any, tracers: Sequence[Any]) -> Any:
+        with set_current_trace(self):  # type: ignore[no-untyped-call]  # JAX's
+            return function.call_wrapped(*tracers)
+
+
+@lru_cache(4096)
+def _staged(primitive: Any, avals: Sequence[Any], items: Sequence[tuple[str, Any]], around: Any) -> ClosedJaxpr:
+    """One primitive as a function to prepare."""
+
+    def run(*values: Any) -> Any:
+        return primitive.bind(*values, **dict(items))
+
+    closed = jax.make_jaxpr(run)(*avals)
+    nowhere = source_info_util.new_source_info()  # it will run for many lines
+    equations = [each.replace(source_info=nowhere) for each in closed.eqns]
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=equations), closed.consts)
+
+
+def _place_of_caller() -> tuple[CodeType, int]:
+    """The code that called JAX, and which instruction of it."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_OTHERS) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
