@@ -95,7 +95,11 @@ def test_a_check_that_nothing_reports_is_refused_as_by_jit() -> None:
             fn(X)
 
 
-@pytest.mark.parametrize("around", [lambda fn: fn, jax.grad, lambda fn: jax.jit(jax.grad(fn, 1))], ids=str)
+@pytest.mark.parametrize(
+    "around",
+    [lambda fn: fn, jax.grad, lambda fn: jax.jit(jax.grad(fn, 1))],
+    ids=["itself", "gradient", "compiled gradient"],
+)
 def test_the_operation_that_made_a_nan_is_named(around: Any) -> None:
     """As under jit, under `grad` and `jit` around, where some arguments are differentiated and others are not."""
 
