@@ -23,13 +23,11 @@ _RUNS: Final = 20  # times the runs of the program, and the limit: runs may cost
 class Score:
     """(own cost + evicted ancestors' cost + below x evicted descendants' cost) / (size x wait^time).
 
-    The wait is the compute time until the next use.
+    The wait is the compute time until the next use, which may be to make something evicted again.
     """
 
-    time: float = 0.25
+    time: float = 0.5
     below: float = 0.0
-    through: bool = True
-    """Whether a next use may be the recomputation of something evicted."""
 
 
 class Replay:
@@ -228,23 +226,18 @@ class _Run:
     def _rate(self, storage: int) -> float:
         """The score now; -1: nothing will need it."""
         replay, score, next_use = self._replay, self._score, self._next_use
-        at, below = next_use[storage], []
-        if score.through or score.below or at == _NEVER:
-            below = self._evicted(storage, replay.below, self._was_made)
-        if score.through or at == _NEVER:  # the next use may be to make something evicted again from it
-            at = min([at, *[next_use[other] for other in below]])
+        below = self._evicted(storage, replay.below, self._was_made)
+        at = min([next_use[storage], *[next_use[other] for other in below]])
         if at == _NEVER:
             return -1.0
         cost = replay.own[storage]
-        for other in self._evicted(storage, replay.above, None):
-            cost += replay.own[other]
+        cost += sum([replay.own[other] for other in self._evicted(storage, replay.above, None)])
         if score.below:
-            for other in below:
-                cost += score.below * replay.own[other]
+            cost += score.below * sum([replay.own[other] for other in below])
         size = self._problem.sizes[storage]
         value = cost / size if size else 0.0
         wait = replay.clock[at] - replay.clock[self.place]
-        return value / wait**score.time if wait > 0 else value * 1e6 if score.time else value
+        return value / wait**score.time if wait > 0 else value * 1e6
 
     def _evicted(self, storage: int, links: Sequence[Sequence[int]], among: bytearray | None) -> list[int]:
         """The evicted storages that `links` lead to, over evicted ones alone, `among` these; None: of all."""
