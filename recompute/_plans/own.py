@@ -24,7 +24,7 @@ from recompute._workers import workers
 Progress = Callable[[float, float], None]
 """Hears the share of the planning that is done, and the least overhead so far."""
 
-_SCORES: Final = tuple(starmap(Score, ((0.5, 0.0), (0.25, 0.3), (1.0, 0.0), (0.5, 0.3), (2.0, 0.0), (0.25, 0.0))))
+_SCORES: Final = tuple(starmap(Score, ((0.25, 0.0), (0.5, 0.0), (0.5, 0.3), (1.0, 0.0), (2.0, 0.0), (0.25, 0.3))))
 _ON_CHAINS: Final = 0.5  # of the effort, at most, for dynamic programming on a chain
 _TINY: Final = 20  # operations: the optimum is searched for
 _STATES: Final = 40_000
