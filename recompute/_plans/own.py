@@ -251,32 +251,22 @@ class _Infeasible(PlanError):
 
     @cached_property
     def _text(self) -> str:
-        return _infeasible(self._problem)
+        """Names a larger budget that works: the first of a few for which a replay finds a way. O(some replays)."""
+        problem = self._problem
+        budget = problem.constant + problem.room
+        most = schedule(problem, problem.order)[1]
+        tried = [larger for share in _LARGER if (larger := int(share * budget) + 1) < most]
+        work = 0.0
+        for larger in tried:
+            replay = Replay(replace(problem, room=larger - problem.constant))
+            if (work < _WORDS or larger == tried[-1]) and replay.run(_SCORES[0], limit=4.0) is not None:
+                most = larger
+                break
+            work += replay.work
+        return f"infeasible: no way was found to run the program in {budget:,} bytes; give {most:,}, which are enough"
 
     def __str__(self) -> str:
         return self._text
 
     def __reduce__(self) -> tuple[type[PlanError], tuple[str]]:
         return PlanError, (self._text,)
-
-
-def _infeasible(problem: Problem) -> str:
-    """Says which larger budget works: the first of a few for which a replay finds a way. O(some replays)."""
-    budget = problem.constant + problem.room
-    enough = schedule(problem, problem.order)[1]
-    room = problem.room
-    replay = Replay(problem)
-    try:
-        for share in _LARGER:
-            larger = int(share * budget) + 1
-            problem.room = larger - problem.constant
-            if larger >= enough:
-                break
-            if replay.work > _WORDS and share < _LARGER[-1]:
-                continue
-            if replay.run(_SCORES[0], limit=4.0) is not None:
-                enough = larger
-                break
-    finally:
-        problem.room = room
-    return f"infeasible: no way was found to run the program in {budget:,} bytes; give {enough:,}, which are enough"
