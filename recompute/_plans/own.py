@@ -217,6 +217,7 @@ def _search(
         finalists.setdefault(cost_of(problem, start.sequence), start)
     searches = [Search(problem, start.sequence, effort.seed) for start in list(finalists.values())[:_FINALISTS]]
     model = problem.model_cost or 1.0
+    heat = _HEAT * model / len(problem.order)
     done, begun = 0.0, meter.share
     best = searches[0]
     shares = [_TRYOUT] * len(searches)
@@ -224,22 +225,33 @@ def _search(
         current = search or best
         current.restart()
         rounds = inf if effort.rounds is None else max(1, round(effort.rounds * share))
-        since, stop = meter.share, begun + (1.0 - begun) * (done + share)
-        number = 0
-        while number < rounds and (now := meter.share) < stop and current.line.repeated():
-            part = max(number / rounds, (now - since) / max(1e-9, stop - since))
-            before = current.line.work
-            current.round(_HEAT * model / len(problem.order) * (1 - part) ** 2)
-            meter.work += current.line.work - before
-            if progress is not None and number % 20 == 0:
+        for part in anneal(current, meter, heat, meter.share, begun + (1.0 - begun) * (done + share), rounds):
+            if progress is not None:
                 progress(min(1.0, done + share * part), min(best.best_cost, current.best_cost) / model)
-            number += 1
         done += share
         if current.best_cost < best.best_cost:
             best = current
     if progress is not None:
         progress(1.0, best.best_cost / model)
     return best.best
+
+
+def anneal(
+    search: Search, meter: Meter, heat: float, start: float = 0.0, stop: float = 1.0, rounds: float = inf
+) -> Iterator[float]:
+    """Rounds of a search from one share of the effort to another, each with less heat than the one before.
+
+    Now and then it yields which part is done.
+    """
+    number = 0
+    while number < rounds and (now := meter.share) < stop and search.line.repeated():
+        part = max(number / rounds, (now - start) / max(1e-9, stop - start))
+        before = search.line.work
+        search.round(heat * (1 - part) ** 2)
+        meter.work += search.line.work - before
+        if number % 20 == 0:
+            yield part
+        number += 1
 
 
 class _Infeasible(PlanError):
