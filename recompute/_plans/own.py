@@ -24,7 +24,7 @@ from recompute._workers import workers
 Progress = Callable[[float, float], None]
 """Hears the share of the planning that is done, and the least overhead so far."""
 
-_SCORES: Final = tuple(starmap(Score, ((0.25, 0.0), (0.5, 0.0), (0.5, 0.3), (1.0, 0.0), (2.0, 0.0), (0.25, 0.3))))
+_SCORES: Final = tuple(starmap(Score, ((0.25, 0.0), (0.25, 0.3), (0.5, 0.0), (0.5, 0.3), (1.0, 0.0), (2.0, 0.0))))
 _ON_CHAINS: Final = 0.5  # of the effort, at most, for dynamic programming on a chain
 _TINY: Final = 20  # operations: the optimum is searched for
 _STATES: Final = 40_000
@@ -190,12 +190,13 @@ def _in_turns(problem: Problem, meter: Meter, found: bool) -> Iterator[Start]:
         if number < len(_SCORES):
             before = replay.work
             left = max(_A_CALL * problem.calls, _PATIENCE * meter.steps - meter.work)
-            order = replay.run(_SCORES[number], limit=limit, most=left)
+            score = _SCORES[number]
+            order = replay.run(score, limit=limit, most=left)
             meter.work += replay.work - before
             if order is not None:
                 found = True
                 limit = min(limit, 1.5 * cost_of(problem, order) / (problem.model_cost or 1.0))
-                yield Start(f"future {number + 1}", prune(problem, order))
+                yield Start(f"future {score.time:g}, {score.below:g}", prune(problem, order))
         if problem.calls <= _SMALL and not (found and meter.share > _FIRST):
             order, work = fitted(problem, problem.order, number)
             meter.work += work
