@@ -15,7 +15,7 @@ from typing import Final
 from recompute._plans.builder import ProgramBuilder
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import prune, schedule
-from recompute._plans.own import Effort, Meter
+from recompute._plans.own import Effort, Meter, anneal
 from recompute._plans.plan import METHODS, ladder, plan
 from recompute._plans.problem import check_least, problem_of, woven
 from recompute._plans.schedule import Plan, PlanError
@@ -52,11 +52,8 @@ def replan(program: Program, budget: int, order: Sequence[int], effort: float, s
     if fits is None:
         return None
     search = Search(problem, fits, seed)
-    mean = problem.model_cost / max(1, len(problem.order))
-    while (share := meter.share) < 1 and search.line.repeated():
-        before = search.line.work
-        search.round(_HEAT * mean * (1 - share) ** 2)
-        meter.work += search.line.work - before
+    for _ in anneal(search, meter, _HEAT * problem.model_cost / max(1, len(problem.order))):
+        pass
     steps, most = schedule(problem, prune(problem, search.best))
     overhead = search.best_cost / problem.model_cost if problem.model_cost else 1.0
     return Plan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)

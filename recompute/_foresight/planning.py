@@ -122,7 +122,7 @@ class Planning:
             raise PlanError(f"a plan needs {problem.least:,} bytes")
         known = self._known or woven(problem, numbered(problem, recorded.order))
         for effort in self._efforts:
-            sequence, _ = own(problem, None, Effort(effort), online=lambda: known)
+            sequence, _ = own(problem, Effort(effort), online=lambda: known)
             yield script_of(recorded, problem, sequence)
 
 

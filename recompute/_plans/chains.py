@@ -168,8 +168,7 @@ class _Table:
 
     def _fill(self, first: int, later: dict[int, list[int]]) -> dict[int, list[int]]:
         """The rows of segments that begin with this state; and where each is split best."""
-        chain, sizes, until, rows, is_place = self.chain, self.sizes, self.until, self.rows, self.is_place
-        count, room, base = len(sizes), self.room, self.until[first]
+        chain, sizes, room, count = self.chain, self.sizes, self.room, len(self.sizes)
         frees = first if chain.groups[first] or first + 1 == count else self._frees[first + 1]
         self._frees[first] = frees
         self._wants[first] = wants = []
@@ -178,7 +177,7 @@ class _Table:
             step = sizes[state] + (sizes[state - 1] - self._bonus(first, state) if state > first + 1 else 0)
             want = max(want, step)
             wants.append(want)
-        mine = rows[first]
+        mine = self.rows[first]
         peak = self.peaks[first] if chain.groups[first] else 0
         mine.append(array("d", [inf] * min(peak, room + 1) + [0.0] * (room + 1 - peak)))
         splits = {first: [first] * (room + 1)}
@@ -190,45 +189,49 @@ class _Table:
                 mine.append(mine[-1])
                 splits[last] = splits[last - 1]
                 continue
-            row = array("d", [inf]) * (room + 1)
-            places = [-1] * (room + 1)
-            low, high = first + 1, last
-            is_narrow = chain.is_uniform and last > first + 1
-            before, after = splits[last - 1], later.get(last, [last] * (room + 1))
-            held = self.held[last]
-            tried = 0
-            for free in range(wants[0] + held, room + 1):
-                if free > enough + peak:  # nothing runs twice
-                    row[free:] = array("d", row[free - 1 : free]) * (room + 1 - free)
-                    places[free:] = places[free - 1 : free] * (room + 1 - free)
-                    break
-                if is_narrow:
-                    low, high = before[free], after[free]
-                    if low < 0:
-                        if last + 1 < count:  # less did not fit
-                            continue
-                        low = first
-                    low = max(low, first + 1)
-                    if high < low:
-                        high = last if high < 0 else low
-                best, best_place = inf, -1
-                for state in range(low, high + 1):
-                    if wants[state - first - 1] > free - held:
-                        break
-                    if is_place[state]:
-                        left = free - sizes[state]
-                        if state <= frees:
-                            left = min(room, left + sizes[first])
-                        cost = until[state] + rows[state][last - state][left] + mine[state - 1 - first][free]
-                        if cost < best:
-                            best, best_place = cost, state
-                row[free] = best - base
-                places[free] = best_place
-                tried += high - low + 4
-            self.work += 5.0 + 0.25 * tried
+            row, splits[last] = self._row(first, last, enough + peak, splits[last - 1], later.get(last))
             mine.append(row)
-            splits[last] = places
         return splits
+
+    def _row(
+        self, first: int, last: int, enough: int, before: list[int], after: list[int] | None
+    ) -> tuple[array[float], list[int]]:
+        """For each memory the least cost of a segment, and the state where it is split; above `enough` it is the same.
+
+        `before` and `after`: the splits of the segments without the last and without the first state.
+        """
+        rows, until, room, wants = self.rows, self.until, self.room, self._wants[first]
+        mine, held, frees = rows[first], self.held[last], self._frees[first]
+        row, places = array("d", [inf]) * (room + 1), [-1] * (room + 1)
+        low, high = first + 1, last
+        tried = 0
+        for free in range(wants[0] + held, room + 1):
+            if free > enough:  # nothing runs twice
+                row[free:] = array("d", row[free - 1 : free]) * (room + 1 - free)
+                places[free:] = places[free - 1 : free] * (room + 1 - free)
+                break
+            if self.chain.is_uniform and last > first + 1:
+                low, high = before[free], after[free] if after else last
+                if low < 0 and last + 1 < len(self.sizes):  # less did not fit
+                    continue
+                low = max(low, first + 1)
+                if high < low:
+                    high = last if high < 0 else low
+            best = inf
+            for state in range(low, high + 1):
+                if wants[state - first - 1] > free - held:
+                    break
+                if self.is_place[state]:
+                    left = free - self.sizes[state]
+                    if state <= frees:
+                        left = min(room, left + self.sizes[first])
+                    cost = until[state] + rows[state][last - state][left] + mine[state - 1 - first][free]
+                    if cost < best:
+                        best, places[free] = cost, state
+            row[free] = best - until[first]
+            tried += high - low + 4
+        self.work += 5.0 + 0.25 * tried
+        return row, places
 
     def _bonus(self, first: int, state: int) -> int:
         return self.sizes[first] if state <= self._frees[first] else 0

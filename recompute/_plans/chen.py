@@ -8,6 +8,7 @@ from math import isqrt
 from recompute._plans.liveness import cost_of, prune, schedule
 from recompute._plans.problem import Problem
 from recompute._plans.schedule import PlanError
+from recompute._plans.timeline import Timeline
 
 
 def chen_sqrt(problem: Problem, turn: int | None) -> list[int]:
@@ -115,24 +116,8 @@ def _forward(problem: Problem, turn: int | None) -> int:
     """
     if turn is not None and turn in problem.order:
         return problem.order.index(turn)
-    used = [0] * len(problem.order)
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for place, operation in enumerate(problem.order):
-        for storage in problem.makes[operation]:
-            first.setdefault(storage, place)
-        for value in problem.arguments[operation]:
-            last[problem.storages[value]] = place
-    for storage, place in first.items():
-        used[place] += problem.sizes[storage]
-        if last.get(storage, place) + 1 < len(used):
-            used[last.get(storage, place) + 1] -= problem.sizes[storage]
-    level = most = peak = 0
-    for place, change in enumerate(used):
-        level += change
-        if level > most:
-            most, peak = level, place
-    return peak + 1
+    memory = Timeline(problem, problem.order).memory
+    return memory.index(max(memory)) + 1
 
 
 def _best(problem: Problem, sequences: Iterator[list[int]], method: str) -> list[int]:

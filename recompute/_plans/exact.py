@@ -1,4 +1,4 @@
-"""Small programs by search over states: the optimum of a tiny one, and a beam of good ways through a small one.
+"""The optimum of a tiny program, by search over states.
 
 A state is what is in memory, and how many operations have run for the first time.
 """
@@ -49,40 +49,6 @@ def exact(problem: Problem, states: int) -> list[int] | None:
     raise PlanError("infeasible: no schedule runs the program within this budget; give more")
 
 
-def beam(problem: Problem, width: int, states: int) -> list[int] | None:
-    """A good order of runs; None: none was found.
-
-    From the `width` cheapest states in which an operation has just run for the first time, the cheapest ways to the
-    first run of the next one are searched, through at most `states` states. O(operations x states x storages).
-    """
-    space = _Space(problem)
-    came: dict[State, tuple[State, int]] = {}
-    level: dict[State, float] = {(0, 0): 0.0}
-    for done in range(len(problem.order)):
-        best = dict(level)
-        queue = [(cost, number, state) for number, (state, cost) in enumerate(level.items())]
-        queue.sort()
-        reached: dict[State, float] = {}
-        seen = 0
-        while queue and seen < states and len(reached) < 20 * width:
-            cost, _, state = heappop(queue)
-            if cost > best[state]:
-                continue
-            seen += 1
-            problem.rest()
-            for extra, after, operation in space.following(state):
-                known = reached if after[1] > done else best
-                if cost + extra < known.get(after, inf):
-                    known[after] = cost + extra
-                    came[after] = (state, operation)
-                    if known is best:
-                        heappush(queue, (cost + extra, len(best), after))
-        level = _undominated(reached, width)
-    if not level:
-        return None
-    return _path(came, min(level, key=lambda state: level[state]))
-
-
 class _Space:
     """The states of a problem, and the ways between them."""
 
@@ -129,17 +95,6 @@ class _Space:
         if is_short:
             for values, _ in resident:
                 yield 0.0, (present & ~values, done), -1
-
-
-def _undominated(reached: dict[State, float], width: int) -> dict[State, float]:
-    """The cheapest states, without those that hold only a part of what a state that is no dearer holds."""
-    kept: dict[State, float] = {}
-    for state, cost in sorted(reached.items(), key=lambda item: (item[1], -item[0][0].bit_count())):
-        if not any(not state[0] & ~other for other, _ in kept):
-            kept[state] = cost
-            if len(kept) == width:
-                break
-    return kept
 
 
 def _path(came: dict[State, tuple[State, int]], state: State) -> list[int]:

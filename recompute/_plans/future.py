@@ -6,8 +6,8 @@ The score of a storage is the cost of getting it back, divided by its size and a
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -16,21 +16,18 @@ from typing import Final
 from recompute._plans.problem import Problem
 
 _NEVER: Final = 1 << 60
+_RUNS: Final = 20  # times the runs of the program, and the limit: runs may cost nothing
 
 
 @dataclass(frozen=True)
 class Score:
-    """(own cost + above x evicted ancestors' + below x evicted descendants' cost) / (size^size x wait^time).
+    """(own cost + evicted ancestors' cost + below x evicted descendants' cost) / (size x wait^time).
 
-    The wait is the compute time until the next use.
+    The wait is the compute time until the next use, which may be to make something evicted again.
     """
 
-    time: float = 0.25
-    above: float = 1.0
+    time: float = 0.5
     below: float = 0.0
-    size: float = 1.0
-    through: bool = True
-    """Whether a next use may be the recomputation of something evicted."""
 
 
 class Replay:
@@ -43,222 +40,214 @@ class Replay:
         storages, fixed = problem.storages, problem.fixed
         count = len(problem.sizes)
         self.uses: list[list[int]] = [[] for _ in range(count)]  # storage -> places in the program, ascending
-        for place, operation in enumerate(problem.order):
-            for storage in dict.fromkeys([storages[value] for value in problem.arguments[operation]]):
-                self.uses[storage].append(place)
-        clock = 0.0
         self.clock: list[float] = []  # place in the program -> the cost of all before
-        mean = problem.model_cost / max(1, len(problem.order))
-        for operation in problem.order:
+        clock, mean = 0.0, problem.model_cost / max(1, len(problem.order))
+        for place, operation in enumerate(problem.order):
+            for storage in {storages[value] for value in problem.arguments[operation]}:
+                self.uses[storage].append(place)
             self.clock.append(clock)
             clock += problem.costs[operation] + mean
         self.own = [0.0] * count  # storage -> the cost of all operations that make values on it
-        self.above: list[list[int]] = [[] for _ in range(count)]
-        self.below: list[list[int]] = [[] for _ in range(count)]
+        above: list[dict[int, None]] = [{} for _ in range(count)]
+        below: list[dict[int, None]] = [{} for _ in range(count)]
         for operation in range(len(problem.arguments)):
             made = {storages[value] for value in problem.results[operation] if not fixed[storages[value]]}
             held = {storages[value] for value in problem.arguments[operation] if not fixed[storages[value]]}
             for storage in sorted(made):
                 self.own[storage] += problem.costs[operation]
-                self.above[storage].extend(sorted(held - {storage}))
+                above[storage].update(dict.fromkeys(sorted(held - {storage})))
             for storage in sorted(held):
-                self.below[storage].extend(sorted(made - {storage}))
+                below[storage].update(dict.fromkeys(sorted(made - {storage})))
         for storage in problem.lasting:
             self.own[storage] = inf
-        self.above = [list(dict.fromkeys(near)) for near in self.above]
-        self.below = [list(dict.fromkeys(near)) for near in self.below]
+        self.above = [list(near) for near in above]
+        self.below = [list(near) for near in below]
         self.on: list[list[int]] = [[] for _ in range(count)]
         for value, storage in enumerate(storages):
             self.on[storage].append(value)
 
-    def run(
-        self, score: Score, weights: Sequence[float] | None = None, limit: float = 10.0, most: float = inf
-    ) -> list[int] | None:
+    def run(self, score: Score, limit: float = 10.0, most: float = inf) -> list[int] | None:
         """The order of runs; None if something did not fit, or the cost went above `limit` times the model's.
 
-        `weights`: storage -> a factor on its score. `most`: steps of work, after which it is given up, too.
-        O(runs x log(storages) + the evicted neighbourhoods looked at).
+        `most`: steps of work, after which it is given up, too. O(runs x log(storages) + the evicted neighbourhoods).
         """
-        enough = self.work + most
-        problem = self.problem
-        arguments, results, makes = problem.arguments, problem.results, problem.makes
-        storages, makers, sizes, needs, costs = (
-            problem.storages,
-            problem.makers,
-            problem.sizes,
-            problem.needs,
-            problem.costs,
-        )
-        fixed, on, own, uses, clock = problem.fixed, self.on, self.own, self.uses, self.clock
-        above, below = self.above, self.below
-        count = len(sizes)
-        time_power, above_weight, below_weight, size_power = score.time, score.above, score.below, score.size
-        through = score.through
-        factor = [
-            (1.0 if weights is None else weights[storage]) / size**size_power if size else 0.0
-            for storage, size in enumerate(sizes)
-        ]
-        present = bytearray(len(storages))
-        resident = bytearray(fixed)
-        was_made = bytearray(fixed)  # was in memory at least once
-        locks = [0] * count
-        version = [0] * count
-        heap: list[tuple[float, int, int]] = []
-        room = problem.room
-        used = 0
-        place = 0
-        budget_left = limit * problem.model_cost
-        runs_left = int(20 * limit * len(problem.order))  # runs may cost nothing
-        out: list[int] = []
-        next_use = [places[0] if places else _NEVER for places in uses]
+        run = _Run(self, score, limit, self.work + most)
+        for place, operation in enumerate(self.problem.order):
+            run.place = place
+            if not run.perform(operation):
+                return None
+        return run.order
 
-        def reached(storage: int, links: list[list[int]], *, unmade: bool = False) -> list[int]:
-            """The evicted storages that `links` lead to, over evicted ones alone; never made ones only if `unmade`."""
-            seen = {storage}
-            found: list[int] = []
-            stack = [storage]
-            while stack:
-                self.work += 0.5
-                for other in links[stack.pop()]:
-                    if not resident[other] and (unmade or was_made[other]) and other not in seen:
-                        seen.add(other)
-                        stack.append(other)
-                        found.append(other)
-            return found
 
-        def rate(storage: int) -> float:
-            at = next_use[storage]
-            look = through or at == _NEVER
-            made = reached(storage, below) if look or below_weight else []
-            if look:  # the next use may be to make something evicted again from it
-                at = min([at, *[next_use[other] for other in made]])
-            if at == _NEVER:
-                return -1.0
-            cost = own[storage]
-            if above_weight:
-                for other in reached(storage, above, unmade=True):
-                    cost += above_weight * own[other]
-            if below_weight:
-                for other in made:
-                    cost += below_weight * own[other]
-            wait = clock[at] - clock[place]
-            if time_power and wait > 0:
-                return float(cost * factor[storage] / wait**time_power)
-            return cost * factor[storage] if wait > 0 or not time_power else cost * factor[storage] * 1e6
+class _Run:
+    """One replay: what is in memory, and how far it has come."""
 
-        def make_room(need: int, soft: list[int] | None) -> bool:
-            nonlocal used, heap
-            aside: list[tuple[float, int, int]] = []
-            rebuilt = False
-            while used + need > room:
-                victim = -1
-                while heap:
-                    key, stamp, storage = heappop(heap)
-                    if stamp != version[storage] or not resident[storage]:
-                        continue
-                    if locks[storage]:
-                        aside.append((key, stamp, storage))
-                        continue
-                    now = rate(storage)
-                    if now == inf:
-                        aside.append((key, stamp, storage))
-                        continue
-                    if heap and now > key * 1.0001 + 1e-30 and now > heap[0][0]:
-                        heappush(heap, (now, stamp, storage))
-                        continue
-                    victim = storage
-                    break
-                if victim < 0 and not rebuilt:
-                    rebuilt = True
-                    heap = []
-                    for storage in range(count):
-                        if resident[storage] and not locks[storage] and sizes[storage]:
-                            version[storage] += 1
-                            heap.append((rate(storage), version[storage], storage))
-                    heapify(heap)
-                    aside = []
-                    if heap:
-                        continue
-                if victim < 0:
-                    loose = [storage for storage in soft or () if resident[storage] and own[storage] < inf]
-                    victim = next((storage for storage in loose if sizes[storage]), -1)
-                    if victim < 0:
-                        return False
-                resident[victim] = 0
-                used -= sizes[victim]
-                for value in on[victim]:
-                    present[value] = 0
-            for entry in aside:
-                heappush(heap, entry)
+    def __init__(self, replay: Replay, score: Score, limit: float, most: float) -> None:
+        problem = replay.problem
+        self.order: list[int] = []
+        self.place = 0
+        self._replay = replay
+        self._problem = problem
+        self._score = score
+        self._most = most  # work
+        self._cost_left = limit * problem.model_cost
+        self._runs_left = int(_RUNS * limit * len(problem.order))
+        self._present = bytearray(len(problem.storages))
+        self._resident = bytearray(problem.fixed)
+        self._was_made = bytearray(problem.fixed)  # was in memory at least once
+        self._locks = [0] * len(problem.sizes)
+        self._version = [0] * len(problem.sizes)
+        self._heap: list[tuple[float, int, int]] = []  # (score, version, storage); other versions are out of date
+        self._used = 0
+        self._next_use = [places[0] if places else _NEVER for places in replay.uses]
+
+    def perform(self, operation: int) -> bool:
+        """Run an operation, and before it whatever it lacks; False: it does not fit, or takes too much."""
+        problem, storages = self._problem, self._problem.storages
+        stack, held = [operation], [list[int]()]  # what runs, and the storages that each locks
+        while stack:
+            problem.rest()
+            operation, mine = stack[-1], held[-1]
+            maker = self._lock(operation, mine)
+            if maker >= 0:
+                if problem.once[maker] or maker in stack:
+                    return False
+                stack.append(maker)
+                held.append([])
+                continue
+            if not self._make_room(problem.needs[operation], held):
+                return False
+            if len(stack) == 1:
+                self._pass_uses(mine)
+            if not self._count(operation):
+                return False
+            stack.pop()
+            held.pop()
+            for storage in mine:
+                self._locks[storage] -= 1
+            if stack:
+                wanted, outer = problem.arguments[stack[-1]], held[-1]
+                for value in problem.results[operation]:
+                    if value in wanted and storages[value] not in outer:
+                        outer.append(storages[value])
+                        self._locks[storages[value]] += 1
+            for storage in {*mine, *problem.makes[operation]}:
+                if problem.sizes[storage] and self._resident[storage] and not self._locks[storage]:
+                    heappush(self._heap, self._rated(storage))
+        return True
+
+    def _lock(self, operation: int, mine: list[int]) -> int:
+        """Lock what the operation takes and is there; who makes the largest value that is not there; -1: all are."""
+        problem, present = self._problem, self._present
+        storages, arguments = problem.storages, problem.arguments[operation]
+        missing = [value for value in arguments if not present[value]]
+        if not mine or not missing:
+            for value in arguments:
+                storage = storages[value]
+                if present[value] and storage not in mine:
+                    mine.append(storage)
+                    self._locks[storage] += 1
+        return problem.makers[max(missing, key=lambda value: problem.sizes[storages[value]])] if missing else -1
+
+    def _pass_uses(self, storages: Sequence[int]) -> None:
+        """The program has come to this use of them."""
+        for storage in storages:
+            places = self._replay.uses[storage]
+            at = bisect_right(places, self.place)
+            self._next_use[storage] = places[at] if at < len(places) else _NEVER
+
+    def _count(self, operation: int) -> bool:
+        """The operation runs; False: that is too much."""
+        problem, resident = self._problem, self._resident
+        self._cost_left -= problem.costs[operation]
+        self._runs_left -= 1
+        if self._cost_left < 0 or not self._runs_left or self._replay.work > self._most:
+            return False
+        self.order.append(operation)
+        self._replay.work += 20.0
+        for storage in problem.makes[operation]:
+            if not resident[storage]:
+                resident[storage] = self._was_made[storage] = 1
+                self._used += problem.sizes[storage]
+        for value in problem.results[operation]:
+            self._present[value] = 1
+        return True
+
+    def _make_room(self, need: int, held: Sequence[Sequence[int]]) -> bool:
+        """Evict until so many bytes fit; False: they do not."""
+        most = self._problem.room - need
+        if self._used <= most:
             return True
+        aside: list[tuple[float, int, int]] = []
+        victims = self._victims(held, aside)
+        while self._used > most and (victim := next(victims, -1)) >= 0:
+            self._resident[victim] = 0
+            self._used -= self._problem.sizes[victim]
+            for value in self._replay.on[victim]:
+                self._present[value] = 0
+        for entry in aside:
+            heappush(self._heap, entry)
+        return self._used <= most
 
-        for operation_in_order in problem.order:
-            stack = [operation_in_order]
-            held: list[list[int]] = [[]]  # frame -> storages it locks
-            while stack:
-                problem.rest()
-                operation = stack[-1]
-                mine = held[-1]
-                missing = -1
-                most = -1.0
-                for value in arguments[operation]:
-                    if present[value]:
-                        continue
-                    size = sizes[storages[value]]
-                    if size > most:
-                        most, missing = size, value
-                if not mine or missing < 0:
-                    for value in arguments[operation]:
-                        storage = storages[value]
-                        if present[value] and storage not in mine:
-                            mine.append(storage)
-                            locks[storage] += 1
-                if missing >= 0:
-                    maker = makers[missing]
-                    if problem.once[maker]:
-                        return None
-                    if len(stack) > problem.calls or (len(stack) > 1 and maker in stack):
-                        return None
-                    stack.append(maker)
-                    held.append([])
-                    continue
-                need = needs[operation]
-                if used + need > room:
-                    top = set(mine)
-                    soft = [storage for frame in held[:-1] for storage in frame if storage not in top]
-                    if not make_room(need, soft):
-                        return None
-                if len(stack) == 1:
-                    for storage in mine:
-                        places = uses[storage]
-                        at = bisect_left(places, place + 1)
-                        next_use[storage] = places[at] if at < len(places) else _NEVER
-                budget_left -= costs[operation]
-                runs_left -= 1
-                if budget_left < 0 or not runs_left or self.work > enough:
-                    return None
-                out.append(operation)
-                self.work += 20.0
-                for storage in makes[operation]:
-                    if not resident[storage]:
-                        resident[storage] = was_made[storage] = 1
-                        used += sizes[storage]
-                for value in results[operation]:
-                    present[value] = 1
-                stack.pop()
-                held.pop()
-                outer = held[-1] if held else None
-                for storage in mine:
-                    locks[storage] -= 1
-                if outer is not None:
-                    wanted = arguments[stack[-1]]
-                    for value in results[operation]:
-                        if value in wanted and storages[value] not in outer:
-                            outer.append(storages[value])
-                            locks[storages[value]] += 1
-                for storage in {*mine, *makes[operation]}:
-                    if sizes[storage] and resident[storage] and not locks[storage]:
-                        version[storage] += 1
-                        heappush(heap, (rate(storage), version[storage], storage))
-            place += 1
-        return out
+    def _victims(self, held: Sequence[Sequence[int]], aside: list[tuple[float, int, int]]) -> Iterator[int]:
+        """What can go, by score; then what only waits for the run on top. `aside`: what cannot go now."""
+        yield from self._by_score(aside)
+        aside.clear()
+        sizes, resident = self._problem.sizes, self._resident
+        ready = [at for at, size in enumerate(sizes) if size and resident[at] and not self._locks[at]]
+        self._heap = [self._rated(storage) for storage in ready]
+        heapify(self._heap)
+        yield from self._by_score(aside)
+        for frame in held[:-1]:
+            for storage in frame:
+                if resident[storage] and sizes[storage] and storage not in held[-1] and self._replay.own[storage] < inf:
+                    yield storage
+
+    def _by_score(self, aside: list[tuple[float, int, int]]) -> Iterator[int]:
+        """The heap, smallest score first: a score that has risen since is put back."""
+        heap = self._heap
+        while heap:
+            key, version, storage = heappop(heap)
+            if version != self._version[storage] or not self._resident[storage]:
+                continue
+            now = inf if self._locks[storage] else self._rate(storage)
+            if now == inf:
+                aside.append((key, version, storage))
+            elif heap and now > key * 1.0001 + 1e-30 and now > heap[0][0]:
+                heappush(heap, (now, version, storage))
+            else:
+                yield storage
+
+    def _rated(self, storage: int) -> tuple[float, int, int]:
+        """An entry of the heap; others of this storage are out of date."""
+        self._version[storage] += 1
+        return self._rate(storage), self._version[storage], storage
+
+    def _rate(self, storage: int) -> float:
+        """The score now; -1: nothing will need it."""
+        replay, score, next_use = self._replay, self._score, self._next_use
+        below = self._evicted(storage, replay.below, self._was_made)
+        at = min([next_use[storage], *[next_use[other] for other in below]])
+        if at == _NEVER:
+            return -1.0
+        cost = replay.own[storage]
+        cost += sum([replay.own[other] for other in self._evicted(storage, replay.above, None)])
+        if score.below:
+            cost += score.below * sum([replay.own[other] for other in below])
+        size = self._problem.sizes[storage]
+        value = cost / size if size else 0.0
+        wait = replay.clock[at] - replay.clock[self.place]
+        return value / wait**score.time if wait > 0 else value * 1e6
+
+    def _evicted(self, storage: int, links: Sequence[Sequence[int]], among: bytearray | None) -> list[int]:
+        """The evicted storages that `links` lead to, over evicted ones alone, `among` these; None: of all."""
+        resident, seen, stack = self._resident, {storage}, [storage]
+        found: list[int] = []
+        while stack:
+            self._replay.work += 0.5
+            for other in links[stack.pop()]:
+                if not resident[other] and (among is None or among[other]) and other not in seen:
+                    seen.add(other)
+                    stack.append(other)
+                    found.append(other)
+        return found

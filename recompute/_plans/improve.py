@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from random import Random
 from typing import Final
@@ -22,6 +22,9 @@ _SHIFT: Final = 0.2  # chance that a repeated run goes earlier instead
 _ALSO: Final = 2.0  # times the best score: what is dropped, too, while memory lacks there
 _KICK: Final = 0.2  # chance that some storage is dropped without need
 
+_Uses = list[tuple[int, int]]
+"""(label of a use, value), ascending."""
+
 
 class Search:
     """The search: `polish` once, then as many `rounds` as there is time for. `best` is a sequence that fits."""
@@ -32,10 +35,8 @@ class Search:
         self.line = Timeline(problem, sequence)
         self.best = list(self.line.runs)
         self.best_cost = self.line.cost
-        kept = {
-            problem.storages[value] for value, maker in enumerate(problem.makers) if maker >= 0 and problem.once[maker]
-        }
-        self._large = [storage for storage, size in enumerate(problem.sizes) if size and storage not in kept]
+        lasting = problem.lasting
+        self._large = [storage for storage, size in enumerate(problem.sizes) if size and storage not in lasting]
         self._slack = max(0.02, 4 / len(sequence)) * problem.model_cost
         self._over: list[int] = []  # places that lack memory
 
@@ -171,22 +172,59 @@ class Search:
 
     def _evict(self, place: int, kicked: int = -1) -> bool:
         """Drop the best storage at this place, or the `kicked` one; False: there is none to drop."""
-        line, problem, room = self.line, self.problem, self.problem.room
-        problem.rest()
-        label = line.labels[place]
-        memory, sizes = line.memory, problem.sizes
+        line, room = self.line, self.problem.room
+        self.problem.rest()
+        label, memory = line.labels[place], line.memory
         line.work += 40.0 + 0.06 * len(memory) + 0.2 * len(self._large)
-        over = [index for index, used in enumerate(memory) if used > room]
-        self._over = over
-        lacks = [memory[index] - room for index in over]
-        labels, spans_of, events_of, on = line.labels, line.spans, line.events, line.on
-        places = [labels[index] for index in over]  # as labels
-        used_now = {problem.storages[value] for value in problem.arguments[line.runs[place]]}
-        makers, costs, noise = problem.makers, problem.costs, self.random.random
-        candidates = []
+        self._over = [index for index, used in enumerate(memory) if used > room]
+        priced = self._priced(self._candidates(place, kicked))
+        for number, (score, since, size, wanted) in enumerate(priced):
+            if number and (score > _ALSO * priced[0][0] or line.memory[bisect_left(line.labels, label)] <= room):
+                break
+            if number and self._gap(self.problem.storages[wanted[0][1]], label) != (wanted, since):
+                continue
+            for until, value in wanted:
+                self._ensure(value, until, since, size)
+        return bool(priced)
+
+    def _candidates(self, place: int, kicked: int) -> list[tuple[float, float, int, int, _Uses]]:
+        """What may be dropped at a place: (least score, weight of a cost, last event before, bytes, next uses).
+
+        The weight: one over the bytes that it saves where they lack, and a little chance.
+        """
+        line, problem, noise = self.line, self.problem, self.random.random
+        sizes = problem.sizes
+        lacks = [line.memory[index] - problem.room for index in self._over]
+        places = [line.labels[index] for index in self._over]  # as labels
         most = max(lacks, default=0)
         sums_of: dict[int, list[int]] = {}  # bytes -> sums of what lacks, each at most so many bytes
-        for storage in self._large if kicked < 0 else [kicked]:
+        found = []
+        for storage, since, wanted in self._gaps(place, self._large if kicked < 0 else [kicked]):
+            low, high = bisect_right(places, since), bisect_left(places, wanted[0][0])
+            gain = 1
+            if kicked < 0:
+                if low >= high:
+                    continue
+                clipped = min(sizes[storage], most)
+                sums = sums_of.get(clipped)
+                if sums is None:
+                    line.work += 0.08 * len(lacks)
+                    sums = sums_of[clipped] = [0, *accumulate([lack if lack < clipped else clipped for lack in lacks])]
+                gain = sums[high] - sums[low]
+            weight = (0.5 + noise()) / gain
+            makers = {problem.makers[value] for _, value in wanted}
+            least = sum([problem.costs[maker] for maker in makers]) + 1e-9
+            found.append((least * weight, weight, since, sizes[storage], wanted))
+        line.work += 1.5 * len(found)
+        found.sort()
+        return found
+
+    def _gaps(self, place: int, storages: Sequence[int]) -> Iterator[tuple[int, int, _Uses]]:
+        """Those that are kept over this place without being used at it: (storage, last event before, next uses)."""
+        line, problem = self.line, self.problem
+        label, spans_of, events_of, on = line.labels[place], line.spans, line.events, line.on
+        used_now = {problem.storages[value] for value in problem.arguments[line.runs[place]]}
+        for storage in storages:
             spans = spans_of[storage]
             if not spans or not spans[0][0] < label <= spans[-1][1] or storage in used_now:
                 continue
@@ -194,35 +232,16 @@ class Search:
                 (value,) = on[storage]
                 events = events_of[value]
                 at = bisect_left(events, 2 * label)
-                if events[at] & 1:
-                    continue
-                since = events[at - 1] >> 1
-                wanted = [(events[at] >> 1, value)]
+                if not events[at] & 1:
+                    yield storage, events[at - 1] >> 1, [(events[at] >> 1, value)]
             elif any(start < label <= end for start, end in spans):
                 wanted, since = self._gap(storage, label)
-            else:
-                continue
-            low = bisect_right(places, since)
-            high = bisect_left(places, wanted[0][0])
-            if kicked >= 0:
-                gain = 1
-            elif low < high:
-                clipped = min(sizes[storage], most)
-                sums = sums_of.get(clipped)
-                if sums is None:
-                    line.work += 0.08 * len(over)
-                    sums = sums_of[clipped] = [0, *accumulate([lack if lack < clipped else clipped for lack in lacks])]
-                gain = sums[high] - sums[low]
-            else:
-                continue
-            weight = (0.5 + noise()) / gain
-            if len(wanted) == 1:
-                least = costs[makers[wanted[0][1]]] + 1e-9
-            else:
-                least = sum([costs[maker] for maker in {makers[value] for _, value in wanted}]) + 1e-9
-            candidates.append((least * weight, weight, since, sizes[storage], wanted))
-        line.work += 1.5 * len(candidates)
-        candidates.sort()
+                yield storage, since, wanted
+
+    def _priced(
+        self, candidates: Sequence[tuple[float, float, int, int, _Uses]]
+    ) -> list[tuple[float, int, int, _Uses]]:
+        """The best of the candidates: (score, last event before, bytes, next uses), the least score first."""
         best = math.inf
         priced = []
         for least, weight, since, size, wanted in candidates:
@@ -232,20 +251,11 @@ class Search:
             if score < _ALSO * best:
                 best = min(best, score)
                 priced.append((score, since, size, wanted))
-        if best == math.inf:
-            return False
-        line.work += 10.0 * len(priced)
+        self.line.work += 10.0 * len(priced)
         priced.sort()
-        for number, (score, since, size, wanted) in enumerate(priced):
-            if number and (score > _ALSO * best or line.memory[bisect_left(labels, label)] <= room):
-                break
-            if number and self._gap(problem.storages[wanted[0][1]], label) != (wanted, since):
-                continue
-            for until, value in wanted:
-                self._ensure(value, until, since, size)
-        return True
+        return priced
 
-    def _gap(self, storage: int, label: int) -> tuple[list[tuple[int, int]], int]:
+    def _gap(self, storage: int, label: int) -> tuple[_Uses, int]:
         """(next use, value) of what is kept over this moment, in order; and the last event before it."""
         wanted = []
         since = 0
@@ -288,7 +298,7 @@ class Search:
         at = bisect_left(over, low)
         return (at == len(over) or over[at] >= high) and max(line.memory[low:high]) + more <= self.problem.room
 
-    def _price(self, wanted: list[tuple[int, int]], since: int, size: int, most: float) -> float:
+    def _price(self, wanted: _Uses, since: int, size: int, most: float) -> float:
         """What it costs to run these values again before their uses; something above `most` if it is more."""
         problem = self.problem
         makers, arguments, costs, storages = problem.makers, problem.arguments, problem.costs, problem.storages

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import starmap
 from math import inf
 from time import perf_counter
 from typing import Final
 
 from recompute._plans.chains import chained
-from recompute._plans.chen import chen_greedy, chen_sqrt
-from recompute._plans.exact import beam, exact
+from recompute._plans.exact import exact
 from recompute._plans.future import Replay, Score
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import cost_of, prune, schedule, settled
@@ -25,20 +24,17 @@ from recompute._workers import workers
 Progress = Callable[[float, float], None]
 """Hears the share of the planning that is done, and the least overhead so far."""
 
-_SCORES: Final = tuple(
-    Score(time=time, below=below, through=through)
-    for time, (below, through) in product((0.25, 0.5, 1.0, 0.0, 2.0), ((0.0, True), (0.3, True), (0.0, False)))
-)
+_SCORES: Final = tuple(starmap(Score, ((0.25, 0.0), (0.25, 0.3), (0.5, 0.0), (0.5, 0.3), (1.0, 0.0), (2.0, 0.0))))
 _ON_CHAINS: Final = 0.5  # of the effort, at most, for dynamic programming on a chain
 _TINY: Final = 20  # operations: the optimum is searched for
 _STATES: Final = 40_000
 _STATE: Final = 30.0  # steps for each
-_MODEST: Final = 60  # operations: a beam of states is searched
-_BEAM: Final = 200
-_SMALL: Final = 1000  # operations: the schedule without a budget is made to fit, too
+_SMALL: Final = 1000  # operations: the program is made to fit, too
 _FIRST: Final = 0.25  # of the effort, at most, for the schedules that the search begins with
+_DEAREST: Final = 10.0  # times the cost of the program: a replay above that is given up
 _PATIENCE: Final = 1.5  # times the effort: when nothing has fitted by then, it is given up
-_AT_LEAST: Final = 3  # scores are tried in any case
+_AT_LEAST: Final = 3  # are tried in any case, if nothing fits
+_TRIES: Final = 30  # at most
 _FINALISTS: Final = 4
 _TRYOUT: Final = 0.08  # of the effort, for each finalist
 _HEAT: Final = 0.3  # of the mean cost of an operation: how much dearer a change may be at the start
@@ -92,54 +88,42 @@ Online = Callable[[], Sequence[int] | None]
 """Gives the order in which the cache itself runs the operations, which knows only the past; None: it could not."""
 
 
-def own(
-    problem: Problem,
-    turn: int | None,
-    effort: Effort,
-    progress: Progress | None = None,
-    online: Online = lambda: None,
-) -> tuple[list[int], float | None]:
-    """The order of runs, and the least overhead there is where that is known (chains of values of one size).
+@dataclass(frozen=True)
+class Start:
+    """An order of runs that fits, to begin with."""
 
-    A tiny program is solved by search over states (`exact`). Else a portfolio: what the cache does by itself, without
-    runs that turn out to be superfluous (`online`), DTR with the future known under a grid of scores (`Score`), the
-    program made to fit (`fitted`), Chen's segments, Revolve, dynamic programming on chains (`chained`), and on small
-    programs a beam of states (`beam`). The best few are improved by large neighbourhood search (`Search`) for a part of
-    the effort each, the best of these for the rest. So the result is never dearer than what `online` gives. The same
-    effort and seed give the same order on every machine, unless a time limit ends it. Raises PlanError, with a budget
-    that works, if nothing has been found to fit after one and a half times the effort.
+    member: str
+    """Of the portfolio: which one made it."""
+    sequence: list[int]
+    bound: float | None = None
+    """The least overhead there is, if this has it."""
+
+
+def own(
+    problem: Problem, effort: Effort, progress: Progress | None = None, online: Online = lambda: None
+) -> tuple[list[int], float | None]:
+    """The order of runs, and the least overhead there is where that is known (tiny programs, chains of one size).
+
+    The best few of the `portfolio` are improved by large neighbourhood search (`Search`) for a part of the effort each,
+    the best of these for the rest. So the result is never dearer than what `online` gives. The same effort and seed
+    give the same order on every machine, unless a time limit ends it. Raises PlanError, with a budget that works, if
+    nothing has been found to fit after one and a half times the effort.
     """
     if effort.workers > 1:
         efforts = [replace(effort, seed=effort.seed + number, workers=1) for number in range(effort.workers)]
         first = online()
         with workers(effort.workers, _nothing) as pool:
-            found = list(pool.map(_work, [(problem, turn, effort, first) for effort in efforts]))
-        return min(found, key=lambda each: cost_of(problem, each[0]))
+            found = list(pool.map(_work, [(problem, effort, first) for effort in efforts]))
+        return min(found, key=lambda result: cost_of(problem, result[0]))
     meter = Meter(effort)
-    if problem.calls <= _TINY:
-        optimal = exact(problem, min(_STATES, round(effort.effort * _STEPS / _STATE)))
-        if optimal is not None:
-            cost = cost_of(problem, optimal)
-            return prune(problem, optimal), cost / problem.model_cost if problem.model_cost else 1.0
-    model = problem.model_cost or 1.0
-    starts: list[tuple[float, list[int]]] = []
-    for sequence, bound in _portfolio(problem, turn, meter, online):
-        sequence = settled(problem, sequence)
-        if not _fits(problem, sequence):
-            continue
-        if bound is not None:
-            return sequence, bound
-        starts.append((cost_of(problem, sequence), sequence))
-        if starts[-1][0] <= model * (1 + 1e-12):
-            return sequence, 1.0
-        if meter.share > _FIRST:
-            break
+    starts = list(portfolio(problem, meter, online))
     if not starts:
         raise _Infeasible(problem)
+    if starts[-1].bound is not None:
+        return starts[-1].sequence, starts[-1].bound
+    starts.sort(key=lambda start: cost_of(problem, start.sequence))
     improved = settled(problem, _search(problem, starts, effort, meter, progress))
-    if not _fits(problem, improved):
-        _, improved = min(starts)
-    return improved, None
+    return improved if _fits(problem, improved) else starts[0].sequence, None
 
 
 def _fits(problem: Problem, sequence: Sequence[int]) -> bool:
@@ -150,74 +134,91 @@ def _nothing() -> None:
     """What a worker needs before it works."""
 
 
-def _work(given: tuple[Problem, int | None, Effort, Sequence[int] | None]) -> tuple[list[int], float | None]:
-    problem, turn, effort, online = given
-    return own(problem, turn, effort, online=lambda: online)
+def _work(given: tuple[Problem, Effort, Sequence[int] | None]) -> tuple[list[int], float | None]:
+    problem, effort, online = given
+    return own(problem, effort, online=lambda: online)
 
 
-def _portfolio(
-    problem: Problem, turn: int | None, meter: Meter, online: Online
-) -> Iterator[tuple[list[int], float | None]]:
-    """Orders of runs that fit, with the least overhead where one is proved to have it."""
+def portfolio(problem: Problem, meter: Meter, online: Online = lambda: None) -> Iterator[Start]:
+    """Orders of runs that fit, while the effort for them lasts; one that is proved to be the best is the last.
+
+    First those that may be proved to be the best: of a tiny program by search over states (`exact`), of chains by
+    formula (`revolve`) or by dynamic programming (`chained`). Else what the cache does by itself, without runs that
+    turn out to be superfluous (`online`), is always among them. Then come in turns DTR with the future known, under a
+    few scores (`Score`), and the program made to fit (`fitted`).
+    """
+    best = (problem.model_cost or 1.0) * (1 + 1e-12)
+    for start in _members(problem, meter, online):
+        sequence = settled(problem, start.sequence)
+        if _fits(problem, sequence):
+            bound = 1.0 if cost_of(problem, sequence) <= best else start.bound
+            yield replace(start, sequence=sequence, bound=bound)
+            if bound is not None:
+                return
+
+
+def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
     plain = list(problem.order)
     if _fits(problem, plain):
-        yield plain, 1.0
+        yield Start("program", plain, 1.0)
         return
+    if problem.calls <= _TINY:
+        optimal = exact(problem, min(_STATES, round(meter.steps / _STATE)))
+        if optimal is not None:
+            yield Start("exact", prune(problem, optimal), cost_of(problem, optimal) / (problem.model_cost or 1.0))
+            return
     with suppress(PlanError):
-        yield revolve(problem)
-    with suppress(PlanError):
-        best, bound, work = chained(problem, _ON_CHAINS * meter.steps)
-        meter.work += work
-        yield best, bound
+        yield Start("revolve", *revolve(problem))
     known = online()
     if known is not None:
-        yield prune(problem, known), None
-    replay = Replay(problem)
-    limit = 10.0
-    for number, score in enumerate(_SCORES):
-        if meter.share > _FIRST if known is not None else number >= _AT_LEAST and meter.share > _PATIENCE:
-            break
-        before = replay.work
-        left = max(_A_CALL * problem.calls, _PATIENCE * meter.steps - meter.work)
-        sequence = replay.run(score, limit=limit, most=left)
-        meter.work += replay.work - before
-        if sequence is not None:
-            limit = min(limit, 1.5 * cost_of(problem, sequence) / (problem.model_cost or 1.0))
-            yield prune(problem, sequence), None
-    states = min(_STATES // 8, round(max(0.0, 1 - meter.share) * meter.steps / _STATE / (problem.calls + 1)))
-    if problem.calls <= _MODEST and states > _BEAM:
-        sequence = beam(problem, _BEAM, states)
-        meter.work += _STATE * states * problem.calls
-        if sequence is not None:
-            yield prune(problem, sequence), None
-    if problem.calls <= _SMALL:
-        for trial in range(4 if limit < 10.0 else 30):
-            if trial and meter.share > _PATIENCE:
-                break
-            sequence, work = fitted(problem, plain, trial)
+        yield Start("online", prune(problem, known))
+    with suppress(PlanError):
+        sequence, bound, work = chained(problem, _ON_CHAINS * meter.steps)
+        meter.work += work
+        yield Start("chained", sequence, bound)
+    yield from _in_turns(problem, meter, known is not None)
+
+
+def _in_turns(problem: Problem, meter: Meter, found: bool) -> Iterator[Start]:
+    """DTR with the future known, and the program made to fit: for longer if nothing was `found` to fit before."""
+    replay, limit = Replay(problem), _DEAREST
+    for number in range(_TRIES):
+        if found and (meter.share > _FIRST or number >= len(_SCORES)):
+            return
+        if number >= _AT_LEAST and meter.share > _PATIENCE:
+            return
+        if number < len(_SCORES):
+            before = replay.work
+            left = max(_A_CALL * problem.calls, _PATIENCE * meter.steps - meter.work)
+            score = _SCORES[number]
+            order = replay.run(score, limit=limit, most=left)
+            meter.work += replay.work - before
+            if order is not None:
+                found = True
+                limit = min(limit, 1.5 * cost_of(problem, order) / (problem.model_cost or 1.0))
+                yield Start(f"future {score.time:g}, {score.below:g}", prune(problem, order))
+        if problem.calls <= _SMALL and not (found and meter.share > _FIRST):
+            order, work = fitted(problem, problem.order, number)
             meter.work += work
-            if sequence is not None:
-                yield prune(problem, sequence), None
-    for segments in (chen_sqrt, chen_greedy):
-        with suppress(PlanError):
-            yield segments(problem, turn), None
+            if order is not None:
+                found = True
+                yield Start(f"fitted {number + 1}", prune(problem, order))
 
 
 def _search(
     problem: Problem,
-    starts: Sequence[tuple[float, list[int]]],
+    starts: Sequence[Start],
     effort: Effort,
     meter: Meter,
     progress: Progress | None,
 ) -> list[int]:
-    """Improve the best few of the starts, then the best of these."""
-    searches: list[Search] = []
-    seen: set[float] = set()
-    for cost, sequence in sorted(starts, key=lambda each: each[0]):
-        if cost not in seen and len(searches) < _FINALISTS:
-            seen.add(cost)
-            searches.append(Search(problem, sequence, effort.seed))
+    """Improve the first few of the starts, of which the best comes first, then the best of these."""
+    finalists: dict[float, Start] = {}
+    for start in starts:
+        finalists.setdefault(cost_of(problem, start.sequence), start)
+    searches = [Search(problem, start.sequence, effort.seed) for start in list(finalists.values())[:_FINALISTS]]
     model = problem.model_cost or 1.0
+    heat = _HEAT * model / len(problem.order)
     done, begun = 0.0, meter.share
     best = searches[0]
     shares = [_TRYOUT] * len(searches)
@@ -225,22 +226,33 @@ def _search(
         current = search or best
         current.restart()
         rounds = inf if effort.rounds is None else max(1, round(effort.rounds * share))
-        start, stop = meter.share, begun + (1.0 - begun) * (done + share)
-        number = 0
-        while number < rounds and (now := meter.share) < stop and current.line.repeated():
-            part = max(number / rounds, (now - start) / max(1e-9, stop - start))
-            before = current.line.work
-            current.round(_HEAT * model / len(problem.order) * (1 - part) ** 2)
-            meter.work += current.line.work - before
-            if progress is not None and number % 20 == 0:
+        for part in anneal(current, meter, heat, meter.share, begun + (1.0 - begun) * (done + share), rounds):
+            if progress is not None:
                 progress(min(1.0, done + share * part), min(best.best_cost, current.best_cost) / model)
-            number += 1
         done += share
         if current.best_cost < best.best_cost:
             best = current
     if progress is not None:
         progress(1.0, best.best_cost / model)
     return best.best
+
+
+def anneal(
+    search: Search, meter: Meter, heat: float, start: float = 0.0, stop: float = 1.0, rounds: float = inf
+) -> Iterator[float]:
+    """Rounds of a search from one share of the effort to another, each with less heat than the one before.
+
+    Now and then it yields which part is done.
+    """
+    number = 0
+    while number < rounds and (now := meter.share) < stop and search.line.repeated():
+        part = max(number / rounds, (now - start) / max(1e-9, stop - start))
+        before = search.line.work
+        search.round(heat * (1 - part) ** 2)
+        meter.work += search.line.work - before
+        if number % 20 == 0:
+            yield part
+        number += 1
 
 
 class _Infeasible(PlanError):
@@ -252,32 +264,22 @@ class _Infeasible(PlanError):
 
     @cached_property
     def _text(self) -> str:
-        return _infeasible(self._problem)
+        """Names a larger budget that works: the first of a few for which a replay finds a way. O(some replays)."""
+        problem = self._problem
+        budget = problem.constant + problem.room
+        most = schedule(problem, problem.order)[1]
+        tried = [larger for share in _LARGER if (larger := int(share * budget) + 1) < most]
+        work = 0.0
+        for larger in tried:
+            replay = Replay(replace(problem, room=larger - problem.constant))
+            if (work < _WORDS or larger == tried[-1]) and replay.run(_SCORES[0], limit=4.0) is not None:
+                most = larger
+                break
+            work += replay.work
+        return f"infeasible: no way was found to run the program in {budget:,} bytes; give {most:,}, which are enough"
 
     def __str__(self) -> str:
         return self._text
 
     def __reduce__(self) -> tuple[type[PlanError], tuple[str]]:
         return PlanError, (self._text,)
-
-
-def _infeasible(problem: Problem) -> str:
-    """Says which larger budget works: the first of a few for which a replay finds a way. O(some replays)."""
-    budget = problem.constant + problem.room
-    enough = schedule(problem, problem.order)[1]
-    room = problem.room
-    replay = Replay(problem)
-    try:
-        for share in _LARGER:
-            larger = int(share * budget) + 1
-            problem.room = larger - problem.constant
-            if larger >= enough:
-                break
-            if replay.work > _WORDS and share < _LARGER[-1]:
-                continue
-            if replay.run(_SCORES[0], limit=4.0) is not None:
-                enough = larger
-                break
-    finally:
-        problem.room = room
-    return f"infeasible: no way was found to run the program in {budget:,} bytes; give {enough:,}, which are enough"

@@ -189,7 +189,7 @@ def _run(
         return sequence, None, f"merged to {left} operations, of which no schedule has an overhead below {bound:.4f}"
     progress: Progress | None = options.pop("progress", None)
     effort = Effort(**options)
-    return *own(problem, turn, effort, progress, known), ""
+    return *own(problem, effort, progress, known), ""
 
 
 def online(program: Program, problem: Problem) -> list[int] | None:

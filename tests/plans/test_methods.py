@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_programs import programs, whole
 
-from recompute._plans.exact import beam, exact
+from recompute._plans.exact import exact
 from recompute._plans.liveness import cost_of
 from recompute._plans.problem import problem_of
 from recompute._traces.chain import chain
@@ -87,18 +87,16 @@ def test_own_is_within_a_percent_of_checkmate(program: Program, share: float) ->
 @settings(max_examples=settings().max_examples * 2 // 5)
 @given(program=programs(operations=6), share=st.floats(0.0, 0.7))
 def test_search_over_states_against_exhaustive_search(program: Program, share: float) -> None:
-    """A* finds the optimum, a wide beam on so small a program too."""
+    """A* finds the optimum, or that there is none."""
     problem = problem_of(without_gets(program), 2 + int(share * sum(program.sizes)))
     best = least_cost(without_gets(program), 2 + int(share * sum(program.sizes)))
-    found = beam(problem, 1000, 10_000)
     if best is None:
-        assert found is None
         with pytest.raises(PlanError, match="no schedule runs the program"):
             exact(problem, 100_000)
         return
-    for sequence in (found, exact(problem, 100_000)):
-        assert sequence is not None
-        assert cost_of(problem, sequence) == pytest.approx(best)
+    sequence = exact(problem, 100_000)
+    assert sequence is not None
+    assert cost_of(problem, sequence) == pytest.approx(best)
 
 
 def without_gets(program: Program) -> Program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -41,6 +42,35 @@ def test_a_plan_is_never_dearer_than_the_cache_by_itself(program: Program, share
         found = plan(program, budget, effort=LITTLE)
         assert found.overhead <= online.overhead * (1 + 1e-9)
         assert verify(program, found) == (found.peak, pytest.approx(found.overhead))
+
+
+def uneven_chain(seed: int, length: int) -> Program:
+    """There and back, with costs and sizes that differ widely."""
+    draw = Random(seed)
+    program = Program("uneven chain")
+
+    def make(*arguments: int) -> int:
+        storage = program.add_storage(draw.choice((1, draw.randint(1, 3000))))
+        return program.add_call("f", arguments, (storage,), float(draw.choice((1, 20, 50))))[0]
+
+    values = [program.add_source(2)]
+    for _ in range(length):
+        values.append(make(values[-1]))
+    gradient = make(values[-1])
+    for value in reversed(values[1:-1]):
+        gradient = make(gradient, value)
+    program.outputs = [gradient]
+    return program
+
+
+@pytest.mark.parametrize("seed", [12, 24, 33])
+def test_a_plan_of_a_chain_is_never_dearer_either(seed: int) -> None:
+    """Dynamic programming takes the effort for the first plans there, and rounds sizes up."""
+    program = uneven_chain(seed, 20)
+    budget = least(program) + (peak(program) - least(program)) // 50
+    online = simulate(program, budget, limit=20.0, machine="library")
+    assert online.overhead is not None
+    assert plan(program, budget, effort=0.08, rounds=1).overhead <= online.overhead * (1 + 1e-9)
 
 
 @settings(max_examples=settings().max_examples * 3 // 5)
