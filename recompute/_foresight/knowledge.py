@@ -17,7 +17,7 @@ _OTHER: Final = 0.05
 
 
 class Knowledge:
-    """Of one program. `effort` and `waits`: see `EngineOptions`."""
+    """Of one program. `effort` and `waits`: see `Settings`."""
 
     _planning: Planning | None = None  # here, since an interrupt may cut short what follows, and __del__ needs it
 
