@@ -3,8 +3,8 @@
 `program` reads the graph, `costs` prices its operators, `partition` asks the core's planner and has torch split what
 `emit` writes, `remembered` keeps what was planned, `meter` watches the first step, `telling` and `report` say what came
 of it, and `backend` is what torch calls; it compiles by `boxed`, operator by operator, or by `inductor`. For the latter
-`fusion` reads the graph as kernels, `mincut` splits it as torch does, `choosing` takes the cheaper split, and
-`overwritten` mends what is removed. `ahead` plans without running, and `knapsack` offers the plan to torch's own
+`fusion` reads the graph as kernels, `mincut` splits it as torch does, `choosing` takes that split or the plan by what
+`schedule` says of its kernels, and `overwritten` mends what is removed. `ahead` plans without running, and `knapsack` offers the plan to torch's own
 partitioner.
 """
 

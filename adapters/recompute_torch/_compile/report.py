@@ -46,6 +46,8 @@ class GraphPlan:
     """Whether the budget is a share that is all that a step takes without a plan, or more."""
     share: float = 1.0
     """Of the budget, that was planned for: less than 1 if kernels took more than was planned."""
+    span: int | None = None
+    """Places in a graph over which inductor may fuse, so that kernels keep to the order of the plan; None: any."""
     meter: Meter | Allocations | None = None
 
     @property
