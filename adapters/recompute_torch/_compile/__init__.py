@@ -4,8 +4,8 @@
 `emit` writes, `remembered` keeps what was planned, `meter` watches the first step, `telling` and `report` say what came
 of it, and `backend` is what torch calls; it compiles by `boxed`, operator by operator, or by `inductor`. For the latter
 `fusion` reads the graph as kernels, `mincut` splits it as torch does, `choosing` takes that split or the plan by what
-`schedule` says of its kernels, and `overwritten` mends what is removed. `ahead` plans without running, and `knapsack` offers the plan to torch's own
-partitioner.
+`schedule` says of its kernels, and `overwritten` mends what is removed. `ahead` plans without running, and `knapsack`
+offers the plan to torch's own partitioner.
 """
 
 from recompute_torch._compile import versions  # before anything of torch that is not public
