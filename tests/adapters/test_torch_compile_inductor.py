@@ -5,8 +5,13 @@ C++ takes seconds to compile, so most tests run the split graphs operator by ope
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
+from recompute.traces import Program
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
@@ -33,9 +39,10 @@ from torch._inductor import cpp_builder  # noqa: E402  # after importorskip
 from torch.nn import functional  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute_torch._compile import choosing, inductor  # noqa: E402  # after importorskip
+from recompute_torch._compile import choosing, inductor, remembered  # noqa: E402  # after importorskip
 from recompute_torch._compile.mincut import min_cut  # noqa: E402  # after importorskip
 from recompute_torch._compile.partition import Partitioner  # noqa: E402  # after importorskip
+from recompute_torch._compile.remembered import Scheduled  # noqa: E402  # after importorskip
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -71,6 +78,8 @@ class Mean(nn.Sequential):
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What inductor would compile runs operator by operator, which takes more than kernels do."""
     monkeypatch.setattr(inductor, "compile_fx_inner", lambda graph, given, **_: boxed_nop(graph, given))
+    monkeypatch.setattr(remembered, "scheduled", lambda *_: [])
+    monkeypatch.setattr(remembered, "keep_scheduled", lambda *_: None)
 
 
 @pytest.fixture
@@ -362,13 +371,67 @@ def test_peaks_are_known_before_code_is_made(monkeypatch: pytest.MonkeyPatch) ->
     assert 0.9 * plan.planned <= plan.peak <= plan.planned <= plan.budget
 
 
+STEP = """
+import json, sys
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from recompute import planners
+import recompute_torch as rt
+
+def refuse(*_, **__):
+    raise AssertionError("it plans again")
+
+if sys.argv[1] == "again":
+    planners.plan = planners.replan = refuse
+torch.manual_seed(0)
+module = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)])
+step = rt.compile(lambda x: module(x).square().mean(), 0.7, compiler="inductor", effort=0.03)
+step(torch.randn(256, 32)).backward()
+(plan,) = rt.plans(step)
+told = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")}
+told |= {"split": plan.split, "peak": plan.peak, "gradients": [each.grad.tolist() for each in module.parameters()]}
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler, and none is found")
+def test_a_second_process_plans_and_compiles_nothing(tmp_path: Path) -> None:
+    """Plans are kept beside inductor's cache, which knows a planned graph again; results are the same."""
+
+    def told(how: str) -> dict[str, Any]:
+        given = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        run = subprocess.run(
+            [sys.executable, "-c", STEP, how], env=given, capture_output=True, text=True, check=True, timeout=600
+        )
+        found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+        return found
+
+    first, second = told("first"), told("again")
+    assert (first["split"], first["miss"], first["hit"]) == ("planned", 2, 0)
+    assert second == {**first, "miss": 0, "hit": 2}
+
+
+def test_what_was_kept_is_read_or_passed_over(tmp_path: Path) -> None:
+    """A plan for the same budget takes the place of the old one; a file that cannot be read is none."""
+    program = Program("step")
+    one, two = Scheduled(10, 0.1, (0, 1, 0), 8, 9), Scheduled(10, 0.1, (0, 1), 2, 8)
+    for plan in (one, two):
+        remembered.keep_scheduled(program, str(tmp_path), plan)
+        assert remembered.scheduled(program, str(tmp_path)) == [plan]
+    (file,) = (tmp_path / "recompute").iterdir()
+    file.write_text("[{}]", encoding="utf-8")
+    assert remembered.scheduled(program, str(tmp_path)) == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler, and none is found")
 def test_what_inductor_takes_by_itself_is_enough() -> None:
     """Its real peak is below what the graph says, since kernels write over what they have just read."""
     torch.manual_seed(0)
-    given = torch.randn(256, 32)
-    module = Mean(*[nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)])
+    given = torch.randn(8, 64, 64)
+    module = Mean(*[Gated() for _ in range(2)])
     step = by_inductor(module, "100%")
     left(module, step, given, steps=1)
     own = rt.plans(step)[0].peak

@@ -12,21 +12,24 @@ from typing import Any, Final
 
 from torch import fx
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from recompute import planners
+from recompute_torch._compile import remembered
 from recompute_torch._compile.costs import Prices
-from recompute_torch._compile.emit import crossing
+from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.fusion import mark, read_fused
 from recompute_torch._compile.mincut import min_cut
 from recompute_torch._compile.overwritten import keep_overwritten
-from recompute_torch._compile.partition import Partitioner, Parts, TooSmall, as_before, extracted, saved
+from recompute_torch._compile.partition import Partitioner, Parts, TooSmall, as_before, cost, extracted, saved
 from recompute_torch._compile.program import Joint, Price, describe, repeatable, seeded
+from recompute_torch._compile.remembered import Scheduled
 from recompute_torch._compile.report import PLANNED, GraphPlan
 from recompute_torch._compile.schedule import SPANS, estimate
 from recompute_torch._compile.telling import floor, repeated
 
 _RATIOS: Final = (0.5, 0.25, 0.13)  # of torch's partitioner, where no plan was found; each takes as long as a plan
-_PROBES: Final = 2  # plans, each for less, until what inductor makes of one fits
+_PROBES: Final = 3  # plans, each for less, until what inductor makes of one fits
 _SPARE: Final = 0.005  # of what is allowed: for what kernels need beside their results
 _HIGH: Final = 1.25  # times what it really is, that the peak of kernels may be taken for
 
@@ -45,6 +48,8 @@ class Choice:
     """Whether its gradients are those of the forward."""
     span: int | None = None
     """Over which inductor may fuse; see `fused_nearby`."""
+    order: tuple[int, ...] = ()
+    """Of a plan."""
 
 
 class FusedPartitioner:
@@ -102,20 +107,39 @@ class FusedPartitioner:
         if default.right and allowed < default.peak <= _HIGH * allowed:
             self._schedule(default, joint, None)
         yield default
-        given = enough = int((1 - _SPARE) * allowed)
-        for _ in range(_PROBES):
-            choice = self._planned(module, joint, given)
-            if choice is None:
-                break
-            for span in SPANS:
-                self._schedule(choice, joint, span)
-                if choice.peak <= enough:
-                    yield choice
-            given -= choice.peak - enough
+        enough = int((1 - _SPARE) * allowed)
+        known = remembered.scheduled(joint.program, cache_dir())
+        again = next((plan for plan in known if (plan.budget, plan.effort) == (allowed, self._effort)), None)
+        if again is not None:
+            yield self._remembered(module, joint, again)
+        new = self._scheduled(module, joint, enough)
+        fitting = [plan for plan in known if plan.peak <= enough]
+        if fitting:
+            cheapest = min(fitting, key=lambda plan: cost(joint, plan.order))
+            new.append(self._remembered(module, joint, cheapest))
+        for choice in sorted(new, key=lambda choice: choice.cost):
+            kept = Scheduled(allowed, self._effort, choice.order, choice.span or 0, choice.peak)
+            remembered.keep_scheduled(joint.program, cache_dir(), kept)
+            yield choice
         if allowed >= floor(joint).nbytes:
             for ratio in _RATIOS:
                 with suppress(RuntimeError):  # there is no such cut
                     yield self._cut(module, joint, ratio, lasting)
+
+    def _scheduled(self, module: fx.GraphModule, joint: Joint, enough: int) -> list[Choice]:
+        """A plan of whose kernels inductor says that they fit, if one is found."""
+        given = enough
+        for number in range(_PROBES):
+            choice = self._planned(module, joint, given)
+            if choice is None:
+                break
+            planned = choice.peak
+            for span in SPANS if not number else SPANS[-1:]:
+                self._schedule(choice, joint, span)
+                if choice.peak <= enough:
+                    return [choice]
+            given = planned - (choice.peak - enough)
+        return []
 
     def _schedule(self, choice: Choice, joint: Joint, span: int | None) -> None:
         """Let the peak be that of the kernels of inductor, in their order."""
@@ -127,12 +151,20 @@ class FusedPartitioner:
     def _planned(self, module: fx.GraphModule, joint: Joint, budget: int) -> Choice | None:
         """By the planner, if it finds a way."""
         planned = self._ours.fitted(joint, budget, self._effort)
-        if planned is None:
-            return None
-        order, emission = planned
+        return None if planned is None else self._ordered(module, joint, *planned)
+
+    def _remembered(self, module: fx.GraphModule, joint: Joint, plan: Scheduled) -> Choice:
+        """As it was chosen before."""
+        choice = self._ordered(module, joint, list(plan.order), Emission(joint, plan.order))
+        choice.span, choice.peak = plan.span, plan.peak
+        return choice
+
+    def _ordered(self, module: fx.GraphModule, joint: Joint, order: Sequence[int], emission: Emission) -> Choice:
         parts = extracted(module, emission.graph, joint.results)
         prices = as_before(self._prices, emission)
-        return self._choice(PLANNED, emission.graph, joint, prices, repeated(joint, order), parts, True)
+        choice = self._choice(PLANNED, emission.graph, joint, prices, repeated(joint, order), parts, True)
+        choice.order = tuple(order)
+        return choice
 
     def _cut(self, module: fx.GraphModule, joint: Joint, ratio: float, lasting: Sequence[int] | None) -> Choice:
         """By torch, which may run again what draws other numbers then, or reads what was overwritten."""
@@ -153,5 +185,5 @@ class FusedPartitioner:
         right: bool,
     ) -> Choice:
         program = read_fused(graph, joint.results, price, frozenset(crossing(graph))).program
-        cost = sum(call.cost for call in program.calls)
-        return Choice(name, planners.peak(program), saved(graph, joint.results), cost, again, parts, right)
+        took = sum(call.cost for call in program.calls)
+        return Choice(name, planners.peak(program), saved(graph, joint.results), took, again, parts, right)

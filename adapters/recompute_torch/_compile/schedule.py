@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_leaves
 
 from recompute_torch._compile.program import is_tensor, nbytes, storage_key
 
-SPANS: Final = (8, 2, 0)
-"""Places in the order of a graph, from the first node of a kernel to its last, that are tried. With 0 nothing is fused
-that was not planned to be: kernels take what was planned, and each does less.
+SPANS: Final = (8, 2)
+"""Places in the order of a graph, from the first node of a kernel to its last, that are tried. With the least, kernels
+take hardly more than was planned, and each does less.
 """
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
