@@ -40,7 +40,7 @@ from torch.nn import functional  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
 from recompute_torch._compile import choosing, inductor, remembered  # noqa: E402  # after importorskip
-from recompute_torch._compile.mincut import min_cut  # noqa: E402  # after importorskip
+from recompute_torch._compile.choosing import min_cut  # noqa: E402  # after importorskip
 from recompute_torch._compile.partition import Partitioner  # noqa: E402  # after importorskip
 from recompute_torch._compile.remembered import Scheduled  # noqa: E402  # after importorskip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -10,23 +11,25 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
+import torch
 from torch import fx
+from torch._functorch import config
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._subclasses import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from recompute import planners
 from recompute_torch._compile import remembered
 from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.fusion import mark, read_fused
-from recompute_torch._compile.mincut import min_cut
-from recompute_torch._compile.overwritten import keep_overwritten
 from recompute_torch._compile.partition import Partitioner, Parts, TooSmall, as_before, cost, extracted, saved
-from recompute_torch._compile.program import Joint, Price, describe, repeatable, seeded
+from recompute_torch._compile.program import Joint, Price, describe, read, repeatable, seeded
 from recompute_torch._compile.remembered import Scheduled
-from recompute_torch._compile.report import PLANNED, GraphPlan
+from recompute_torch._compile.report import PLANNED, GraphPlan, floor, repeated
 from recompute_torch._compile.schedule import SPANS, estimate
-from recompute_torch._compile.telling import floor, repeated
 
 _RATIOS: Final = (0.5, 0.25, 0.13)  # of torch's partitioner, where no plan was found; each takes as long as a plan
 _PROBES: Final = 3  # plans, each for less, until what inductor makes of one fits
@@ -187,3 +190,91 @@ class FusedPartitioner:
         program = read_fused(graph, joint.results, price, frozenset(crossing(graph))).program
         took = sum(call.cost for call in program.calls)
         return Choice(name, planners.peak(program), saved(graph, joint.results), took, again, parts, right)
+
+
+@dataclass(frozen=True)
+class MinCut:
+    """Forward and backward, and both as one graph."""
+
+    parts: tuple[fx.GraphModule, fx.GraphModule]
+    graph: fx.Graph
+    again: frozenset[str]
+    """The names of the nodes that both compute."""
+
+
+def min_cut(module: fx.GraphModule, results: int, ratio: float, lasting: Sequence[int] | None) -> MinCut:
+    """Split a copy of a joint graph; `lasting` are the numbers of the inputs that are parameters.
+
+    Raises RuntimeError where torch finds no cut. Some seconds for some thousand nodes, more for a ratio below 1.
+    """
+    graph = fx.Graph()
+    image: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        image[node] = graph.node_copy(node, image.__getitem__)
+    copy = fx.GraphModule(module, graph)
+    static = None if lasting is None else list(lasting)
+    with config.patch(activation_memory_budget=ratio):
+        parts = min_cut_rematerialization_partition(
+            copy, None, num_fwd_outputs=results, static_lifetime_input_indices=static
+        )
+    first, second = ({node.name for node in part.graph.nodes if node.op == "call_function"} for part in parts)
+    return MinCut(parts, _joined(*parts, results, module.graph.output_node()), frozenset(first & second))
+
+
+def _joined(forward: fx.GraphModule, backward: fx.GraphModule, results: int, output: fx.Node) -> fx.Graph:
+    """What is saved goes by the same name in both."""
+    graph = fx.Graph()
+    image: dict[fx.Node, fx.Node] = {}
+    saved: dict[str, fx.Node] = {}
+    for part, tag in ((forward, "is_forward"), (backward, "is_backward")):
+        for node in part.graph.nodes:
+            if node.op == "placeholder" and node.name in saved:
+                image[node] = saved[node.name]
+            elif node.op != "output":
+                image[node] = graph.node_copy(node, image.__getitem__)
+                image[node].meta["partitioner_tag"] = tag
+        if part is forward:
+            saved = {node.name: new for node, new in image.items()}
+    returned = [*_returned(forward)[:results], *_returned(backward)]
+    graph.output([image[each] if isinstance(each, fx.Node) else each for each in returned]).meta = dict(output.meta)
+    return graph
+
+
+def _returned(part: fx.GraphModule) -> list[Any]:
+    return tree_leaves(part.graph.output_node().args)
+
+
+def keep_overwritten(graph: fx.Graph, results: int) -> None:
+    """Let the views that the backward reads be of copies; see `read`. O(nodes)."""
+    joint = read(graph, results)
+    first = next((node for node in graph.nodes if node.op != "placeholder"), graph.output_node())
+    for leaf in joint.overwritten:
+        if leaf.op != "placeholder" or not isinstance(leaf.meta["val"], FakeTensor):
+            continue
+        views = _views(leaf)
+        readers = {user for view in (leaf, *views) for user in view.users}
+        if readers.isdisjoint(joint.backward):
+            continue
+        with graph.inserting_before(first):
+            copy = graph.call_function(torch.ops.aten.clone.default, (leaf,))
+        copy.meta["partitioner_tag"] = "is_forward"
+        for user in list(leaf.users):
+            if user in views or user in joint.backward:
+                user.replace_input_with(leaf, copy)
+        with leaf.meta["val"].fake_mode:
+            for node in (copy, *views):  # what their metadata says is of before the removal
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]  # all are functions
+
+
+def _views(leaf: fx.Node) -> dict[fx.Node, None]:
+    """The views of a node, and the views of these, in order."""
+    found: dict[fx.Node, None] = {}
+    for node in leaf.graph.nodes:
+        if _is_view(node) and any(each is leaf or each in found for each in node.all_input_nodes):
+            found[node] = None
+    return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.target is operator.getitem or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view)

@@ -16,9 +16,8 @@ from recompute.extend import format_bytes
 from recompute_torch._compile.boxed import Watched
 from recompute_torch._compile.choosing import FusedPartitioner
 from recompute_torch._compile.costs import Prices
-from recompute_torch._compile.meter import Allocations
+from recompute_torch._compile.meter import Allocations, Part, Rehearsal
 from recompute_torch._compile.partition import Parts, TooSmall
-from recompute_torch._compile.rehearsal import Part, Rehearsal
 from recompute_torch._compile.report import GraphPlan
 from recompute_torch._compile.schedule import copied, fused_nearby
 

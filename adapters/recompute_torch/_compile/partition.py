@@ -21,8 +21,7 @@ from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.program import Joint, Price, read
 from recompute_torch._compile.remembered import Found
-from recompute_torch._compile.report import GraphPlan
-from recompute_torch._compile.telling import floor, holders, least, repeated
+from recompute_torch._compile.report import GraphPlan, floor, holders, least, repeated
 
 OVER: Final = 1.05
 """Times the budget that a peak may be."""
