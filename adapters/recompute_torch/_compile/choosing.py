@@ -33,7 +33,7 @@ from recompute_torch._compile.schedule import SPANS, estimate
 
 _RATIOS: Final = (0.5, 0.25, 0.13)  # of torch's partitioner, where no plan was found; each takes as long as a plan
 _PROBES: Final = 3  # plans, each for less, until what inductor makes of one fits
-_SPARE: Final = 0.005  # of what is allowed: for what kernels need beside their results
+_SPARE: Final = 0.005  # of what is allowed, if possible: for what kernels need beside their results
 _HIGH: Final = 1.25  # times what it really is, that the peak of kernels may be taken for
 
 
@@ -91,11 +91,10 @@ class FusedPartitioner:
         allowed = int(plan.share * plan.budget)
         choices = self._choices(module, joint, default, allowed, lasting)
         best = next((each for each in choices if each.right and each.peak <= allowed), None)
-        if best is None and default.right and plan.share == 1 and default.peak <= _HIGH * allowed:
-            best = default  # it takes less than it seems to, perhaps: what was compiled is run before training
         if best is None:
-            share = (1 - _SPARE) * plan.share
-            raise TooSmall(partial(self._ours.advice, joint, int(share * plan.budget), share))
+            best = self._tried(module, joint, default, plan)
+        if best is None:
+            raise TooSmall(partial(self._ours.advice, joint, allowed, plan.share))
         plan.split, plan.planned, plan.saved, plan.again = best.name, best.peak, best.saved, best.again
         plan.span, plan.operators = best.span, len(joint.calls)
         plan.overhead = best.cost / (joint.program.model_time or 1.0)
@@ -115,7 +114,7 @@ class FusedPartitioner:
         again = next((plan for plan in known if (plan.budget, plan.effort) == (allowed, self._effort)), None)
         if again is not None:
             yield self._remembered(module, joint, again)
-        new = self._scheduled(module, joint, enough)
+        new = self._scheduled(module, joint, enough) or self._scheduled(module, joint, allowed)
         fitting = [plan for plan in known if plan.peak <= enough]
         if fitting:
             cheapest = min(fitting, key=lambda plan: cost(joint, plan.order))
@@ -143,6 +142,17 @@ class FusedPartitioner:
                     return [choice]
             given = planned - (choice.peak - enough)
         return []
+
+    def _tried(self, module: fx.GraphModule, joint: Joint, default: Choice, plan: GraphPlan) -> Choice | None:
+        """What may take less than inductor's account says, since kernels write over what they have just read.
+
+        What is compiled is run before training, so this is seen then; what has taken too much is not tried again.
+        """
+        if PLANNED not in plan.missed and (choice := self._planned(module, joint, plan.budget)) is not None:
+            choice.span = SPANS[-1]
+            return choice
+        fits = default.right and default.peak <= _HIGH * plan.budget
+        return default if fits and default.name not in plan.missed else None
 
     def _schedule(self, choice: Choice, joint: Joint, span: int | None) -> None:
         """Let the peak be that of the kernels of inductor, in their order."""

@@ -57,6 +57,7 @@ class Inductor:
                 return compiled
             least = min(least, peak)
             plan.share *= plan.budget / peak
+            plan.missed.add(plan.split)
         said = (
             f"the budget of {format_bytes(plan.budget)} is too small: kernels took more, however they were planned; "
             f"the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "

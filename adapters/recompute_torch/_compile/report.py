@@ -50,6 +50,8 @@ class GraphPlan:
     """Of the budget, that was planned for: less than 1 if kernels took more than was planned."""
     span: int | None = None
     """Places in a graph over which inductor may fuse, so that kernels keep to the order of the plan; None: any."""
+    missed: set[str] = field(default_factory=set)
+    """The splits that were compiled and took too much."""
     meter: Meter | Allocations | None = None
 
     @property
