@@ -169,16 +169,16 @@ class _Bert(nn.Module):
         return found
 
 
-def llama(run: Run, quick: bool, *, published: bool = False, dropout: float = 0.0) -> Step:
+def llama(run: Run, quick: bool, *, published: bool = False, dropout: float = 0.0, layers: int = 32) -> Step:
     """Llama, 32 layers of width 128, 4 heads, MLP 344, 2 x 256 tokens of 1,000"""
     words, width, heads, hidden, length = (32_000, 256, 8, 688, 1_024) if published else (1_000, 128, 4, 344, 256)
-    depth, length = (4, 32) if quick else (32, length)
+    depth, length = (4, 32) if quick else (layers, length)
     return _text(_Llama(run, words, width, depth, heads, hidden, length, dropout), words, 2, length)
 
 
-def bert(run: Run, quick: bool, *, dropout: float = 0.1) -> Step:
+def bert(run: Run, quick: bool, *, dropout: float = 0.1, layers: int = 32) -> Step:
     """BERT, 32 layers of width 192, 3 heads, MLP 768, 2 x 256 tokens of 1,000"""
-    depth, length = (4, 32) if quick else (32, 256)
+    depth, length = (4, 32) if quick else (layers, 256)
     return _text(_Bert(run, 1_000, 192, depth, 3, 768, length, dropout), 1_000, 2, length)
 
 

@@ -1,12 +1,12 @@
 """Measures the published case of compiled steps with a budget: every row of a ladder, beside torch's own ratio.
 
 `python benchmarks/torch_budgets.py --into docs/results` writes torch_budgets.md there, torch_budgets.json, and
-../pictures/torch-budgets.svg. `--model bert`, `--dropout 0.1`, `--budgets 10`, `--ratios 0.5,0.1`, `--rounds 5` and
-`--quick` (which only checks that it runs) choose; cases that are in torch_budgets.json stay on the page, and `--page`
-writes it again from these figures. With `--compiler inductor` all is compiled by inductor, plain and checkpoints, too;
-operations inside of kernels cannot be counted, and gradients are close, not equal. Peaks are those of torch's
-allocator, operations those that torch's counter sees, and gradients are compared with those of `backend="aot_eager"`,
-bit for bit. Steps are timed in turns on one thread.
+../pictures/torch-budgets.svg. `--model bert`, `--layers 8`, `--dropout 0.1`, `--budgets 10`, `--ratios 0.5,0.1`,
+`--rounds 5` and `--quick` (which only checks that it runs) choose; cases that are in torch_budgets.json stay on the
+page, and `--page` writes it again from these figures. With `--compiler inductor` all is compiled by inductor, plain and
+checkpoints, too, each with an empty cache; operations inside of kernels cannot be counted, and gradients are close, not
+equal. Peaks are those of torch's allocator, operations those that torch's counter sees, and gradients are compared with
+those of `backend="aot_eager"`, bit for bit. Steps are timed in turns on one thread.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ every budget of a ladder, from the smallest on, operator by operator (`compiler=
 *peak* is what torch's allocator holds at most in addition to what there was before the step, gradients included;
 *budget* counts the same. *FLOPs* are those of a step divided by those of `aot_eager` without a budget, by torch's
 formulas. *time* is likewise; steps were timed in turns, and the fastest of some counts. *same bits*: loss and
-gradients equal those of `aot_eager`. Where inductor compiles, all of this is relative to plain inductor. Budgets are
-tried from the smallest on, in one process.
+gradients equal those of `aot_eager`. Budgets are tried from the smallest on, in one process.
+
+Where inductor compiles, all of this is relative to plain inductor, and there are fewer layers, as the title of a case
+says: all is compiled anew for each row.
 
 Where it is chosen to recompute again at a late use: everywhere. A plan is an order of runs, in which an operator may
 run any number of times; `rt.plans(step)` says how often each does.
@@ -145,12 +147,18 @@ def verdicts(found: Sequence[dict[str, Any]]) -> list[str]:
         f"{max(r['peak'] / a for r, a in zip(fit, asked, strict=True)):.3f} times it.",
     ]
     if found[0]["flops"]:
-        dearer = [1 for less, more in pairwise(fit) if more["flops"] > less["flops"]]
-        told.append(f"More memory takes more FLOPs in {len(dearer)} of {len(fit) - 1} steps of the ladder.")
+        rising = [1 for less, more in pairwise(fit) if more["flops"] > less["flops"]]
+        told.append(f"More memory takes more FLOPs in {len(rising)} of {len(fit) - 1} steps of the ladder.")
         told.append(f"Bits differ from those of aot_eager in {sum(not row['same'] for row in fit)} of {len(fit)} rows.")
     else:
         off = max(row["off"] for row in fit)
         told.append(f"Loss and gradients differ from those of plain inductor by at most {off:.0e} of the largest.")
+        first = [row["first"] / found[0]["first"] for row in fit]
+        told.append(
+            f"The first call, which compiles and plans, takes {min(first):.2f} to {max(first):.2f} times as long as "
+            "that of plain inductor; kernels are compiled anew each time."
+        )
+        told.append(f"A plan for more memory costs more, by its own account, in {dearer(fit)} of {len(fit) - 1} steps.")
     timed = [(less, more) for less, more in pairwise(fit) if less["seconds"] and more["seconds"]]
     if timed:
         slower = sum(more["seconds"] > 1.08 * less["seconds"] for less, more in timed)
@@ -175,6 +183,12 @@ def verdicts(found: Sequence[dict[str, Any]]) -> list[str]:
             f"{len(theirs)} rows."
         )
     return told
+
+
+def dearer(rows: Sequence[dict[str, Any]]) -> int:
+    """How often the plan for a budget has more overhead than that for the next smaller one."""
+    overheads = [float(row["note"].rpartition("overhead ")[2]) for row in rows]
+    return sum(more > less for less, more in pairwise(overheads))
 
 
 def picture(told: dict[str, Any], into: Path) -> None:
@@ -207,6 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, default="llama")
     parser.add_argument("--compiler", choices=BACKENDS, default="boxed")
+    parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--budgets", type=int, default=20)
     parser.add_argument("--ratios", default=RATIOS, help="of torch; %(default)s")
@@ -219,7 +234,8 @@ def main() -> None:
     kept = given.into / "torch_budgets.json" if given.into else None
     told: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept is not None and kept.exists() else {}
     if not given.page:
-        title = f"{(MODELS[given.model].__doc__ or '').strip()}, dropout {given.dropout:g}"
+        about = (MODELS[given.model].__doc__ or "").strip().replace("32 layers", f"{given.layers} layers")
+        title = f"{about}, dropout {given.dropout:g}"
         title += ", by inductor" * (given.compiler == "inductor")
         case = f"{given.model} {given.dropout:g}{' inductor' * (given.compiler == 'inductor')}"
         say(title)
@@ -231,7 +247,7 @@ def main() -> None:
                 kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
         def make(run: Run, quick: bool) -> Step:
-            return MODELS[given.model](run, quick, dropout=given.dropout)
+            return MODELS[given.model](run, quick, dropout=given.dropout, layers=given.layers)
 
         ratios = [float(each) for each in given.ratios.split(",")]
         bench = measure(make, given.quick, 4 if given.quick else given.budgets, ratios, keep, given.compiler)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +28,7 @@ from _common import facts, markdown, say
 from _torch_compile_models import MODELS, Step
 from _torch_sizes_models import Run, straight
 from torch import Tensor
+from torch._inductor.utils import fresh_cache
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -161,7 +162,8 @@ class Bench:
         torch.manual_seed(1)
         start = perf_counter()
         try:
-            found = run()
+            with nullcontext() if self.counts else fresh_cache():
+                found = run()
         except Exception as error:  # some cannot compile some models
             way.run, way.failed = None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:90]}"
             return way

@@ -43,6 +43,8 @@ class _Ahead(Backend):
                 split(amount, new)
             except TooSmall as error:
                 return error
+            if new.planned > new.budget:  # it may fit; that is known once it is compiled
+                return TooSmall(lambda: f"the split of torch's own partitioner may take {new.planned} bytes")
             return new
 
         amounts = self._amounts

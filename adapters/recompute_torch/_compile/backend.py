@@ -229,9 +229,9 @@ def compile(
         How many graphs the step has, if it breaks: each gets an equal share.
     compiler
         "boxed": operator by operator, as in eager mode. "inductor", experimental: as kernels, of which inductor chooses
-        order and fusion. What they take is seen on made-up tensors before training, and planned anew if it is too much,
-        for which all is compiled again. Results are those of inductor but for rounding. What the default partitioner
-        does is taken if it fits, or if it costs no more than the plan.
+        order and fusion. What they take is read from its schedule, and seen on made-up tensors before training; if it
+        is too much, less is fused, or less is planned for. Results are those of inductor but for rounding. What the
+        default partitioner does is taken if it fits.
     fullgraph, dynamic
         As of `torch.compile`.
 

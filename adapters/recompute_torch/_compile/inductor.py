@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from copy import deepcopy
 from math import inf
 from typing import Any, Final
 
@@ -18,13 +16,12 @@ from recompute.text import format_bytes
 from recompute_torch._compile.boxed import Watched
 from recompute_torch._compile.choosing import FusedPartitioner
 from recompute_torch._compile.costs import Prices
-from recompute_torch._compile.meter import Allocations
-from recompute_torch._compile.nearby import fused_nearby
-from recompute_torch._compile.partition import OVER, Parts, TooSmall
-from recompute_torch._compile.rehearsal import Part, Rehearsal
+from recompute_torch._compile.meter import Allocations, Part, Rehearsal
+from recompute_torch._compile.partition import Parts, TooSmall
 from recompute_torch._compile.report import GraphPlan
+from recompute_torch._compile.schedule import copied, fused_nearby
 
-_TRIES: Final = 4  # until kernels fit
+_TRIES: Final = 4  # compilations, until kernels fit
 
 
 class Inductor:
@@ -33,7 +30,9 @@ class Inductor:
     meter = Allocations
 
     def __init__(self, prices: Prices, effort: float) -> None:
-        self.split = FusedPartitioner(prices, effort).split
+        self.split = FusedPartitioner(
+            prices, effort, lambda *given, **options: compile_fx_inner(*given, **options)
+        ).split
 
     def compile(
         self,
@@ -45,25 +44,23 @@ class Inductor:
     ) -> Any:
         """As `backend="inductor"` does.
 
-        If the kernels take more than the budget, only what lies close together is fused; if they still do, there is
-        less to plan for.
+        If the kernels take more than the budget, there is less to plan for.
 
         Raises TooSmall if they do in the end.
         """
         least = inf
-        for missed in range(_TRIES):
+        for _ in range(_TRIES):
             rehearsal = Rehearsal()
-            with fused_nearby() if missed else nullcontext():
-                compiled = self._compiled(_copied(module), inputs, partition, watched, rehearsal)
-            peak = rehearsal.peak()
-            if peak is None or plan.whole or peak <= OVER * plan.budget:
+            compiled = self._compiled(copied(module), inputs, plan, partition, watched, rehearsal)
+            peak = rehearsal.peak() or plan.planned
+            if plan.whole or peak <= plan.budget:
                 return compiled
             least = min(least, peak)
-            if missed:
-                plan.share *= plan.budget / peak
+            plan.share *= plan.budget / peak
+            plan.missed.add(plan.split)
         said = (
-            f"the budget of {format_bytes(plan.budget)} is too small: kernels took more, however they were planned and "
-            f"fused; the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "
+            f"the budget of {format_bytes(plan.budget)} is too small: kernels took more, however they were planned; "
+            f"the least was {format_bytes(least)} ({least} bytes); give at least that, or make the batch "
             "smaller"
         )
         raise TooSmall(lambda: said)
@@ -72,13 +69,15 @@ class Inductor:
         self,
         module: fx.GraphModule,
         inputs: Sequence[Any],
+        plan: GraphPlan,
         partition: Callable[..., Parts],
         watched: Watched,
         rehearsal: Rehearsal,
     ) -> Any:
         def inner(graph: fx.GraphModule, given: Any, **options: Any) -> Any:
             part, late = Part(graph.graph), bool(options.get("is_backward"))
-            run = compile_fx_inner(graph, given, **options)
+            with fused_nearby(plan.span):
+                run = _compile_inner(graph, given, **options)
             if options.get("is_inference"):
                 return run
             rehearsal.knows(late, part, run)
@@ -90,11 +89,9 @@ class Inductor:
             return compile_fx(module, inputs, inner_compile=inner)
 
 
-def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    """The same parameters, and a graph that passes may change."""
-    copy = fx.GraphModule(module, deepcopy(module.graph))
-    copy.meta = dict(module.meta)
-    return copy
+def _compile_inner(graph: fx.GraphModule, given: Any, **options: Any) -> Any:
+    """Kernels of one graph."""
+    return compile_fx_inner(graph, given, **options)
 
 
 class _By(CustomPartitionerFn):
@@ -107,5 +104,9 @@ class _By(CustomPartitionerFn):
         return self._partition(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> str:
-        """One for all: what is cached is what came of the split."""
+        """One for all: graphs are cached by what came of the split, and by how they may be fused."""
         return "recompute"
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Inductor's cache pickles all of its configuration as a key."""
+        return str, (self.uuid(),)

@@ -19,7 +19,7 @@ from recompute_torch._compile import emit, program
 from recompute_torch._compile.costs import Costs, Prices
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.program import Joint, read, repeatable, seeded
-from recompute_torch._compile.telling import floor
+from recompute_torch._compile.report import floor
 
 _PROBES: Final = 5  # budgets that are tried for the largest within torch's own limit
 

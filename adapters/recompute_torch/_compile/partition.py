@@ -21,8 +21,7 @@ from recompute_torch._compile.costs import Prices
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.program import Joint, Price, read
 from recompute_torch._compile.remembered import Found
-from recompute_torch._compile.report import GraphPlan
-from recompute_torch._compile.telling import floor, holders, least, repeated
+from recompute_torch._compile.report import GraphPlan, floor, holders, least, repeated
 
 OVER: Final = 1.05
 """Times the budget that a peak may be."""
@@ -80,9 +79,9 @@ class Partitioner:
         plan.saved = saved(emission.graph, results)
         plan.operators = len(joint.calls)
         plan.again = repeated(joint, order)
-        cost = _cost(joint, order)
-        plan.overhead = cost / (joint.program.model_time or 1.0)
-        plan.work = cost * joint.program.unit
+        took = cost(joint, order)
+        plan.overhead = took / (joint.program.model_time or 1.0)
+        plan.work = took * joint.program.unit
         plan.flops = self.flops(joint, order)
         parts = extracted(module, emission.graph, results)
         plan.seconds = perf_counter() - start
@@ -135,7 +134,7 @@ class Partitioner:
             order = plan.order
             peak = self._peak(joint, Emission(joint, order))
             if peak <= budget:
-                return Found(tuple(order), peak, _cost(joint, order), self.flops(joint, order))
+                return Found(tuple(order), peak, cost(joint, order), self.flops(joint, order))
             given = max(1, given - (peak - budget))
         return None
 
@@ -159,7 +158,7 @@ class Partitioner:
         return planners.peak(again.program)
 
 
-def _cost(joint: Joint, order: Iterable[int]) -> float:
+def cost(joint: Joint, order: Iterable[int]) -> float:
     """Of all runs, in the unit of the program."""
     return sum([joint.program.calls[number].cost for number in order])
 

@@ -118,7 +118,7 @@ def repeatable(joint: Joint, node: Node) -> bool:
     if seeded(node):
         if node.kwargs.get("generator") is not None or "generator" in target._overloadname:
             return False  # the state that is kept is the default one's
-        if sum(_nbytes(each) for each in tree_leaves(node.meta["val"]) if _is_tensor(each)) <= STATE:
+        if sum(nbytes(each) for each in tree_leaves(node.meta["val"]) if is_tensor(each)) <= STATE:
             return False  # that state takes as much
     return not any(value[0] in joint.overwritten for value in _used(joint, node))
 
@@ -147,8 +147,8 @@ def _look(joint: Joint, node: Node) -> None:
     """What kind of node it is, and whose memory its value is."""
     made = tree_leaves(node.meta.get("val"))
     if node.op in ("placeholder", "get_attr"):
-        joint.kinds[node] = "leaf" if any(map(_is_tensor, made)) or node.op == "get_attr" else "scalar"
-        joint.holds[node] = [(node, 0) if _is_tensor(each) else None for each in made]
+        joint.kinds[node] = "leaf" if any(map(is_tensor, made)) or node.op == "get_attr" else "scalar"
+        joint.holds[node] = [(node, 0) if is_tensor(each) else None for each in made]
         return
     target = node.target
     if target is operator.getitem:
@@ -164,11 +164,11 @@ def _look(joint: Joint, node: Node) -> None:
     for each in node.all_input_nodes:
         for value, tensor in zip(joint.holds[each], tree_leaves(each.meta.get("val")), strict=True):
             if value is not None:
-                owners[_storage(tensor)] = value
+                owners[storage_key(tensor)] = value
     mutable = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
     held: list[Value | None] = []
     for number, each in enumerate(made):
-        held.append(owners.get(_storage(each), (node, number)) if _is_tensor(each) else None)
+        held.append(owners.get(storage_key(each), (node, number)) if is_tensor(each) else None)
     joint.holds[node] = held
     if not node.users and (mutable or not any(held)):
         joint.kinds[node] = "effect"
@@ -202,7 +202,7 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
 
     def size(node: Node, number: int) -> int:
         tensor = tree_leaves(node.meta["val"])[number]
-        return _nbytes(tensor) if tensor.device == device else 0
+        return nbytes(tensor) if tensor.device == device else 0
 
     def arrive() -> None:
         """The forward is over: it has written what it writes, has returned, and tangents come."""
@@ -277,23 +277,26 @@ def _main_device(joint: Joint) -> torch.device:
     held: dict[torch.device, int] = {torch.device("cpu"): 0}
     for node in joint.calls:
         for each in tree_leaves(node.meta.get("val")):
-            if _is_tensor(each):
-                held[each.device] = held.get(each.device, 0) + _nbytes(each)
+            if is_tensor(each):
+                held[each.device] = held.get(each.device, 0) + nbytes(each)
     return max(held, key=lambda device: held[device])
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
+    """Whether it may have memory."""
     return isinstance(value, torch.Tensor)
 
 
-def _storage(tensor: Any) -> int:
+def storage_key(tensor: Any) -> int:
+    """Equal for tensors that share memory."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError, AttributeError):  # sparse, or an opaque one: memory of its own
         return id(tensor)
 
 
-def _nbytes(tensor: Any) -> int:
+def nbytes(tensor: Any) -> int:
+    """Of its storage; symbols count as their hints."""
     try:
         return int(optimization_hint(tensor.untyped_storage().nbytes(), fallback=_UNKNOWN))
     except (NotImplementedError, RuntimeError, AttributeError):

@@ -1,16 +1,24 @@
-"""The plans that this process has made, by program: more memory never costs more, however well a search went.
+"""The plans that were made, by program: more memory never costs more, and the next process need not plan again.
 
 A plan that fits a budget fits every larger one. So it is a candidate there; and what is chosen takes neither more time
-nor more floating-point operations than any plan that was chosen for less.
+nor more floating-point operations than any plan that was chosen for less in this process. What inductor has compiled is
+kept beside its own cache, for the next one.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from math import inf
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Final
+
+import torch
 
 from recompute.traces import Program
 
@@ -62,3 +70,40 @@ def keep(program: str, budget: int, effort: float, found: Found) -> None:
     _found[program, budget, effort] = found
     while len(_found) > _MOST:
         del _found[next(iter(_found))]
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A plan as inductor has scheduled it, for kernels that fuse within a span."""
+
+    budget: int
+    effort: float
+    order: tuple[int, ...]
+    span: int
+    peak: int
+    """Bytes at the worst kernel."""
+
+
+def scheduled(program: Program, folder: str) -> list[Scheduled]:
+    """What was kept of a program, whatever its operators cost: they are timed anew in each process. Oldest first."""
+    with suppress(OSError, ValueError, TypeError, KeyError):  # none, or none that this version reads
+        text = _file(program, folder).read_text(encoding="utf-8")
+        return [Scheduled(**{**plan, "order": tuple(plan["order"])}) for plan in json.loads(text)]
+    return []
+
+
+def keep_scheduled(program: Program, folder: str, plan: Scheduled) -> None:
+    """For the next question, in this process or another. Where the folder cannot be written to, nothing is kept."""
+    plans = [old for old in scheduled(program, folder) if (old.budget, old.effort) != (plan.budget, plan.effort)]
+    with suppress(OSError):
+        file = _file(program, folder)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as written:
+            json.dump([asdict(one) for one in [*plans, plan][-_MOST:]], written)
+        os.replace(written.name, file)
+
+
+def _file(program: Program, folder: str) -> Path:
+    calls = [(call.name, call.arguments, call.results) for call in program.calls]
+    read = (torch.__version__, calls, program.sizes, program.storages, program.steps, program.outputs)
+    return Path(folder, "recompute", sha256(repr(read).encode()).hexdigest() + ".json")
