@@ -7,10 +7,10 @@ from typing import Any
 import diffrax
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from recompute import BudgetError
 from recompute.text import format_bytes, parse_budget
+from recompute_jax._program.costs import nbytes
 
 
 def _bytes(budget: Any) -> int:
@@ -56,10 +56,5 @@ class BudgetAdjoint(diffrax.AbstractAdjoint):
 
 
 def _nbytes(tree: Any) -> int:
-    """Of the arrays in a tree; of keys, that of their numbers."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        if eqx.is_array(leaf):
-            plain = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-            total += plain.size * plain.dtype.itemsize
-    return total
+    """Of the arrays in a tree."""
+    return sum(nbytes(jax.typeof(leaf)) for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf))

@@ -29,6 +29,14 @@ seen: list[bytes] = []
 """What functions with effects have told their callbacks; in any order."""
 
 
+def told() -> list[bytes]:
+    """What callbacks have seen since the last time."""
+    jax.effects_barrier()
+    values = sorted(seen)
+    seen.clear()
+    return values
+
+
 @dataclass(frozen=True)
 class Step:
     """One step, or one that has steps inside. Operands count backwards from the newest value."""

@@ -10,10 +10,8 @@ np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 dask = pytest.importorskip("dask", reason="the extra 'dask' is not installed")
 distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not installed")
 
-from distributed import Client, LocalCluster, wait  # noqa: E402  # after importorskip
-from test_dask_worker import CHUNK, LOOPBACK, check_books, chunks, constant, small_cluster  # noqa: E402
-
-import recompute_dask as rd  # noqa: E402
+from distributed import wait  # noqa: E402  # after importorskip
+from test_dask_worker import CHUNK, check_books, chunks, constant, processes, small_cluster  # noqa: E402
 
 
 class Counter:
@@ -71,12 +69,7 @@ def test_four_processes_that_come_and_go() -> None:
     """A cluster that scales up and down while values are evicted, with replicas: the results of plain threads."""
     x = chunks(24)
     wanted = x.compute(scheduler="sync")
-    options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "300MB", **LOOPBACK}
-    with (
-        dask.config.set({"distributed.worker.memory.target": 4 * CHUNK / 300e6}),
-        LocalCluster(**options, worker_class=rd.Nanny) as cluster,
-        Client(cluster) as client,
-    ):
+    with processes() as (cluster, client):
         y = client.persist(x)
         wait(y)
         client.replicate(y, n=2)

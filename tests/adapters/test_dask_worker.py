@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -98,6 +99,18 @@ def small_cluster(**options: Any) -> Any:
         "timeout": 150,  # seconds: on a busy machine, too
     }
     return gen_cluster(**{**given, **options})
+
+
+@contextmanager
+def processes() -> Iterator[tuple[Any, Any]]:
+    """A cluster of two processes, each with room for four chunks, and its client."""
+    options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "300MB", **LOOPBACK}
+    with (
+        dask.config.set({"distributed.worker.memory.target": 4 * CHUNK / 300e6}),
+        LocalCluster(**options, worker_class=rd.Nanny) as cluster,
+        Client(cluster) as client,
+    ):
+        yield cluster, client
 
 
 def chunks(number: int = 20, seed: int = 1) -> Any:
@@ -557,12 +570,7 @@ def test_processes_of_which_one_is_killed() -> None:
     """A cluster of nannies: the results of plain threads, before and after."""
     x = chunks(12)
     wanted = x.compute(scheduler="sync")
-    options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "300MB", **LOOPBACK}
-    with (
-        dask.config.set({"distributed.worker.memory.target": 4 * CHUNK / 300e6}),
-        LocalCluster(**options, worker_class=rd.Nanny) as cluster,
-        Client(cluster) as client,
-    ):
+    with processes() as (_, client):
         y = client.persist(x)
         wait(y)
         np.testing.assert_array_equal(client.compute(y).result(), wanted)

@@ -16,7 +16,7 @@ from recompute.testing import check_invariants
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
 from _jax_oracle import bits, live, plainly  # noqa: E402  # after importorskip
-from _jax_programs import functions, seen  # noqa: E402  # after importorskip
+from _jax_programs import functions, told  # noqa: E402  # after importorskip
 
 from recompute_jax import budget  # noqa: E402  # after importorskip
 from recompute_jax._eager.live import _staged  # noqa: E402  # after importorskip
@@ -25,14 +25,6 @@ jnp = jax.numpy
 lax = jax.lax
 
 pytestmark = pytest.mark.usefixtures("registered_jax")
-
-
-def told() -> list[bytes]:
-    """What callbacks have seen since the last time."""
-    jax.effects_barrier()
-    found = sorted(seen)
-    seen.clear()
-    return found
 
 
 def left() -> tuple[int, int]:

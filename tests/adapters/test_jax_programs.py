@@ -19,7 +19,7 @@ from recompute.testing import check_invariants
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
 from _jax_oracle import bits, live, plainly  # noqa: E402  # after importorskip
-from _jax_programs import functions, seen  # noqa: E402  # after importorskip
+from _jax_programs import functions, told  # noqa: E402  # after importorskip
 
 from recompute_jax import op_by_op  # noqa: E402  # after importorskip
 from recompute_jax._eager.kernels import Kernel  # noqa: E402  # after importorskip
@@ -28,14 +28,6 @@ lax = jax.lax
 
 
 pytestmark = pytest.mark.usefixtures("registered_jax")
-
-
-def told() -> list[bytes]:
-    """What callbacks have seen since the last time."""
-    jax.effects_barrier()
-    found = sorted(seen)
-    seen.clear()
-    return found
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from os import sep
-from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Final
 
@@ -16,12 +14,7 @@ from jax.extend import source_info_util
 import recompute as rc
 from recompute.extend import EVICTED, common_engine, outline_of
 from recompute_jax._arrays.adapter import Outline, adapter
-from recompute_jax._program.jaxpr import refuse_ref
-
-_OTHERS: Final = tuple(
-    [f"{each}{sep}" for each in (Path(jax.__file__).parent, Path(str(rc.__file__)).parent, Path(__file__).parents[1])]
-)
-"""Where the code lies that is not the caller's."""
+from recompute_jax._program.jaxpr import INTERNAL, refuse_ref
 
 _CURE: Final = (
     "as under jax.jit there are no values yet; use jnp.where, jax.lax.cond or while_loop instead of if and while, "
@@ -100,7 +93,7 @@ def traced(fn: Callable[..., Any], jitted: Any, args: Sequence[Any], kwargs: dic
         found = jitted.trace(*args, **kwargs)
     except Exception as error:
         frames = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
-        own = [(code, line) for code, line in frames if not code.co_filename.startswith((*_OTHERS, "<frozen"))]
+        own = [(code, line) for code, line in frames if not code.co_filename.startswith((*INTERNAL, "<frozen"))]
         where = "".join(f"at {code.co_filename}:{line} ({code.co_name}), " for code, line in own[-1:])
         cure = f": {_CURE}" if type(error).__module__.startswith("jax") else ""
         error.add_note(f"{where}while recompute_jax traced {named(fn)}{cure}")

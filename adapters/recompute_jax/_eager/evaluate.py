@@ -21,6 +21,7 @@ from recompute_jax._arrays.devices import spread
 from recompute_jax._eager.arguments import is_handle, source, specs, traced
 from recompute_jax._eager.kernels import Kernel
 from recompute_jax._eager.steps import Program, Scan, prepared
+from recompute_jax._program.jaxpr import INTERNAL
 from recompute_jax._program.signature import Signature
 
 Handle = rc.Recomputable[Any]
@@ -74,7 +75,7 @@ def op_by_op(
 
     @wraps(fn)
     def evaluated(*args: Any, **kwargs: Any) -> Any:
-        place = _place_of_caller()
+        place = place_of_caller()
         with jax.core.eval_context():
             dynamic = signature.without(args, kwargs)
             leaves, tree = jax.tree.flatten(dynamic, is_leaf=is_handle)
@@ -211,10 +212,10 @@ class Run:
         )
 
 
-def _place_of_caller() -> tuple[CodeType, int]:
-    """The code that called this file, and which instruction of it."""
+def place_of_caller() -> tuple[CodeType, int]:
+    """The code that called JAX or this library, and which instruction of it."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(INTERNAL) and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code, frame.f_lasti
 

@@ -7,12 +7,9 @@ Nothing of JAX is patched.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from pathlib import Path
-from types import CodeType
 from typing import Any, Final, Self
 
 import jax
@@ -22,12 +19,10 @@ from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace
 
 import recompute as rc
 from recompute.extend import EVICTED, Value
-from recompute_jax._eager.evaluate import Run
+from recompute_jax._eager.evaluate import Run, place_of_caller
 from recompute_jax._eager.kernels import EVAL
 from recompute_jax._eager.steps import prepared
 
-_OTHERS: Final = str(Path(jax.__file__).parent), str(Path(__file__).parents[1])
-"""Where the code lies that is not the caller's."""
 _config: Any = jax.config  # which has no types
 _FEW: Final = 64  # sources, up to which nobody looks for empty ones
 
@@ -166,7 +161,7 @@ class _Trace(jax.core.Trace):
             return val if isinstance(val, Live) else EVAL.stage_value(val)
 
     def process_primitive(self, primitive: Primitive, tracers: Sequence[Any], params: dict[str, Any], /) -> Any:
-        avals = tuple([jax.typeof(each) for each in tracers])
+        avals = tuple(map(jax.typeof, tracers))
         items = tuple(sorted(params.items(), key=lambda item: item[0]))
         around = _config.jax_enable_x64, jax.sharding.get_abstract_mesh()
         try:
@@ -174,9 +169,9 @@ class _Trace(jax.core.Trace):
         except TypeError:  # a parameter that cannot be hashed
             closed = _staged.__wrapped__(primitive, avals, items, around)
         leaves = list(map(self._leaf, tracers))
-        made = Run(_place_of_caller(), self.cache).everything(prepared(closed, False, False), leaves, True)
-        found = [Live(self, handle, aval) for handle, aval in zip(made, closed.out_avals, strict=True)]
-        return found if primitive.multiple_results else found[0]
+        made = Run(place_of_caller(), self.cache).everything(prepared(closed, False, False), leaves, True)
+        results = [Live(self, handle, aval) for handle, aval in zip(made, closed.out_avals, strict=True)]
+        return results if primitive.multiple_results else results[0]
 
     def _leaf(self, value: Any) -> Any:
         """What `Run` takes: handles, one for an array however often it is used, and what becomes an array there."""
@@ -223,13 +218,5 @@ def _staged(primitive: Any, avals: Sequence[Any], items: Sequence[tuple[str, Any
 
     closed = jax.make_jaxpr(run)(*avals)
     nowhere = source_info_util.new_source_info()  # it will run for many lines
-    equations = [each.replace(source_info=nowhere) for each in closed.eqns]
+    equations = [equation.replace(source_info=nowhere) for equation in closed.eqns]
     return ClosedJaxpr(closed.jaxpr.replace(eqns=equations), closed.consts)
-
-
-def _place_of_caller() -> tuple[CodeType, int]:
-    """The code that called JAX, and which instruction of it."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_OTHERS) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code, frame.f_lasti

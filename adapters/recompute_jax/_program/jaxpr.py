@@ -12,8 +12,12 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.ref import AbstractRef
 
-_HIDDEN: Final = tuple([f"{each}{os.sep}" for each in (Path(jax.__file__).parent, Path(__file__).parents[1])])
+import recompute as rc
 
+INTERNAL: Final = tuple(
+    [f"{folder}{os.sep}" for folder in (Path(jax.__file__).parent, Path(rc.__file__).parent, Path(__file__).parents[1])]
+)
+"""Folders of code that is not the caller's: JAX's, and this library's."""
 
 Atom = Var | Literal
 
@@ -228,7 +232,7 @@ def where(eqn: Any) -> str:
     """The line outside of JAX that made an equation."""
     traceback = getattr(eqn.source_info, "traceback", None)
     for frame in traceback.frames if traceback is not None else ():
-        if not frame.file_name.startswith((*_HIDDEN, "<")):
+        if not frame.file_name.startswith((*INTERNAL, "<")):
             return f"{Path(frame.file_name).name}:{frame.line_num} ({frame.function_name})"
     return ""
 

@@ -92,7 +92,10 @@ def _worth(found: list[Candidate], uniform: list[Candidate]) -> list[Candidate]:
 def cheapest(count: int, start: int, fits: Callable[[int], bool], stride: int = 3) -> int | None:
     """The number of a plan that fits, of `count` by rising cost, where cheaper ones seen do not; None: there is none.
 
-    The search begins near `start` and goes `stride` plans at once, then between the last two places.
+    The series is the same for every budget, `start` does not rise with the budget, and each answer of `fits` can only
+    turn from no to yes: so what is found for a budget never costs more than what is found for a smaller one, whatever
+    the compiler makes of each plan. The search begins near `start` and goes `stride` plans at once, then between the
+    last two places.
     O(count / stride + log(stride)) calls of `fits`, and few if `start` is about right.
     """
     if not count:

@@ -30,9 +30,7 @@ class Inductor:
     meter = Allocations
 
     def __init__(self, prices: Prices, effort: float) -> None:
-        self.split = FusedPartitioner(
-            prices, effort, lambda *given, **options: compile_fx_inner(*given, **options)
-        ).split
+        self.split = FusedPartitioner(prices, effort, _compile_inner).split
 
     def compile(
         self,
@@ -84,8 +82,8 @@ class Inductor:
             return watched(late, run, part.names)
 
         # what AOTAutograd caches does not know of the plan; kernels are cached by their code
-        at_once = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
-        with config.patch(custom_partitioner_fn=_By(partition)), at_once:
+        both = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
+        with config.patch(custom_partitioner_fn=_By(partition)), both:
             return compile_fx(module, inputs, inner_compile=inner)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import torch
@@ -98,9 +98,10 @@ def keep_scheduled(program: Program, folder: str, plan: Scheduled) -> None:
     with suppress(OSError):
         file = _file(program, folder)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as written:
-            json.dump([asdict(one) for one in [*plans, plan][-_MOST:]], written)
-        os.replace(written.name, file)
+        with TemporaryDirectory(dir=file.parent, prefix=file.stem) as work:  # so that half a file is never seen
+            new = Path(work, file.name)
+            new.write_text(json.dumps([asdict(one) for one in [*plans, plan][-_MOST:]]), encoding="utf-8")
+            os.replace(new, file)
 
 
 def _file(program: Program, folder: str) -> Path:
