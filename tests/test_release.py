@@ -169,6 +169,26 @@ def test_banish_still_waits_after_an_interrupt() -> None:
         check_invariants(cache, [y])
 
 
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_a_detached_alias_goes_before_one_that_is_evicted(release: Any) -> None:
+    """What is left on the storage is evicted, and comes back."""
+
+    def windows() -> tuple[Any, Any]:
+        whole = vector(1, 2, 3)
+        return tail(whole), whole
+
+    with rc.Cache(release=release) as cache:
+        other, kept = rc.ap(windows, nout=2)
+        held = kept.get()
+        assert other.evict()
+        kept.detach()
+        check_invariants(cache, [other, kept])
+        del kept, held
+        check_invariants(cache, [other])
+        assert other.get() == vector(2, 3)
+        check_invariants(cache, [other])
+
+
 def test_banish_with_aliases_in_a_row() -> None:
     """Banishing one value may leave another without a use: each is forgotten once."""
     cache = rc.Cache(release="banish")

@@ -383,11 +383,11 @@ class References:
                 if value.payload is not EVICTED:
                     finalizer.garbage.append(value.payload)
                     value.payload = EVICTED
+                if operation is None:  # else it is what it was; to look at all the others takes long
+                    memory.machine.settle(storage)
                 if storage.resident and storage.is_vacant():
                     memory.evicted(storage, "release")  # the others were never taken back or recomputed
                 else:
-                    if operation is None:  # else it is what it was; to look at all the others takes long
-                        memory.machine.settle(storage)
                     self.mode.shrunk(self, storage)
             if self._fingerprints is not None:
                 self._fingerprints.forget(value)
