@@ -78,6 +78,24 @@ def bytes_or_share(budget: Any, what: str = "budget") -> int | float:
     return number
 
 
+def bytes_or_peak(budget: int | str | None, of_peak: float | str | None) -> int | float:
+    """The budget of what is planned in advance: bytes (an int), or the share of a peak that `of_peak` is (a float).
+
+    Raises TypeError unless exactly one of them is given, ValueError for a share as the budget, or bytes as the share.
+    """
+    if (budget is None) == (of_peak is None):
+        raise TypeError("give either a budget in bytes, such as '512MB', or a share of the peak, such as of_peak=0.5")
+    if budget is None:
+        share = bytes_or_share(1.0 if of_peak == 1 else of_peak, "of_peak")
+        if isinstance(share, int):
+            raise ValueError(f"of_peak {of_peak!r} is no share, which is above 0 and at most 1; bytes are the budget")
+        return share
+    number = bytes_or_share(budget)
+    if isinstance(number, float):
+        raise ValueError(f"budget {budget!r} is a share; a share of the peak is given as of_peak={number:g}")
+    return number
+
+
 def _number(budget: Any, what: str) -> int | float:
     if isinstance(budget, str):
         return _read(budget, what)

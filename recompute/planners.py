@@ -18,7 +18,7 @@ from recompute._plans.liveness import prune, schedule
 from recompute._plans.own import Effort, Meter, anneal
 from recompute._plans.plan import METHODS, ladder, plan
 from recompute._plans.problem import check_least, problem_of, woven
-from recompute._plans.schedule import Plan, PlanError
+from recompute._plans.schedule import Plan, PlanError, ProgramPlan
 from recompute._plans.smallest import smallest
 from recompute._plans.verify import verify
 from recompute._traces.last_uses import last_uses
@@ -38,7 +38,7 @@ def peak(program: Program) -> int:
     return schedule(problem, problem.order)[1]
 
 
-def replan(program: Program, budget: int, order: Sequence[int], effort: float, seed: int = 0) -> Plan | None:
+def replan(program: Program, budget: int, order: Sequence[int], effort: float, seed: int = 0) -> ProgramPlan | None:
     """A plan that a known order of runs leads to, made to fit in bytes and improved; None: it could not be made to fit.
 
     `order`: numbers of calls, such as another plan of the same program has. `effort`: as of `plan`, so the same order
@@ -56,7 +56,7 @@ def replan(program: Program, budget: int, order: Sequence[int], effort: float, s
         pass
     steps, most = schedule(problem, prune(problem, search.best))
     overhead = search.best_cost / problem.model_cost if problem.model_cost else 1.0
-    return Plan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)
+    return ProgramPlan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)
 
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "ProgramBuilder",
+    "ProgramPlan",
     "ladder",
     "last_uses",
     "least",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from math import inf, nan
@@ -15,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._budget import Limits, bytes_or_share, parse_budget
+from recompute._budget import Limits, bytes_or_peak, bytes_or_share, parse_budget
 from recompute._cli import main
 from recompute._traces.chain import chain
 from recompute.planners import plan
@@ -383,3 +384,27 @@ def test_the_same_in_jax(given: tuple[Any, int]) -> None:
     asked = pytest.importorskip("recompute_jax._remat.options", exc_type=ImportError)
     budget, size = given
     assert asked.parsed(budget) == ((None, size) if size else (budget, None))
+
+
+def test_a_budget_of_what_is_planned_is_bytes_or_a_share_of_the_peak() -> None:
+    assert bytes_or_peak("512MB", None) == 512_000_000
+    assert bytes_or_peak(100, None) == 100
+    assert (bytes_or_peak(None, 0.5), bytes_or_peak(None, "40%"), bytes_or_peak(None, 1)) == (0.5, 0.4, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "of_peak", "error", "cure"),
+    [
+        (None, None, TypeError, "of_peak=0.5"),
+        (100, 0.5, TypeError, "of_peak=0.5"),
+        (0.5, None, ValueError, "of_peak=0.5"),
+        ("40%", None, ValueError, "of_peak=0.4"),
+        (None, "512MB", ValueError, "bytes are the budget"),
+        (None, 100, ValueError, "bytes are the budget"),
+        (None, 1.5, ValueError, "above 0 and at most 1"),
+        (None, [], TypeError, "of_peak must be"),
+    ],
+)
+def test_a_share_and_bytes_are_not_mixed_up(budget: Any, of_peak: Any, error: type[Exception], cure: str) -> None:
+    with pytest.raises(error, match=re.escape(cure)):
+        bytes_or_peak(budget, of_peak)

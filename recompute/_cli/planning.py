@@ -15,7 +15,7 @@ from recompute._plans.fetching import Prices
 from recompute._plans.plan import METHODS, plan
 from recompute._plans.problem import problem_of
 from recompute._plans.revolve import Chain, find_chain
-from recompute._plans.schedule import Plan, PlanError
+from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._plans.verify import verify
 from recompute._simulator.many import cores
 from recompute._traces.program import Program
@@ -47,7 +47,7 @@ class Planned:
     seconds: float
     reason: str = ""
     """Why there is no plan, or what is to be said about it."""
-    plan: Plan | None = None
+    plan: ProgramPlan | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The figures, for JSON."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from recompute.events import Added, Event, Evicted, Performed
 
 if TYPE_CHECKING:
-    from recompute._plans.schedule import Plan
+    from recompute._plans.schedule import ProgramPlan
     from recompute._traces.program import Program
 
 
-def plan_events(program: Program, plan: Plan) -> list[Event]:
+def plan_events(program: Program, plan: ProgramPlan) -> list[Event]:
     """What a cache that followed the plan would tell. Storages have the program's numbers; times are in its units."""
     sizes, storages = program.sizes, program.storages
     events: list[Event] = []

@@ -16,7 +16,7 @@ from recompute._plans.liveness import cost_of, schedule
 from recompute._plans.own import Effort, Online, Progress, own
 from recompute._plans.problem import Problem, check_least, numbered, problem_of, woven
 from recompute._plans.revolve import revolve
-from recompute._plans.schedule import Plan, PlanError
+from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._plans.verify import verify
 from recompute._traces.program import Program
 
@@ -35,7 +35,7 @@ METHODS: Final[tuple[str, ...]] = tuple(_OPTIONS)
 """The names of the methods."""
 
 
-def plan(program: Program, budget: Amount, method: str = "own", **options: Any) -> Plan:
+def plan(program: Program, budget: Amount, method: str = "own", **options: Any) -> ProgramPlan:
     """A schedule that runs the program within a budget, and recomputes what it must.
 
     Parameters
@@ -63,7 +63,7 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
         if option not in _OPTIONS[method]:
             known = ", ".join(sorted(_OPTIONS[method])) or "none"
             raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
-    others: Sequence[Plan] = options.pop("known", ())
+    others: Sequence[ProgramPlan] = options.pop("known", ())
     if others:
         return _with_known(program, budget, others, method, options)
     start = perf_counter()
@@ -82,7 +82,7 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
         sequence, bound, note = _run(problem, _turn(program), method, options, partial(online, program, problem))
     steps, peak = schedule(problem, sequence)
     model = problem.model_cost
-    return Plan(
+    return ProgramPlan(
         program=program.name,
         method=method,
         budget=problem.room + problem.constant,
@@ -95,10 +95,12 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
     )
 
 
-def _with_known(program: Program, budget: Amount, known: Sequence[Plan], method: str, options: dict[str, Any]) -> Plan:
+def _with_known(
+    program: Program, budget: Amount, known: Sequence[ProgramPlan], method: str, options: dict[str, Any]
+) -> ProgramPlan:
     """A plan, or the cheapest of those known that fit, if that costs less or there is no other."""
     size = parse_budget(budget, whole=lambda: _peak(program))
-    fitting: list[Plan] = []
+    fitting: list[ProgramPlan] = []
     for other in known:
         peak, overhead = verify(program, other)
         if peak <= size and other.tier in ("", options.get("tier")):
@@ -113,15 +115,15 @@ def _with_known(program: Program, budget: Amount, known: Sequence[Plan], method:
     return found if cheapest is None or found.overhead <= cheapest.overhead else cheapest
 
 
-def ladder(program: Program, budgets: Sequence[Amount], **options: Any) -> list[Plan | PlanError]:
+def ladder(program: Program, budgets: Sequence[Amount], **options: Any) -> list[ProgramPlan | PlanError]:
     """The own method's plans under several budgets, in their order: none costs more than that for a smaller budget.
 
     A plan for a smaller budget is always a candidate: so cost is monotone by construction. Options of `plan`. In the
     place of a plan that could not be made stands its error.
     """
     sizes = [parse_budget(budget, whole=lambda: _peak(program)) for budget in budgets]
-    plans: dict[int, Plan | PlanError] = {}
-    known: list[Plan] = list(options.pop("known", ()))
+    plans: dict[int, ProgramPlan | PlanError] = {}
+    known: list[ProgramPlan] = list(options.pop("known", ()))
     for size in sorted(set(sizes)):
         try:
             found = plan(program, size, known=known, **options)
@@ -133,11 +135,11 @@ def ladder(program: Program, budgets: Sequence[Amount], **options: Any) -> list[
     return [plans[size] for size in sizes]
 
 
-def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]) -> Plan:
+def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]) -> ProgramPlan:
     """The best of the plan without a tier and of some that fetch more and more, which together take as long again."""
     prices = Prices.of(tier, program)
     effort, limit = options.pop("effort", 1.0), options.pop("time_limit", None)
-    found: list[Plan] = []
+    found: list[ProgramPlan] = []
     failed: PlanError | None = None
     tried: set[frozenset[int]] = set()
     for factor in (0.0, *FACTORS):
@@ -152,7 +154,7 @@ def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]
             known = partial(_online_with, fetching, program, problem)
             sequence, _, _ = _run(problem, _turn(fetching.seen), "own", {**options, **limits}, known)
             steps = fetching.actions(schedule(problem, sequence)[0])
-            plan = Plan(program.name, "own", budget, steps, 0, 1.0, tier=tier)
+            plan = ProgramPlan(program.name, "own", budget, steps, 0, 1.0, tier=tier)
             peak, overhead = verify(program, plan)  # a fetch that comes late could need more room than was planned
             note = f"{plan.fetches:,} fetches from a tier of {tier}"
             found.append(replace(plan, peak=peak, overhead=overhead, note=note))

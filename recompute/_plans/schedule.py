@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 Action = tuple[Literal["compute", "free", "fetch"], int]
 """Run an operation (the number of a call), let go of a storage, or bring all results of an operation from a tier."""
@@ -32,8 +32,28 @@ class PlanError(ValueError):
     """There is no such plan, or a plan that does not do what it should: one line that says why."""
 
 
+@runtime_checkable
+class Plan(Protocol):
+    """What every plan says, whatever it is a plan of; `str(plan)` is a report for people."""
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that it was made for; None: without a limit."""
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes at the worst moment; None: not known yet."""
+
+    @property
+    def overhead(self) -> float:
+        """The cost of all that runs, divided by the cost of each operation once."""
+
+    def to_json(self) -> str:
+        """These figures, and what else describes the plan, as one JSON object."""
+
+
 @dataclass(frozen=True, repr=False)
-class Plan:
+class ProgramPlan:
     """A schedule of one program under one budget."""
 
     program: str
@@ -86,10 +106,13 @@ class Plan:
             + (f", {self.fetches:,} fetches>" if self.tier else ">")
         )
 
+    def to_json(self) -> str:
+        """What the plan is, without its steps, as one JSON object."""
+        return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__ if name != "steps"})
+
     def to_lines(self) -> Iterator[str]:
         """JSON lines: what the plan is, then one line a step."""
-        about = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "steps"}
-        yield json.dumps({_HEADER: 1, **about})
+        yield json.dumps({_HEADER: 1, **json.loads(self.to_json())})
         for kind, which in self.steps:
             yield json.dumps({kind: which})
 
@@ -98,7 +121,7 @@ class Plan:
         Path(path).write_text("".join(f"{line}\n" for line in self.to_lines()), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
+    def load(cls, path: str | os.PathLike[str]) -> ProgramPlan:
         """The plan that `save` wrote. Raises OSError, and PlanError with the line that is wrong.
 
         Whether it is a plan of some program is for `verify` to say.
@@ -113,7 +136,7 @@ class Plan:
             raise PlanError(f"{os.fspath(path)}: {error}") from None
 
     @classmethod
-    def from_lines(cls, lines: Iterable[str]) -> Plan:
+    def from_lines(cls, lines: Iterable[str]) -> ProgramPlan:
         """The plan that `to_lines` wrote. Raises PlanError, with the number of the line that is wrong."""
         about: dict[str, Any] | None = None
         steps: list[Action] = []

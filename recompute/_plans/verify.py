@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-from recompute._plans.schedule import Plan, PlanError
+from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._simulator.tier import SimulatedTier
 from recompute._traces.program import Call, Program, Step
 
 
-def verify(program: Program, plan: Plan) -> tuple[int, float]:
+def verify(program: Program, plan: ProgramPlan) -> tuple[int, float]:
     """The peak in bytes, sources included, and the overhead of a plan that does what the program does.
 
     The machine: a run needs every argument's value, and room for all its results that do not share memory with an
@@ -46,7 +46,7 @@ def verify(program: Program, plan: Plan) -> tuple[int, float]:
 class _Machine:
     """Memory, and what must still be run."""
 
-    def __init__(self, program: Program, plan: Plan) -> None:
+    def __init__(self, program: Program, plan: ProgramPlan) -> None:
         self.program = program
         self.budget = plan.budget
         self.tier = SimulatedTier.read(plan.tier) if plan.tier else None

@@ -18,7 +18,7 @@ from recompute._staging.line import Compute, bind, fill
 from recompute.extend import Value, pack
 
 if TYPE_CHECKING:
-    from recompute._plans.schedule import Plan
+    from recompute._plans.schedule import ProgramPlan
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -140,7 +140,7 @@ def stage(
 class Staged(Generic[R_co]):
     """What `stage` returns: call it like the function that was staged."""
 
-    def __init__(self, graph: Graph, layout: Layout, wanted: Any, planned: Plan) -> None:
+    def __init__(self, graph: Graph, layout: Layout, wanted: Any, planned: ProgramPlan) -> None:
         self.program: Final = graph.program
         """What was recorded."""
         self.plan: Final = planned

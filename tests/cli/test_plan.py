@@ -12,7 +12,7 @@ from small_traces import training, write
 
 from recompute._cli import main, planning
 from recompute._cli.planning import Planned, monotone
-from recompute._plans.schedule import Plan, PlanError
+from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._plans.verify import verify
 from recompute._traces.read import read
 
@@ -111,7 +111,7 @@ def test_the_file_is_the_plan(trace: str, tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "plan.jsonl"
     assert main(["plan", trace, "--budget", "0.5", "--method", "chen-sqrt,own", "--output", str(path)]) == 0
     assert f"the plan of own, {len(path.read_text().splitlines()) - 1} steps, is in {path}" in capsys.readouterr().out
-    plan = Plan.from_lines(path.read_text().splitlines())
+    plan = ProgramPlan.from_lines(path.read_text().splitlines())
     assert verify(read(trace), plan) == (plan.peak, plan.overhead)
 
 
@@ -120,8 +120,8 @@ def test_a_wrong_plan_is_not_shown(
 ) -> None:
     """If a planner's plan does not pass the verifier, that is an error."""
 
-    def wrong(*arguments: Any, **options: Any) -> Plan:
-        return Plan("small.jsonl", "own", 455, (("compute", 3),), 0, 1.0)
+    def wrong(*arguments: Any, **options: Any) -> ProgramPlan:
+        return ProgramPlan("small.jsonl", "own", 455, (("compute", 3),), 0, 1.0)
 
     monkeypatch.setattr(planning, "plan", wrong)
     assert main(["plan", trace, "--budget", "0.5"]) == 1
@@ -135,7 +135,7 @@ def test_out_of_time_is_a_status(
 ) -> None:
     """A solver that found nothing in time is told from one that proved that there is nothing."""
 
-    def slow(*arguments: Any, **options: Any) -> Plan:
+    def slow(*arguments: Any, **options: Any) -> ProgramPlan:
         raise PlanError("the solver found no schedule within 1 s; give it a longer time_limit")
 
     monkeypatch.setattr(planning, "plan", slow)
@@ -188,7 +188,7 @@ def test_more_memory_never_costs_more() -> None:
 
     def planned(budget: int, overhead: float | None, method: str = "own") -> Planned:
         status: Any = "infeasible" if overhead is None else "ok"
-        made = None if overhead is None else Plan("p", method, budget, (), budget, overhead)
+        made = None if overhead is None else ProgramPlan("p", method, budget, (), budget, overhead)
         return Planned("p", method, status, budget, budget / 10, overhead, budget, None, 1, 1, 0, 0.5, "", made)
 
     plans = [planned(4, 1.3), planned(2, 1.4), planned(3, 1.6), planned(5, None), planned(6, 1.9, "chen-sqrt")]

@@ -12,7 +12,7 @@ from small_programs import programs, whole
 
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
-from recompute.planners import Plan, PlanError, plan, verify
+from recompute.planners import PlanError, ProgramPlan, plan, verify
 
 
 def tier(price: float) -> str:
@@ -64,7 +64,7 @@ def test_nothing_is_fetched_that_is_quickly_made() -> None:
 def test_a_plan_with_fetches_is_loaded_as_it_was_saved() -> None:
     """As any other."""
     found = plan(chain(12), 5, tier="100B/s")
-    loaded = Plan.from_lines(list(found.to_lines()))
+    loaded = ProgramPlan.from_lines(list(found.to_lines()))
     assert loaded == found
     assert verify(chain(12), loaded) == (found.peak, found.overhead)
 

@@ -17,7 +17,7 @@ from recompute._plans.liveness import cost_of
 from recompute._plans.problem import problem_of
 from recompute._traces.chain import chain
 from recompute._traces.program import Call, Program
-from recompute.planners import METHODS, Plan, PlanError, plan, verify
+from recompute.planners import METHODS, PlanError, ProgramPlan, plan, verify
 
 QUICK: dict[str, Any] = {"rounds": 60}
 
@@ -194,14 +194,14 @@ def test_workers_share_the_search() -> None:
 def test_a_plan_reads_back_from_lines() -> None:
     """And says in one line what it is."""
     found = plan(chain(6), 4, "revolve")
-    assert Plan.from_lines(found.to_lines()) == found
+    assert ProgramPlan.from_lines(found.to_lines()) == found
     assert repr(found).startswith("<plan of chain of 6 by revolve: overhead 1.1667, optimal, peak 4 of 4 bytes")
     with pytest.raises(PlanError, match="line 1 is not"):
-        Plan.from_lines(["[]"])
+        ProgramPlan.from_lines(["[]"])
     with pytest.raises(PlanError, match="line 3 is not"):
-        Plan.from_lines([*list(found.to_lines())[:2], '{"compute": "x"}'])
+        ProgramPlan.from_lines([*list(found.to_lines())[:2], '{"compute": "x"}'])
     with pytest.raises(PlanError, match="does not say"):
-        Plan.from_lines([])
+        ProgramPlan.from_lines([])
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,12 @@ def test_a_plan_says_what_it_is(wrong: dict[str, object]) -> None:
     """Each field of the first line has its type, no other is known, and none but the last three may be missing."""
     first, *steps = plan(chain(6), 4, "revolve").to_lines()
     with pytest.raises(PlanError, match="line 1 does not say"):
-        Plan.from_lines([json.dumps(json.loads(first) | wrong), *steps])
+        ProgramPlan.from_lines([json.dumps(json.loads(first) | wrong), *steps])
     few = {name: each for name, each in json.loads(first).items() if name not in ("bound", "seconds", "note")}
-    assert Plan.from_lines([json.dumps(few), *steps]).bound is None
+    assert ProgramPlan.from_lines([json.dumps(few), *steps]).bound is None
     del few["peak"]
     with pytest.raises(PlanError, match="line 1 does not say"):
-        Plan.from_lines([json.dumps(few), *steps])
+        ProgramPlan.from_lines([json.dumps(few), *steps])
 
 
 def test_a_source_that_comes_late_is_there_before_anything_runs_again() -> None:

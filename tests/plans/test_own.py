@@ -17,7 +17,7 @@ from recompute._plans.plan import online
 from recompute._plans.problem import problem_of
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
-from recompute.planners import Plan, PlanError, ladder, least, peak, plan, verify
+from recompute.planners import PlanError, ProgramPlan, ladder, least, peak, plan, verify
 from recompute.simulator import baseline, simulate
 
 LITTLE = 0.01
@@ -167,7 +167,7 @@ def test_a_plan_does_not_free_a_source_too_early() -> None:
     place = next(at for at, (kind, which) in enumerate(found.steps) if kind == "free" and which < 3)
     early = (found.steps[place], *found.steps[:place], *found.steps[place + 1 :])
     with pytest.raises(PlanError, match=r"step 0, free .* before the program lets go of it"):
-        verify(program, Plan("p", "own", found.budget, early, found.peak, 1.0))
+        verify(program, ProgramPlan("p", "own", found.budget, early, found.peak, 1.0))
 
 
 def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
@@ -175,16 +175,16 @@ def test_a_plan_is_saved_and_loaded(tmp_path: Path) -> None:
     found = plan(chain(30), 8, effort=LITTLE)
     path = tmp_path / "chain.plan"
     found.save(path)
-    assert Plan.load(path) == found
+    assert ProgramPlan.load(path) == found
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], "nonsense", *lines[2:]]))
     with pytest.raises(PlanError, match=r"chain\.plan: line 2 is not a line of a plan"):
-        Plan.load(path)
+        ProgramPlan.load(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(PlanError, match="is no text"):
-        Plan.load(path)
+        ProgramPlan.load(path)
     with pytest.raises(FileNotFoundError):
-        Plan.load(tmp_path / "none")
+        ProgramPlan.load(tmp_path / "none")
 
 
 @pytest.mark.parametrize("effort", [-1.0, float("nan"), float("inf")])

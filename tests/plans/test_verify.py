@@ -14,24 +14,24 @@ from small_programs import programs, whole
 from recompute._plans.schedule import Action
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
-from recompute.planners import Plan, PlanError, plan, verify
+from recompute.planners import PlanError, ProgramPlan, plan, verify
 
 
 @pytest.fixture
-def good() -> tuple[Program, Plan]:
+def good() -> tuple[Program, ProgramPlan]:
     """A plan that uses its whole budget."""
     program = chain(8)
     return program, plan(program, 4, "revolve")
 
 
-def test_a_smaller_budget_is_exceeded(good: tuple[Program, Plan]) -> None:
+def test_a_smaller_budget_is_exceeded(good: tuple[Program, ProgramPlan]) -> None:
     program, found = good
     assert verify(program, found) == (4, found.overhead)
     with pytest.raises(PlanError, match=r"step \d+, compute \d+: the budget of 3 bytes is exceeded by 1"):
         verify(program, replace(found, budget=3))
 
 
-def test_any_dropped_computation_is_noticed(good: tuple[Program, Plan]) -> None:
+def test_any_dropped_computation_is_noticed(good: tuple[Program, ProgramPlan]) -> None:
     program, found = good
     for place, (kind, _) in enumerate(found.steps):
         if kind == "compute":
@@ -39,7 +39,7 @@ def test_any_dropped_computation_is_noticed(good: tuple[Program, Plan]) -> None:
                 verify(program, replace(found, steps=found.steps[:place] + found.steps[place + 1 :]))
 
 
-def test_swapped_computations_are_noticed(good: tuple[Program, Plan]) -> None:
+def test_swapped_computations_are_noticed(good: tuple[Program, ProgramPlan]) -> None:
     program, found = good
     computes = [place for place, (kind, _) in enumerate(found.steps) if kind == "compute"]
     for one, two in pairwise(computes):
@@ -76,7 +76,7 @@ def test_a_second_copy_needs_room() -> None:
     source = program.add_source(0)
     program.add_call("f", (source,), (program.add_storage(2), program.add_storage(1)), 1.0)
     steps: tuple[Action, ...] = (("compute", 0), ("free", 2), ("compute", 0))
-    found = Plan("p", "own", 5, steps, 5, 2.0)
+    found = ProgramPlan("p", "own", 5, steps, 5, 2.0)
     assert verify(program, found) == (5, 2.0)
     with pytest.raises(PlanError, match="step 2, compute 0: the budget of 4 bytes is exceeded by 1"):
         verify(program, replace(found, budget=4))
@@ -91,7 +91,7 @@ def test_a_view_goes_with_its_storage() -> None:
     (view,) = program.add_call("view", (base,), (storage,), 0.0)
     program.outputs = [view]
     steps: tuple[Action, ...] = (("compute", 0), ("compute", 1), ("free", 1), ("compute", 0))
-    found = Plan("p", "own", 1, steps, 1, 2.0)
+    found = ProgramPlan("p", "own", 1, steps, 1, 2.0)
     with pytest.raises(PlanError, match="the output 2 is not present"):
         verify(program, found)
     assert verify(program, replace(found, steps=(*steps, ("compute", 1)))) == (1, 2.0)
@@ -154,7 +154,7 @@ def test_what_the_program_has_got_may_be_made_again_to_be_detached() -> None:
     (made,) = program.add_call("f", (), (program.add_storage(2),), 1.0)
     program.steps += [("get", made), ("detach", made)]
     steps: tuple[Action, ...] = (("compute", 0), ("free", 0), ("compute", 0))
-    found = Plan("p", "own", 2, steps, 2, 2.0)
+    found = ProgramPlan("p", "own", 2, steps, 2, 2.0)
     assert verify(program, found) == (2, 2.0)
     for wrong in (steps[:2], (*steps, steps[1])):
         with pytest.raises(PlanError, match="should have been there to be got"):

@@ -34,7 +34,7 @@ assert_type(rc.stage(double, 3, budget="1MB")(4), int)
 assert_type(rc.stage(both, 3, budget="1MB")(4), tuple[int, str])
 assert_type(rc.stage(several, 3, budget=0.5)(4), list[int])
 assert_type(rc.stage(named, 3, budget=0.5, method="own")(4), dict[str, int])
-assert_type(rc.stage(double, 3, budget=0.5).plan, rc.planners.Plan)
+assert_type(rc.stage(double, 3, budget=0.5).plan, rc.planners.ProgramPlan)
 
 
 def show(event: rc.events.Event) -> None:

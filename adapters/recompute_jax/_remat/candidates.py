@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from jax.extend.core import ClosedJaxpr
 
 from recompute import planners
-from recompute.planners import Plan, PlanError
+from recompute.planners import PlanError, ProgramPlan
 from recompute_jax._branches.rewrite import Choice
 from recompute_jax._emit.gates import Gate
 from recompute_jax._emit.moves import order_with_moves, with_moves
@@ -34,7 +34,7 @@ class Candidate:
 
     looped: Looped
     segments: Segments
-    plan: Plan
+    plan: ProgramPlan
     overhead: float
     """1 and the cost of what runs again, in loops too, divided by the cost of the function as it is."""
     fitted: Fitted
@@ -218,7 +218,7 @@ class Candidates:
     def _planned(
         self, looped: Looped, segments: Segments, given: int, effort: float, before: Candidate | None, fitted: Fitted
     ) -> Candidate:
-        plan: Plan | None = None
+        plan: ProgramPlan | None = None
         if self.offload:
             segments.program.unit = 1 / _SPEED
             more = {"tier": f"{int(_SPEED / _HOST_BYTE)}B/s"}

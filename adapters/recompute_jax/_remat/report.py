@@ -11,7 +11,7 @@ from typing import Any, Final
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from recompute.events import Event
-from recompute.planners import Plan
+from recompute.planners import ProgramPlan
 from recompute.text import format_bytes
 from recompute.traces import Program
 from recompute_jax._program.jaxpr import short as short
@@ -75,7 +75,7 @@ class RematPlan(Figures):
     """What a file of it says."""
     devices: int = 1
     """Bytes are those of each of so many."""
-    plan: Plan | None = None
+    plan: ProgramPlan | None = None
     """The schedule of the segments; None: the function is left as it is, or the plan is from a file."""
     gate: str | None = None
     """None: outside of loops nothing is recomputed."""
