@@ -8,20 +8,20 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
     tools        _staging (a function recorded, planned and run as a straight line), _arrays (the transparent wrapper),
                  _pictures, _simulator (traces replayed through this cache), _plans (schedules made in advance),
                  _traces (recorded programs)
-    surface      extend, events, policies, text (the engine and the policies for everybody above); _recomputable
-                 (Recomputable, pure, ap); _applicative (lift, sequence, traverse); _memoize; _cache (Cache); _context
-                 (which cache is the current one)
+    surface      extend, events, policies (the engine and the policies for all above); _recomputable (Recomputable,
+                 pure, ap); _applicative (lift, sequence, traverse); _memoize; _cache (Cache); _context (which cache is
+                 the current one)
     engine       _engine: requests (what is asked of the engine), engine (the four callbacks), recount (after an
                  interrupt)
-    parts        _engine: settling, references, runs, randomness, results, moving, scheduler, memory, pool, frames,
-                 finalizer, copies, meter, journal, changes
+    parts        _engine: settling, references, runs, results, moving, scheduler, memory, machine, pool, frames,
+                 journal, meter, stats, finalizer, changes
     graph        _engine: graph (operation, storage, value); neighbours, needed (what is evicted around a storage);
-                 arguments, sizes, verify, events, stats
+                 arguments, sizes, verify, events, randomness
     policy       _policy, a leaf (numbers in, victim out): search and tournament (of the smallest score), formulas
     tiers        _tiers: where evicted bytes may go; disk, host memory
     protocol     _adapters: what the cache asks of a type of values, the registry, and plain Python objects
     base         _form (compiled or plain: some modules of the engine and the policy are compiled when the library is
-                 installed), _budget, _errors, _workers (processes)
+                 installed), _budget, _errors, text (tables, names, warnings)
 
 Above the surface no module imports `_engine` or `_policy`: what they need is in `extend`, `events` and `policies`.
 The public modules (`recompute.simulator`, ...) re-export names from private modules, and are loaded when used.
@@ -29,11 +29,7 @@ The public modules (`recompute.simulator`, ...) re-export names from private mod
 
 from typing import TYPE_CHECKING
 
-from recompute import _mixed_up as _mixed_up  # first of all: it refuses an installation that is two in one
-
-# isort: split
-
-from recompute import _form as _form  # next: it chooses the form of what follows, compiled or plain
+from recompute import _form as _form  # first of all: it chooses the form of what follows, compiled or plain
 
 # isort: split
 

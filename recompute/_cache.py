@@ -24,15 +24,14 @@ from recompute._engine.options import Settings
 from recompute._engine.states import NAMES
 from recompute._engine.stats import PoolStats, Recomputed, Stats, TierStats, table
 from recompute._logged import Log
-from recompute._names import qualified
 from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, policy_of
 from recompute._policy.search import Search, SearchName, search_of
-from recompute._tables import Table
 from recompute._tiers.tier import Tier
 from recompute._tiers.tiers import Tiers
+from recompute.text import Table, qualified
 
 if TYPE_CHECKING:
-    from recompute._engine.holdings import Holdings
+    from recompute._engine.stats import Holdings
     from recompute._engine.story import Steps, Story
     from recompute._foresight.foresight import Foresight
     from recompute._recomputable import Recomputable
@@ -330,7 +329,7 @@ class Cache:
 
         `print` it. Sources have no line, and are listed by type. Recomputes nothing. O(values).
         """
-        from recompute._engine.holdings import Holdings, holdings
+        from recompute._engine.stats import Holdings, holdings
 
         self.engine.tidy()
         with self.engine.changes.alone(), self.engine.changes.begun():

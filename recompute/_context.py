@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-from recompute._warned import outside, warn
+from recompute.text import outside, warn
 
 if TYPE_CHECKING:
     from recompute._cache import Cache

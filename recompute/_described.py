@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recompute._budget import format_bytes
 from recompute._engine.graph import Value
-from recompute._tables import Table, seconds
+from recompute.text import Table, seconds
 
 _MOST = 5  # arguments
 

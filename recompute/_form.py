@@ -31,9 +31,8 @@ MODULES = (
     "recompute._engine.pool",
     "recompute._engine.machine",
     "recompute._engine.frames",
-    "recompute._engine.arguments",
-    "recompute._engine.bindings",
     "recompute._engine.sizes",
+    "recompute._engine.arguments",
     "recompute._engine.results",
     "recompute._engine.changes",
     "recompute._engine.meter",
@@ -43,7 +42,6 @@ MODULES = (
     "recompute._engine.references",
     "recompute._engine.settling",
     "recompute._engine.memory",
-    "recompute._engine.reservations",
     "recompute._engine.runs",
     "recompute._engine.engine",
     "recompute._engine.requests",
@@ -83,6 +81,20 @@ def digest(name: str, root: str | os.PathLike[str]) -> str:
     """Of what an extension is made of."""
     start = stem(name, root)
     return source_hash(Path(start + ".py").read_bytes() + Path(start + ".pxd").read_bytes()).hex()
+
+
+_THEIRS = ("bundle.py", "remote.py")
+"""Files of the other distribution, of names that are none of ours."""
+
+
+def refuse_a_mixture(folder: str) -> None:
+    """Raise ImportError, with the cure, if the package's folder holds the other distribution too. Costs one look."""
+    if all(os.path.exists(os.path.join(folder, name)) for name in _THEIRS):
+        raise ImportError(
+            f"two distributions are mixed up in {folder}: recompute-cache and another one called recompute, which "
+            "share an import name; to mend it: pip uninstall recompute recompute-cache && "
+            "pip install . in a checkout (the other one needs an environment of its own)"
+        )
 
 
 class PlainFinder:
@@ -165,4 +177,7 @@ def check() -> None:
         raise ImportError(f"loaded in another form than the rest ({described()}): {', '.join(wrong)}")
 
 
-_why_plain = choose() if __name__ == "recompute._form" else ""  # the build reads this file under another name
+_why_plain = ""
+if __name__ == "recompute._form":  # the build reads this file under another name
+    refuse_a_mixture(os.path.dirname(__file__))
+    _why_plain = choose()

@@ -2,7 +2,7 @@ cimport cython
 
 from recompute._adapters.kind cimport Kind, Kinds
 from recompute._engine.arguments cimport pack
-from recompute._engine.bindings cimport bound
+from recompute._engine.arguments cimport bound
 from recompute._engine.engine cimport Engine
 from recompute._engine.graph cimport Operation, Value
 from recompute._engine.requests cimport apply

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recompute._adapters.adapter import kinds
 from recompute._context import current_cache, is_default
-from recompute._engine.arguments import pack
-from recompute._engine.bindings import bound
+from recompute._engine.arguments import bound, pack
 from recompute._engine.frames import HandleOf
 from recompute._engine.graph import EVICTED, Operation, Options, Value
 from recompute._engine.requests import apply

@@ -3,7 +3,7 @@
 Whether somebody wants to know is looked up when a cache is made and whenever it is entered, so that setting a level is
 all that a program does, and a cache that nobody asks about has no listener. Who has not imported `logging` cannot have
 asked. The first record of a process says which form of the library runs. Warnings come under the same name: see
-`recompute._warned`.
+`recompute.text`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from recompute import _form
 from recompute._budget import format_bytes
 from recompute._engine.events import Event, Evicted, Forgotten, Listener, Performed
-from recompute._tables import seconds
-from recompute._warned import outside
+from recompute.text import outside, seconds
 
 if TYPE_CHECKING:
     from logging import Logger

@@ -20,8 +20,8 @@ from recompute import _context
 from recompute._adapters.adapter import fingerprint, kinds
 from recompute._engine.frames import running
 from recompute._handle import apply_at, common_engine
-from recompute._names import name_of
 from recompute._recomputable import Recomputable
+from recompute.text import name_of
 
 if TYPE_CHECKING:
     from recompute._cache import Cache

@@ -21,8 +21,8 @@ from recompute._engine.events import Event, Performed
 from recompute._engine.stats import MOST, Stats
 from recompute._interrupts import suppress
 from recompute._live import Live
-from recompute._tables import List, Table, seconds
 from recompute._terminal import is_terminal
+from recompute.text import List, Table, seconds
 
 if TYPE_CHECKING:
     from recompute._cache import Cache

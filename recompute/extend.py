@@ -28,8 +28,7 @@ from recompute._adapters.generators import Generators
 from recompute._background import BackgroundThread
 from recompute._engine import requests
 from recompute._engine.advice import Advice
-from recompute._engine.arguments import Container, Outputs, pack
-from recompute._engine.bindings import bound
+from recompute._engine.arguments import Container, Outputs, bound, pack
 from recompute._engine.extension import Counts, Extension, Load, Values, Watch
 from recompute._engine.finalizer import Held
 from recompute._engine.frames import Frame, HandleOf

@@ -25,11 +25,10 @@ from recompute import _form
 from recompute._budget import format_bytes
 from recompute._engine.events import Added, Event, Evicted, Performed
 from recompute._engine.stats import PoolStats
-from recompute._tables import List, Table, aligned, fitted, seconds
-from recompute._warned import warn
 from recompute._watching import Recent, parts, picture
 from recompute.testing import ManualClock
 from recompute.testing._vectors import vector
+from recompute.text import List, Table, aligned, fitted, seconds, warn
 
 TEXTS = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=30).map(lambda text: text.strip())
 """Of one line."""

@@ -29,7 +29,7 @@ from recompute._adapters.generators import Generators, of_python
 from recompute._adapters.kind import Kind, Kinds
 from recompute._errors import SizeWarning
 from recompute._interrupts import is_interrupt
-from recompute._warned import outside, warn
+from recompute.text import outside, warn
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -61,7 +61,7 @@ class Adapter:
 
     def buffer(self, value: Any) -> object | None:
         """The object that stands for the memory: two values with the same one are aliases. None: never an alias."""
-        return None if type(value) in _python.ATOMIC else value
+        return None if type(value) in _sizes.ATOMIC else value
 
     def watch(self, value: Any) -> object | None:
         """An object that lives as long as the memory and takes weak references; None where there is no such thing."""
@@ -189,12 +189,12 @@ def _kind_of(adapter: Adapter, cls: type) -> Kind:
         kind.part_of_result = _refuse
     kind.enter = None if own.enter is Adapter.enter or kind.readonce else adapter.enter
     own_way = own.remember is not Adapter.remember or own.sample is not Adapter.sample
-    fixed = cls in _python.ATOMIC or not (own_way or _remembering.may_change(cls))
+    fixed = cls in _sizes.ATOMIC or not (own_way or _remembering.may_change(cls))
     kind.remember = None if fixed else adapter.remember
     kind.plain = fixed and not (kind.readonce or kind.handle or issubclass(cls, tuple)) and cls not in FUNCTIONS
-    kind.atomic = own.nbytes is Adapter.nbytes and cls in _python.ATOMIC
+    kind.atomic = own.nbytes is Adapter.nbytes and cls in _sizes.ATOMIC
     if kind.atomic:
-        kind.nbytes = _python.ATOMIC[cls]
+        kind.nbytes = _sizes.ATOMIC[cls]
         kind.buffer = kind.watch = None
         if cls in _python.BY_VALUE:
             kind.signature = None

@@ -8,27 +8,13 @@ from collections.abc import Callable, Hashable, Iterable
 from copyreg import dispatch_table
 from hashlib import blake2b
 from pickle import PickleBuffer
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final, TypeAlias
 
-from recompute._adapters.layouts import layouts
+from recompute._adapters.sizes import ATOMIC, layouts
 from recompute._interrupts import is_interrupt
 
 Foreign: TypeAlias = "Callable[[type], Callable[[Any], bytes | None] | None]"
-
-
-def _shared(value: Any) -> int:
-    """None, True, a function or a class belongs to everybody: dropping it frees nothing."""
-    return 0
-
-
-ATOMIC: Final[dict[type, Callable[[Any], int]]] = {
-    **{cls: cls.__sizeof__ for cls in (int, float, complex, str, bytes, range)},
-    slice: sys.getsizeof,  # which counts what the garbage collector adds
-    **dict.fromkeys((type(None), bool, type(...), type(NotImplemented), type, ModuleType), _shared),
-    **dict.fromkeys((FunctionType, BuiltinFunctionType, MethodType), _shared),
-}
-"""Types without parts; equal ones may be one object by accident, so identity means nothing. Type -> size in bytes."""
 
 
 def signature(value: Any) -> Hashable:

@@ -19,8 +19,7 @@ from struct import Struct
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-from recompute._adapters.layouts import Layout, layouts
-from recompute._adapters.python import ATOMIC
+from recompute._adapters.sizes import ATOMIC, Layout, layouts
 from recompute._errors import ImpureError
 from recompute._interrupts import is_interrupt
 

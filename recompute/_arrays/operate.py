@@ -13,8 +13,8 @@ from recompute._arrays.plain import source_of
 from recompute._arrays.sharing import link
 from recompute._cache import Cache
 from recompute._recomputable import Recomputable
-from recompute._warned import warn
 from recompute.extend import EVICTED, Value
+from recompute.text import warn
 
 Wrap = type[Recomputable[Any]]
 """The class of arrays."""

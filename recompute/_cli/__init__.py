@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, Protocol
 
-from recompute import _mixed_up as _mixed_up  # first of all: `recompute/__init__.py` may be somebody else's
+from recompute import _form as _form  # first of all: `recompute/__init__.py` may be somebody else's
 
 # isort: split
 

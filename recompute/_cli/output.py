@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from recompute._tables import fitted, folded
 from recompute._terminal import columns as columns_of
 from recompute._terminal import is_terminal, paint
+from recompute.text import fitted, folded
 
 
 class CommandError(Exception):

@@ -13,8 +13,8 @@ from recompute._cli.figures import plan_all
 from recompute._cli.output import CommandError, print_json, print_list, print_text
 from recompute._cli.planning import Planned, add_methods, limits, methods, tier_of_plans
 from recompute._cli.simulate import add_budgets, add_tier, budgets, load, tier
-from recompute._tables import seconds
 from recompute._traces.program import Program
+from recompute.text import seconds
 
 NAME = "plan"
 HELP = "plan a recorded program in advance: what to compute and free, and when"

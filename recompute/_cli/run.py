@@ -30,11 +30,11 @@ from recompute._cli.program import Ending, execute
 from recompute._cli.recording import Program
 from recompute._live import Live
 from recompute._simulator.many import cores
-from recompute._tables import seconds
 from recompute._terminal import hooked, is_terminal
 from recompute._watching import parts
 from recompute.extend import TIER_COLUMNS
 from recompute.policies import DEFAULT, POLICIES, SEARCHES, ReleaseMode
+from recompute.text import seconds
 
 NAME = "run"
 HELP = "run a script within a memory budget"

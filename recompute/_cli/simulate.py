@@ -13,10 +13,10 @@ from recompute._live import Live, bar
 from recompute._pictures.points import Floor
 from recompute._simulator.tier import SimulatedTier
 from recompute._simulator.victims import knows
-from recompute._tables import seconds
 from recompute._traces.program import Program, TraceError
 from recompute._traces.read import read
 from recompute.policies import DEFAULT, POLICIES, SEARCHES, ReleaseMode, policy_of, search_of
+from recompute.text import seconds
 
 if TYPE_CHECKING:
     from recompute._simulator.run import Run

@@ -6,12 +6,11 @@ from recompute._engine.frames cimport Frame, Request, Running
 from recompute._engine.graph cimport Operation, Storage, Value
 from recompute._engine.journal cimport Journal
 from recompute._engine.machine cimport Machine
-from recompute._engine.memory cimport Memory
+from recompute._engine.memory cimport Memory, own_memory
 from recompute._engine.meter cimport Meter
 from recompute._engine.pool cimport Pool
 from recompute._engine.references cimport References
-from recompute._engine.reservations cimport Reservations
-from recompute._engine.results cimport Results, own_memory, refer
+from recompute._engine.results cimport Results, refer
 from recompute._engine.runs cimport Runs
 from recompute._engine.scheduler cimport Scheduler
 from recompute._engine.settling cimport Settling
@@ -35,8 +34,6 @@ cdef class Engine:
     cdef public Results results
     cdef public Runs runs
     cdef public References references
-    cdef public Reservations reservations
-    cdef public object recovery
     cdef public object moving
     cdef public Settling settling
     cdef public object thrashing

@@ -22,7 +22,8 @@ from types import FunctionType
 from typing import Any
 
 from recompute._budget import Limits
-from recompute._engine import destroyed, late
+from recompute._engine import destroyed
+from recompute._engine.advice import Wall, end_advice, say, shown
 from recompute._engine.ahead import Ahead
 from recompute._engine.changes import COMPILED, Call, Changes
 from recompute._engine.events import Evicted, Listener, Reason
@@ -31,24 +32,21 @@ from recompute._engine.forking import engines
 from recompute._engine.frames import Frame, Request, running
 from recompute._engine.graph import EVICTED, NOWHERE, Operation, ReleaseMode, Storage, Value, copy_of, tier_of
 from recompute._engine.journal import Journal
-from recompute._engine.memory import Memory
+from recompute._engine.memory import Made, Memory, own_memory
 from recompute._engine.meter import Meter, checked_clock
 from recompute._engine.moving import Moving
 from recompute._engine.options import Settings
 from recompute._engine.pool import Pool
+from recompute._engine.randomness import turns
 from recompute._engine.recount import recount
-from recompute._engine.recovery import Recovery
 from recompute._engine.references import References
-from recompute._engine.reservations import Reservations
-from recompute._engine.results import Made, Results, own_memory, refer
+from recompute._engine.results import Results, refer
 from recompute._engine.runs import Runs, tell_restored
-from recompute._engine.scheduler import Scheduler
+from recompute._engine.scheduler import Scheduler, gone, needs_itself
 from recompute._engine.settling import Settling
 from recompute._engine.states import LEAVING, MOVING
 from recompute._engine.thrashing import Thrashing
-from recompute._engine.turns import turns
 from recompute._engine.verify import Fingerprints
-from recompute._engine.wall import Wall, end_advice, say, shown
 from recompute._errors import BudgetError
 from recompute._policy.formulas import Policy
 from recompute._policy.search import Search, is_compiled, rank
@@ -78,9 +76,7 @@ class Engine:
         "options",
         "pressed",
         "reads",
-        "recovery",
         "references",
-        "reservations",
         "results",
         "runs",
         "scheduler",
@@ -120,9 +116,7 @@ class Engine:
         self.references = references = References(
             *(release, self.evict, memory, meter, journal, finalizer, scheduler, results, self.fingerprints),
         )
-        self.reservations = Reservations(memory, always=options.room is not None)
-        self.recovery = Recovery(memory, finalizer, meter, journal)
-        self.moving = Moving(self.changes, meter, journal)
+        self.moving = Moving(self.changes, memory, finalizer, meter, journal)
         if tiers is not None and any(store.ahead for _, store in tiers.all()):
             self.moving.ahead = Ahead(self)
         self.settling = Settling(self.changes, finalizer, references, memory, scheduler, meter, journal, self.moving)
@@ -349,12 +343,12 @@ class Engine:
                 operation = missing.operation
                 if missing.remains is not None:
                     self.changes.calls_python()
-                    if self.recovery.take_back(missing):
+                    if self.moving.take_back(missing):
                         continue
                     operation = self.moving.way_back(missing)
                 if operation is None:
                     self.changes.unfinished = False  # nothing was cut short
-                    raise late.gone(frame.operation)
+                    raise gone(frame.operation)
                 busy = scheduler.in_flight.get(operation)
                 if busy is None:
                     scheduler.in_flight[operation] = fetching = Frame(self, operation, stack)
@@ -364,7 +358,7 @@ class Engine:
                     return None
                 elif scheduler.waits_for_itself(busy, stack):
                     self.changes.unfinished = False
-                    raise late.needs_itself(operation)
+                    raise needs_itself(operation)
                 else:
                     scheduler.wait(stack[0])
             elif frame.operation is None:
@@ -374,7 +368,7 @@ class Engine:
                 frame.result = frame.then(self, frame.arguments[0])
                 self.leave(frame)
             else:
-                if self.reservations.reserve(frame, frame.operation):
+                if self.memory.reserve_for(frame, frame.operation):
                     self._start(frame)
                 return frame
         return None
@@ -420,7 +414,7 @@ class Engine:
         """Make room for what was not known before the run, after the fact: it is there already. Without the lock."""
         with self.changes.alone(), self.changes.begun():
             self._stop(frame)
-            short = self.reservations.shortage(frame, made)
+            short = self.memory.shortage(frame, made)
             for pool, extra in short.items():
                 pool.note(pool.used + extra)
             for _, _, _, _, _, shares in made:
@@ -473,7 +467,7 @@ class Engine:
         lost = destroyed.of(frame.arguments) if results.fragile else ()
         while True:
             with self.changes.alone(), self.changes.begun():
-                fits = memory.unlimited or not self.reservations.shortage(frame, made)
+                fits = memory.unlimited or not memory.shortage(frame, made)
                 if fits:
                     if frame.reserved:
                         frame.give_back()
@@ -556,7 +550,7 @@ class Engine:
     def set_limits(self, limits: Limits) -> None:
         """Another budget from now on. Under the lock; nothing is evicted yet."""
         self.changes.calls_python()
-        self.reservations.set_limits(limits)
+        self.memory.set_limits(limits)
 
     def next_victims(self, pool: Pool) -> list[Storage]:
         """Whom to evict next, whatever is free."""

@@ -13,8 +13,8 @@ from math import inf
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
-from recompute._engine import requests, wall
-from recompute._engine.advice import Advice
+from recompute._engine import requests
+from recompute._engine.advice import Advice, advise
 from recompute._engine.events import Listener
 from recompute._engine.finalizer import Held
 from recompute._engine.frames import HandleOf
@@ -273,7 +273,7 @@ class Watch:
 
         Values kept only by older advice are dropped.
         """
-        wall.advise(self.engine, advice)
+        advise(self.engine, advice)
 
     def foresee(self, state: str, why: str) -> None:
         """Tell listeners the state of planning for a program that repeats."""

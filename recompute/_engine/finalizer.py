@@ -19,7 +19,7 @@ from recompute._engine.graph import EVICTED, Operation, Reference, Storage, Valu
 
 if TYPE_CHECKING:
     from recompute._engine.changes import Call
-    from recompute._engine.copies import Copy
+    from recompute._engine.device_tiers import Copy
     from recompute._engine.machine import Machine
     from recompute._engine.pool import Pool
 

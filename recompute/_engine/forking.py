@@ -14,7 +14,7 @@ from weakref import WeakSet
 from recompute._engine import ahead
 from recompute._engine.changes import shared
 from recompute._engine.frames import running
-from recompute._engine.turns import turns
+from recompute._engine.randomness import turns
 from recompute._tiers.tier import about_to_fork
 
 if TYPE_CHECKING:

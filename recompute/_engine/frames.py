@@ -20,7 +20,7 @@ if not cython.compiled:
 
 if TYPE_CHECKING:
     from recompute._engine.changes import Call
-    from recompute._engine.copies import Copy
+    from recompute._engine.device_tiers import Copy
     from recompute._engine.engine import Engine
     from recompute._engine.machine import Machine
     from recompute._engine.meter import Ask

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import ReferenceType, getweakrefs, ref
 
 from recompute._engine.states import COMING
-from recompute._names import name_of
 from recompute._policy.candidate import Candidate
+from recompute.text import line_of, name_of
 
 if TYPE_CHECKING:
-    from recompute._engine.copies import Copy
+    from recompute._engine.device_tiers import Copy
     from recompute._engine.finalizer import Held
     from recompute._engine.neighbours import Component
     from recompute._engine.pool import Pool
-    from recompute._engine.turns import Draw
+    from recompute._engine.randomness import Draw
 
 ReleaseMode = Literal["ignore", "eager", "banish"]
 
@@ -100,8 +100,7 @@ class Operation:
         code = self.code
         if code is None:
             return "an unknown place"
-        lines = [line for start, _, line in code.co_lines() if line is not None and start <= self.instruction]
-        return f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
+        return f"{code.co_filename}:{line_of(code, self.instruction)}"
 
     @property
     def nout(self) -> int:

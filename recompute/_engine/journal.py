@@ -7,9 +7,9 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any
 
+from recompute._engine.advice import Wall
 from recompute._engine.changes import do_if_free, gate_if_free
 from recompute._engine.events import Event, Listener
-from recompute._engine.wall import Wall
 
 
 class Journal:

@@ -25,12 +25,18 @@ cdef class Memory:
     cdef public Machine machine
     cdef public object tiers
     cdef object _finalizer
+    cdef bint _always_reserves
+    cdef public bint only_declared
 
     cpdef Pool pool(self, str device)
     @cython.locals(by_pool=dict, pool=Pool)
     cpdef dict by_pool(self, object needs)
     @cython.locals(pool=Pool, size="long long")
     cpdef bint reserve(self, Frame frame, object needs) except -1
+    @cython.locals(output=Value, storage=Storage, pool=Pool, size="long long")
+    cpdef bint reserve_for(self, Frame frame, Operation operation) except -1
+    @cython.locals(operation=Operation, pool=Pool, size="long long", extra="long long", room="long long", shares=Storage, own=bint)
+    cpdef dict shortage(self, Frame frame, list made)
     @cython.locals(victims=list, victim=Storage)
     cpdef list victims(self, Pool pool, long long size, double now)
     cpdef list _choose(self, Pool pool, double now)
@@ -38,3 +44,6 @@ cdef class Memory:
     cpdef list _pruned(self, Pool pool, long long size, double now, list victims)
     cpdef evicted(self, Storage storage, str why)
     cpdef add_cost(self, Storage storage, double change)
+
+
+cpdef list own_memory(list made)

@@ -7,13 +7,14 @@ the engine's lock, unless a method says otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from recompute._budget import Limits
 from recompute._engine.changes import shared
 from recompute._engine.device_tiers import DeviceTiers
 from recompute._engine.finalizer import Finalizer, Held
-from recompute._engine.graph import NOWHERE, Operation, Storage, Value, copy_of
+from recompute._engine.frames import Frame
+from recompute._engine.graph import EVICTED, NOWHERE, Operation, Storage, Value, copy_of
 from recompute._engine.machine import Machine
 from recompute._engine.needed import NEIGHBOURHOODS
 from recompute._engine.options import Settings
@@ -29,18 +30,26 @@ if TYPE_CHECKING:
     from recompute._engine.frames import Frame
     from recompute._engine.story import Story
 
+Made: TypeAlias = "tuple[Any, int, int, str, bytes | None, Storage | None]"
+"""One output of a run, measured: payload, bytes, identity of its memory (0: never shared), device, digest of its
+content if the cache verifies, and the storage of the argument whose memory it is on."""
+
+_NOTHING: Final[dict[Pool, int]] = {}
+
 
 class Memory:
     """The pools of all devices, and what is evicted from them."""
 
     __slots__ = (
         "__weakref__",
+        "_always_reserves",
         "_finalizer",
         "advice",
         "lenient",
         "limits",
         "machine",
         "neighbourhood",
+        "only_declared",
         "policy",
         "pools",
         "search",
@@ -65,6 +74,9 @@ class Memory:
         self.search = search
         self.limits = limits
         self.unlimited = limits.given is None
+        self._always_reserves = settings.room is not None
+        self.only_declared = self.unlimited and not self._always_reserves
+        """Whether nothing is reserved but for sizes that were declared: there is no budget."""
         self.lenient = settings.lenient
         """Whether what cannot fit is let in all the same, as an overshoot."""
         self.smallest = settings.smallest
@@ -106,6 +118,7 @@ class Memory:
     def set_limits(self, limits: Limits) -> None:
         self.limits = limits
         self.unlimited = limits.given is None
+        self.only_declared = self.unlimited and not self._always_reserves
         for pool in self.pools.values():
             pool.set_budget(limits.of(pool.device))
 
@@ -166,6 +179,51 @@ class Memory:
             self.machine.reserve(pool, size)
             frame.reserved += ((pool, size),)
         return True
+
+    def reserve_for(self, frame: Frame, operation: Operation) -> bool:
+        """Reserve room for what an operation makes, if that is known and fits."""
+        if frame.reserved:
+            return True
+        if operation.runs:
+            if operation.options is None:  # nearly always: one output, on memory of its own
+                storage = operation.outputs[0].storage  # type: ignore[union-attr]  # there is one, since it runs
+                pool, size = storage.pool, storage.size
+                if storage.resident:
+                    frame.needs = ()
+                    return True
+                if pool.used + size <= pool.limit and pool.adaptive is None:
+                    self.machine.reserve(pool, size)
+                    frame.reserved = ((pool, size),)
+                    return True
+            frame.needs = self.room_again(operation)
+        elif self.only_declared and operation.options is None:
+            return True
+        return frame.needs is not None and self.reserve(frame, frame.needs)
+
+    def shortage(self, frame: Frame, made: list[Made]) -> dict[Pool, int]:
+        """The bytes of outputs that do not fit, beyond what was reserved for them."""
+        operation = frame.operation
+        assert operation is not None
+        if len(made) == 1:  # nearly always
+            _, size, _, device, _, shares = made[0]
+            pool = self.pool(device)
+            extra = size
+            for reserved, room in frame.reserved:
+                if reserved is pool:
+                    extra -= room
+            if extra <= 0 or pool.used + extra <= pool.limit or (shares is not None and shares.resident):
+                return _NOTHING
+            return {pool: extra}
+        if operation.runs:
+            wanted = [output is not None and output.payload is EVICTED for output in operation.outputs]
+            made = [output for output, needed in zip(made, wanted, strict=True) if needed]
+        made = [one if one[5] is None or one[5].resident else (*one[:5], None) for one in made]
+        short: dict[Pool, int] = {}
+        for pool, size in self.by_pool(own_memory(made)).items():
+            extra = size - sum([room for reserved, room in frame.reserved if reserved is pool])
+            if extra > 0 and pool.used + extra > pool.limit:
+                short[pool] = extra
+        return short
 
     # Leaving memory and coming back
 
@@ -254,3 +312,16 @@ def shared_storage(values: Sequence[Any], buffer: int) -> Storage | None:
             if value is not None and value.storage.buffer == buffer:
                 return value.storage  # type: ignore[no-any-return]  # values are nodes
     return None
+
+
+def own_memory(made: Sequence[Made]) -> list[tuple[str, int]]:
+    """(device, bytes) of the outputs that share no memory with an argument; of those that share it, the largest."""
+    if len(made) == 1:
+        _, size, _, device, _, shares = made[0]
+        return [(device, size)] if size and shares is None else []
+    own: dict[int, tuple[str, int]] = {}
+    for number, (_, size, buffer, device, _, shares) in enumerate(made):
+        if shares is None:
+            where = buffer or -number
+            own[where] = (device, max(size, own[where][1]) if where in own else size)
+    return [(device, size) for device, size in own.values() if size]

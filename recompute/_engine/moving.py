@@ -1,4 +1,4 @@
-"""Moving: values are written to tiers when they leave memory, and fetched when they are needed again.
+"""Moving: values are written to tiers when they leave memory, and fetched, or taken back from a holder outside.
 
 Bytes are moved without the lock, by the thread that needs the room or the value; the others go on meanwhile. Whatever
 fails (a full disk, a file that is gone or damaged) costs time: the value is computed again, if it can be.
@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recompute._engine.changes import Changes
-from recompute._engine.copies import Copy
-from recompute._engine.events import Fetched, Moved
+from recompute._engine.device_tiers import Copy
+from recompute._engine.events import Fetched, Moved, TakenBack
+from recompute._engine.finalizer import Finalizer
 from recompute._engine.graph import EVICTED, Operation, Value
 from recompute._engine.journal import Journal
+from recompute._engine.memory import Memory
 from recompute._engine.meter import Meter
 from recompute._interrupts import is_interrupt
 from recompute._tiers.tier import Key
-from recompute._warned import outside, warn
+from recompute.text import outside, warn
 
 if TYPE_CHECKING:
     from recompute._engine.ahead import Ahead
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 class Moving:
     """Writes and fetches copies."""
 
-    def __init__(self, changes: Changes, meter: Meter, journal: Journal) -> None:
+    def __init__(self, changes: Changes, memory: Memory, finalizer: Finalizer, meter: Meter, journal: Journal) -> None:
         self._changes = changes
+        self._memory = memory
+        self._finalizer = finalizer
         self._meter = meter
         self._journal = journal
         self._warned: set[str] = set()
@@ -111,6 +115,28 @@ class Moving:
             self._journal.events.append(Moved(self._meter.now, used, number, copy.nbytes, copy.store.name, seconds))
 
     # Back
+
+    def take_back(self, value: Value) -> bool:
+        """Make an evicted value resident again, with all on its storage that is held; False if it is not held."""
+        storage, memory = value.storage, self._memory
+        payload = value.remains.payload() if value.remains is not None and value.remains.payload is not None else None
+        held = storage.held
+        if payload is None or held is None or storage.resident or not memory.machine.let_go(held):
+            self._finalizer.garbage.append(payload)  # should this be the last reference, it goes without the lock
+            return False
+        storage.buffer = held.buffer
+        for other in storage.values:
+            remains = other.remains
+            if remains is not None and remains.payload is not None:
+                kept = remains.payload()
+                other.payload = EVICTED if kept is None else kept
+                remains.payload = None
+        memory.machine.come_back(storage, "taken back from outside")
+        journal = self._journal
+        journal.recoveries += 1
+        if journal.listeners:
+            journal.events.append(TakenBack(self._meter.now, storage.pool.used, storage.number, storage.size))
+        return True
 
     def way_back(self, value: Value) -> Operation | None:
         """The operation that brings an evicted value back: its own, or the fetch of a copy. Under the lock."""

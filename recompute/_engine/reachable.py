@@ -18,10 +18,10 @@ from recompute._adapters.generators import Generators
 from recompute._engine.arguments import Changeable, Container
 from recompute._engine.functions import code_of, is_silent
 from recompute._engine.graph import Operation, Value
-from recompute._engine.named import Chain
 from recompute._engine.reach import (
     CONTAINERS,
     NOTHING,
+    Chain,
     Found,
     Way,
     attribute,

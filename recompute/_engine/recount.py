@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from recompute._engine.copies import Copy
+from recompute._engine.device_tiers import Copy
 from recompute._engine.frames import Frame
 from recompute._engine.graph import EVICTED, NOWHERE, Reference, Storage, Value
 from recompute._tiers.tier import Store

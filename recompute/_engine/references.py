@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from recompute._adapters.adapter import kinds
-from recompute._engine.copies import root_of
-from recompute._engine.device_tiers import DeviceTiers
+from recompute._engine.device_tiers import DeviceTiers, root_of
 from recompute._engine.events import Forgotten, Reason, Released
 from recompute._engine.finalizer import Finalizer
 from recompute._engine.graph import EVICTED, Operation, Reference, ReleaseMode, Storage, Value, remains_of

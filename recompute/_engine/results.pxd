@@ -4,7 +4,7 @@ from recompute._engine.graph cimport Operation, Storage, Value
 from recompute._adapters.kind cimport Kind, Kinds
 from recompute._engine.journal cimport Journal
 from recompute._engine.machine cimport Machine
-from recompute._engine.memory cimport Memory
+from recompute._engine.memory cimport Memory, own_memory
 from recompute._engine.meter cimport Meter
 from recompute._engine.pool cimport Pool
 
@@ -40,7 +40,6 @@ cdef class Results:
     cdef _join(self, Value value, Operation operation, Storage storage, bint costs)
 
 
-cpdef list own_memory(list made)
 @cython.locals(kind=Kind)
 cpdef buffer_of(object payload)
 cpdef refer(object cls, object engine, Value value, object callback)

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from threading import get_ident
-from typing import Any, TypeAlias
+from typing import Any
 
 from recompute._adapters.adapter import Misfit, fingerprint, kinds, sizeof_result
 from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
 from recompute._engine.graph import Operation, Options, Reference, Storage, Value, copy_of, remains_of
 from recompute._engine.journal import Journal
-from recompute._engine.memory import Memory, shared_storage
+from recompute._engine.memory import Made, Memory, shared_storage
 from recompute._engine.meter import Meter
-from recompute._engine.places import place_of
 from recompute._engine.pool import Pool
 from recompute._engine.states import DROPPED, FORGOTTEN
 from recompute._engine.verify import Fingerprints
+from recompute.text import place_of
 
 Room = Sequence[tuple[Pool | str, int]]
 """Bytes that were reserved, by pool."""
-
-Made: TypeAlias = "tuple[Any, int, int, str, bytes | None, Storage | None]"
-"""One output of a run, measured: payload, bytes, identity of its memory (0: never shared), device, digest of its
-content if the cache verifies, and the storage of the argument whose memory it is on."""
 
 
 class Results:
@@ -322,19 +318,6 @@ def buffer_of(payload: Any) -> int:
     kind = kinds.of(type(payload))
     owner = None if kind.buffer is None else kind.buffer(payload)
     return 0 if owner is None else id(owner)
-
-
-def own_memory(made: Sequence[Made]) -> list[tuple[str, int]]:
-    """(device, bytes) of the outputs that share no memory with an argument; of those that share it, the largest."""
-    if len(made) == 1:
-        _, size, _, device, _, shares = made[0]
-        return [(device, size)] if size and shares is None else []
-    own: dict[int, tuple[str, int]] = {}
-    for number, (_, size, buffer, device, _, shares) in enumerate(made):
-        if shares is None:
-            where = buffer or -number
-            own[where] = (device, max(size, own[where][1]) if where in own else size)
-    return [(device, size) for device, size in own.values() if size]
 
 
 def _outputs(operation: Operation, nout: int, result: Any) -> tuple[Any, ...]:

@@ -17,13 +17,12 @@ from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, running
 from recompute._engine.functions import facts_of, is_silent
 from recompute._engine.graph import EVICTED, Operation, Value
-from recompute._engine.memory import Memory
+from recompute._engine.memory import Made, Memory
 from recompute._engine.meter import Meter
-from recompute._engine.randomness import drawing
+from recompute._engine.randomness import drawing, turns
 from recompute._engine.reach import is_inert
-from recompute._engine.results import Made, Results
+from recompute._engine.results import Results
 from recompute._engine.sizes import known_by_code
-from recompute._engine.turns import turns
 from recompute._engine.verify import Fingerprints, check_sources
 from recompute._interrupts import is_interrupt
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from threading import Condition, get_ident
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, running_here
 from recompute._engine.graph import Operation
-from recompute._engine.turns import turns
+from recompute._engine.randomness import turns
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
@@ -153,3 +154,36 @@ class Scheduler:
         """In a child process: another thread may have held the lock, and is not here."""
         self.changed = Condition(self._changes.lock)
         self.blocked.clear()
+
+
+class LateError(RuntimeError):
+    """Raised under the lock; its words, which name a function of the user's, are found when it is read."""
+
+    def __init__(self, words: Callable[[], str]) -> None:
+        super().__init__()
+        self._words = words
+
+    def __str__(self) -> str:
+        return self._words()
+
+
+def needs_itself(operation: Operation) -> LateError:
+    """An operation that cannot run before it has run."""
+    return LateError(partial(_needs_itself, operation))
+
+
+def gone(operation: Operation | None) -> LateError:
+    """A value without a recipe is not in memory: an argument of the operation, or (None) what was asked for itself."""
+    return LateError(partial(_gone, operation))
+
+
+def _needs_itself(operation: Operation) -> str:
+    return f"{operation} needs its own result: it gets a value that is made from it"
+
+
+def _gone(operation: Operation | None) -> str:
+    what = "a value" if operation is None else f"an argument of {operation.name}"
+    return (
+        f"{what} is gone: another thread has changed the array in place; let threads that change one array take turns, "
+        "with a lock"
+    )

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from recompute._budget import format_bytes
 from recompute._engine.graph import Storage
 from recompute._engine.meter import Meter
-from recompute._engine.places import place_of
 from recompute._engine.states import COMING, IN_MEMORY, NAMES
 from recompute._policy.formulas import Policy
-from recompute._tables import seconds
+from recompute.text import place_of, seconds
 
 if TYPE_CHECKING:
     from recompute._engine.graph import Operation

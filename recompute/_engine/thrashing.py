@@ -7,12 +7,10 @@ from time import process_time
 from typing import TYPE_CHECKING, Final
 
 from recompute._budget import format_bytes
+from recompute._engine.advice import Wall, say, shown
 from recompute._engine.options import Settings
-from recompute._engine.wall import Wall, say, shown
 from recompute._errors import ThrashWarning
-from recompute._names import qualified
-from recompute._tables import seconds
-from recompute._warned import outside, warn
+from recompute.text import outside, qualified, seconds, warn
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine

@@ -16,10 +16,10 @@ from math import inf, isnan, isqrt
 from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal, NamedTuple, final
 
-from recompute._names import name_of
 from recompute._policy.candidate import Around, Candidate, WayOut
 from recompute._policy.formulas import Nothing, Policy, Scored, steepness
 from recompute._policy.tournament import Tournament
+from recompute.text import name_of
 
 SearchName = Literal["exact", "sample", "ignore small", "batch"]
 

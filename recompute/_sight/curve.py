@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from recompute._budget import format_bytes
 from recompute._sight.study import Mark, Study
-from recompute._tables import seconds
+from recompute.text import seconds
 
 STYLE: Final = """
 :root{--back:#fff;--ink:#1f2328;--soft:#57606a;--line:#d0d7de;--first:#0072b2;--again:#b34700;--plan:#1f2328;

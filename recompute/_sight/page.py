@@ -20,7 +20,7 @@ from recompute._budget import format_bytes
 from recompute._sight.curve import DRAWING, STYLE, curve, described
 from recompute._sight.look import STEPS
 from recompute._sight.study import Mark, Study, exact
-from recompute._tables import seconds
+from recompute.text import seconds
 
 MOST: Final = 2_000_000
 """Bytes of a page."""

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from recompute._budget import format_bytes
-from recompute._tables import List, Table, seconds
 from recompute.events import Step
+from recompute.text import List, Table, seconds
 
 _MOST: Final = 10
 _ENOUGH: Final = 0.4

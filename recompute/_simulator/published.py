@@ -25,8 +25,8 @@ from recompute._interrupts import is_interrupt
 from recompute._simulator.run import Thrashing
 from recompute._simulator.victims import NEIGHBOURHOODS, Operation, Pool, Storage, Value, candidates
 from recompute._traces.program import Call, Program
-from recompute._warned import outside, warn
 from recompute.policies import Policy, ReleaseMode, Search
+from recompute.text import outside, warn
 
 
 class OutOfMemory(Exception):

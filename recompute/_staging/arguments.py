@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from recompute._adapters.adapter import Adapter, kinds
-from recompute._adapters.python import ATOMIC
+from recompute._adapters.sizes import ATOMIC
 from recompute._errors import StagingError
 from recompute._interrupts import is_interrupt
 from recompute._recomputable import Recomputable, pure

@@ -17,7 +17,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._traces.recorded import HEADER, VERSION
-from recompute._warned import warn
 from recompute.events import (
     Accessed,
     Added,
@@ -35,6 +34,7 @@ from recompute.events import (
     TakenBack,
     Unpinned,
 )
+from recompute.text import warn
 
 if TYPE_CHECKING:
     from recompute._cache import Cache

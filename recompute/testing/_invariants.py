@@ -8,7 +8,7 @@ from math import isclose
 from typing import Any
 
 from recompute._cache import Cache
-from recompute._engine.copies import moves_source
+from recompute._engine.device_tiers import moves_source
 from recompute._engine.engine import Engine
 from recompute._engine.graph import EVICTED, Operation, Storage, Value, copy_of
 from recompute._engine.needed import Needs

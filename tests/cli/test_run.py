@@ -17,7 +17,7 @@ import pytest
 import recompute
 from recompute._cli import main
 from recompute._live import Live, fit
-from recompute._tables import seconds
+from recompute.text import seconds
 from recompute.traces import read
 
 ROOT = Path(recompute.__file__).parents[1]
