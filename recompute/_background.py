@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class BackgroundThread(threading.Thread):
-    """Draws or plans beside the program, and ends with it. Whoever has all new threads take part leaves it out."""
+    """Draws or plans beside the program, and ends with it. Code that makes all new threads take part leaves it out."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         super().__init__(target=work, name=f"recompute {name}", daemon=True)

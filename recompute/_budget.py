@@ -217,7 +217,7 @@ class Limits:
             for device in budget:
                 if not isinstance(device, str):
                     raise TypeError(f"a budget by device maps names such as 'cpu' to sizes, not {device!r}")
-            self._devices = {device: _limit(each) for device, each in budget.items()}
+            self._devices = {device: _limit(limit) for device, limit in budget.items()}
         else:
             self._everywhere = _limit(budget)
 

@@ -164,7 +164,7 @@ class Cache:
 
     @property
     def budget(self) -> Any:
-        """Bytes, a function, a mapping from device to these, or None; see `Cache`. Setting it evicts at once.
+        """Bytes, a function, a mapping from device to these, or None; see `Cache`. Setting it evicts immediately.
 
         Raises BudgetError, and changes nothing, if sources, pins, operations in flight and what callers hold exceed it.
         """
@@ -343,11 +343,11 @@ class Cache:
         return self._story
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener(event)` for every event from now on; returns a function that stops it."""
+        """Call `listener(event)` for every event; returns a function that stops it."""
         return self.engine.subscribe(listener)
 
     def watch(self, *, every: float = 0.25) -> View:
-        """Show what the cache does while it runs, from now on: in a terminal on stderr, or below a notebook's cell.
+        """Show what the cache does while it runs: in a terminal on stderr, or below a notebook's cell.
 
         As a statement, or `with cache.watch():`; `stop()` ends it, and so does the end of the cache or of the program.
         In a terminal it is a panel if rich is installed (the extra `cli`), else a line; elsewhere nothing is shown.
@@ -435,7 +435,7 @@ def _count(log: int) -> int:
 
 
 def limits_of(budget: Budget | Mapping[str, Budget]) -> Limits:
-    """What a budget says. Raises ValueError for a device that nobody can know: one without a number."""
+    """What a budget says. Raises ValueError for a name that is no device: one without a number."""
     limits = Limits(budget)
     if isinstance(budget, Mapping):
         known = known_devices()

@@ -25,7 +25,7 @@ def cclass(cls: Class) -> Class:
     return cls
 
 
-def trashcan(on: bool) -> Callable[[Class], Class]:
+def trashcan(*, on: bool) -> Callable[[Class], Class]:
     """A long chain of such objects is freed without recursion."""
     return cclass
 

@@ -44,7 +44,7 @@ METHODS: Final = {f"__{name}__": what for what, names in _NEEDS.items() for name
 
 
 class Forgotten:
-    """What is not the value itself, and says so wherever the value is meant.
+    """Operators and methods of values, which a Recomputable does not have: each raises an error that names the cure.
 
     A type checker sees none of the methods, so that it finds the same mistakes before the program runs.
     """
@@ -74,8 +74,8 @@ def _refusal(name: str, what: str) -> Callable[..., Any]:
 
 
 def _no_attribute(self: object, name: str) -> Any:
-    """Called for what was not found."""
-    if name.startswith("__"):  # a protocol that somebody looks for: a text that nobody reads
+    """Called for attributes that were not found."""
+    if name.startswith("__"):  # a protocol that is looked for: the text is not read
         raise AttributeError(name)
     raise AttributeError(
         f"{type(self).__name__!r} object has no attribute {name!r}; that of its value is .get().{name}; array code "

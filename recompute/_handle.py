@@ -79,7 +79,7 @@ def apply_at(
         raise TypeError(f"ap takes a function first, or a Recomputable that holds one, not {function!r}")
     else:
         function = bound(function)
-    keep: list[Any] = []  # references that live in a list which somebody may change meanwhile
+    keep: list[Any] = []  # references that live in a list which may change meanwhile
     found: list[Value] = []
     positional: list[Any] | None = None  # None: Recomputables and nothing else
     engine: Engine | None = None

@@ -1,6 +1,6 @@
 """Interrupts: exceptions from the handlers of signals, which come at any line and belong to no code that runs there.
 
-Python raises them in the middle of whatever the main thread does. So where an error of somebody's class, adapter or
+Python raises them in the middle of whatever the main thread does. So where an error of the user's class, adapter or
 listener is survived, what a handler raised, which may be any Exception, has to pass through.
 """
 
@@ -42,7 +42,7 @@ def _frames_given(frame: FrameType) -> list[FrameType]:
     found = frame.f_locals
     given = [found.get(name) for name in code.co_varnames[:count]]
     rest = found.get(code.co_varnames[count + code.co_kwonlyargcount]) if several else None
-    return [each for each in (*given, *(rest if isinstance(rest, tuple) else ())) if isinstance(each, FrameType)]
+    return [frame for frame in (*given, *(rest if isinstance(rest, tuple) else ())) if isinstance(frame, FrameType)]
 
 
 def _installed() -> set[CodeType]:

@@ -1,7 +1,7 @@
 """What a cache tells `logging`, under the name "recompute": evictions and repeated operations, at the level DEBUG.
 
-Whether somebody wants to know is looked up when a cache is made and whenever it is entered, so that setting a level is
-all that a program does, and a cache that nobody asks about has no listener. Who has not imported `logging` cannot have
+The level is looked up when a cache is made and whenever it is entered, so that setting a level is
+all that a program does, and without it a cache has no listener. Who has not imported `logging` cannot have
 asked. The first record of a process says which form of the library runs. Warnings come under the same name: see
 `recompute.text`.
 """
@@ -35,7 +35,7 @@ class Log:
         self._functions: dict[int, str] = {}  # by storage
 
     def look(self, subscribe: Callable[[Listener], Callable[[], None]]) -> None:
-        """Begin to listen if somebody wants to know."""
+        """Begin to listen if the level asks for it."""
         logging = sys.modules.get("logging")
         if logging is None or self._stop is not None:
             return
@@ -64,7 +64,7 @@ class Log:
         elif type(event) is Evicted and event.why != "release":
             function = self._functions.get(event.storage, "a value")
             size, used = format_bytes(event.nbytes), format_bytes(event.used)
-            held = ", which somebody holds" if event.held else ""
+            held = ", held by the program" if event.held else ""
             logger.debug(
                 "evicted %s, storage %d, %s%s (%s): %s used",
                 *(function, event.storage, size, held, event.why, used),

@@ -58,8 +58,9 @@ class Memoized(Generic[P, R_co]):
         function: Callable[P, R_co],
         cache: Cache | None,
         key: Callable[..., Hashable] | None,
-        typed: bool,
         max_entries: int | None,
+        *,
+        typed: bool,
     ) -> None:
         update_wrapper(self, function)
         self._cache = cache
@@ -320,4 +321,4 @@ def memoize(
             raise TypeError(f"{name_of(function)} is {what}; memoize a plain function that returns the value itself")
     if max_entries is not None and (type(max_entries) is not int or max_entries < 1):
         raise ValueError(f"max_entries must be a whole number, at least 1, or None, not {max_entries!r}")
-    return Memoized(function, cache, key, typed, max_entries)
+    return Memoized(function, cache, key, max_entries, typed=typed)

@@ -1,4 +1,4 @@
-"""Streams that somebody may be watching: whether so, in colour, and what is written to them by others."""
+"""Terminals: whether a stream is one, in colour, and what others write to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether somebody watches this stream."""
+    """Whether this stream is a terminal."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):  # there is none, or it is closed
@@ -23,7 +23,7 @@ def paint(text: str, code: str, stream: Any) -> str:
 
 
 def columns(stream: Any) -> int:
-    """How many characters fit into a line; 80 where nobody knows."""
+    """How many characters fit into a line; 80 where that is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Processes that do one kind of work side by side, and go at once when the user interrupts."""
+"""Processes that do one kind of work side by side, and end immediately when the user interrupts."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_the_log_has_evictions_and_repetitions(debug: pytest.LogCaptureFixture) 
     assert {record.pathname for record in told} == {__file__}  # the line of the program that wanted the room
     held = values[1].get()
     values[1].evict()
-    assert "which somebody holds (request)" in debug.records[-1].getMessage()
+    assert "held by the program (request)" in debug.records[-1].getMessage()
     assert held
     count = len(debug.records)
     del values

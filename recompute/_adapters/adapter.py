@@ -75,16 +75,16 @@ class Adapter:
         """Make the result of an operation read-only, if the framework can."""
 
     def enter(self, value: Any) -> tuple[int, object | None]:
-        """`freeze`, then `nbytes` and `buffer`: all that is asked of a new result, for those who know it at once."""
+        """`freeze`, then `nbytes` and `buffer`: all that is asked of a new result, in one step."""
         self.freeze(value)
         return self.nbytes(value), self.buffer(value)
 
     def evicted(self, value: Any) -> Any:
-        """What remains of a value that is about to be dropped, and that somebody may ask for again; None: nothing."""
+        """What remains of a value that is about to be dropped, and that may be asked for again; None: nothing."""
         return None
 
     def vacate(self, value: Any) -> None:
-        """Give up the memory of a value that is dropped while somebody refers to it, if that lies elsewhere."""
+        """Give up the memory of a value that is dropped while it is referred to, if that lies elsewhere."""
 
     def outlive(self, value: Any) -> bool:
         """Have the memory stay when what refers to it goes, if it lies elsewhere; False if it cannot, or is gone."""
@@ -109,7 +109,7 @@ class Adapter:
         return _python.fingerprint(value, _foreign_fingerprint)
 
     def sample(self, value: Any) -> Hashable | None:
-        """Something that most changes of the content change, in O(1); None: nobody can change it, or see that.
+        """Something that most changes of the content change, in O(1); None: it cannot change, or that cannot be seen.
 
         It is the same for an equal value that comes back from a tier, so there is no identity in it.
         """

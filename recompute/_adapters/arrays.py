@@ -76,7 +76,7 @@ class ArrayAdapter(Adapter):
         return value
 
     def snapshot(self, value: Any) -> Any:
-        """What the cache keeps of a plain array that meets a wrapped one: a copy, unless nobody can change it."""
+        """What the cache keeps of a plain array that meets a wrapped one: a copy, unless it cannot change."""
         return self.copy(value)
 
     def place(self, value: Any) -> Hashable | None:
@@ -118,7 +118,7 @@ class ArrayAdapter(Adapter):
         return None
 
     def constant(self, value: Any) -> bool:
-        """Whether nobody can change the value: then it is no source when it meets an array, but a constant."""
+        """Whether the value cannot change: then it is no source when it meets an array, but a constant."""
         return self.buffer(value) is None
 
     def check(self, value: Any) -> None:

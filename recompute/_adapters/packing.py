@@ -50,13 +50,13 @@ def pack(value: Any, packer_of: Callable[[Any], Packer | None]) -> tuple[Pickled
     pickler.dump(value)
     outside: list[int | tuple[Packer, Any]] = []
     buffers: list[Any] = []
-    for each in pickler.outside:
-        if isinstance(each, pickle.PickleBuffer):
-            raw = each.raw()
+    for item in pickler.outside:
+        if isinstance(item, pickle.PickleBuffer):
+            raw = item.raw()
             outside.append(raw.nbytes)
             buffers.append(raw)
         else:
-            packer, head, own = each
+            packer, head, own = item
             outside.append((packer, head))
             buffers += own
     stream = file.getbuffer()
@@ -75,12 +75,12 @@ def unpack(head: Pickled, load: Load) -> Any:
             raise ValueError("a pickled value is not what was written")
     buffers: list[bytearray] = []
     parts: list[Any] = []
-    for each in head.outside:
-        if isinstance(each, int):
-            buffers.append(bytearray(each))
+    for item in head.outside:
+        if isinstance(item, int):
+            buffers.append(bytearray(item))
             load(buffers[-1])
         else:
-            packer, inner = each
+            packer, inner = item
             parts.append(packer.unpack(inner, load))
     return _Unpickler(file, buffers, parts).load()
 

@@ -124,7 +124,7 @@ class _Fingerprint:
         return _digest(cls, [_digest("parts", parts), *attributes])
 
     def _named(self, parts: dict[str, Any]) -> bytes | None:
-        return _digest("named", [each for name in sorted(parts) for each in (name.encode(), self._of(parts[name]))])
+        return _digest("named", [part for name in sorted(parts) for part in (name.encode(), self._of(parts[name]))])
 
     def _reduced(self, value: Any) -> bytes | None:
         """Of what pickle would write: not of the bytes, in which equal parts are not written like one part."""

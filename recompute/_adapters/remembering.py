@@ -65,7 +65,7 @@ def may_change(cls: type) -> bool:
 
 
 def remember(value: Any) -> Again | None:
-    """What gives later runs `value` as it is now; None: it cannot change, or nobody could tell."""
+    """What gives later runs `value` as it is now; None: it cannot change, or that could not be seen."""
     try:
         return _remembered(value)
     except Exception as error:  # a class of the program's may refuse to be copied, or to be looked into
@@ -103,7 +103,7 @@ def unchanged(value: Any, sample: Callable[[Any], Hashable]) -> Again | None:
 def changed(value: Any) -> str:
     """What to do about it, after the name of the argument."""
     return (
-        f"is a {type(value).__name__} that was changed in place after the first run; pass a copy, or one that nobody "
+        f"is a {type(value).__name__} that was changed in place after the first run; pass a copy, or one that nothing "
         "changes"
     )
 
@@ -168,7 +168,7 @@ class _Look:
             return
         parts = base.items(value) if base is dict else base.__iter__(value)
         for part in islice(parts, 0, None, max(1, -(-count // most))):
-            yield tuple([self.at(each, depth) for each in part]) if base is dict else self.at(part, depth)
+            yield tuple([self.at(inner, depth) for inner in part]) if base is dict else self.at(part, depth)
 
 
 def _look_at_text(value: str | bytes) -> Hashable:

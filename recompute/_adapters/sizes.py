@@ -31,7 +31,7 @@ _CAPSULE: Final = type(datetime.__dict__["datetime_CAPI"])  # a pointer, to what
 _BUFFER: Final = type(get_referents(memoryview(b""))[0])
 _UNNAMED: Final = (Iterator, KeysView, ValuesView, ItemsView, _CAPSULE, _BUFFER)  # parts of the language
 _NAMED: Final = frozenset(
-    each for names in (vars(builtins), vars(types)) for each in names.values() if isinstance(each, type)
+    cls for names in (vars(builtins), vars(types)) for cls in names.values() if isinstance(cls, type)
 )
 
 
@@ -54,11 +54,11 @@ class Layout:
         """Whether there are fields in C, of which some may refer to parts."""
         self.structured = self._dict or bool(self._slots) or self.native
         """Whether there are `attributes`."""
-        self.claims = list(_claims(cls, bool(native))) if inside else []
+        self.claims = list(_claims(cls, native=bool(native))) if inside else []
         """How to ask an instance for its size with all that belongs to it."""
-        self.shallow = next(each for each in _sizeofs(cls) if not isinstance(each, types.FunctionType))
+        self.shallow = next(method for method in _sizeofs(cls) if not isinstance(method, types.FunctionType))
         self.hidden = inside and _plain_sizeof(cls) and any(not _in_python_itself(base) for base in native)
-        """Whether it was made in C, Rust, ... by somebody, and may have memory that Python does not see."""
+        """Whether it was made in C, Rust, ... outside of Python, and may have memory that Python does not see."""
 
     def elements(self, value: Any) -> tuple[int, Iterable[Any]]:
         """How many elements a container has, and which, whatever its class makes of `__len__` and `__iter__`."""
@@ -95,11 +95,11 @@ class Layout:
         for claim in self.claims:
             try:
                 return max(0, min(int(claim(value)), sys.maxsize))
-            except Exception as error:  # it is a property of somebody's, or a buffer that was closed
+            except Exception as error:  # it is a property of the user's, or a buffer that was closed
                 if is_interrupt(error):
                     raise
                 if claim is _exported and isinstance(error, TypeError):
-                    self.claims = [each for each in self.claims if each is not claim]  # the type has no buffer
+                    self.claims = [other for other in self.claims if other is not claim]  # the type has no buffer
         return None
 
 
@@ -127,7 +127,7 @@ def _is_machinery(cls: type) -> bool:
 def _slots(bases: Iterable[type]) -> Iterator[types.MemberDescriptorType]:
     for base in bases:
         if "__slots__" in vars(base):
-            yield from (each for each in vars(base).values() if type(each) is types.MemberDescriptorType)
+            yield from (member for member in vars(base).values() if type(member) is types.MemberDescriptorType)
 
 
 def _explained(cls: type) -> bool:
@@ -159,17 +159,17 @@ def _sizeofs(cls: type) -> Iterator[Any]:
 
 
 def _plain_sizeof(cls: type) -> bool:
-    """Whether nobody has said what instances have beyond their fields."""
+    """Whether no class says what instances have beyond their fields."""
     method: object = cls.__sizeof__
     return method is object.__sizeof__
 
 
-def _claims(cls: type, native: bool) -> Iterator[Callable[[Any], Any]]:
+def _claims(cls: type, *, native: bool) -> Iterator[Callable[[Any], Any]]:
     if not any("__dask_graph__" in vars(base) for base in cls.__mro__):  # what is yet to be computed has a size, too
         for name in _CLAIMS:
             if any(name in vars(base) for base in cls.__mro__):
                 yield partial(_ask, name)
-    if any(isinstance(each, types.FunctionType) for each in _sizeofs(cls)):
+    if any(isinstance(method, types.FunctionType) for method in _sizeofs(cls)):
         yield sys.getsizeof  # written in Python: it is likely to look at the parts
     elif issubclass(cls, StringIO):
         yield lambda value: 4 * len(value.getvalue())
@@ -254,7 +254,7 @@ def sizeof(
                 stack.append((_END, 0.0))
         try:
             size = layout.shallow(part)
-        except Exception as error:  # somebody's `__sizeof__`
+        except Exception as error:  # the user's `__sizeof__`
             if is_interrupt(error):
                 raise
             size = type(part).__basicsize__

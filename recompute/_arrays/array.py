@@ -23,7 +23,7 @@ from recompute._recomputable import Recomputable
 _SLOTS: Final = frozenset({"engine", "node", "_memory", "_origin"})
 
 
-def _binary(function: Callable[..., Any], reflected: bool = False) -> Callable[[RecomputableArray, Any], Any]:
+def _binary(function: Callable[..., Any], *, reflected: bool = False) -> Callable[[RecomputableArray, Any], Any]:
     """An operator of two operands. Two arrays, or an array and a number, take the hot path: benchmarks/arrays.py."""
 
     def apply(self: RecomputableArray, other: Any) -> Any:
@@ -123,7 +123,7 @@ class RecomputableArray(Coercions):
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over an array without dimensions")
-        return (self[each] for each in range(self.shape[0]))
+        return (self[index] for index in range(self.shape[0]))
 
     def __contains__(self, element: Any) -> bool:
         args = (self, element)
@@ -138,23 +138,27 @@ class RecomputableArray(Coercions):
 
     # Operators
 
-    __add__, __radd__, __iadd__ = _binary(operator.add), _binary(operator.add, True), _in_place(operator.iadd)
-    __sub__, __rsub__, __isub__ = _binary(operator.sub), _binary(operator.sub, True), _in_place(operator.isub)
-    __mul__, __rmul__, __imul__ = _binary(operator.mul), _binary(operator.mul, True), _in_place(operator.imul)
-    __truediv__, __rtruediv__ = _binary(operator.truediv), _binary(operator.truediv, True)
+    __add__, __radd__, __iadd__ = _binary(operator.add), _binary(operator.add, reflected=True), _in_place(operator.iadd)
+    __sub__, __rsub__, __isub__ = _binary(operator.sub), _binary(operator.sub, reflected=True), _in_place(operator.isub)
+    __mul__, __rmul__, __imul__ = _binary(operator.mul), _binary(operator.mul, reflected=True), _in_place(operator.imul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _binary(operator.truediv, reflected=True)
     __itruediv__ = _in_place(operator.itruediv)
-    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _binary(operator.floordiv, True)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _binary(operator.floordiv, reflected=True)
     __ifloordiv__ = _in_place(operator.ifloordiv)
-    __mod__, __rmod__, __imod__ = _binary(operator.mod), _binary(operator.mod, True), _in_place(operator.imod)
-    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _binary(operator.pow, True), _in_place(operator.ipow)
-    __matmul__, __rmatmul__ = _binary(operator.matmul), _binary(operator.matmul, True)
+    __mod__, __rmod__, __imod__ = _binary(operator.mod), _binary(operator.mod, reflected=True), _in_place(operator.imod)
+    __pow__, __rpow__, __ipow__ = _binary(operator.pow), _binary(operator.pow, reflected=True), _in_place(operator.ipow)
+    __matmul__, __rmatmul__ = _binary(operator.matmul), _binary(operator.matmul, reflected=True)
     __imatmul__ = _in_place(operator.imatmul)
-    __and__, __rand__, __iand__ = _binary(operator.and_), _binary(operator.and_, True), _in_place(operator.iand)
-    __or__, __ror__, __ior__ = _binary(operator.or_), _binary(operator.or_, True), _in_place(operator.ior)
-    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _binary(operator.xor, True), _in_place(operator.ixor)
-    __lshift__, __rlshift__ = _binary(operator.lshift), _binary(operator.lshift, True)
+    __and__, __rand__, __iand__ = (
+        _binary(operator.and_),
+        _binary(operator.and_, reflected=True),
+        _in_place(operator.iand),
+    )
+    __or__, __ror__, __ior__ = _binary(operator.or_), _binary(operator.or_, reflected=True), _in_place(operator.ior)
+    __xor__, __rxor__, __ixor__ = _binary(operator.xor), _binary(operator.xor, reflected=True), _in_place(operator.ixor)
+    __lshift__, __rlshift__ = _binary(operator.lshift), _binary(operator.lshift, reflected=True)
     __ilshift__ = _in_place(operator.ilshift)
-    __rshift__, __rrshift__ = _binary(operator.rshift), _binary(operator.rshift, True)
+    __rshift__, __rrshift__ = _binary(operator.rshift), _binary(operator.rshift, reflected=True)
     __irshift__ = _in_place(operator.irshift)
     __eq__ = _binary(operator.eq)
     __ne__ = _binary(operator.ne)
@@ -188,12 +192,12 @@ class RecomputableArray(Coercions):
     # Functions and methods of the array's library
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **keywords: Any) -> Any:
-        if any(_defers_to(type(each)) for each in args):
+        if any(_defers_to(type(argument)) for argument in args):
             return NotImplemented
         return array_ufunc(self, ufunc, method, args, keywords, sys._getframe(1))
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if not all(issubclass(each, Recomputable) or kinds[each].array for each in types):
+        if not all(issubclass(cls, Recomputable) or kinds[cls].array for cls in types):
             return NotImplemented
         return array_function(self, function, args, dict(keywords), sys._getframe(1))
 
@@ -222,7 +226,7 @@ class RecomputableArray(Coercions):
         return attribute_of(self, name, sys._getframe(1))
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(each for each in dir(self._type) if not each.startswith("__"))})
+        return sorted({*super().__dir__(), *(name for name in dir(self._type) if not name.startswith("__"))})
 
     def __copy__(self) -> RecomputableArray:
         return again(self)

@@ -23,7 +23,7 @@ Wrapped = TypeVar("Wrapped", bound="Attributes")
 class Attributes(Recomputable[Any]):
     """An array as far as its attributes go. To set one refers to a new version of the array, as all changes do."""
 
-    __slots__ = ("_memory", "_origin")  # both unset as long as nobody has taken a view of it
+    __slots__ = ("_memory", "_origin")  # both unset until a view of it is taken
     _memory: Memory | None
     _origin: Origin | None
 
@@ -149,12 +149,12 @@ class Attributes(Recomputable[Any]):
     # Changes
 
     def _become(self, other: Any) -> Self:
-        """Refer to another value from now on; `other` takes the old one with it."""
+        """Refer to another value; `other` takes the old one with it."""
         self.cache.extend.exchange(self, other)
         return self
 
     def _look_like(self, view: Self) -> None:
-        """Refer to a view of itself from now on: the memory stays, and who shares it."""
+        """Refer to a view of itself: the memory stays, and who shares it."""
         memory, node = memory_of(view), view.node
         origin = None if memory is None else view._origin
         try:

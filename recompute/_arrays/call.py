@@ -38,7 +38,9 @@ class Call:
 
     __slots__ = ("args", "func", "keywords", "simple", "structure")
 
-    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], simple: bool) -> None:
+    def __init__(
+        self, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], *, simple: bool
+    ) -> None:
         self.func = func  # named as in functools.partial, so that it is known by the function's name
         self.args = args  # with holes; none if it is simple
         self.keywords = keywords
@@ -51,8 +53,8 @@ class Call:
         else:
             left = iter(arrays)
             result = self.func(
-                *[_fill(each, left) for each in self.args],
-                **{name: _fill(each, left) for name, each in self.keywords.items()},
+                *[_fill(argument, left) for argument in self.args],
+                **{name: _fill(argument, left) for name, argument in self.keywords.items()},
             )
         if not isinstance(result, (tuple, list, dict)):
             return result
@@ -66,7 +68,7 @@ class Call:
         if not self.simple:
             key = (key, *map(constant, self.args))
         if self.keywords:
-            key = (key, *[(name, constant(each)) for name, each in self.keywords.items()])
+            key = (key, *[(name, constant(argument)) for name, argument in self.keywords.items()])
         return key
 
     def rebuild(self, leaves: list[Any]) -> Any:
@@ -79,13 +81,13 @@ def _fill(part: Any, left: Iterator[Any]) -> Any:
     if cls is _Hole:
         return next(left)
     if cls is list:
-        return [_fill(each, left) for each in part]
+        return [_fill(inner, left) for inner in part]
     if cls is dict:
-        return {name: _fill(each, left) for name, each in part.items()}
+        return {name: _fill(inner, left) for name, inner in part.items()}
     if cls is slice:
         return slice(_fill(part.start, left), _fill(part.stop, left), _fill(part.step, left))
     if isinstance(part, tuple):
-        return rebuilt(part, [_fill(each, left) for each in part])
+        return rebuilt(part, [_fill(inner, left) for inner in part])
     return _made(part) if cls is Fresh else part
 
 
@@ -108,11 +110,11 @@ _LEAF: Final = object()
 def _flatten(result: Any, leaves: list[Any]) -> Any:
     """The leaves of a nest in order; returns the nest without them."""
     if isinstance(result, tuple):
-        return rebuilt(result, [_flatten(each, leaves) for each in result])
+        return rebuilt(result, [_flatten(part, leaves) for part in result])
     if type(result) is list:
-        return [_flatten(each, leaves) for each in result]
+        return [_flatten(part, leaves) for part in result]
     if type(result) is dict:
-        return {name: _flatten(each, leaves) for name, each in result.items()}
+        return {name: _flatten(part, leaves) for name, part in result.items()}
     leaves.append(result)
     return _LEAF
 
@@ -121,7 +123,7 @@ def _build(structure: Any, leaves: Iterator[Any]) -> Any:
     if structure is _LEAF:
         return next(leaves)
     if isinstance(structure, tuple):
-        return rebuilt(structure, [_build(each, leaves) for each in structure])
+        return rebuilt(structure, [_build(part, leaves) for part in structure])
     if type(structure) is list:
-        return [_build(each, leaves) for each in structure]
-    return {name: _build(each, leaves) for name, each in structure.items()}
+        return [_build(part, leaves) for part in structure]
+    return {name: _build(part, leaves) for name, part in structure.items()}

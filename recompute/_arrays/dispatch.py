@@ -84,7 +84,7 @@ def array_function(
         return ABOUT[name](args[0])
     if name in OF_DTYPES:
         cls = type(array)
-        return function(*[each.dtype if isinstance(each, cls) else each for each in args], **keywords)
+        return function(*[argument.dtype if isinstance(argument, cls) else argument for argument in args], **keywords)
     if name in SHARING:
         return _share(function, args, keywords)
     if name in WRITERS:
@@ -125,7 +125,7 @@ def _kept_part(
     found = function(xp.where(content != 0, numbers, 0), *args, **keywords)
     begin = [0] * found.ndim
     if found.size and found.any():
-        within = [int(each[0]) for each in found.nonzero()]
+        within = [int(axis[0]) for axis in found.nonzero()]
         whole = xp.unravel_index(int(found[tuple(within)]) - 1, content.shape)
         begin = [int(one) - other for one, other in zip(whole, within, strict=True)]
     return tuple([slice(start, start + length) for start, length in zip(begin, found.shape, strict=True)])
@@ -133,16 +133,19 @@ def _kept_part(
 
 def _share(function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Whether two arrays share memory. Wrapped ones that are copies to the program do not, whatever holds them."""
-    wrapped = [each for each in args[:2] if isinstance(each, Recomputable)]
+    wrapped = [argument for argument in args[:2] if isinstance(argument, Recomputable)]
     if len(wrapped) == 2 and wrapped[0] is not wrapped[1]:
         memory = memory_of(wrapped[0])
         if memory is None or memory is not memory_of(wrapped[1]):
             return False
-    return function(*[Recomputable.get(each) if isinstance(each, Recomputable) else each for each in args], **keywords)
+    return function(
+        *[Recomputable.get(argument) if isinstance(argument, Recomputable) else argument for argument in args],
+        **keywords,
+    )
 
 
 def _plain(args: tuple[Any, ...]) -> list[Any]:
-    return [each.get() if isinstance(each, Recomputable) else each for each in args]
+    return [argument.get() if isinstance(argument, Recomputable) else argument for argument in args]
 
 
 def array_ufunc(
@@ -154,12 +157,12 @@ def array_ufunc(
         cache, cls = array.cache, type(array)
         values = []
         positional = []
-        for each in args:
-            if type(each) is cls and each.cache is cache:
-                values.append(each.node)
-                positional.append(each.node)
-            elif type(each) in SCALARS:
-                positional.append(each)
+        for argument in args:
+            if type(argument) is cls and argument.cache is cache:
+                values.append(argument.node)
+                positional.append(argument.node)
+            elif type(argument) in SCALARS:
+                positional.append(argument)
             else:
                 break
         else:
@@ -190,7 +193,11 @@ def _place_of_out(function: Callable[..., Any]) -> tuple[int, list[str]]:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):  # made in another language, and without a description
         return maxsize, []
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
     return names.index("out") if "out" in names else maxsize, names
 
 
@@ -198,27 +205,27 @@ def _into(
     array: RecomputableArray, out: Any, function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any],
     caller: FrameType,
 ) -> Any:  # fmt: skip
-    """With `out=`: wrapped ones refer to the result from now on, plain ones are filled."""
+    """With `out=`: wrapped ones then refer to the result, plain ones are filled."""
     cls = type(array)
     several = isinstance(out, tuple)
     targets = out if several else (out,)
     seen = "where" in keywords  # the old content stays where it is not written to
-    if len({id(each) for each in targets if each is not None}) < sum(each is not None for each in targets):
+    if len({id(target) for target in targets if target is not None}) < sum(target is not None for target in targets):
         raise ValueError("out has the same array twice")
     versions: dict[Memory, Version] = {}  # of a memory of which one target or more are views
     rooms: list[Any] = []
     ways: list[_Way | None] = []
-    for each in targets:
+    for target in targets:
         memory = None
-        if isinstance(each, cls):
-            extend.common_engine(array.engine, each)
-            memory = shares(each)
-            check_writable(each)
+        if isinstance(target, cls):
+            extend.common_engine(array.engine, target)
+            memory = shares(target)
+            check_writable(target)
         if memory is None:
-            room, way = _room(each, cls, seen)
+            room, way = _room(target, cls, seen=seen)
         else:
             version = versions[memory] = versions.get(memory) or Version(memory)
-            path, inputs = version.path_to(each)
+            path, inputs = version.path_to(target)
             room, way = (version.root, *inputs), _Way(path)
         rooms.append(room)
         ways.append(way)
@@ -229,14 +236,14 @@ def _into(
     returned = out
     if type(result) is list:
         result, returned = result
-    for target, each in zip(targets, result if several else (result,), strict=True):
+    for target, output in zip(targets, result if several else (result,), strict=True):
         memory = memory_of(target) if isinstance(target, cls) else None
         if memory is not None and memory in versions:
-            versions[memory].arrive(each, caller)
+            versions[memory].arrive(output, caller)
         elif isinstance(target, cls):
-            become(target, each)
+            become(target, output)
         elif target is not None:
-            target[...] = each.get()
+            target[...] = output.get()
     if several:
         return tuple([new if old is None else old for old, new in zip(targets, result, strict=True)])
     return returned
@@ -271,7 +278,7 @@ class _Way:
         self.path = path
 
 
-def _room(target: Any, cls: type[RecomputableArray], seen: bool) -> tuple[Any, _Way | None]:
+def _room(target: Any, cls: type[RecomputableArray], *, seen: bool) -> tuple[Any, _Way | None]:
     """What stands for an `out` on memory of its own, and whether that is to be copied."""
     if target is None:
         return None, None
@@ -299,10 +306,10 @@ class _Filling:
         roots: list[Any] = []  # what is returned instead of each `out`
         rooms: list[Any] = []
         copies: dict[int, Any] = {}  # several may be views of one root
-        for each, way in zip(out, self.ways, strict=True):
-            root = room = each
+        for given, way in zip(out, self.ways, strict=True):
+            root = room = given
             if way is not None:
-                old, *inputs = each
+                old, *inputs = given
                 root = room = copies[id(old)] = copies[id(old)] if id(old) in copies else copied(old)
                 if way.path is not None:
                     room = way.path(root, *inputs)
@@ -323,7 +330,7 @@ def change_first(
         args = (keywords.pop(MUTATORS[function.__name__]),)
     target = args[0]
     if not isinstance(target, type(array)):
-        plain = [each.get() if isinstance(each, type(array)) else each for each in args[1:]]
+        plain = [argument.get() if isinstance(argument, type(array)) else argument for argument in args[1:]]
         function(target, *plain, **{k: v.get() if isinstance(v, type(array)) else v for k, v in keywords.items()})
         return
     change(target, function, args[1:], keywords, caller, returns=False)

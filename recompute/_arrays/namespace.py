@@ -84,7 +84,9 @@ def _function(name: str, shown: Callable[..., Any], function: Callable[..., Any]
         if name in _FROM_OUTSIDE and found is None:
             return wrap(function(*args, **keywords))
         caller = sys._getframe(1)
-        args = tuple([_bare.get(each, each) if type(each) is FunctionType else each for each in args])
+        args = tuple(
+            [_bare.get(argument, argument) if type(argument) is FunctionType else argument for argument in args]
+        )
         if nin is not None and len(args) > nin:  # all that follow are outputs
             keywords["out"] = args[nin:]
             args = args[:nin]
@@ -106,11 +108,11 @@ def _function(name: str, shown: Callable[..., Any], function: Callable[..., Any]
 
 def _first(arguments: Any) -> RecomputableArray | None:
     """The first wrapped array in a nest."""
-    for each in arguments:
-        if isinstance(each, RecomputableArray):
-            return each
-        if isinstance(each, (list, tuple)):
-            found = _first(each)
+    for argument in arguments:
+        if isinstance(argument, RecomputableArray):
+            return argument
+        if isinstance(argument, (list, tuple)):
+            found = _first(argument)
             if found is not None:
                 return found
     return None

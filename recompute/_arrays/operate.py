@@ -59,13 +59,13 @@ class Operands:
             self.values.append(source.node)
             return HOLE
         if cls is list:
-            return [self.pack(each) for each in argument]
+            return [self.pack(part) for part in argument]
         if cls is dict:
-            return {name: self.pack(each) for name, each in argument.items()}
+            return {name: self.pack(part) for name, part in argument.items()}
         if cls is slice:
             return slice(self.pack(argument.start), self.pack(argument.stop), self.pack(argument.step))
         if isinstance(argument, tuple):
-            return rebuilt(argument, [self.pack(each) for each in argument])
+            return rebuilt(argument, [self.pack(part) for part in argument])
         if kind.readonce:
             raise TypeError(
                 f"an argument is a {cls.__name__}, which can be read only once, but an operation may run again; "
@@ -100,8 +100,8 @@ def same_library(values: list[Value]) -> bool:
     if len(values) < 2:
         return True
     adapter = kinds[type(values[0].payload)].array
-    for each in values:  # no generator: this is on the hot path
-        if kinds[type(each.payload)].array is not adapter:
+    for value in values:  # no generator: this is on the hot path
+        if kinds[type(value.payload)].array is not adapter:
             return False
     return adapter is not None
 
@@ -117,26 +117,28 @@ def call(
     """`function` of arguments with arrays anywhere among them; results are wrapped, in whatever nest they come."""
     positional: list[Any] = []
     plain: list[Value] = []
-    for each in args:  # mostly they are arrays of this cache and constants, and nothing is nested
-        cls = type(each)
-        if cls is wrap and each.cache is cache:
-            value = each.node
+    for argument in args:  # mostly they are arrays of this cache and constants, and nothing is nested
+        cls = type(argument)
+        if cls is wrap and argument.cache is cache:
+            value = argument.node
             plain.append(value)
             positional.append(value)
         elif cls in CONSTANTS:
-            positional.append(each)
+            positional.append(argument)
         else:
             break
     else:
         if (not keywords or CONSTANTS.issuperset(map(type, keywords.values()))) and same_library(plain):
-            repeated = Call(function, (), keywords, True)
+            repeated = Call(function, (), keywords, simple=True)
             return operate(wrap, cache, repeated, tuple(positional), tuple(plain), caller, 0, args)
     operands = Operands(cache)
-    packed = tuple([operands.pack(each) for each in args])
-    named = {name: operands.pack(each) for name, each in keywords.items()}
+    packed = tuple([operands.pack(argument) for argument in args])
+    named = {name: operands.pack(argument) for name, argument in keywords.items()}
     values = tuple(operands.values)
-    simple = len(values) == len(packed) and all(each is HOLE for each in packed) and "out" not in named
-    return operate(wrap, cache, Call(function, packed, named, simple), values, values, caller, 0, operands.handles)
+    simple = len(values) == len(packed) and all(argument is HOLE for argument in packed) and "out" not in named
+    return operate(
+        wrap, cache, Call(function, packed, named, simple=simple), values, values, caller, 0, operands.handles
+    )
 
 
 def operate(
@@ -179,7 +181,7 @@ def _given(handle: Recomputable[Any]) -> Any:
 
 def _warn_of_history(kept: int) -> None:
     warn(
-        f"{kept:,} values that nobody refers to any more are remembered, because later ones are made from them; if a "
+        f"{kept:,} values without references are remembered, because later ones are made from them; if a "
         "loop carries values from step to step, cut their history at the end of each step: w = step(w).detach()",
         RuntimeWarning,
         stacklevel=4,

@@ -34,7 +34,7 @@ class Memory:
     __slots__ = ("members", "root")
 
     def __init__(self, root: Value | None) -> None:
-        self.root = root  # in its present version; None: nobody knows of what array the others are views
+        self.root = root  # in its present version; None: it is unknown of what array the others are views
         self.members: set[Member] = set()
 
     def join(self, array: Any, origin: Origin | None) -> None:
@@ -44,7 +44,7 @@ class Memory:
         array._memory = self
 
     def leave(self, array: Any) -> None:
-        """The array has memory of its own from now on."""
+        """Give the array memory of its own."""
         self.members.difference_update([member for member in self.members if member() is array])
         array._memory = array._origin = None
 
@@ -61,7 +61,7 @@ def memory_of(array: Any) -> Memory | None:
     """What an array shares with others; None: nothing."""
     try:
         return array._memory  # type: ignore[no-any-return]  # of an array of any class
-    except AttributeError:  # nobody has taken a view of it
+    except AttributeError:  # no view of it was taken
         return None
 
 
@@ -71,9 +71,9 @@ def link(view: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
     Returns what it is to the program: the operand itself, if the function has returned that.
     """
     cls, storage = type(view), view.node.storage
-    parents = {id(each): each for each in operands if type(each) is cls and each.node.storage is storage}.values()
+    parents = {id(array): array for array in operands if type(array) is cls and array.node.storage is storage}.values()
     if not parents:
-        _link_outputs(view, [each for each in outputs if type(each) is cls and each.node.storage is storage])
+        _link_outputs(view, [array for array in outputs if type(array) is cls and array.node.storage is storage])
         return view
     if len(parents) == 1:
         (parent,) = parents
@@ -90,9 +90,9 @@ def link(view: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
                     memory.join(parent, None)
         memories.append(memory)
     memory = memories[0]
-    if any(each is not memory for each in memories):  # arrays that are copies to the program, of one value
-        for each in memories:
-            each.root = None
+    if any(other is not memory for other in memories):  # arrays that are copies to the program, of one value
+        for other in memories:
+            other.root = None
     memory.join(view, Origin(view.node, tuple([(parent.node, parent._origin) for parent in parents])))
     return view
 
@@ -137,12 +137,12 @@ class Step:
         self.output = output
 
     def __call__(self, made: list[Any]) -> Any:
-        result = self.function(*[made[each.number] if type(each) is Place else each for each in self.positional])
+        result = self.function(*[made[part.number] if type(part) is Place else part for part in self.positional])
         return result[self.output] if type(result) is Outputs else result
 
     def moved(self, numbers: Sequence[int]) -> Step:
         """The same with other numbers at its places."""
-        placed = [Place(numbers[each.number]) if type(each) is Place else each for each in self.positional]
+        placed = [Place(numbers[part.number]) if type(part) is Place else part for part in self.positional]
         return Step(self.function, tuple(placed), self.output)
 
     def same(self, other: Step) -> bool:
@@ -180,27 +180,27 @@ def path_of(origin: Origin) -> tuple[Path, list[Value]]:
     order: list[Origin] = []
     stack: list[tuple[Origin, bool]] = [(origin, False)]
     while stack:
-        each, seen = stack.pop()
+        origin, seen = stack.pop()
         if seen:
-            order.append(each)
+            order.append(origin)
         else:
-            stack.append((each, True))
-            stack += [(parent, False) for _, parent in each.parents if parent is not None]
+            stack.append((origin, True))
+            stack += [(parent, False) for _, parent in origin.parents if parent is not None]
     inputs: list[Value] = []  # what is given besides the root
-    for each in order:
-        shared = {node for node, _ in each.parents}
-        for part in _operation_of(each).positional:
+    for origin in order:
+        shared = {node for node, _ in origin.parents}
+        for part in _operation_of(origin).positional:
             if type(part) is Value and part not in shared and part not in inputs:
                 inputs.append(part)
     places = {node: 1 + number for number, node in enumerate(inputs)}
     given = 1 + len(inputs)
     steps: list[Step] = []
     made: dict[Origin, int] = {}
-    for each in order:
-        if each in made:
+    for origin in order:
+        if origin in made:
             continue
-        numbers = {node: 0 if parent is None else made[parent] for node, parent in each.parents}
-        operation = _operation_of(each)
+        numbers = {node: 0 if parent is None else made[parent] for node, parent in origin.parents}
+        operation = _operation_of(origin)
         where = [
             numbers[part] if part in numbers else places[part] for part in operation.positional if type(part) is Value
         ]
@@ -211,9 +211,9 @@ def path_of(origin: Origin) -> tuple[Path, list[Value]]:
         else:
             left = iter(where)
             positional = [Place(next(left)) if type(part) is Value else part for part in operation.positional]
-            output = operation.outputs.index(each.node) if len(operation.outputs) > 1 else 0
+            output = operation.outputs.index(origin.node) if len(operation.outputs) > 1 else 0
             steps.append(Step(function, tuple(positional), output))
-        made[each] = given + len(steps) - 1
+        made[origin] = given + len(steps) - 1
     return Path(steps, given), inputs
 
 
@@ -221,7 +221,7 @@ def _operation_of(origin: Origin) -> Operation:
     operation = origin.node.operation
     if operation is None or not operation.outputs:
         raise RuntimeError(
-            "the array shares memory with another one that was detached, so that nobody knows any more how; change a "
+            "the array shares memory with another one that was detached, so that it is no longer known how; change a "
             "copy: x = x.copy()"
         )
     return operation
@@ -254,7 +254,7 @@ def check_writable(array: Any) -> None:
         operation = _operation_of(origin)
         function = operation.function
         steps = [step.function for step in function.steps] if type(function) is Path else [function]
-        read_only = any(_name_of(each) in READ_ONLY for each in steps)
+        read_only = any(_name_of(step) in READ_ONLY for step in steps)
         origin = origin.parents[0][1]
     if read_only:
         raise ValueError("assignment destination is read-only: the array is a view of less memory; change a copy of it")

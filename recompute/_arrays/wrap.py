@@ -17,7 +17,7 @@ def array(x: Any) -> RecomputableArray:
     """An array as a source of the current cache, on which array code runs unchanged.
 
     `x`: an array of NumPy, CuPy, JAX or another library with an array adapter; or a Recomputable that holds one, of
-    which this makes another reference. Not copied and not frozen: leave it as it is from now on. Raises TypeError for
+    which this makes another reference. Not copied and not frozen: do not change it any more. Raises TypeError for
     what is no array, or an array of Python objects; BudgetError if it does not fit. Cost: a few microseconds.
     """
     if isinstance(x, Recomputable):
@@ -47,12 +47,12 @@ def wrap(tree: Any) -> Any:
     if isinstance(tree, Recomputable):
         return tree
     if isinstance(tree, tuple):
-        return rebuilt(tree, [wrap(each) for each in tree])
+        return rebuilt(tree, [wrap(branch) for branch in tree])
     if type(tree) is list:
-        return [wrap(each) for each in tree]
+        return [wrap(branch) for branch in tree]
     if isinstance(tree, dict):
         same = copy(tree)  # a defaultdict has more than its items
-        same.update((key, wrap(each)) for key, each in tree.items())
+        same.update((key, wrap(branch)) for key, branch in tree.items())
         return same
     adapter = kinds[type(tree)].array
     return tree if adapter is None or adapter.constant(tree) else array(tree)

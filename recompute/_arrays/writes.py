@@ -43,7 +43,7 @@ class Changed:
         self.keywords: dict[str, Any] = {}
 
     def __call__(self, array: Any, *args: Any, **keywords: Any) -> Any:
-        copy = copied(array, self.func is operator.setitem)
+        copy = copied(array, elements=self.func is operator.setitem)
         if self.path is None:
             result = self.func(copy, *args, **keywords)
             return copy if result is None or not self.returns else result
@@ -110,6 +110,7 @@ def change(
     args: tuple[Any, ...],
     keywords: dict[str, Any],
     caller: FrameType,
+    *,
     returns: bool = True,
 ) -> Any:
     """Let an array, and all that share its memory, refer to what `function` makes of them by changing it in place."""
@@ -161,7 +162,7 @@ def is_item(array: Any, key: Any, content: Any, caller: FrameType) -> bool:
 
 
 def _steps(array: Any) -> tuple[Step, ...] | None:
-    """The way from the root to an array, if it has been gone at once."""
+    """The way from the root to an array, if it was gone in one step."""
     origin = array._origin
     if origin is None:
         return ()
@@ -235,7 +236,7 @@ def adapter_for(cls: type) -> ArrayAdapter:
     return adapter
 
 
-def copied(array: Any, elements: bool = False) -> Any:
+def copied(array: Any, *, elements: bool = False) -> Any:
     """A copy that may be written to; with `elements` also of a scalar, as an array without dimensions."""
     adapter = adapter_for(type(array))
     if elements and adapter.constant(array):

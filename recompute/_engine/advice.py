@@ -1,4 +1,4 @@
-"""Advice: what somebody who knows what comes next may tell the engine. It is free to be wrong."""
+"""Advice: hints on what the program does next, which may be wrong, and what happens when giving them fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Advice(Protocol):
         """Storages to evict, so that `size` more bytes fit: resident and unlocked ones; empty if it does not know."""
 
     def keeps(self, storage: Storage) -> bool:
-        """Whether a storage that nobody refers to any more should stay all the same."""
+        """Whether a storage without outside references should stay all the same."""
 
 
 class Wall:
@@ -67,7 +67,7 @@ class _Guarded:
 
 
 def advise(engine: Engine, advice: Advice | None) -> None:
-    """Ask this advice from now on; what was kept on older advice alone goes. Without the lock."""
+    """Ask this advice; values kept only on older advice are evicted. Without the lock."""
     references = engine.references
     with engine.changes.alone(), engine.changes.begun(python=True):
         engine.memory.advise(None if advice is None else _Guarded(advice, engine.wall))
@@ -78,9 +78,9 @@ def advise(engine: Engine, advice: Advice | None) -> None:
 
 
 def end_advice(engine: Engine, error: Exception) -> bool:
-    """Nobody is asked or told any more; False: nobody was. Also under the lock: the rest is done without it."""
+    """Stop asking for advice; False: there was none. Also under the lock: the rest is done without it."""
     memory = engine.memory
-    if all(each is None for each in (engine.before, engine.wanted, engine.pressed, memory.advice)):
+    if all(hook is None for hook in (engine.before, engine.wanted, engine.pressed, memory.advice)):
         return False
     engine.before = engine.wanted = engine.pressed = memory.advice = None
     engine.journal.events.append(partial(_conclude, engine, error))
@@ -90,7 +90,7 @@ def end_advice(engine: Engine, error: Exception) -> bool:
 
 
 def _conclude(engine: Engine, error: Exception) -> None:
-    """Let go of what was kept on advice, and say why. Without the lock."""
+    """Evict values kept only on advice, and say why. Without the lock."""
     why = f"{shown(error)}{_place(error)}"
     try:
         advise(engine, None)

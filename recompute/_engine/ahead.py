@@ -98,7 +98,7 @@ class Ahead:
                                 found = engine.evict(victim, "pressure")
                                 break  # one by one, or other threads would help, and wait
                 engine.settling.settle()
-                if not found:  # what goes next goes at once
+                if not found:  # the next one needs no transfer
                     break
 
 
@@ -145,7 +145,7 @@ class _Signals:
 
     def end(self) -> None:
         """The thread ends as soon as it is not in the middle of something."""
-        if not self.over:  # else there may be nobody to look, nor to let go of the lock
+        if not self.over:  # else no thread may be left to look, nor to release the lock
             with self._changed:
                 self.over = True
                 self.ask()

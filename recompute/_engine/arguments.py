@@ -264,7 +264,7 @@ def _sees_the_same(copy: FunctionType, function: FunctionType) -> bool:
 
 
 def _with_cells(function: FunctionType, done: dict[FunctionType, FunctionType]) -> FunctionType:
-    """A copy with cells of its own, where nobody binds a name to something else; but for those it binds itself."""
+    """A copy with cells of its own, where no name is rebound; but for those it binds itself."""
     closure = function.__closure__
     if closure is None:
         return function

@@ -1,4 +1,4 @@
-"""What others have destroyed: an array of JAX can be deleted, or donated to a jitted function, whoever refers to it.
+"""Destroyed arrays: one of JAX can be deleted, or donated to a jitted function, although others refer to it.
 
 Its memory is free, so it is not counted. A value that an operation made is evicted then, and made again when it is
 needed; a source is lost, and an error says which one when it is needed.
@@ -31,26 +31,28 @@ class Lost:
         )
 
 
-def see_to_needed(engine: Engine, values: Iterable[Value]) -> None:
-    """See to what is destroyed among the values, and among what they are made of again. Without the lock."""
-    see_to(engine, _needed(values))
+def evict_needed(engine: Engine, values: Iterable[Value]) -> None:
+    """Evict what is destroyed among the values, and among those they are made of. Without the lock."""
+    evict_destroyed(engine, _needed(values))
 
 
-def see_to_all(engine: Engine) -> None:
-    """See to all that is destroyed. Without the lock; O(values)."""
-    see_to(engine, list(engine.memory.storages))
+def evict_all(engine: Engine) -> None:
+    """Evict all that is destroyed. Without the lock; O(values)."""
+    evict_destroyed(engine, list(engine.memory.storages))
 
 
-def see_to(engine: Engine, storages: Iterable[Storage]) -> None:
+def evict_destroyed(engine: Engine, storages: Iterable[Storage]) -> None:
     """Those that are destroyed are not in memory any more, and what is held of evicted ones neither."""
     found = destroyed(storages)
-    held = [each for each in list(engine.machine.held) if each.reference is not None and _word(each.reference())]
+    held = [
+        holder for holder in list(engine.machine.held) if holder.reference is not None and _word(holder.reference())
+    ]
     if found or held:
         with engine.changes.alone(), engine.changes.begun(python=True):
             for storage, what in found:
                 lose(engine, storage, what)
-            for each in held:
-                engine.machine.let_go(each)
+            for holder in held:
+                engine.machine.let_go(holder)
         engine.settling.settle()
 
 

@@ -82,7 +82,7 @@ class DeviceTiers:
         return inf
 
     def can_drop(self, storage: Storage) -> bool:
-        """Whether recipes, or a copy, can bring everything on a storage back that somebody may need."""
+        """Whether recipes, or a copy, can bring back everything on a storage that can be needed."""
         return copy_of(storage) is not None or all(
             value.operation is not None or not _is_needed(value) for value in storage.values
         )
@@ -112,7 +112,7 @@ class DeviceTiers:
             again = storage.cost + self._memory.neighbourhood.cost(storage)
         for number, store in enumerate(self.stores):
             rest = self.stores[number + 1 :]
-            other = min([each.price(storage.size) for each in rest if _has_room(each, storage.size)], default=inf)
+            other = min([lower.price(storage.size) for lower in rest if _has_room(lower, storage.size)], default=inf)
             displaced = self._make_room(store, rest, storage, now, min(again, other) - store.price(storage.size))
             if displaced is not None:
                 copy = Copy(root, store)
@@ -148,7 +148,7 @@ class DeviceTiers:
         for copy in store.oldest(_LOOKED_AT):
             if copy.root.copy is copy and not copy.fetching.outputs:
                 loss = self._loss(copy)
-                below = next((each for each in rest if _has_room(each, copy.nbytes)), None)
+                below = next((lower for lower in rest if _has_room(lower, copy.nbytes)), None)
                 if below is not None:
                     staleness = now - copy.root.storage.last_access
                     lower = below.price(copy.nbytes) * (now - last_access + _MOMENT) / (staleness + _MOMENT)
@@ -191,7 +191,7 @@ class DeviceTiers:
     def elsewhere(self, copy: Copy) -> bool:
         """There is no room for a copy after all where it was to be; whether there is some further down."""
         rest = self.stores[self.stores.index(copy.store) + 1 :]
-        below = next((each for each in rest if _has_room(each, copy.nbytes)), None)
+        below = next((lower for lower in rest if _has_room(lower, copy.nbytes)), None)
         if below is not None:
             copy.store.reserved -= copy.nbytes
             copy.store = below
@@ -256,7 +256,7 @@ def _has_room(store: Store, nbytes: int) -> bool:
 
 
 def _is_needed(value: Value) -> bool:
-    """Whether somebody may ask for it, now or to make something else."""
+    """Whether it can be asked for, by the program or to make something else."""
     return value.users is not None or value.referred
 
 
@@ -320,6 +320,6 @@ def root_of(storage: Storage) -> Value | None:
     roots = [
         value
         for value in storage.values
-        if value.operation is None or all(each.storage is not storage for each in value.operation.arguments)
+        if value.operation is None or all(argument.storage is not storage for argument in value.operation.arguments)
     ]
     return roots[0] if len(roots) == 1 and roots[0].payload is not EVICTED else None

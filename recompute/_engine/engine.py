@@ -122,9 +122,9 @@ class Engine:
         self.settling = Settling(self.changes, finalizer, references, memory, scheduler, meter, journal, self.moving)
         self.thrashing = Thrashing(options)
         self.observed = verify
-        """Whether somebody listens or verifies."""
+        """Whether there are listeners, or results are verified."""
         self.watchful = verify
-        """Whether `get` of a resident value is more than a look: somebody listens, verifies, or runs a function."""
+        """Whether `get` of a resident value is more than a look: `observed`, or a function runs."""
         self.note: Callable[[Any], None] = finalizer.queue.append
         """Told when a Recomputable has gone."""
         self.before: Callable[[Operation], None] | None = None
@@ -190,8 +190,8 @@ class Engine:
                         self.pressed()
             if not found and not self.finalizer.queue and not self._retry_moving(pool):
                 if (pool.held or self.results.fragile) and not collected and not self.memory.lenient:
-                    destroyed.see_to_all(self)
-                    collect()  # what was in a cycle may be held by nobody
+                    destroyed.evict_all(self)
+                    collect()  # cycles of garbage may hold evicted payloads
                     collected = True
                     continue
                 if not self.memory.lenient:
@@ -548,7 +548,7 @@ class Engine:
         self.scheduler.over(bottom)
 
     def set_limits(self, limits: Limits) -> None:
-        """Another budget from now on. Under the lock; nothing is evicted yet."""
+        """Set another budget. Under the lock; nothing is evicted yet."""
         self.changes.calls_python()
         self.memory.set_limits(limits)
 
@@ -559,7 +559,7 @@ class Engine:
         with self.changes.alone(), self.changes.begun():
             return pool.candidates.choose(self.meter.now)
 
-    # When memory is short, or somebody else is at it
+    # When memory is short
 
     def _retry_moving(self, pool: Pool) -> bool:
         """Whether there are sources that no tier could take, and one may have room for now."""
@@ -644,7 +644,7 @@ class Engine:
     def tidy(self) -> None:
         """Nothing is left to be done, nor behind by an interrupt. Without the lock."""
         if self.results.fragile:
-            destroyed.see_to_all(self)
+            destroyed.evict_all(self)
         self.settling.settle()
         self.learn_costs()
         if self.scheduler.stacks and running.frame() is None:
@@ -666,12 +666,12 @@ class Engine:
                     self.results.reprice(operation, seconds)
 
     def subscribe(self, listener: Listener, *, advises: bool = False) -> Callable[[], None]:
-        """Call `listener(event)` for every event from now on; returns a function that stops it.
+        """Call `listener(event)` for every event; returns a function that stops it.
 
         `advises`: an error of the listener ends all advice.
         """
 
-        self.journal.subscribe(listener, Wall(partial(self._fails, listener, advises)))
+        self.journal.subscribe(listener, Wall(partial(self._fails, listener, advises=advises)))
         self.observed = self.watchful = True
         self.watch()
         return partial(self._unsubscribe, listener)  # no closure: compiled, it would be a cycle
@@ -689,7 +689,7 @@ class Engine:
         plain = plain or not is_compiled(memory.search, memory.policy)
         self.changes.atomic = COMPILED and not plain
 
-    def _fails(self, listener: Listener, advises: bool, error: Exception) -> None:
+    def _fails(self, listener: Listener, error: Exception, *, advises: bool) -> None:
         """A listener has raised an error."""
         self._unsubscribe(listener)
         if not (advises and end_advice(self, error)):

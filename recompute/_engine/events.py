@@ -1,4 +1,4 @@
-"""What a cache tells those who listen: typed, in order, and free when nobody does.
+"""Events: what a cache tells its listeners, typed and in order; free without listeners.
 
 Events are delivered in order after the cache's lock is released, so a listener may ask the cache anything. A listener
 that raises is dropped with a warning: an observer cannot break a run. Times are on the compute clock (seconds: the sum
@@ -63,7 +63,7 @@ class Performed(Event):
 class Evicted(Event):
     """A storage was dropped: to make room, because its last reference went, or on request.
 
-    `held`: somebody outside still has what `get` returned, so its bytes stay counted until `LetGo`. `ghosts`: the
+    `held`: the program still has what `get` returned, so its bytes stay counted until `LetGo`. `ghosts`: the
     values that could be taken back from there.
     """
 
@@ -78,7 +78,7 @@ class Evicted(Event):
 
 @dataclass(frozen=True, slots=True)
 class LetGo(Event):
-    """Nobody outside has the evicted storage any more: its bytes are free."""
+    """The program has released the evicted storage: its bytes are free."""
 
     storage: int
 
@@ -120,7 +120,7 @@ class Detached(Event):
 
 @dataclass(frozen=True, slots=True)
 class TakenBack(Event):
-    """An evicted storage was found in somebody's hands and needed no recomputation."""
+    """An evicted storage was still held by the program, and needed no recomputation."""
 
     storage: int
     nbytes: int

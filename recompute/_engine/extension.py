@@ -131,7 +131,7 @@ class Values:
         `moves`: it may move to a tier. Not if it changes without a call of `written`: a copy in a tier would not
         change. `waits`: as for `adopt`.
         """
-        return requests.add_source(self.engine, payload, handle, moves, waits)  # type: ignore[no-any-return]  # as asked
+        return requests.add_source(self.engine, payload, handle, moves=moves, waits=waits)  # type: ignore[no-any-return]  # as asked
 
     def adopt(
         self,
@@ -152,7 +152,7 @@ class Values:
         """
         code, instruction = place if isinstance(place, tuple) else (place.f_code, place.f_lasti)
         operation = Operation(function, tuple(positional), tuple(arguments), code, instruction)
-        return requests.adopt(self.engine, payload, operation, cost, handle, waits)  # type: ignore[no-any-return]  # as asked
+        return requests.adopt(self.engine, payload, operation, cost, handle, waits=waits)  # type: ignore[no-any-return]  # as asked
 
     def view(self, of: H, function: Callable[[Any], Any], outline: Any, place: FrameType) -> H | None:
         """A view of an evicted value, evicted itself: nothing runs until it is needed. None: the value is in memory.
@@ -192,7 +192,7 @@ class Values:
 
         What an operation made may move afterwards.
         """
-        requests.detach(self.engine, node, moves)
+        requests.detach(self.engine, node, moves=moves)
 
     def written(self, node: Value) -> None:
         """Call this before writing to the memory of a source that a running operation takes.
@@ -361,7 +361,7 @@ class Watch:
         return requests.released_sources(self.engine)
 
     def settle(self) -> bool:
-        """See to references that have gone, and to whatever else is left to do. O(these).
+        """Process dropped references, and whatever else is left to do. O(these).
 
         False: another thread is telling listeners of an event.
         """

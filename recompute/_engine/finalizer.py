@@ -1,4 +1,4 @@
-"""The finalizer: references that have gone, and what is destroyed when nobody holds the lock.
+"""The finalizer: dropped references, and payloads that are destroyed once the lock is free.
 
 Destructors come at any time and in any thread, and those of payloads are the user's own code. So they are never awaited
 under the lock: what is dropped there is put aside here, and the end of a Recomputable is only noted.
@@ -32,11 +32,11 @@ def _references(value: Value) -> int:
 _EXAMPLE: Final = Value()
 _EXAMPLE.payload = object()
 _ALONE: Final = _references(_EXAMPLE)
-"""References to a payload that nobody but its value holds, as seen where it has a name; compiled, there is one less."""
+"""References to a payload that only its value holds, as seen where it has a name; compiled, there is one less."""
 
 
 class Held:
-    """Bytes that somebody outside keeps, mostly of an evicted value: counted as used until that ends."""
+    """Bytes that the program keeps, mostly of an evicted value: counted as used until that ends."""
 
     __slots__ = ("alone", "buffer", "number", "pool", "reference", "settles", "size", "storage")
 
@@ -48,11 +48,11 @@ class Held:
         self.size = size
         self.reference: HeldReference | None = None
         self.storage: Storage | None = None  # from which it was evicted, as long as it can be taken back
-        self.settles: ref[Any] | None = None  # another one, whose callback sees to the queue
+        self.settles: ref[Any] | None = None  # another one, whose callback processes the queue
 
 
 class HeldReference(ref):  # type: ignore[type-arg]  # as Reference
-    """A weak reference to a buffer that somebody outside holds."""
+    """A weak reference to a buffer that the program holds."""
 
     __slots__ = ("held",)
     held: Held
@@ -64,7 +64,7 @@ class HeldReference(ref):  # type: ignore[type-arg]  # as Reference
 
 
 class Stay:
-    """Keeps a storage in memory as long as it lives: whoever wants that holds it, and an interrupt lets go of it."""
+    """Keeps a storage in memory as long as it lives: the caller holds it, and an interrupt drops it."""
 
     __slots__ = ("__weakref__",)
 
@@ -79,7 +79,7 @@ class StayReference(ref):  # type: ignore[type-arg]  # as Reference
 class Departure:
     """A storage on its way out of memory: its payloads, until their adapters have been told without the lock.
 
-    Its bytes are counted until it is over, since some of them may stay: those that somebody outside holds.
+    Its bytes are counted until it is over, since some of them may stay: those that the program holds.
     """
 
     __slots__ = (
@@ -112,15 +112,15 @@ class Departure:
         self.size = storage.size
         self.buffer = storage.buffer
         self.number = storage.number
-        self.owner = get_ident()  # the thread that will see to it
-        self.call: ref[Call] | None = None  # that sees to it just now
-        self.vacates = False  # memory lies elsewhere, and nobody may bring the values back before it is given up
+        self.owner = get_ident()  # the thread that will complete it
+        self.call: ref[Call] | None = None  # that completes it just now
+        self.vacates = False  # memory lies elsewhere, and the values must not come back before it is given up
         self.guarded: list[Operation] = []  # what makes them meanwhile counts as in flight
         self.why: Reason | None = None  # of its eviction; None: it was forgotten
         self.following: list[Evicted] = []  # later evictions of this thread, of which listeners hear after this one
         self.watch = watch
         self.payloads: list[tuple[Value, Any, bool]] = []
-        """Value, payload, and whether somebody referred to the value: only then its adapter is told."""
+        """Value, payload, and whether the value was referred to: only then its adapter is told."""
         self.taken = False
         self.told = False
         self.watched: ref[Any] | None = None
@@ -163,12 +163,12 @@ class Departure:
                     kind.vacate(payload)
                 del payload
             self.told = True
-        self.payloads = []  # destroyed here, unless somebody outside holds them
+        self.payloads = []  # destroyed here, unless the program holds them
         buffer = None if self.watched is None else self.watched()
         if buffer is None:
             for value in tuple(self.storage.values):
                 if value.remains is not None:
-                    value.remains.payload = None  # nobody has it
+                    value.remains.payload = None  # it is not held
         else:
             held = Held(self.pool, self.size, self.number, self.buffer)
             held.settles = ref(buffer, settle)  # called second: the newest reference is told first
@@ -187,7 +187,7 @@ class Finalizer:
 
     def __init__(self) -> None:
         self.queue: deque[Reference | HeldReference | StayReference] = deque()
-        """References to what has gone, to be seen to under the lock."""
+        """References to Recomputables that have gone, to be processed under the lock."""
         self.stays: set[StayReference] = set()
         """Each is one lock of its storage."""
         self.garbage: list[Any] = []
@@ -200,7 +200,7 @@ class Finalizer:
     def depart(self, storage: Storage, watch: bool, copy: Copy | None = None) -> Departure | None:
         """Take the payloads off a resident storage. Under the lock, before its bytes are no longer counted.
 
-        `watch`: what somebody outside still holds stays counted. Mostly nobody does, and that is seen at once.
+        `watch`: a payload that the program still holds stays counted. Mostly it does not, which is seen immediately.
         `copy`: to be written first.
         """
         values = storage.values
@@ -239,13 +239,15 @@ class Finalizer:
 
     def raise_interrupts(self) -> None:
         """Those that struck this thread: the others are for theirs."""
-        for each in tuple(self.interrupts):
-            if each[0] in (0, get_ident()):
+        for interrupt in tuple(self.interrupts):
+            if interrupt[0] in (0, get_ident()):
                 try:
-                    self.interrupts.remove(each)
+                    self.interrupts.remove(interrupt)
                 except ValueError:  # another thread raises it
                     continue
                 try:
-                    raise each[1]
+                    raise interrupt[1]
                 finally:
-                    del each  # the frames of its traceback, this one too, would hold it, and what they hold, in a cycle
+                    del (
+                        interrupt
+                    )  # the frames of its traceback, this one too, would hold it, and what they hold, in a cycle

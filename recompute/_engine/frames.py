@@ -125,7 +125,7 @@ class Frame:
                 storage = value.storage
                 storage.last_access = now
                 if begins and operation is not None and not value.is_gone:
-                    value.add_user(operation)  # before it has run: nobody forgets what it waits for
+                    value.add_user(operation)  # before it has run: its arguments are not forgotten meanwhile
                 if value.payload is EVICTED:
                     missing.append(value)
                 else:
@@ -142,7 +142,7 @@ class Frame:
         return None
 
     def unlock(self) -> None:
-        """Let go of the arguments; they will be looked at again."""
+        """Unlock the arguments; they will be looked at again."""
         locked, self.locked = self.locked, None
         self.missing = None
         machine = self.machine
@@ -242,7 +242,11 @@ def _excess(value: Value) -> int:
             continue
         seen.add(operation)
         order.append(operation)
-        stack += [each.operation for each in operation.arguments if each.payload is EVICTED and each.copy is None]
+        stack += [
+            argument.operation
+            for argument in operation.arguments
+            if argument.payload is EVICTED and argument.copy is None
+        ]
     peak: dict[Operation | None, int] = {}
     for operation in reversed(order):
         missing = [argument for argument in dict.fromkeys(operation.arguments) if argument.payload is EVICTED]

@@ -137,7 +137,7 @@ class Value:
 
     @property
     def referred(self) -> bool:
-        """Whether somebody outside refers to it, as far as the news has come."""
+        """Whether the program refers to it, as far as dropped references were processed."""
         return self.references is not None
 
     def reference_of(self, handle: Any) -> Reference | None:
@@ -145,7 +145,9 @@ class Value:
         references = self.references
         if references is None or type(references) is Reference:
             return references
-        mine = (each for each in getweakrefs(handle) if type(each) is Reference and each.value is self)
+        mine = (
+            reference for reference in getweakrefs(handle) if type(reference) is Reference and reference.value is self
+        )
         return next(mine, None)
 
     def forget_reference(self, reference: Reference) -> bool:
@@ -260,7 +262,7 @@ class Storage(Candidate):
         self.nearby: Component | tuple[float, float] | None = None
         """What the evicted neighbourhood remembers of it."""
         self.held: Held | None = None
-        """While it is evicted, and somebody outside holds its buffer."""
+        """While it is evicted, and the program holds its buffer."""
 
     def needed_outside(self) -> bool:
         """Whether a value on it is referred to from outside."""
@@ -312,12 +314,12 @@ class Storage(Candidate):
         if len(outputs) < 2:
             return False
         if len(self.values) < len(outputs):
-            return any(each is not but and each.operation is operation for each in self.values)
+            return any(value is not but and value.operation is operation for value in self.values)
         place = but.number - operation.number
         for distance in range(1, len(outputs)):
             for near in (place - distance, place + distance):
-                each = outputs[near] if 0 <= near < len(outputs) else None
-                if each is not None and each.storage is self:
+                output = outputs[near] if 0 <= near < len(outputs) else None
+                if output is not None and output.storage is self:
                     return True
         return False
 
@@ -371,7 +373,7 @@ class Remains:
         self.copy: Copy | None = None  # what a tier has of it; still there when it is in memory again
         self.movable = False  # of a source: it may leave memory, because a tier takes it
         self.outline: Any = None  # what its adapter wants to know of it while it is evicted
-        self.payload: ReferenceType[Any] | None = None  # while somebody outside holds it
+        self.payload: ReferenceType[Any] | None = None  # while the program holds it
 
 
 def remains_of(value: Value) -> Remains:

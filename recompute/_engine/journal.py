@@ -1,4 +1,4 @@
-"""The journal: what has happened, as counters and as events for those who listen."""
+"""The journal: counters, and events for listeners."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Journal:
         self.listeners.append((listener, wall))
 
     def unsubscribe(self, listener: Listener) -> None:
-        found = next((each for each in self.listeners if each[0] == listener), None)
+        found = next((entry for entry in self.listeners if entry[0] == listener), None)
         if found is not None:
             self.listeners.remove(found)
 

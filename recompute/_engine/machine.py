@@ -69,9 +69,9 @@ class Machine:
     def __init__(self, neighbourhood: Neighbourhood) -> None:
         self.neighbourhood = neighbourhood
         self.held: set[Held] = set()
-        """What somebody outside has of what was evicted."""
+        """Evicted buffers that the program still holds."""
         self.watch: Callable[[Storage, int, int, str], None] | None = None
-        """Told of each move: the states before and after it, and why. None: nobody listens. It runs under the lock."""
+        """Told of each move: the states before and after it, and why. None: no listener. It runs under the lock."""
 
     # States
 
@@ -160,7 +160,7 @@ class Machine:
         self.unlock(storage)
 
     def _admit(self, storage: Storage) -> None:
-        """It is a candidate from now on, if anything is gained by its eviction."""
+        """Make it a candidate, if anything is gained by its eviction."""
         if storage.slot < 0 and storage.size >= storage.pool.smallest:
             storage.pool.candidates.add(storage)
 
@@ -210,14 +210,14 @@ class Machine:
         departure.pool.departing -= departure.size
 
     def hold(self, held: Held) -> None:
-        """Somebody outside holds what was evicted: it counts as used, once."""
+        """The program holds what was evicted: it counts as used, once."""
         if held not in self.held:
             self.held.add(held)
             self.take(held.pool, held.size)
             held.pool.held += held.size
 
     def let_go(self, held: Held) -> bool:
-        """Nobody outside holds it any more; False if that was known."""
+        """The program has released it; False if that was known."""
         if held not in self.held:
             return False
         self.held.discard(held)
@@ -228,7 +228,7 @@ class Machine:
         if storage is not None and storage.held is held:
             storage.held = None
             if storage.state == HELD:
-                self.move(storage, DROPPED, "let go outside")
+                self.move(storage, DROPPED, "released by the program")
         held.storage = None
         return True
 

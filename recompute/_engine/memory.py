@@ -83,11 +83,11 @@ class Memory:
         """Bytes: smaller storages are left alone."""
         self.pools: dict[str, Pool] = {}
         self.storages: set[Storage] = set()
-        """All that somebody can still need, evicted ones too."""
+        """All that can still be needed, evicted ones too."""
         self.sizes = LearntSizes()
         self.advice: Advice | None = None
         self.story: Story | None = None
-        """Told which victims are chosen, if somebody wants to know."""
+        """Told which victims are chosen; None: there is no log."""
         self.neighbourhood = NEIGHBOURHOODS[policy.neighbourhood](_cost_fell)
         self.neighbourhood.tiers = tiers is not None
         self.machine = Machine(self.neighbourhood)
@@ -96,7 +96,7 @@ class Memory:
         self._finalizer = finalizer
 
     def lie_above(self, tiers: Tiers) -> None:
-        """What is evicted may move there from now on. Before anything is made."""
+        """Let evicted values move there. Before anything is made."""
         assert not self.pools, "values were made without tiers"
         self.tiers = tiers
         self.neighbourhood.tiers = True
@@ -123,7 +123,7 @@ class Memory:
             pool.set_budget(limits.of(pool.device))
 
     def advise(self, advice: Advice | None) -> None:
-        """Ask this advice from now on, and the policy only where it does not know."""
+        """Ask this advice, and the policy only where it does not know."""
         self.advice = advice
         if advice is not None:
             self.neighbourhood.rest(self.storages)

@@ -86,27 +86,27 @@ class Moving:
         clock, tiers, room = self._meter.clock, departure.pool.tiers, True
         assert tiers is not None, "a copy is for a tier"
         while copy.displaced:
-            each = copy.displaced[-1]
-            before, key = each.key, None
+            other = copy.displaced[-1]
+            before, key = other.key, None
             start = clock()
             try:
-                if before is not None and each.moves_down:
-                    key = before.moved(each.store)
+                if before is not None and other.moves_down:
+                    key = before.moved(other.store)
             except Exception as error:  # one tier cannot be read, or the other one not written
                 if is_interrupt(error):
                     raise
-                self._warn(each, error)
+                self._warn(other, error)
             seconds = self._meter.checked(clock() - start)
             with self._changes.alone(), self._changes.begun(python=True):
-                if each.moves_down:
-                    tiers.moved_down(each, key)
+                if other.moves_down:
+                    tiers.moved_down(other, key)
                     if key is not None:
-                        each.store.writing.learn(each.nbytes, seconds)
+                        other.store.writing.learn(other.nbytes, seconds)
                         self._waited(seconds)
-                        self._moved(departure.pool.used, each, seconds)
+                        self._moved(departure.pool.used, other, seconds)
                     else:
                         room = tiers.elsewhere(copy)
-                copy.displaced.remove(each)
+                copy.displaced.remove(other)
         return room
 
     def _moved(self, used: int, copy: Copy, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """The neighbourhood of the default policy: what is evicted and will be needed again.
 
-A storage is needed if somebody outside refers to it, or if a needed evicted storage is made from it. To evict one that
-nobody needs costs nothing, so these go first, and once evicted they hardly make others dearer.
+A storage is needed if the program refers to it, or if a needed evicted storage is made from it. To evict one that is
+not needed costs nothing, so these go first, and once evicted they hardly make others dearer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Needs(Neighbourhood):
     """C = w (above + below) + (1 - x) unneeded, with the pressure x and w = 1 - x / 2.
 
     above: the cost of the evicted ancestors; below: that of the needed evicted descendants; unneeded: that of the
-    evicted storages that are made from it in one step and that nobody needs.
+    evicted storages that are made from it in one step and are not needed.
 
     A walk marks what it has seen with its number.
     """
@@ -73,7 +73,7 @@ class Needs(Neighbourhood):
     def __init__(self, on_decrease: OnDecrease) -> None:
         super().__init__(on_decrease)
         self.active = True  # what is needed is counted from the start
-        self._costs_given = False  # until a cost is asked for, nobody needs to be told of decreases
+        self._costs_given = False  # until a cost is asked for, decreases need not be told
         self._needs: dict[Storage, tuple[Storage, ...]] = {}  # needed and evicted -> the storages it is made from
         self._needed_by: dict[Storage, int] = {}  # -> how many needed evicted storages are made from it
         self._missing: dict[Storage, int] = {}  # evicted, but referred to from outside -> bytes

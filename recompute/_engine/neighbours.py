@@ -32,15 +32,15 @@ class Neighbourhood(Around):
     def __init__(self, on_decrease: OnDecrease) -> None:
         super().__init__()
         self.on_decrease = on_decrease
-        self.active = False  # until it is asked for a cost, nobody needs to tell it of evictions
+        self.active = False  # until it is asked for a cost, it need not be told of evictions
         self.tiers = False  # whether what is evicted may lie in a tier
         self.keeps = True  # whether what is released stays while it is wanted
         self.missing = 0
-        """Bytes that are evicted but referred to from outside, on all devices; 0 where nobody counts them."""
+        """Bytes that are evicted but referred to from outside, on all devices; 0 where they are not counted."""
         self.kept: set[Storage] = set()
         """Released, and in memory because they are wanted."""
         self.unwanted: list[Storage] = []
-        """Of those, the ones that are wanted no more: to be evicted at once."""
+        """Of those, the ones that are wanted no more: to be evicted immediately."""
 
     def evicted(self, storage: Storage) -> None:
         """`storage` was evicted just now."""

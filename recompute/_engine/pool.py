@@ -55,8 +55,8 @@ class Pool:
         self.past = 0  # the peak of all laps before
         self.smallest = 1  # bytes: what has less is no candidate
         self.fixed = 0  # of used: what no eviction frees now: locked storages and reserved room
-        self.held = 0  # of used: evicted, but somebody outside still holds it
-        self.departing = 0  # of used: evicted, and destroyed as soon as nobody holds the lock
+        self.held = 0  # of used: evicted, but the program still holds it
+        self.departing = 0  # of used: evicted, and destroyed once the lock is free
         self.sources = 0  # of fixed, for reports: those that cannot move
         self.movable = 0  # of used: sources that can move
         self.tiers: DeviceTiers | None = None  # where evicted bytes may go; None: nowhere
@@ -112,7 +112,7 @@ class Pool:
         Without the lock: it names a function of the user's.
         """
         impossible = self.fixed + self.held + size > self.limit
-        error = BudgetError(said(self, size, what, impossible))
+        error = BudgetError(said(self, size, what, impossible=impossible))
         error.device, error.operation = self.device, None if what is None else what.name
         error.needed = (self.fixed + self.held if impossible else self.used) + size
         return error
@@ -121,7 +121,7 @@ class Pool:
         return f"<pool {self.device}: {self.used} of {self.limit} bytes used>"
 
 
-def said(pool: Pool, size: int, what: Operation | None, impossible: bool) -> str:
+def said(pool: Pool, size: int, what: Operation | None, *, impossible: bool) -> str:
     """That `what` (None: a source) cannot have `size` more bytes. `impossible`: not even if all is evicted that can be.
 
     Without the lock: it names a function of the user's.
@@ -155,11 +155,11 @@ def said(pool: Pool, size: int, what: Operation | None, impossible: bool) -> str
         f"{need} budget of {limit} is {format_bytes(short)} ({short} bytes) short"
         + (f", with {taken}" if taken else "")
         + "; "
-        + _listed(["raise the budget", *_cures(pool, what is None, locked)])
+        + _listed(["raise the budget", *_cures(pool, locked, source=what is None)])
     )
 
 
-def _cures(pool: Pool, source: bool, locked: int) -> list[str]:
+def _cures(pool: Pool, locked: int, *, source: bool) -> list[str]:
     """What would make room, the most bytes first."""
     sources = (
         "load sources inside of an operation, rc.ap(load, path) instead of rc.pure(load(path)), wrap a plain array "
@@ -168,7 +168,7 @@ def _cures(pool: Pool, source: bool, locked: int) -> list[str]:
     cures = [
         (pool.sources, sources),
         (pool.pinned, "unpin() values"),
-        (pool.held, "let go of what get() returned"),
+        (pool.held, "drop what get() returned"),
         (locked, "let operations take and return less at a time"),
     ]
     if source and not pool.sources:

@@ -99,7 +99,7 @@ def _resolve(cls: type) -> Way | Generators:
     if issubclass(cls, CONTAINERS):
         return Way.CONTAINER
     if getattr(cls, "keeps_states", False) is True:
-        return NOTHING  # a function of an adapter that sees to its generators itself
+        return NOTHING  # a function of an adapter that restores its generators itself
     kind = kinds[cls]
     package = cls.__module__.partition(".")[0]
     own = kind.handle or package == "recompute" or package in sys.stdlib_module_names

@@ -3,7 +3,7 @@
 An exception from the handler of a signal can strike between any two instructions of the main thread, in the middle of a
 change too, and a fork can come while another thread is in one. What cannot be half done is kept: which payload a value
 has, which operation made it, who refers to it, and what the frames of living calls have taken. Every count, lock,
-candidate and component follows from that, and is made again by whoever holds the lock next.
+candidate and component follows from that, and is made again by the next holder of the lock.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _look_for_references(values: list[Value]) -> None:
     for value, kept in alive.items():  # first what they have, then what they have no more: an interrupt loses nothing
         for reference in kept:
             reference.value = value
-        value.references = {id(each): each for each in kept} if len(kept) > 1 else kept[0]
+        value.references = {id(reference): reference for reference in kept} if len(kept) > 1 else kept[0]
     for value in values:
         if value not in alive:
             value.references = None
@@ -144,7 +144,7 @@ def _count_bytes(engine: Engine, by_storage: dict[Storage, list[Value]], frames:
     locks.update(stay.storage for stay in finalizer.stays)
     for storage, kept in by_storage.items():
         storage.cost = sum([operation.c0 for operation in {value.operation for value in kept} if operation is not None])
-    reserved = [each for frame in frames for each in frame.reserved]
+    reserved = [room for frame in frames for room in frame.reserved]
     engine.machine.restart(engine.memory.pools.values(), by_storage, reserved, locks, finalizer.departures)
 
 
@@ -153,7 +153,7 @@ def _count_copies(engine: Engine) -> None:
     if engine.memory.tiers is None:
         return
     writing = [departure.copy for departure in engine.finalizer.departures if departure.copy is not None]
-    displaced = {each for copy in writing for each in copy.displaced}
+    displaced = {other for copy in writing for other in copy.displaced}
     copies: dict[Store, list[Copy]] = {store: [] for _, store in engine.memory.tiers.all()}
     reserved = dict.fromkeys(copies, 0)
     for storage in engine.memory.storages:

@@ -25,7 +25,7 @@ Evict = Callable[[Storage, Reason], bool]
 
 
 def _can_stay(storage: Storage) -> bool:
-    """Whether it is still there when nobody refers to it: memory that lies elsewhere goes with the last reference."""
+    """Whether it is still there without references: memory that lies elsewhere goes with the last reference."""
     for value in storage.values:
         kind = kinds.get(type(value.payload))
         if kind is not None and kind.outlive is not None:
@@ -122,7 +122,7 @@ MODES: Final[dict[ReleaseMode, Callable[[], Eager]]] = {"eager": Eager, "ignore"
 
 
 class References:
-    """Counts who needs a value, and lets go of what nobody needs."""
+    """Counts what needs a value, and evicts or forgets values that are not needed."""
 
     __slots__ = (
         "_evict",
@@ -163,11 +163,11 @@ class References:
         self._results = results
         self._fingerprints = fingerprints
         self.history = 0
-        """Values that nobody refers to but operations."""
+        """Values that only operations refer to."""
         self.history_limit = 10_000
         """When the array wrapper warns of it."""
         self.released_sources: deque[Value] | None = None
-        """Sources that only operations need, as their last outside reference goes; None: nobody wants to know."""
+        """Sources that only operations need, as their last outside reference goes; None: not asked for."""
         self.waiting: set[Storage] = set()
         """Released, but locked by an operation in flight."""
         self._on_advice: set[Storage] = set()  # without outside references, but kept
@@ -188,7 +188,7 @@ class References:
         if self._memory.neighbourhood.active and not storage.needed_outside():
             self._memory.neighbourhood.released(storage)
         if value.pinned:
-            self.unpin(value)  # nobody else could
+            self.unpin(value)  # nothing else could
         if value.users is not None:
             self.history += 1
             if self.released_sources is not None and value.operation is None:
@@ -202,7 +202,7 @@ class References:
         self.mode.released(self, storage)
 
     def evict_unreferenced(self, storage: Storage) -> None:
-        """Eager release: without outside references a storage is evicted, at once or when the last lock goes.
+        """Eager release: without outside references a storage is evicted, immediately or when the last lock goes.
 
         Not as long as it is wanted: what is evicted, and needed, was cheap to evict because this one was there.
         """
@@ -231,7 +231,7 @@ class References:
                 self.evict_unreferenced(storage)
 
     def on_advice(self) -> list[Storage]:
-        """What was kept though nobody refers to it, unless it has been forgotten; it is not asked for again."""
+        """Storages kept without references, unless it has been forgotten; it is not asked for again."""
         kept, self._on_advice = self._on_advice, set()
         return [storage for storage in kept if storage.values]
 
@@ -247,7 +247,7 @@ class References:
                     self.mode.unlocked(self, storage)
 
     def in_flight(self, storage: Storage) -> bool:
-        """Whether an operation that runs now has locked it: another thread may let go of an array that it takes."""
+        """Whether an operation that runs now has locked it: another thread may drop an array that it takes."""
         left = storage.locks
         for value in storage.values:  # sources come first, so mostly it ends there
             left -= value.stays + value.pinned
@@ -277,7 +277,7 @@ class References:
     # A recipe goes
 
     def detach(self, value: Value) -> None:
-        """Forget how a resident value was made: it is a source from now on."""
+        """Forget how a resident value was made: it becomes a source."""
         operation, storage = value.operation, value.storage
         if operation is None:
             return
@@ -295,7 +295,7 @@ class References:
             self._forget_unused(storage, value)
 
     def keep(self, value: Value) -> None:
-        """A resident source stays in memory from now on."""
+        """Keep a resident source in memory."""
         storage = value.storage
         if value.remains is not None and value.remains.movable:
             value.remains.movable = False
@@ -323,7 +323,7 @@ class References:
         return bool(fits)
 
     def let_move(self, value: Value) -> None:
-        """A resident source that stays in memory may leave it from now on, if a tier can have it."""
+        """Let a resident source leave memory, if a tier can have it."""
         storage = value.storage
         pool = storage.pool
         if pool.tiers is not None and root_of(storage) is value:
@@ -338,7 +338,7 @@ class References:
                 self.forget([value])
 
     def forget_unused(self, values: Iterable[Value]) -> None:
-        """Forget those that nobody can need, at once or when the last lock goes."""
+        """Forget those that can never be needed, immediately or when the last lock goes."""
         for value in values:
             if value.users is None and not value.referred and value in value.storage.values and not self._stays(value):
                 if value.storage.locks and self.in_flight(value.storage):

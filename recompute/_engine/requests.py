@@ -28,7 +28,7 @@ def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
     """Perform a new operation; what refers to its outputs."""
     if engine.watchful:
         if engine.results.fragile:
-            destroyed.see_to_needed(engine, operation.arguments)
+            destroyed.evict_needed(engine, operation.arguments)
         _note_found(engine, operation.arguments)
     if engine.before is not None:
         try:  # not `with`, which takes as long as all that this tells
@@ -43,7 +43,7 @@ def apply(engine: Engine, operation: Operation, handle: HandleOf) -> list[Any]:
     return frame.handles
 
 
-def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = True, waits: bool = True) -> Any:
+def add_source(engine: Engine, payload: Any, handle: type[Any], *, moves: bool = True, waits: bool = True) -> Any:
     """A value without a recipe, and what refers to it. `moves`: it may lie in a tier. `waits`: see `_enter`."""
     kind = kinds.of(type(payload))
     if kind.readonce:
@@ -66,7 +66,7 @@ def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = Tr
 
     def enter() -> None:
         if held is not None:
-            memory.machine.let_go(held)  # it is counted as the source from now on
+            memory.machine.let_go(held)  # it is counted as the source now
         source = engine.results.add_source(payload, size, buffer, device, digest, moves)
         if sample is not None:
             engine.results.samples[source] = sample
@@ -81,11 +81,11 @@ def add_source(engine: Engine, payload: Any, handle: type[Any], moves: bool = Tr
     )  # a result that was got is a source now
     if held is not None and (held.reference is None or held.reference.is_dead):
         held = None  # it has gone, and its identity is another buffer's
-    return made if _enter(engine, device, size if held is None else 0, enter, waits) else None
+    return made if _enter(engine, device, size if held is None else 0, enter, waits=waits) else None
 
 
 def adopt(
-    engine: Engine, payload: Any, operation: Operation, cost: float, handle: type[Any], waits: bool = True
+    engine: Engine, payload: Any, operation: Operation, cost: float, handle: type[Any], *, waits: bool = True
 ) -> Any:
     """A value that exists already, with the operation that makes it again and what that costs; what refers to it.
 
@@ -113,10 +113,10 @@ def adopt(
     if engine.before is not None:
         with engine.wall:
             engine.before(operation)
-    return refers if _enter(engine, device, 0 if shares is not None else size, enter, waits) else None
+    return refers if _enter(engine, device, 0 if shares is not None else size, enter, waits=waits) else None
 
 
-def _enter(engine: Engine, device: str, size: int, then: Callable[[], None], waits: bool) -> bool:
+def _enter(engine: Engine, device: str, size: int, then: Callable[[], None], *, waits: bool) -> bool:
     """Make room, and call `then` under the lock. Not `waits`: False if something has to be evicted for it first."""
     if waits:
         engine.make_room(device, size, then)
@@ -132,7 +132,7 @@ def _enter(engine: Engine, device: str, size: int, then: Callable[[], None], wai
 
 
 def look(engine: Engine, value: Value) -> Any:
-    """The payload, unless it is evicted, or somebody wants to know who asks for it: then EVICTED. Waits for nobody."""
+    """The payload; EVICTED if it is evicted, or if reads are watched. Never waits."""
     payload = value.payload
     if engine.observed or engine.results.fragile:
         return EVICTED
@@ -146,7 +146,7 @@ def bring(engine: Engine, value: Value, then: Callable[[Engine, Value], Any]) ->
         engine.options.before_bringing()
     if engine.watchful:
         if engine.results.fragile:
-            destroyed.see_to_needed(engine, (value,))
+            destroyed.evict_needed(engine, (value,))
         _note_found(engine, (value,))
     request = Request(engine, value, then)
     engine.perform(request)
@@ -208,8 +208,8 @@ def unpin(engine: Engine, value: Value) -> None:
     settle(engine)
 
 
-def detach(engine: Engine, value: Value, moves: bool | None = None) -> None:
-    """Forget how a value was made. `moves`: whether a tier may have it from now on; None: unless it is a source."""
+def detach(engine: Engine, value: Value, *, moves: bool | None = None) -> None:
+    """Forget how a value was made. `moves`: whether a tier may have it; None: unless it is a source."""
 
     def then(engine: Engine, value: Value) -> None:
         if engine.journal.listeners:
@@ -235,7 +235,7 @@ def written(engine: Engine, value: Value) -> None:
 
 
 def keep_resident(engine: Engine, value: Value) -> Stay:
-    """Bring a value; it stays in memory as long as somebody holds what this returns."""
+    """Bring a value; it stays in memory as long as the returned object lives."""
     stay = Stay()
 
     def lock(engine: Engine, value: Value) -> None:
@@ -333,7 +333,7 @@ def _exchange(one: Any, other: Any) -> None:
 
 
 def set_limits(engine: Engine, limits: Limits) -> None:
-    """Another budget from now on; raises BudgetError, and changes nothing, if it is too small."""
+    """Set another budget; raises BudgetError, and changes nothing, if it is too small."""
     memory = engine.memory
     before = memory.limits
     try:
@@ -375,7 +375,7 @@ def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
 
 
 def needed(engine: Engine, value: Value) -> bool:
-    """Whether an operation takes `value` that runs now, or that somebody can still need an output of."""
+    """Whether an operation takes `value` that runs now, or whose output can still be needed."""
     settle(engine)
     return value.users is not None or engine.references.in_flight(value.storage)
 
@@ -400,7 +400,7 @@ def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
 
 
 def let_go(engine: Engine, held: Held) -> None:
-    """What was held is not counted any more."""
+    """Stop counting a held buffer."""
     with engine.changes.alone(), engine.changes.begun():
         engine.settling.gone(held)
     settle(engine)
@@ -419,7 +419,7 @@ def forget_outline(value: Value) -> None:
 
 
 def dependents(engine: Engine, source: Value, most: float) -> list[Value] | None:
-    """What somebody refers to and what would have to be made from `source`; None: more than `most` values to see."""
+    """Values that the program refers to and that are made from `source`; None: more than `most` values to see."""
     alive: dict[Value, None] = {}
     seen = {source}
     stack = [source]
@@ -454,7 +454,7 @@ def set_room(value: Value, sizes: Sequence[tuple[str, int]]) -> None:
 
 
 def foresee(engine: Engine, state: str, why: str) -> None:
-    """Tell listeners what is known of the rounds of a program."""
+    """Tell listeners of the rounds of a program."""
     if engine.journal.listeners:
         used = sum([pool.used for pool in list(engine.memory.pools.values())])
         engine.journal.events.append(Foresaw(engine.meter.now, used, state, why))
@@ -462,7 +462,7 @@ def foresee(engine: Engine, state: str, why: str) -> None:
 
 
 def settle(engine: Engine) -> None:
-    """See to what has come up meanwhile, if anything has."""
+    """Process dropped references, garbage and events, if there are any."""
     finalizer = engine.finalizer
     waiting = finalizer.queue or finalizer.garbage or finalizer.departures or engine.memory.neighbourhood.unwanted
     if waiting or engine.journal.events or finalizer.interrupts:

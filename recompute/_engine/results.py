@@ -269,14 +269,14 @@ class Results:
         storage.add_value(value)
 
     def reprice(self, operation: Operation, cost: float) -> None:
-        """A repeated run was cheaper, or a device knows better: that is the cost from now on."""
+        """A repeated run was cheaper, or a device knows better: the cost changes."""
         change = cost - operation.c0
         operation.c0 = cost
         for storage in {output.storage for output in operation.outputs if output is not None}:
             self._memory.add_cost(storage, change)
 
     def depend(self, operation: Operation, found: list[Value]) -> None:
-        """Values that the function asked for at run time are arguments from now on."""
+        """Values that the function asked for at run time become arguments."""
         known = set(operation.arguments)
         new = [
             value

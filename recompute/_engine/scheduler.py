@@ -51,7 +51,7 @@ class Scheduler:
         self.executing -= mine
         self.blocked.append(bottom)
         if not self.executing:
-            self.notify()  # nobody runs: those who wait for memory must look again
+            self.notify()  # nothing runs: those who wait for memory must look again
         try:
             self._changes.pause(partial(turns.lend_first, self.changed))
         finally:
@@ -98,7 +98,7 @@ class Scheduler:
         """Find room beyond the candidates; False if there is none.
 
         Memory that is too short for several threads may do for one: the first thread that finds no room leads, and the
-        others let go what only waits, until it has got what it asked for. Then its own outer frames let go.
+        others unlock what only waits, until it has got what it asked for. Then its own outer frames are unlocked.
         """
         stack: list[Frame] = [] if frame.running or frame.operation is None else frame.stack
         mine = self.mine(engine)

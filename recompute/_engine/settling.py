@@ -1,4 +1,4 @@
-"""Settling: what is done as soon as nobody holds the lock.
+"""Settling: work that waits until the lock is free.
 
 References that have gone are seen to, adapters are told what leaves memory, payloads are destroyed, listeners hear.
 """
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from recompute._engine.engine import Engine
 
 _SMALL: Final = 4096
-"""Bytes: what is smaller goes at the next use of the cache, not at once."""
+"""Bytes: smaller payloads go at the next use of the cache, not immediately."""
 
 
 class Settling:
-    """Sees to what the finalizer has put aside."""
+    """Completes what the finalizer has put aside."""
 
     __slots__ = (
         "_changes",
@@ -68,14 +68,14 @@ class Settling:
         self._unwanted = memory.neighbourhood.unwanted
 
     def settle(self, blocking: bool = True) -> None:
-        """See to references that went, destroy what was dropped, tell listeners. After each use; without the lock.
+        """Process dropped references, destroy dropped payloads, tell listeners. After each use; without the lock.
 
-        Not `blocking`: waits for nobody, neither for the lock nor for a transfer that is another thread's to do.
+        Not `blocking`: never waits, neither for the lock nor for a transfer that is another thread's to do.
         """
         finalizer = self._finalizer
         while finalizer.queue or self._unwanted:
-            if not self._seen_to(blocking):
-                return  # whoever holds the lock will see to that
+            if not self._seen_to(blocking=blocking):
+                return  # the holder of the lock will do that
             self.settle_departures(others=blocking)
         if finalizer.garbage or finalizer.departures:
             self.settle_departures(others=blocking)
@@ -84,7 +84,7 @@ class Settling:
         if finalizer.interrupts:
             finalizer.raise_interrupts()
 
-    def _seen_to(self, blocking: bool) -> bool:
+    def _seen_to(self, *, blocking: bool) -> bool:
         """Whether the lock could be had, and references have been seen to."""
         changes = self._changes
         if blocking:
@@ -105,7 +105,7 @@ class Settling:
                 raise error.__context__ from None
         return free
 
-    def _see_to(self, reference: Reference | HeldReference | StayReference) -> None:
+    def _process(self, reference: Reference | HeldReference | StayReference) -> None:
         if type(reference) is Reference:
             self._references.dropped(reference)
         elif isinstance(reference, StayReference):
@@ -118,12 +118,12 @@ class Settling:
             self.gone(reference.held)
 
     def gone(self, held: Held) -> None:
-        """Nobody outside holds a buffer any more. Under the lock."""
+        """The program has released a buffer. Under the lock."""
         if self._memory.machine.let_go(held) and self._journal.listeners:
             kinds = (Released, Forgotten) if held.alone else (LetGo,)
             self._journal.events += [kind(self._meter.now, held.pool.used, held.number) for kind in kinds]
 
-    def settle_departures(self, others: bool = True) -> None:
+    def settle_departures(self, *, others: bool = True) -> None:
         """Destroy what was evicted, once its adapters know; then its bytes are free. Without the lock.
 
         `others`: also what another thread has evicted, and was kept from seeing to.
@@ -160,7 +160,7 @@ class Settling:
         departure.tell_adapters(self._finalizer.queue.append, self.let_go)
 
     def takes_over(self, departure: Departure) -> bool:
-        """Whether this thread sees to a departure: its own, or one whose thread was kept from it."""
+        """Whether this thread completes a departure: its own, or one whose thread was kept from it."""
         if departure.owner != get_ident():
             if _is_at_it(departure):
                 return False
@@ -180,7 +180,7 @@ class Settling:
             self._departed(departure)
 
     def _departed(self, departure: Departure) -> None:
-        """A storage has left memory: its bytes are free, unless somebody outside holds them."""
+        """A storage has left memory: its bytes are free, unless the program holds them."""
         finalizer, pool, storage, scheduler = self._finalizer, departure.pool, departure.storage, self._scheduler
         if departure not in finalizer.departures:
             return  # it was seen to already
@@ -235,7 +235,9 @@ class Settling:
     def tell(self, event: Evicted) -> None:
         """Listeners hear of the evictions of a thread in their order: of this one after those that take their time."""
         mine = get_ident()
-        before = next((each for each in reversed(self._finalizer.departures) if each.owner == mine), None)
+        before = next(
+            (departure for departure in reversed(self._finalizer.departures) if departure.owner == mine), None
+        )
         (self._journal.events if before is None else before.following).append(event)
 
     @staticmethod
@@ -255,16 +257,16 @@ class Settling:
             tiers.fixed.discard(storage)  # it will never fit
 
     def _alive(self, value: Value) -> bool:
-        """Whether somebody outside holds the payload of an evicted value."""
+        """Whether the program holds the payload of an evicted value."""
         remains = value.remains
         payload = None if remains is None or remains.payload is None else remains.payload()
         self._finalizer.garbage.append(payload)  # should this be the last reference, it goes without the lock
         return payload is not None
 
     def guard(self, engine: Engine, departure: Departure) -> None:
-        """Nobody brings the values back before their memory is given up."""
+        """Keep the values from coming back before their memory is given up."""
         guard = Frame(engine, None)
-        guard.stack.clear()  # no cycle: what departs goes at once
+        guard.stack.clear()  # no cycle: what departs is freed immediately
         guard.key = departure
         departure.guarded.clear()
         operations = [value.operation for value, _, _ in departure.payloads]
@@ -288,10 +290,10 @@ class Settling:
             self.settle(blocking=False)
 
     def drain(self) -> None:
-        """See to the references that have gone, and to what was released and is wanted no more. Under the lock."""
+        """Process dropped references, and released storages that are wanted no more. Under the lock."""
         queue = self._finalizer.queue
         while queue:
-            self._see_to(queue.popleft())
+            self._process(queue.popleft())
         if self._unwanted:
             self._references.evict_unwanted()
 
@@ -304,7 +306,7 @@ class Settling:
         return False
 
     def let_go(self, _: object) -> None:
-        """Somebody has let go of a buffer, and its reference is in the queue: from its destruction, as `going`."""
+        """A buffer was released, and its reference is in the queue: from its destruction, as `going`."""
         try:
             if not self._changes.mine and not is_finalizing():
                 self.settle(blocking=False)

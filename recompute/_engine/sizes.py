@@ -129,10 +129,10 @@ def _signed(payload: Any) -> Hashable:
 
 def known_by_code(functions: Iterable[Any]) -> bool:
     """Whether all of these that can be called are known for what they do: of an object with `__call__` the class is."""
-    for each in functions:
-        if isinstance(getattr(type(each), "__call__", None), FunctionType):  # noqa: B004  # written in Python
-            identity(each)
-            if not _how[type(each)]:
+    for function in functions:
+        if isinstance(getattr(type(function), "__call__", None), FunctionType):  # noqa: B004  # written in Python
+            identity(function)
+            if not _how[type(function)]:
                 return False
     return True
 

@@ -35,7 +35,7 @@ MEANINGS: Final = (
     "the same, and a tier may have it",
     "evicted, and its payloads are about to be destroyed: their bytes count as departing",
     "evicted, and a copy is being written to a tier: the bytes count as departing",
-    "evicted, and somebody outside has it still: the bytes count as held",
+    "evicted, and the program still holds it: the bytes count as held",
     "evicted, with a copy in a tier",
     "evicted, and only its recipe brings it back",
     "nothing can need it again",
@@ -71,5 +71,5 @@ def table() -> str:
     """The states as a table in Markdown, for the docs."""
     lines = ["| state | what it is | what can come next |", "|---|---|---|"]
     for name, meaning, following in zip(NAMES, MEANINGS, NEXT, strict=True):
-        lines.append(f"| {name} | {meaning} | {', '.join(NAMES[each] for each in sorted(following)) or 'nothing'} |")
+        lines.append(f"| {name} | {meaning} | {', '.join(NAMES[state] for state in sorted(following)) or 'nothing'} |")
     return "\n".join(lines) + "\n"

@@ -103,7 +103,7 @@ class Stats:
     Also by what had to be given back when there was no room for it: see `recompute_torch.budget`.
     """
     held: int
-    """Bytes of `used` that were evicted but that somebody outside still holds."""
+    """Bytes of `used` that were evicted but that the program still holds."""
     operations: int
     """Operations performed for the first time."""
     evictions: int
@@ -113,7 +113,7 @@ class Stats:
     rematerializations: int
     """Operations performed again."""
     recoveries: int
-    """Evicted storages that were taken back from whoever still held them."""
+    """Evicted storages that were taken back from the program, which still held them."""
     model_time: float
     """Compute of the first runs: what the program costs without eviction."""
     remat_time: float
@@ -236,7 +236,7 @@ class Holding:
     nbytes: int
     """In memory, or evicted and held outside: so many bytes are counted as used."""
     evicted: int
-    """Evicted, and in nobody's hands."""
+    """Evicted, and not held."""
     values: int
     """Storages in memory."""
 

@@ -154,7 +154,7 @@ class Story:
                 return
 
     def wants(self, what: Operation | None, size: int) -> None:
-        """What room is made for from now on."""
+        """What room is made for next."""
         self._wanted = ("a source" if what is None else what.name, size)
         self._choices.clear()
 

@@ -26,7 +26,7 @@ _TIMES: Final = 4.0
 tenth of its memory takes less, even if every choice is the best."""
 
 _LOST: Final = 1.0
-"""Seconds: what costs less matters to nobody."""
+"""Seconds: a smaller loss does not matter."""
 
 _PART: Final = 0.05
 """Of the budget: what takes less of it is no remedy."""
@@ -81,7 +81,7 @@ def _message(engine: Engine, runs: int, operations: int, lost: float, cure: str)
     kept = [
         (sum(pool.pinned for pool in limits), "pinned", "unpin()"),
         (sum(pool.sources for pool in limits), "in sources", "drop sources"),
-        (sum(pool.held for pool in limits), "evicted but held by the caller", "let go of what get() returned"),
+        (sum(pool.held for pool in limits), "evicted but held by the caller", "drop what get() returned"),
     ]
     whole = sum(pool.budget or 0 for pool in limits)
     kept = [(size, what, remedy) for size, what, remedy in kept if size and size >= _PART * whole]

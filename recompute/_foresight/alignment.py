@@ -48,7 +48,7 @@ class Alignment:
         if place == len(calls) or (calls[place] != call and not self._fits(call, place)):
             self.unknown += 1
             tells = max(call[1:], default=UNKNOWN) >= 0  # it takes something that was made in this round
-            found = self._out_of_order(call, place, tells)
+            found = self._out_of_order(call, place, tells=tells)
             if found < 0 or not ((tells and found < place + _SOON) or found == self._ahead + 1):
                 self._let_pass(operation, call, found)
                 return -1
@@ -61,7 +61,7 @@ class Alignment:
         self.next = place + 1
         return place
 
-    def _out_of_order(self, call: Call, place: int, tells: bool) -> int:
+    def _out_of_order(self, call: Call, place: int, *, tells: bool) -> int:
         """The first one after a place that may be this call and has not been there, else one before it; -1: none."""
         known = self._where.get(call, ())
         near = range(place - _AHEAD, len(self._calls)) if tells else range(place, place + _SOON)

@@ -152,8 +152,8 @@ class Follower:
             self._spare.need(made[output])  # not before: a copy that is there still may make room
 
     def _brought(self, place: int, value: Value) -> bool:
-        """Whether a value could be made again; if not, whoever needs it will hear why: BudgetError is one reason."""
-        for last in (False, False, True):  # somebody may have let go of what it is made from, and another try succeeds
+        """Whether a value could be made again; if not, the program will learn why: BudgetError is one reason."""
+        for last in (False, False, True):  # its arguments may have been dropped meanwhile, and another try succeeds
             try:
                 self._again[place] = self._bring(value)
                 return True
@@ -172,7 +172,7 @@ class Follower:
         return self._spare.victims(pool, size, self._place)
 
     def keeps(self, storage: Storage) -> bool:
-        """Whether a storage that nobody refers to any more will be needed to make something again."""
+        """Whether a storage without references will be needed to make something again."""
         return not self.lost and self._spare.keeps(storage)
 
 

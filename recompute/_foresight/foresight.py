@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Foresight:
-    """Sees to the rounds of one cache. One thread at a time runs them; what others run meanwhile is let pass."""
+    """Follows the rounds of one cache. One thread at a time runs them; what others run meanwhile is let pass."""
 
     def __init__(self, cache: Cache, effort: float, *, waits: bool = False) -> None:
         self._cache = cache
@@ -55,7 +55,7 @@ class Foresight:
         self._rounds.stop()
 
     def give_up(self, why: str) -> None:
-        """It has failed, and nobody asks it any more."""
+        """It has failed, and is not asked any more."""
         self._marked, self._repetition = True, None
         self._rounds.give_up(why)
 
@@ -70,7 +70,7 @@ class Foresight:
     # Rounds that are found
 
     def watch(self) -> None:
-        """Memory is short, and nobody has said where rounds begin: look for repetition from now on."""
+        """Memory is short, and rounds are not marked: begin to look for repetition."""
         if not self._marked and self._repetition is None:
             self._thread = get_ident()
             self._repetition = Repetition(self._cache.engine, self.begins)

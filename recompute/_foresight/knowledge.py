@@ -96,8 +96,8 @@ class Knowledge:
     def finish(self) -> None:
         """Plan no more; when it returns, no thread does."""
         self.stop()
-        for each in self._threads:
-            each.wait()
+        for planning in self._threads:
+            planning.wait()
         self._threads.clear()
 
     def _start(self, planning: Planning) -> None:
@@ -106,7 +106,7 @@ class Knowledge:
         if self._waits:
             planning.run()
         else:
-            self._threads = [*(each for each in self._threads if not each.is_over), planning]
+            self._threads = [*(other for other in self._threads if not other.is_over), planning]
             planning.start()
 
 

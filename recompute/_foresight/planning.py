@@ -51,7 +51,7 @@ class Planning:
         self.failed = ""
         """Why there is no script, and will be none."""
         self.error: Exception | None = None
-        """What has ended it that nobody expected."""
+        """The unexpected error that has ended it."""
         self.recorded = recorded
         self.budget = budget
         self._known = known
@@ -71,7 +71,7 @@ class Planning:
         self._thread = start_new_thread(self._run_quietly, ())
 
     def stop(self) -> None:
-        """Nobody waits for a better script any more."""
+        """Stop: a better script is not needed any more."""
         self._stopped = True
 
     def wait(self) -> None:
@@ -106,7 +106,7 @@ class Planning:
         return self._thread is None or self.over.is_set() or self._process != os.getpid()
 
     def _rest(self) -> None:
-        """Let go of the interpreter's lock: whoever waits for it would else get it after five milliseconds only."""
+        """Release the interpreter's lock: other threads would else get it after five milliseconds only."""
         if self._stopped:
             raise _Stopped
         if perf_counter() - self._rested > _BUSY:

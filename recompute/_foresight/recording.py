@@ -130,7 +130,7 @@ class Recording:
         for call in sorted(self._lazy):
             maker = program.makers[program.calls[call].arguments[0]]
             if maker < 0:
-                self._lazy.discard(call)  # nobody knows when its memory is there
+                self._lazy.discard(call)  # it is not known when its memory is there
             else:
                 behind.setdefault(maker, []).append(call)
         found: list[Step] = []
@@ -184,10 +184,11 @@ class Recording:
             self._order.append(("call", call))
 
     def _ended(self, call: int, results: tuple[int, ...]) -> tuple[Operation | None, Call | None]:
-        """The operation that made these values, and how it is known; None: nobody has said that it began."""
+        """The operation that made these values, and how it is known; None: it was not told of."""
         for operation in reversed(list(self._begun)):  # mostly the last one
             if operation.number <= results[0] and (
-                operation.number == results[0] or any(each and each.number in results for each in operation.outputs)
+                operation.number == results[0]
+                or any(output and output.number in results for output in operation.outputs)
             ):
                 self._places[operation] = call
                 self._program.calls[call].cost = operation.c0

@@ -229,7 +229,7 @@ class Repetition:
         return self._missing[place] + self._loads[place]
 
     def _adopt(self, number: int) -> None:
-        """Rounds are of this period from now on: where the next one begins."""
+        """Take this period: where the next round begins."""
         period = self._period
         begins = self._beginning(number, period)
         self._lap, self._length = period, period * -(-_SHORTEST // period)

@@ -219,4 +219,4 @@ class Rounds:
 
 
 def _nothing() -> None:
-    """Nobody listens."""
+    """There is no listener."""

@@ -41,7 +41,7 @@ class Script:
     uses: Sequence[Sequence[int]]
     """Storage -> the operations before which something takes it, or that take it themselves."""
     outlives: Sequence[Sequence[int]]
-    """The storages that each makes and that are used when the program has let go of what is on them."""
+    """The storages that each makes and that are used when the program has dropped the values on them."""
     sequence: Sequence[int]
     """All runs, as the planner numbers them."""
     cost: float

@@ -47,7 +47,7 @@ class Spare:
         self._later = deque([(storage, then, -1) for _, then, _, storage in sorted(there)])
         """What may be needed after all: the storage, its last access, and its number if the script has it."""
         self._gone: dict[int, None] = {}  # those of them that were evicted
-        self._outliving: set[int] = set()  # storages whose memory stays when nobody refers to them
+        self._outliving: set[int] = set()  # storages whose memory stays without references
         self._needed: dict[int, None] = {}  # storages that were made and are not free
 
     def need(self, storage: int) -> None:
@@ -63,7 +63,7 @@ class Spare:
         self._queue.append(storage)
 
     def outlive(self, storage: int) -> None:
-        """It was made, and will be needed when nobody refers to it any more."""
+        """It was made, and will be needed without references."""
         value = self._value(storage)
         if value is not None and storage not in self._outliving and extend.outlive(value):
             self._outliving.add(storage)
@@ -204,9 +204,9 @@ def _cost(storage: Storage) -> float:
     """Seconds to get a storage back: its own, and of the evicted ones that it is made from, `_MOST` at most."""
     seen = {storage}
     todo = [storage]
-    for each in todo:
-        for other in each.neighbours_up():
+    for storage in todo:
+        for other in storage.neighbours_up():
             if not other.resident and other not in seen and len(todo) < _MOST:
                 seen.add(other)
                 todo.append(other)
-    return sum([each.cost for each in todo])
+    return sum([storage.cost for storage in todo])

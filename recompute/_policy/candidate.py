@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class Candidate:
-    """What may be evicted. Whoever extends it sets all of these, and `slot` to -1."""
+    """What may be evicted. A subclass sets all of these, and `slot` to -1."""
 
     __slots__ = ("cost", "last_access", "locks", "number", "size", "slot")
 
@@ -38,7 +38,7 @@ class Around:
         """See how short memory is in the pool that the candidates are in: the pressure rises if it is shorter."""
 
     def unneeded(self, candidate: Any) -> bool:
-        """Whether evicting it costs nothing, because nobody will need it."""
+        """Whether evicting it costs nothing, because it will not be needed."""
         return False
 
     def cost(self, candidate: Any) -> float:
@@ -65,4 +65,4 @@ class WayOut(Protocol):
         """(own cost, cost of the neighbours) of losing it, by the cheaper way back."""
 
     def can_drop(self, candidate: Any, /) -> bool:
-        """Whether it can be brought back at all if somebody needs it."""
+        """Whether it can be brought back at all if it is needed."""

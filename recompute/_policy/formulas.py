@@ -2,7 +2,7 @@
 
     policy      score                    neighbours C  source
     ----------  -----------------------  ------------  ------------------------------------------------------------
-    needed      (c0 + C) / (m s^w)       needed        this library, docs/policies.md; what nobody needs goes first
+    needed      (c0 + C) / (m s^w)       needed        this library, docs/policies.md; what is not needed goes first
     dtr         (c0 + C) / (m s)         exact         h_DTR of Kirisame et al., ICLR 2021, section 4.1
     dtr-eq      (c0 + C) / (m s)         components    h_DTR-eq, the same
     dtr-local   c0 / (m s)               none          h_DTR-local, the same
@@ -151,7 +151,7 @@ class Msps(Policy):
 class Needed(Policy):
     """(c0 + cost of the needed neighbourhood) / (size * staleness ** w), w = 1 - pressure / 2; the unneeded go first.
 
-    With memory to spare this is h_DTR without what nobody needs. The shorter memory gets, the less it trusts staleness,
+    With memory to spare this is h_DTR without the unneeded. The shorter memory gets, the less it trusts staleness,
     which misleads in a program that returns to its early values, as a backward pass does.
     """
 

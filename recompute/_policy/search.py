@@ -39,7 +39,7 @@ _HOPELESS: Final = 16
 """When so many were passed over while room was made, the score alone decides: hopeless budgets must not take long."""
 
 _UNNEEDED: Final = 1e150
-"""Added to one over the score of what nobody needs: it is above all others."""
+"""Added to one over the score of what is not needed: it is above all others."""
 
 _STEEPER: Final = 2.0**600
 """Times its slope: so that these keep their order among themselves in spite of rounding."""
@@ -137,7 +137,7 @@ def rank(policy: Policy, search: Search, snapshot: Snapshot) -> list[Any]:
 
 
 def _scores(policy: Policy, snapshot: Snapshot) -> list[tuple[float, Any]]:
-    """The scores by their definition; that of what nobody needs is below all others."""
+    """The scores by their definition; that of what is not needed is below all others."""
     under = policy.under(snapshot.pressure)
     scores: list[tuple[float, Any]] = []
     for candidate, cost, neighbours, size, staleness, unneeded in snapshot:
@@ -186,7 +186,7 @@ class Candidates:
         self._choices = 0  # since the pressure changed
 
     def add(self, candidate: Candidate) -> None:
-        """It can be chosen from now on. O(1)."""
+        """Let it be chosen. O(1)."""
         raise NotImplementedError
 
     def remove(self, candidate: Candidate) -> None:
@@ -197,14 +197,14 @@ class Candidates:
         """Its cost or size changed, or the cost of what is around it decreased. O(1)."""
 
     def rest(self) -> None:
-        """Nobody will be chosen in a while."""
+        """Nothing will be chosen in a while."""
 
     def clear(self) -> None:
         """Forget all of them, whatever state they are in."""
         raise NotImplementedError
 
     def choose(self, now: float) -> list[Any]:
-        """Whom to evict, best first; empty if there is nobody."""
+        """The victims, best first; empty if there is none."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -232,7 +232,7 @@ class Candidates:
         return self.tiers.cheapest(candidate, neighbours)
 
     def _unneeded(self, candidate: Candidate) -> bool:
-        """Whether nobody will miss a candidate that can be brought back."""
+        """Whether a candidate that can be brought back is not needed."""
         return self.around.unneeded(candidate) and (self.tiers is None or self.tiers.can_drop(candidate))
 
     def _looked_at(self) -> list[Any]:
@@ -282,7 +282,7 @@ class Scan(Candidates):
 
 
 class Never(Scan):
-    """Nobody is ever chosen."""
+    """Nothing is ever chosen."""
 
     def _looked_at(self) -> list[Any]:
         return []

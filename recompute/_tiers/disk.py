@@ -90,7 +90,7 @@ class _DiskStore(Store):
     def write(self, parts: Sequence[memoryview], nbytes: int) -> Any:
         try:
             return self._write(parts)
-        except FileNotFoundError:  # somebody has removed the folder
+        except FileNotFoundError:  # the folder was removed
             self._folder.make_again()
             return self._write(parts)
 
@@ -170,7 +170,7 @@ class _DiskStore(Store):
         return self._for_children.get(fork)  # None: it is over
 
     def _leave_to_children(self) -> None:
-        """The folders for forks that are over: they are the children's, or nobody's, and the next one removes them."""
+        """The folders for forks that are over: they are of the children, or of none, and the next one removes them."""
         known = list(self._for_children)  # first: another fork may be prepared just now
         coming = list(about_to_fork.values())
         for fork in known:
@@ -218,7 +218,7 @@ class _Folder:
         return self._process == os.getpid()
 
     def belongs_here(self) -> None:
-        """It belongs to this process from now on, a fork of the one that made it."""
+        """It belongs to this process now, a fork of the one that made it."""
         self._process = os.getpid()
 
     def leave(self) -> None:
@@ -229,7 +229,7 @@ class _Folder:
         """Have a file of another folder here, too: a link, or a copy where there are none."""
         try:
             os.link(path, self.path / path.name)
-        except (FileNotFoundError, FileExistsError):  # nobody needs it any more, or another thread was quicker
+        except (FileNotFoundError, FileExistsError):  # it is not needed any more, or another thread was quicker
             pass
         except OSError:
             with suppress(OSError):
@@ -361,7 +361,7 @@ else:
         return file.readinto(chunk)  # type: ignore[no-any-return]
 
     def _in_use(path: Path) -> bool:
-        """Whether somebody has the lock. Raises OSError if there is no such file: it is just being made."""
+        """Whether a process has the lock. Raises OSError if there is no such file: it is just being made."""
         with open(path, "rb") as file:
             if flock is None:
                 return True

@@ -15,8 +15,8 @@ class Tiers:
         self._everywhere: Sequence[Store] = ()
         self._devices: dict[str, Sequence[Store]] = {}
         if isinstance(given, Mapping):
-            checked = {device: _checked(each, f"the tiers of {device!r}") for device, each in given.items()}
-            self._devices = {device: _opened(each) for device, each in checked.items()}
+            checked = {device: _checked(listed, f"the tiers of {device!r}") for device, listed in given.items()}
+            self._devices = {device: _opened(listed) for device, listed in checked.items()}
         else:
             self._everywhere = _opened(_checked(given, "tiers"))
 
