@@ -79,7 +79,7 @@ def apply_at(
         raise TypeError(f"ap takes a function first, or a Recomputable that holds one, not {function!r}")
     else:
         function = bound(function)
-    keep: list[Any] = []  # references that live in a list which may change meanwhile
+    keep: list[Any] | None = None  # references that live in a list which may change meanwhile
     found: list[Value] = []
     positional: list[Any] | None = None  # None: Recomputables and nothing else
     engine: Engine | None = None
@@ -97,12 +97,14 @@ def apply_at(
             if positional is None:
                 positional = list(found)
             if not kind.plain:
+                keep = [] if keep is None else keep
                 argument = pack(argument, keep, found)
         if positional is not None:
             positional.append(argument)
     keywords = None
     if kwargs:
         positional = list(found) if positional is None else positional
+        keep = [] if keep is None else keep
         keywords = {name: pack(argument, keep, found) for name, argument in kwargs.items()}
     if keep:
         for handle in keep:

@@ -2,7 +2,7 @@ cimport cython
 
 from recompute._engine.changes cimport Call, Changes
 from recompute._engine.finalizer cimport Finalizer
-from recompute._engine.frames cimport Frame, Request, Running
+from recompute._engine.frames cimport Frame, Here, Request, Running
 from recompute._engine.graph cimport Operation, Storage, Value
 from recompute._engine.journal cimport Journal
 from recompute._engine.machine cimport Machine
@@ -52,7 +52,7 @@ cdef class Engine:
 
     @cython.locals(victim=Storage, collected=bint, found=bint, fits=bint)
     cpdef bint allocate(self, Pool pool, long long size, Frame frame, Operation what) except -1
-    @cython.locals(stack=list, outer=Frame, frame=Frame, start=double, cost=double, made=list, call=Call, meter=Meter, began=double, spent=double)
+    @cython.locals(stack=list, here=Here, outer=Frame, frame=Frame, start=double, cost=double, made=list, call=Call, meter=Meter, began=double, spent=double)
     cpdef perform(self, Frame bottom)
     cpdef bint evict(self, Storage storage, str why, bint watch=*) except -1
     cpdef Frame rematerialize(self, list stack)

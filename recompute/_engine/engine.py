@@ -208,7 +208,8 @@ class Engine:
     def perform(self, bottom: Frame) -> None:
         """Run the operation of the frame, and before it whatever has to be brought back for it. Without the lock."""
         stack = bottom.stack
-        outer = running.frame()
+        here = running.here()
+        outer = here.innermost()
         meter = self.meter
         start = meter.clock() if outer is not None else 0.0
         began, spent = meter.turn_begins(), 0.0
@@ -228,7 +229,7 @@ class Engine:
                     if self.finalizer.garbage:
                         self.finalizer.destroy_garbage()  # its bytes count no more, and are about to be used again
                     try:
-                        made, cost = self.runs.run(frame, outer)
+                        made, cost = self.runs.run(frame, here, outer)
                     except Exception as error:
                         copy = frame.copy
                         if copy is None or not self.moving.failed(copy, error):
@@ -247,7 +248,7 @@ class Engine:
                     if self.finalizer.departures:  # maybe what is needed is on its way out, by this very thread
                         self.settling.settle_departures()
         except BaseException:
-            running.enter(outer)
+            here.frame = outer
             self._abandon(bottom)
             if turns.lent:
                 turns.take_back()
@@ -461,7 +462,7 @@ class Engine:
         else:
             handle = frame.handle
             constant = isinstance(handle, type)
-            classes: list[Any] = [handle] * len(made) if constant else [handle(payload) for payload, *_ in made]
+            classes: list[Any] | None = None if constant else [handle(payload) for payload, *_ in made]
         if meter.unknown:
             self.learn_costs()
         lost = destroyed.of(frame.arguments) if results.fragile else ()
@@ -488,7 +489,8 @@ class Engine:
                         self.journal.operations += 1
                         results.create(operation, made, cost)
                         for number, value in enumerate(operation.outputs):
-                            frame.handles.append(refer(classes[number], self, value, self.note))
+                            cls: Any = handle if classes is None else classes[number]
+                            frame.handles.append(refer(cls, self, value, self.note))
                     if len(made) > 1 and operation.options is not None:
                         operation.options.room = own_memory(made)
                     if frame.ask is not None:

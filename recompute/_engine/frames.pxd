@@ -10,6 +10,9 @@ cdef extern from "Python.h":
     unsigned long get_ident "PyThread_get_thread_ident" ()
 
 
+cdef list _NOTHING
+
+
 cdef class Frame:
     cdef public tuple arguments
     cdef public object ask
@@ -52,9 +55,16 @@ cdef class Request(Frame):
     cdef public object then
 
 
-cdef class Running:
-    cdef dict _frames
+cdef class Here:
+    cdef public Frame frame
 
-    @cython.locals(frame=Frame, entered=Frame)
+    @cython.locals(frame=Frame)
+    cpdef Frame innermost(self)
+
+
+cdef class Running:
+    cdef dict _threads
+
+    @cython.locals(here=Here)
+    cpdef Here here(self)
     cpdef Frame frame(self)
-    cpdef enter(self, Frame frame)

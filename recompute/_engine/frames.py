@@ -30,6 +30,10 @@ HandleOf = type[Any] | Callable[[Any], type[Any]]
 """The class of what refers to an output, or a function from the payload to that."""
 
 
+_NOTHING: Final[list[Value]] = []
+"""No arguments; never changed."""
+
+
 class Frame:
     """One operation that a thread is bringing into memory, with its arguments."""
 
@@ -117,7 +121,7 @@ class Frame:
         missing = self.missing
         if missing is None:
             machine = self.machine
-            missing = self.missing = []
+            missing = self.missing = _NOTHING
             locked = self.locked = self.locked or []
             operation = self.operation
             begins = operation is not None and not operation.runs
@@ -127,6 +131,8 @@ class Frame:
                 if begins and operation is not None and not value.is_gone:
                     value.add_user(operation)  # before it has run: its arguments are not forgotten meanwhile
                 if value.payload is EVICTED:
+                    if missing is _NOTHING:
+                        missing = self.missing = []
                     missing.append(value)
                 else:
                     machine.lock(storage)
@@ -171,36 +177,48 @@ class Request(Frame):
         self.result: Any = None
 
 
+class Here:
+    """What runs in one thread."""
+
+    __slots__ = ("frame",)
+
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
+        """The operation whose function runs, the innermost one."""
+
+    def innermost(self) -> Frame | None:
+        """The same, as it is after interrupts, which may have kept operations from saying that they are over."""
+        frame = self.frame
+        while frame is not None and not frame.is_on:
+            frame = self.frame = frame.outer
+        return frame
+
+
 class Running:
     """The operations whose functions run now: a `get` inside one is a dependency found at run time."""
 
-    __slots__ = ("_frames",)
+    __slots__ = ("_threads",)
 
     def __init__(self) -> None:
-        self._frames: dict[int, Frame] = {}
-        """Thread -> the innermost one. By a dict, which compiled code reads faster than the attributes of a `local`."""
+        self._threads: dict[int, Here] = {}
+        """By a dict, which compiled code reads faster than a `local`; the system uses identities of threads again."""
+
+    def here(self) -> Here:
+        """Of this thread."""
+        here = self._threads.get(get_ident())
+        if here is None:
+            here = self._threads[get_ident()] = Here()
+        return here
 
     def frame(self) -> Frame | None:
-        """That of this thread."""
-        frame = entered = self._frames.get(get_ident())
-        while frame is not None and not frame.is_on:  # interrupts have kept it from saying that it is over
-            frame = frame.outer
-        if frame is not entered:
-            self.enter(frame)
-        return frame
-
-    def enter(self, frame: Frame | None) -> None:
-        """This one runs now in this thread; None: nothing does."""
-        if frame is None:
-            self._frames.pop(get_ident(), None)
-        else:
-            self._frames[get_ident()] = frame
+        """The innermost operation that runs in this thread."""
+        return self.here().innermost()
 
     def after_fork(self) -> None:
         """In a child process: the other threads are not here."""
-        mine = self.frame()
-        self._frames.clear()
-        self.enter(mine)
+        mine = self.here()
+        self._threads.clear()
+        self._threads[get_ident()] = mine
 
 
 running: Final = Running()

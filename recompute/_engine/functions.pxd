@@ -13,6 +13,7 @@ cdef extern from "Python.h":
 
 
 cdef dict _facts
+cdef Facts _newest
 cdef dict _codes
 
 

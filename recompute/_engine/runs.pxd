@@ -3,7 +3,7 @@ cimport cython
 from recompute._adapters.kind cimport Kind, Kinds
 from recompute._engine.arguments cimport fill, keywords_of
 from recompute._engine.changes cimport Changes
-from recompute._engine.frames cimport Frame, Running
+from recompute._engine.frames cimport Frame, Here
 from recompute._engine.functions cimport Facts, facts_of, is_silent
 from recompute._engine.graph cimport Operation, Value
 from recompute._engine.memory cimport Memory
@@ -12,9 +12,6 @@ from recompute._engine.results cimport Results
 from recompute._engine.sizes cimport LearntSizes
 
 cdef Kinds kinds
-
-
-cdef Running running
 
 
 @cython.locals(value=Value, facts=Facts)
@@ -36,4 +33,4 @@ cdef class Runs:
     @cython.locals(operation=Operation)
     cpdef bint is_sure(self, Frame frame) except -1
     @cython.locals(operation=Operation, argument=Value, arguments=tuple, start=double, cost=double, meter=Meter)
-    cpdef tuple run(self, Frame frame, Frame outer)
+    cpdef tuple run(self, Frame frame, Here here, Frame outer)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from recompute._adapters.adapter import kinds
 from recompute._engine.arguments import as_they_were, fill, keywords_of
 from recompute._engine.changes import Changes
-from recompute._engine.frames import Frame, running
+from recompute._engine.frames import Frame, Here
 from recompute._engine.functions import facts_of, is_silent
 from recompute._engine.graph import EVICTED, Operation, Value
 from recompute._engine.memory import Made, Memory
@@ -98,7 +98,7 @@ class Runs:
             frame.key is None or known_by_code((operation.function, *fill(operation.positional)))
         )
 
-    def run(self, frame: Frame, outer: Frame | None) -> tuple[list[Made], float]:
+    def run(self, frame: Frame, here: Here, outer: Frame | None) -> tuple[list[Made], float]:
         """Call the function: its outputs, measured, and its cost without what it spent elsewhere. Without the lock."""
         operation, meter = frame.operation, self._meter
         assert operation is not None
@@ -129,7 +129,7 @@ class Runs:
         else:
             function = operation.function
         frame.outer = outer
-        running.enter(frame)
+        here.frame = frame
         start = clock()
         try:
             if quiet is not None:
@@ -142,7 +142,7 @@ class Runs:
             raise
         finally:
             cost = clock() - start - frame.elsewhere
-            running.enter(outer)
+            here.frame = outer
         if not 0.0 <= cost < inf:
             cost = meter.checked(cost)
         if timer is not None and not frame.elsewhere:  # the device cannot tell what else was computed meanwhile
