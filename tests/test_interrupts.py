@@ -678,7 +678,7 @@ def test_an_interrupt_where_a_wait_has_just_let_go_of_the_lock() -> None:
 
     with pytest.raises(KeyboardInterrupt), changes.alone(), changes.begun():
         changes.pause(wait)
-    assert not changes.mine
+    assert not changes.is_mine()
     with cache:
         value = rc.pure(2).map(abs)
     assert value.get() == 2

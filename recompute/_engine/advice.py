@@ -84,7 +84,7 @@ def end_advice(engine: Engine, error: Exception) -> bool:
         return False
     engine.before = engine.wanted = engine.pressed = memory.advice = None
     engine.journal.events.append(partial(_conclude, engine, error))
-    if not engine.changes.mine:
+    if not engine.changes.is_mine():
         engine.settling.settle()
     return True
 

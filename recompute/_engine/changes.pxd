@@ -38,6 +38,7 @@ cdef class Changes:
     cdef object _make_good
     cdef Shared _shared
 
+    cpdef bint is_mine(self) except -1
     cpdef object alone(self)
     cpdef object begun(self, bint python=*)
     cpdef calls_python(self)

@@ -147,8 +147,7 @@ class Changes:
         """An RLock."""
         return self._shared.lock
 
-    @property
-    def mine(self) -> bool:
+    def is_mine(self) -> bool:
         """Whether this thread is in the middle of a change, of whichever cache."""
         return self._shared.is_mine()
 
@@ -187,7 +186,7 @@ class Changes:
             wait()
         except BaseException:
             self.unfinished = True
-            while not self.mine:  # an interrupt came where `Condition.wait` had just released the lock
+            while not self.is_mine():  # an interrupt came where `Condition.wait` had just released the lock
                 with suppress(BaseException):  # another one, which is as good as the first
                     self.lock.acquire()
             raise

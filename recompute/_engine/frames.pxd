@@ -8,6 +8,7 @@ from recompute._engine.pool cimport Pool
 
 cdef extern from "Python.h":
     unsigned long get_ident "PyThread_get_thread_ident" ()
+    object ref "PyWeakref_NewRef" (object, object)
 
 
 cdef list _NOTHING

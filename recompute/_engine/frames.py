@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
 from recompute import _cython as cython
 from recompute._engine.graph import EVICTED, Operation, Storage, Value
@@ -16,7 +16,8 @@ from recompute._engine.graph import EVICTED, Operation, Storage, Value
 if cython.compiled:
     import cython  # read by Cython, and never run
 if not cython.compiled:
-    from threading import get_ident  # compiled, it is the interpreter's, see the .pxd
+    from threading import get_ident  # compiled, these are the interpreter's, see the .pxd
+    from weakref import ref
 
 if TYPE_CHECKING:
     from recompute._engine.changes import Call
@@ -95,7 +96,7 @@ class Frame:
 
     def belongs_to(self, call: Call) -> None:
         """This call brings what is wanted; should it be cut short, what it had taken is free."""
-        self.call = ref(call)
+        self.call = ref(call, None)
         self.thread = get_ident()
 
     @property
@@ -128,8 +129,11 @@ class Frame:
             for value in self.arguments:
                 storage = value.storage
                 storage.last_access = now
-                if begins and operation is not None and not value.is_gone:
-                    value.add_user(operation)  # before it has run: its arguments are not forgotten meanwhile
+                if begins and value.users is not operation and operation is not None and not value.is_gone:
+                    if value.users is None:  # mostly
+                        value.users = operation  # before it has run: its arguments are not forgotten meanwhile
+                    else:
+                        value.add_user(operation)
                 if value.payload is EVICTED:
                     if missing is _NOTHING:
                         missing = self.missing = []

@@ -25,9 +25,11 @@ cdef class Memory:
     cdef public Machine machine
     cdef public object tiers
     cdef object _finalizer
+    cdef Pool _newest
     cdef bint _always_reserves
     cdef public bint only_declared
 
+    @cython.locals(pool=Pool)
     cpdef Pool pool(self, str device)
     @cython.locals(by_pool=dict, pool=Pool)
     cpdef dict by_pool(self, object needs)

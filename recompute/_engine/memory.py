@@ -44,6 +44,7 @@ class Memory:
         "__weakref__",
         "_always_reserves",
         "_finalizer",
+        "_newest",
         "advice",
         "lenient",
         "limits",
@@ -82,6 +83,8 @@ class Memory:
         self.smallest = settings.smallest
         """Bytes: smaller storages are left alone."""
         self.pools: dict[str, Pool] = {}
+        self._newest: Pool | None = None
+        """The one that was asked for last."""
         self.storages: set[Storage] = set()
         """All that can still be needed, evicted ones too."""
         self.sizes = LearntSizes()
@@ -103,6 +106,9 @@ class Memory:
 
     def pool(self, device: str) -> Pool:
         """The pool of a device, made when it is first asked for. Also without the lock."""
+        pool = self._newest
+        if pool is not None and pool.device is device:  # nearly always
+            return pool
         pool = self.pools.get(device)
         if pool is None:
             shared.calls_python()
@@ -113,6 +119,7 @@ class Memory:
             if stores:
                 pool.tiers = found.tiers = DeviceTiers(stores, self, self._finalizer)
             pool = self.pools.setdefault(device, pool)  # another thread may have been faster
+        self._newest = pool
         return pool
 
     def set_limits(self, limits: Limits) -> None:
@@ -144,7 +151,7 @@ class Memory:
         """(device, bytes) summed up. Also without the lock."""
         by_pool: dict[Pool, int] = {}
         for device, size in needs:
-            pool = self.pools.get(device) or self.pool(device)
+            pool = self.pool(device)
             by_pool[pool] = by_pool.get(pool, 0) + size
         return by_pool
 
@@ -165,7 +172,7 @@ class Memory:
             return True
         if len(needs) == 1:  # nearly always
             ((device, size),) = needs
-            pool = self.pools.get(device) or self.pool(device)
+            pool = self.pool(device)
             if pool.used + size > pool.limit or pool.adaptive is not None:
                 return False
             self.machine.reserve(pool, size)

@@ -15,7 +15,7 @@ from recompute._engine.events import Accessed, Added, Detached, Foresaw, Pinned,
 from recompute._engine.finalizer import Held, HeldReference, Stay, StayReference
 from recompute._engine.frames import Frame, HandleOf, Request, running
 from recompute._engine.graph import EVICTED, Operation, Options, Value, copy_of, remains_of
-from recompute._engine.results import attach, buffer_of
+from recompute._engine.results import attach, blank, buffer_of
 from recompute._engine.states import DROPPED
 from recompute._errors import BudgetError
 
@@ -62,7 +62,7 @@ def add_source(engine: Engine, payload: Any, handle: type[Any], *, moves: bool =
     if kind.destroyed is not None:
         engine.results.fragile = engine.watchful = True
         engine.watch()
-    made = handle.__new__(handle)  # type: ignore[call-overload]  # as in `refer`
+    made = blank(handle)
 
     def enter() -> None:
         if held is not None:
@@ -92,7 +92,7 @@ def adopt(
     `waits`: see `_enter`.
     """
     made = engine.results.measure(operation, 0, payload)
-    refers = handle.__new__(handle)  # type: ignore[call-overload]  # as in `refer`
+    refers = blank(handle)
 
     def enter() -> None:
         engine.meter.bill(cost, False)
@@ -256,7 +256,7 @@ def refer_again(engine: Engine, value: Value, handle: Any) -> None:
 
 def refer_if_there(engine: Engine, value: Value, handle: type[Any]) -> Any:
     """One more Recomputable of a value that is in memory; None: it is not, and may be forgotten."""
-    made = handle.__new__(handle)  # type: ignore[call-overload]  # as in `refer`
+    made = blank(handle)
     with engine.changes.alone(), engine.changes.begun():
         there = value.payload is not EVICTED
         if there:
@@ -280,7 +280,7 @@ def view(engine: Engine, operation: Operation, outline: Any, handle: type[Any]) 
             argument.storage.add_value(value)
             argument.add_user(operation)
             engine.journal.operations += 1
-            made = handle.__new__(handle)  # type: ignore[call-overload]  # as in `refer`
+            made = blank(handle)
             attach(made, engine, value, engine.note)
             if engine.journal.listeners:
                 event = engine.results.performed(operation, "view", 0.0, False, ())

@@ -11,6 +11,18 @@ from recompute._engine.pool cimport Pool
 cdef Kinds kinds
 
 
+cdef extern from *:
+    """
+    static CYTHON_INLINE PyObject *new_of(PyObject *cls) {
+        PyObject *nothing = PyTuple_New(0);
+        PyObject *made = nothing ? ((PyTypeObject *)cls)->tp_new((PyTypeObject *)cls, nothing, NULL) : NULL;
+        Py_XDECREF(nothing);
+        return made;
+    }
+    """
+    object new_of(object)
+
+
 cdef class Results:
     cdef object _fingerprints
     cdef Journal _journal
@@ -42,5 +54,6 @@ cdef class Results:
 
 @cython.locals(kind=Kind)
 cpdef buffer_of(object payload)
+cpdef blank(object cls)
 cpdef refer(object cls, object engine, Value value, object callback)
 cpdef attach(object handle, object engine, Value value, object callback)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from threading import get_ident
 from typing import Any
 
+from recompute import _cython as cython
 from recompute._adapters.adapter import Misfit, fingerprint, kinds, sizeof_result
 from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
@@ -21,6 +22,14 @@ from recompute._engine.pool import Pool
 from recompute._engine.states import DROPPED, FORGOTTEN
 from recompute._engine.verify import Fingerprints
 from recompute.text import place_of
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+
+    def new_of(cls: Any) -> Any:  # compiled, without a search for `__new__`: see the .pxd
+        return cls.__new__(cls)  # object.__new__ makes no extension type
+
 
 Room = Sequence[tuple[Pool | str, int]]
 """Bytes that were reserved, by pool."""
@@ -364,9 +373,14 @@ def _no_function() -> None:
 no_function: Callable[..., Any] = _no_function
 
 
+def blank(cls: type[Any]) -> Any:
+    """A new Recomputable that refers to nothing yet."""
+    return new_of(cls)
+
+
 def refer(cls: type[Any], engine: Any, value: Value | None, callback: Callable[[Reference], None]) -> Any:
     """A new Recomputable that refers to a value."""
-    handle = cls.__new__(cls)  # type: ignore[call-overload]  # object.__new__ makes no extension type
+    handle = new_of(cls)
     attach(handle, engine, value, callback)  # type: ignore[arg-type]  # the outputs of a first run are all there
     return handle
 

@@ -1,5 +1,8 @@
+cimport cython
+
 from recompute._engine.changes cimport Changes
 from recompute._engine.finalizer cimport Finalizer
+from recompute._engine.graph cimport Storage, Value
 from recompute._engine.journal cimport Journal
 from recompute._engine.memory cimport Memory
 from recompute._engine.meter cimport Meter
@@ -19,4 +22,9 @@ cdef class Settling:
     cdef list _unwanted
 
     cpdef settle(self, bint blocking=*)
+    cpdef going(self, object handle, Value value)
     cpdef drain(self)
+
+
+@cython.locals(storage=Storage)
+cdef bint _can_wait(Value value) except -1

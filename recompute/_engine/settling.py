@@ -282,7 +282,7 @@ class Settling:
 
         Should this be cut short, or be too much now, the callback of the reference still brings the news.
         """
-        if _can_wait(value) or self._changes.mine or is_finalizing():
+        if _can_wait(value) or self._changes.is_mine() or is_finalizing():
             return
         reference = value.reference_of(handle)
         if reference is not None:
@@ -308,7 +308,7 @@ class Settling:
     def let_go(self, _: object) -> None:
         """A buffer was released, and its reference is in the queue: from its destruction, as `going`."""
         try:
-            if not self._changes.mine and not is_finalizing():
+            if not self._changes.is_mine() and not is_finalizing():
                 self.settle(blocking=False)
         except BaseException as interrupt:
             self._finalizer.note_interrupt(interrupt)
