@@ -270,7 +270,8 @@ def connected(storages: set[Storage]) -> set[Storage]:
     stack = list(storages)
     while stack:
         storage = stack.pop()
-        for neighbour in (*storage.neighbours_up(), *storage.neighbours_down()):
+        outputs = [output for value in storage.values for user in value.each_user() for output in user.outputs]
+        for neighbour in (*storage.neighbours_up(), *(output.storage for output in outputs if output is not None)):
             if neighbour not in found:
                 found.add(neighbour)
                 stack.append(neighbour)

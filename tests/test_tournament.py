@@ -200,7 +200,8 @@ def need(storage: Storage) -> int:
 
 
 def below(storage: Storage) -> set[Storage]:
-    return set(storage.neighbours_down())
+    outputs = [output for value in storage.values for user in value.each_user() for output in user.outputs]
+    return {output.storage for output in outputs if output is not None} - {storage}
 
 
 def needed(storage: Storage) -> bool:

@@ -43,6 +43,8 @@ cdef class Storage(Candidate):
     cpdef bint needed_outside(self) except -1
     @cython.locals(value=Value)
     cpdef bint is_vacant(self) except -1
+    @cython.locals(value=Value, argument=Value, found=dict)
+    cpdef tuple neighbours_up(self)
 
 
 @cython.locals(value=Value)

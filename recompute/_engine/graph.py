@@ -6,7 +6,7 @@ long as something can need it. The way back (value -> users) is unlinked by the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import ReferenceType, getweakrefs, ref
@@ -323,21 +323,15 @@ class Storage(Candidate):
                     return True
         return False
 
-    def neighbours_up(self) -> Iterator[Storage]:
-        """The storages it is made from."""
+    def neighbours_up(self) -> tuple[Storage, ...]:
+        """The storages it is made from, each once."""
+        found: dict[Storage, None] = {}
         for value in self.values:
             if value.operation is not None:
                 for argument in value.operation.arguments:
                     if argument.storage is not self:
-                        yield argument.storage
-
-    def neighbours_down(self) -> Iterator[Storage]:
-        """The storages made from it."""
-        for value in self.values:
-            for user in value.each_user():
-                for output in user.outputs:
-                    if output is not None and output.storage is not self:
-                        yield output.storage
+                        found[argument.storage] = None
+        return tuple(found)
 
     def __repr__(self) -> str:
         return f"<storage {self.number}>"

@@ -1,5 +1,6 @@
 cimport cython
 
+
 cdef class Meter:
     cdef public object clock
     cdef public double now
@@ -18,3 +19,5 @@ cdef class Meter:
     cpdef turn_ends(self, double began, double spent)
     cdef double _reading(self) except? -1.0
     cpdef bill(self, double cost, bint again)
+    @cython.locals(count=list)
+    cpdef count_repeated(self, object function, double cost)

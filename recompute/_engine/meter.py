@@ -113,7 +113,7 @@ class Meter:
         count = self.repeated.get(function)
         if count is None:
             if len(self.repeated) >= _MOST:  # functions that are made anew each time
-                dearest = sorted(self.repeated.items(), key=lambda item: -item[1][1])
+                dearest = sorted(self.repeated.items(), key=_seconds_of, reverse=True)
                 self.repeated = dict(dearest[: _MOST // 2])
             count = self.repeated[function] = [0, 0.0]
         count[0] += 1
@@ -146,6 +146,11 @@ class Meter:
                 continue
             known.append((operation, launched, again, self.checked(seconds)))
         return known
+
+
+def _seconds_of(repeated: tuple[CodeType | str, list[float]]) -> float:
+    """What repeated runs of a function took."""
+    return repeated[1][1]
 
 
 def checked_clock(clock: Any) -> Callable[[], float]:

@@ -189,7 +189,7 @@ class Needs(Neighbourhood):
             needed = stack.pop()
             if needed in self._needs:
                 continue
-            arguments = self._needs[needed] = tuple(set(needed.neighbours_up()))
+            arguments = self._needs[needed] = needed.neighbours_up()
             for argument in arguments:
                 self._needed_by[argument] = self._needed_by.get(argument, 0) + 1
                 if argument.dropped:

@@ -49,6 +49,8 @@ cdef class Results:
     @cython.locals(before=Storage)
     cpdef move(self, Value value, Operation operation, Storage storage)
     cpdef forget_storage(self, Storage storage)
+    @cython.locals(change=double, storage=Storage, output=Value, storages=set)
+    cpdef reprice(self, Operation operation, double cost)
     cdef _join(self, Value value, Operation operation, Storage storage, bint costs)
 
 

@@ -281,7 +281,8 @@ class Results:
         """A repeated run was cheaper, or a device knows better: the cost changes."""
         change = cost - operation.c0
         operation.c0 = cost
-        for storage in {output.storage for output in operation.outputs if output is not None}:
+        storages = {output.storage for output in operation.outputs if output is not None}
+        for storage in storages:
             self._memory.add_cost(storage, change)
 
     def depend(self, operation: Operation, found: list[Value]) -> None:

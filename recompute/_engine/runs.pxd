@@ -16,6 +16,8 @@ cdef Kinds kinds
 
 @cython.locals(value=Value, facts=Facts)
 cdef bint _draws_nothing(Operation operation) except -1
+@cython.locals(value=Value, kind=Kind)
+cdef _quiet(Operation operation)
 @cython.locals(kind=Kind)
 cdef bint _is_inert(object part) except -1
 

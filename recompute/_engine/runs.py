@@ -196,9 +196,9 @@ def note_creation(error: BaseException, operation: Operation) -> None:
 def _quiet(operation: Operation) -> AbstractContextManager[Any] | None:
     """What surrounds a repeated run on arrays of a library that would warn of the same again."""
     for value in operation.arguments:
-        adapter = kinds.of(type(value.payload)).array
-        if adapter is not None:
-            return adapter.repeated()
+        kind = kinds.of(type(value.payload))
+        if kind.array is not None:
+            return kind.array.repeated()
     return None
 
 
