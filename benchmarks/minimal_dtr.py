@@ -222,7 +222,7 @@ class MinimalDTR:
         """The program will not name the value again. If it can name no other on the storage, evict that at once."""
         value.referenced = False
         storage = value.storage
-        if storage in self.candidates and not any(each.referenced for each in storage.values):
+        if storage in self.candidates and not any(value.referenced for value in storage.values):
             self.evict(storage, "release")
 
     def pin(self, value: Value) -> None:

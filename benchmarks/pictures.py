@@ -93,7 +93,7 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
         return
     name, share, peak = stem(program), min(survived), baseline(program)
     events: list[Event] = []
-    run = simulate(program, share, listener=events.append, peak=peak)
+    run = simulate(program, of_peak=share, listener=events.append, peak=peak)
     title = f"{name} in {share:.0%} of its memory, default policy, {told(run)}"
     draw_residency(f"residency-{name}", program, events, run.budget_bytes, title, into, program.unit)
 
@@ -101,7 +101,7 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
     tracks: dict[str, list[Event]] = {}
     for policy in ("default", "dtr-eq", "lru"):
         events = []
-        run = simulate(program, share, policy=policy, listener=events.append, peak=peak)
+        run = simulate(program, of_peak=share, policy=policy, listener=events.append, peak=peak)
         tracks[f"{policy} ({told(run)})"] = events
     (best,) = plan_all([program], [["own"]], [share], time_limit=time_limit)
     if best.plan is not None:

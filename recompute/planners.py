@@ -1,4 +1,4 @@
-"""Schedules made in advance: `plan(program, 0.4)` says what to compute and to free; `verify` checks a plan.
+"""Schedules made in advance: `plan(program, of_peak=0.4)` says what to compute and to free; `verify` checks a plan.
 
 `ladder` plans for several budgets at once, so that more memory never costs more.
 `least` and `peak` say between which budgets a plan is worth searching for; `replan` starts from a known order of runs.

@@ -20,9 +20,9 @@ import pytest
 
 import recompute as rc
 import recompute.testing
+from lib.vectors import vector
 from recompute._engine.events import Accessed, Added, Evicted, Forgotten, LetGo, Performed, Released, TakenBack
 from recompute.testing import EventLog, Identity, ManualClock, check_invariants
-from recompute.testing._vectors import vector
 
 HOUSE = Path(rc.__file__).parent
 
@@ -66,6 +66,7 @@ def test_what_is_exported() -> None:
         "sequence",
         "set_default_cache",
         "sizeof",
+        "planned",
         "stage",
         "traverse",
         "wrap",
@@ -233,10 +234,9 @@ LAYERS = {
     "sight": """_sight.recording _sight.nest _sight.perfetto _sight.speedscope _sight.memory_viz _sight.rows
         _sight.exports _sight.look _sight.study _sight.curve _sight.page _sight.report
         _sight.why _sight.story""",
-    "staging": "_staging.arguments _staging.line _staging.graph _staging.stage",
-    "testing": """testing._clock testing._identity testing._log testing._invariants testing._vectors testing._functions
-        testing.programs testing._array_blanks testing._array_changes testing._array_functions testing._array_syntax
-        testing._array_code testing.array_programs testing.conformance testing testing.strategies""",
+    "staging": "_staging.arguments _staging.graph _staging.planned",
+    "testing": """testing._clock testing._identity testing._log testing._invariants testing.conformance testing.arrays
+        testing""",
     "package": "recompute",
     "command": """_cli.output _cli.plugins _cli.simulate _cli.export _cli.report _cli.story _cli.planning _cli.figures
         _cli.recording _cli.caches _cli.program _cli.demo _cli.doctor _cli.plan _cli.plot _cli.compare _cli.run _cli
@@ -363,7 +363,7 @@ ADAPTERS = sorted((HOUSE.parent / "adapters").rglob("*.py"))
 INSPECTED = {
     "_handle": "_class_of_results",  # what is made of instances of a subclass of Recomputable
     "testing._invariants": "_missing _missing_bytes _needed_by _needs",  # are a policy's sums what they should be?
-    "testing.array_programs": "_outline _type",  # is what an array says of itself while it is evicted true?
+    "testing.conformance": "_registered",  # what served a type before goes on to do so
 }
 """Private names that tools of tests look at."""
 

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.programs import Program, run
+from lib.strategies import programs
 from recompute._engine.graph import EVICTED, Operation, Storage
 from recompute._engine.needed import Needs
 from recompute._engine.neighbours import Component, evicted_neighbours
@@ -20,8 +22,6 @@ from recompute._policy.search import _SHARE, _TRIES, Tournaments
 from recompute._policy.tournament import Tournament
 from recompute.testing import ManualClock
 from recompute.testing._invariants import evicted_neighbourhood
-from recompute.testing.programs import Program, run
-from recompute.testing.strategies import programs
 
 Lines = dict[int, tuple[float, float, float]]
 

@@ -175,5 +175,5 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
         cure = f": {how_to_get(names[0])}" if state == "not installed" else ""
         lines.append((", ".join(names), serves, state + cure, module))
     print_list(["serves", "version", "sees", "adapter"], lines, out)
-    for remark in dict.fromkeys(f"{each.name}: {each.remark}" for each in adapters if each.remark):
+    for remark in dict.fromkeys(f"{adapter.name}: {adapter.remark}" for adapter in adapters if adapter.remark):
         print_text(remark, out)

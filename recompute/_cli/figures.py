@@ -15,6 +15,7 @@ from recompute._pictures.style import FORMATS, new_figure, save
 from recompute._simulator.many import Job, cores, simulate_many
 from recompute._simulator.replay import baseline
 from recompute._simulator.run import Run
+from recompute._simulator.simulate import by_amount
 from recompute._traces.program import Program
 from recompute.policies import DEFAULT
 
@@ -78,12 +79,12 @@ def replay_all(
             learns = iterations is not None and policy in ("default", DEFAULT)
             rounds, extra = (iterations, {"effort": effort}) if learns else (None, {})
             jobs += [
-                Job(number, budget, {"policy": policy, "search": search, **extra}, rounds)
+                Job(number, {**by_amount(budget), "policy": policy, "search": search, **extra}, rounds)
                 for search in searches
                 for budget in budgets
             ]
         if tier is not None:
-            jobs += [Job(number, budget, {"policy": "default", "tier": tier}) for budget in budgets]
+            jobs += [Job(number, {**by_amount(budget), "policy": "default", "tier": tier}) for budget in budgets]
     ready, whole = [0], sum(job.rounds for job in jobs)
     what, processes = ("replays", 1) if iterations is None else ("rounds", cores())
     with Live(lambda: [bar(ready[0], whole), f"{ready[0]} of {whole} {what}"]):

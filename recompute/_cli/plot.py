@@ -24,7 +24,7 @@ from recompute._pictures.residency import residency
 from recompute._pictures.style import short
 from recompute._simulator.many import Job, simulate_many
 from recompute._simulator.replay import baseline
-from recompute._simulator.simulate import simulate
+from recompute._simulator.simulate import by_amount, simulate
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
 from recompute.events import Event
@@ -183,7 +183,7 @@ def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
         with Live(partial(state, name)):
             result = simulate(
                 program,
-                wanted[0],
+                **by_amount(wanted[0]),
                 policy=name,
                 search=searches[0],
                 listener=events.append,
@@ -234,7 +234,7 @@ def chain_points(sizes: Sequence[int], names: Sequence[str]) -> list[ChainPoint]
     programs = [chain(n) for n in sizes]
     cases = [(name, number, regime) for regime in REGIMES for name in names for number in range(len(sizes))]
     jobs = [
-        Job(number, max(2, REGIMES[regime](sizes[number])), {"policy": name, "limit": _CHAIN_LIMIT})
+        Job(number, {"budget": max(2, REGIMES[regime](sizes[number])), "policy": name, "limit": _CHAIN_LIMIT})
         for name, number, regime in cases
     ]
     ready = [0]

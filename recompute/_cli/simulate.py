@@ -127,6 +127,7 @@ def add_policies(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from recompute._simulator.many import Job, cores, simulate_many  # process pools: not for every command
+    from recompute._simulator.simulate import by_amount
 
     try:
         search_of(options.search)
@@ -152,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
         common |= {"foresight": not options.no_foresight, "effort": effort}
     programs = load(options.traces)
     jobs = [
-        Job(number, budget, {"policy": policy, **common}, iterations)
+        Job(number, {**by_amount(budget), "policy": policy, **common}, iterations)
         for number in range(len(programs))
         for policy in chosen
         for budget in wanted

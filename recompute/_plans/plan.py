@@ -8,7 +8,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
-from recompute._budget import Amount, parse_budget
+from recompute._budget import bytes_or_peak, parse_budget
 from recompute._plans.checkmate import checkmate
 from recompute._plans.chen import chen_greedy, chen_sqrt
 from recompute._plans.fetching import FACTORS, Fetching, Prices
@@ -35,13 +35,21 @@ METHODS: Final[tuple[str, ...]] = tuple(_OPTIONS)
 """The names of the methods."""
 
 
-def plan(program: Program, budget: Amount, method: str = "own", **options: Any) -> ProgramPlan:
+def plan(
+    program: Program,
+    budget: int | str | None = None,
+    method: str = "own",
+    *,
+    of_peak: float | str | None = None,
+    **options: Any,
+) -> ProgramPlan:
     """A schedule that runs the program within a budget, and recomputes what it must.
 
     Parameters
     ----------
-    budget
-        Bytes ("512MB"), or a share (0.4, "40%") of the peak without a budget. The program's sources count.
+    budget, of_peak
+        Bytes ("512MB"), the program's sources included; or instead a share (0.4, "40%") of its peak: of the bytes that
+        a run without a budget has in use at its worst moment (see `recompute.simulator.baseline`).
     method
         "own": the library's planner, whose plans never cost more than what the cache does by itself within the same
         budget. Options: `effort` (1 is about ten seconds, counted in steps, so that a plan does not depend on the
@@ -65,9 +73,9 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
             raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
     others: Sequence[ProgramPlan] = options.pop("known", ())
     if others:
-        return _with_known(program, budget, others, method, options)
+        return _with_known(program, _size(program, budget, of_peak), others, method, options)
     start = perf_counter()
-    size = parse_budget(budget, whole=lambda: _peak(program))
+    size = _size(program, budget, of_peak)
     problem = problem_of(program, size)
     check_least(problem)
     tier = options.pop("tier", None)
@@ -96,16 +104,15 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
 
 
 def _with_known(
-    program: Program, budget: Amount, known: Sequence[ProgramPlan], method: str, options: dict[str, Any]
+    program: Program, size: int, known: Sequence[ProgramPlan], method: str, options: dict[str, Any]
 ) -> ProgramPlan:
     """A plan, or the cheapest of those known that fit, if that costs less or there is no other."""
-    size = parse_budget(budget, whole=lambda: _peak(program))
     fitting: list[ProgramPlan] = []
     for other in known:
         peak, overhead = verify(program, other)
         if peak <= size and other.tier in ("", options.get("tier")):
             fitting.append(replace(other, budget=size, peak=peak, overhead=overhead, bound=None))
-    cheapest = min(fitting, key=lambda each: each.overhead, default=None)
+    cheapest = min(fitting, key=lambda made: made.overhead, default=None)
     try:
         found = plan(program, size, method, **options)
     except PlanError:
@@ -115,13 +122,21 @@ def _with_known(
     return found if cheapest is None or found.overhead <= cheapest.overhead else cheapest
 
 
-def ladder(program: Program, budgets: Sequence[Amount], **options: Any) -> list[ProgramPlan | PlanError]:
-    """The own method's plans under several budgets, in their order: none costs more than that for a smaller budget.
+def ladder(
+    program: Program,
+    budgets: Sequence[int | str] = (),
+    *,
+    of_peak: Sequence[float | str] = (),
+    **options: Any,
+) -> list[ProgramPlan | PlanError]:
+    """The own method's plans under several budgets, none of which costs more than that for a smaller budget.
 
-    A plan for a smaller budget is always a candidate: so cost is monotone by construction. Options of `plan`. In the
-    place of a plan that could not be made stands its error.
+    First those for bytes, then those for shares of the peak, each in the given order. A plan for a smaller budget is
+    always a candidate: so cost is monotone by construction. Options of `plan`. In the place of a plan that could not be
+    made stands its error.
     """
-    sizes = [parse_budget(budget, whole=lambda: _peak(program)) for budget in budgets]
+    sizes = [_size(program, budget, None) for budget in budgets]
+    sizes += [_size(program, None, share) for share in of_peak]
     plans: dict[int, ProgramPlan | PlanError] = {}
     known: list[ProgramPlan] = list(options.pop("known", ()))
     for size in sorted(set(sizes)):
@@ -163,7 +178,7 @@ def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]
     if not found:
         assert failed is not None, "at least one was tried"
         raise failed
-    return min(found, key=lambda each: each.overhead)
+    return min(found, key=lambda made: made.overhead)
 
 
 def _online_with(fetching: Fetching, program: Program, problem: Problem) -> list[int] | None:
@@ -202,11 +217,15 @@ def online(program: Program, problem: Problem) -> list[int] | None:
     return None if steps is None else woven(problem, numbered(problem, steps))
 
 
-def _peak(program: Program) -> int:
-    """The bytes at the peak of a run without a budget that frees what the program let go of."""
-    from recompute._simulator.replay import baseline  # it imports the whole cache, which plans do not need
+def _size(program: Program, budget: int | str | None, of_peak: float | str | None) -> int:
+    """Bytes."""
 
-    return sum(baseline(program).values())
+    def peak() -> int:
+        from recompute._simulator.replay import baseline  # it imports the whole cache, which plans do not need
+
+        return sum(baseline(program).values())
+
+    return parse_budget(bytes_or_peak(budget, of_peak), whole=peak)
 
 
 def _turn(program: Program) -> int | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final
 
-from recompute._budget import Amount
 from recompute._pictures.bars import bars
 from recompute._sight.memory_viz import arriving
 from recompute._simulator.replay import baseline
@@ -115,7 +114,7 @@ class Look:
     """Function, line, times, seconds; the most first."""
 
 
-def look_at(subject: Subject, budget: Amount | Mapping[str, Amount], *, draw: bool = True, **options: Any) -> Look:
+def look_at(subject: Subject, budget: Mapping[str, int], *, draw: bool = True, **options: Any) -> Look:
     """Replay a program under a budget, and see what happens. `draw`: with pictures and tables, not figures alone."""
     events: list[Event] = []
     run = simulate(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from recompute._budget import Amount
 from recompute._sight.recording import budget_of
 from recompute._sight.why import Why
 from recompute._simulator.replay import Replay, baseline
-from recompute._simulator.simulate import budgets_of
+from recompute._simulator.simulate import budgets_of, by_amount
 from recompute._traces.program import Program
 from recompute.events import Added, Event, Performed, Step, Steps
 
@@ -38,13 +36,13 @@ class Told:
 class Replayed:
     """A recorded run, replayed with a log under its own budget or another one."""
 
-    def __init__(self, program: Program, budget: Amount | None = None) -> None:
+    def __init__(self, program: Program, budget: int | float | None = None) -> None:
         self.program = program
         peak = baseline(program)
         budgets = None
-        given: Any = budget_of(program.settings) if budget is None else budget
+        given = budget_of(program.settings) if budget is None else budget
         if given is not None:
-            budgets, _ = budgets_of(given, peak)
+            budgets, _ = budgets_of(peak, **by_amount(given))
         policy = program.settings.get("policy", "default")
         replay = Replay(program, budgets, policy=policy, limit=1e9, log=_LOG)
         events: list[Event] = []

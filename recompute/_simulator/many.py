@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._budget import Amount
 from recompute._simulator.replay import baseline
 from recompute._simulator.run import Run
 from recompute._simulator.simulate import budgets_of, iterate, simulate
@@ -26,8 +25,8 @@ class Job:
     """One replay to be done: of the program with this number, with these arguments of `simulate` or `iterate`."""
 
     program: int
-    budget: Amount | Mapping[str, Amount]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any]
+    """The budget among them: {"budget": "512MB", "policy": "lru"}."""
     iterations: int | None = None
     """Rounds of a program that repeats, as by `iterate`; None: one replay, as by `simulate`."""
 
@@ -73,7 +72,8 @@ def simulate_many(
 
     def haste(at: int) -> tuple[int, float]:
         job = jobs[at]
-        return -_work_of(job, programs), budgets_of(job.budget, peaks[job.program])[1]
+        amount = job.options.get("budget"), job.options.get("of_peak")
+        return -_work_of(job, programs), budgets_of(peaks[job.program], *amount)[1]
 
     def counted(job: Job) -> Callable[[Future[list[Run]]], None]:
         return lambda future: None if future.cancelled() else count_more(job.rounds)
@@ -108,8 +108,8 @@ def _work(job: Job) -> list[Run]:
 def _runs(programs: Sequence[Program], peaks: Sequence[Mapping[str, int]], job: Job) -> Iterator[Run]:
     program, peak = programs[job.program], peaks[job.program]
     if job.iterations is None:
-        return iter([simulate(program, job.budget, peak=peak, **job.options)])
-    return iterate(program, job.budget, job.iterations, peak=peak, **job.options)
+        return iter([simulate(program, peak=peak, **job.options)])
+    return iterate(program, iterations=job.iterations, peak=peak, **job.options)
 
 
 def _work_of(job: Job, programs: Sequence[Program]) -> int:

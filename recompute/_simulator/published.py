@@ -393,9 +393,9 @@ class Machine:
             storage = value.storage
             if storage in self._to_release and not self._in_flight(storage):
                 self._to_release.discard(storage)
-                for each in [each for each in storage.values if not each.users and not each.referred]:
-                    if each in storage.values and self.release == "banish":
-                        self._forget([each])
+                for idle in [value for value in storage.values if not value.users and not value.referred]:
+                    if idle in storage.values and self.release == "banish":
+                        self._forget([idle])
                 if storage.values and not storage.locks and self.release != "ignore":
                     self._evict_unreferenced(storage)
 

@@ -73,7 +73,7 @@ class Recorded:
         """The program, after the last line."""
         if not self._ended:
             raise ValueError("the file is truncated: the line with the event End is missing")
-        self._between.sort(key=lambda each: each[0])
+        self._between.sort(key=lambda pair: pair[0])
         self.program.numbers = [0] * len(self.program.storages)
         for number, value in self._values.items():
             self.program.numbers[value] = number

@@ -202,7 +202,8 @@ def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], idle: bool)
         assert pool.used <= pool.limit, f"{pool.device}: {pool.used} bytes used of a budget of {pool.limit}"
     candidates = list(pool.candidates)
     assert len(candidates) == len(set(candidates)), f"{pool.device}: a candidate is listed twice"
-    assert len({each.slot for each in candidates}) == len(candidates), f"{pool.device}: two candidates share a slot"
+    slots = {candidate.slot for candidate in candidates}
+    assert len(slots) == len(candidates), f"{pool.device}: two candidates share a slot"
     for storage in candidates:
         who = f"candidate {storage.number} of {pool.device}"
         assert storage.pool is pool, f"{who} belongs to {storage.pool.device}"
@@ -257,10 +258,10 @@ def evicted_components(storages: Iterable[Storage]) -> list[set[Storage]]:
         stack = [left.pop()]
         component = set(stack)
         while stack:
-            for each in neighbours(stack.pop()) & left:
-                left.discard(each)
-                component.add(each)
-                stack.append(each)
+            for other in neighbours(stack.pop()) & left:
+                left.discard(other)
+                component.add(other)
+                stack.append(other)
         components.append(component)
     return components
 
@@ -281,7 +282,7 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
         reached: set[Storage] = set()
         frontier = {storage}
         while frontier:
-            frontier = {each for one in frontier for each in direction(one) if each.dropped} - reached
+            frontier = {other for one in frontier for other in direction(one) if other.dropped} - reached
             reached |= frontier
         found |= reached
     found.discard(storage)
@@ -291,27 +292,27 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
 def _check_components(neighbourhood: Components, storages: list[Storage]) -> None:
     evicted = [storage for storage in storages if storage.dropped]
     if not neighbourhood.active:
-        assert all(each.nearby is None for each in evicted), "components are joined before the first question"
+        assert all(storage.nearby is None for storage in evicted), "components are joined before the first question"
         return
     for component in evicted_components(storages):
-        roots = {each.nearby.root() if isinstance(each.nearby, Component) else None for each in component}
-        numbers = sorted(each.number for each in component)
+        roots = {member.nearby.root() if isinstance(member.nearby, Component) else None for member in component}
+        numbers = sorted(member.number for member in component)
         assert len(roots) == 1, f"the evicted storages {numbers} are connected, but not one component"
     members: dict[Any, list[Storage]] = {}
     for storage in evicted:
         if isinstance(storage.nearby, Component):
             members.setdefault(storage.nearby.root(), []).append(storage)
     for root, together in members.items():
-        numbers = [each.number for each in together]
+        numbers = [member.number for member in together]
         assert root.members == len(together), f"the component of {numbers} counts {root.members} members"
-        cost = sum(each.cost for each in together)
+        cost = sum(member.cost for member in together)
         assert isclose(root.cost, cost, rel_tol=1e-6, abs_tol=1e-9), f"component {numbers}: {root.cost}, not {cost}"
 
 
 def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
     for storage in storages:
         if storage.resident and not neighbourhood.tiers:
-            cost = sum(each.cost for each in evicted_neighbourhood(storage, neighbourhood.descendants))
+            cost = sum(other.cost for other in evicted_neighbourhood(storage, neighbourhood.descendants))
             answer = neighbourhood.cost(storage)
             assert isclose(answer, cost, rel_tol=1e-6, abs_tol=1e-9), (
                 f"the evicted neighbourhood of storage {storage.number} costs {cost}, not {answer}"
@@ -320,24 +321,24 @@ def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
 
 def _check_needs(neighbourhood: Needs, storages: list[Storage]) -> None:
     evicted = [storage for storage in storages if storage.dropped]
-    out = {each: each.size for each in evicted if any(value.referred for value in each.values)}
+    out = {other: other.size for other in evicted if any(value.referred for value in other.values)}
     assert neighbourhood._missing == out, "what is evicted but referred to is not what counts as missing"
     for pool, size in neighbourhood._missing_bytes.items():
-        assert size == sum(each.size for each in out if each.pool is pool), f"{pool} has not {size} bytes missing"
+        assert size == sum(other.size for other in out if other.pool is pool), f"{pool} has not {size} bytes missing"
     needed, stack = set(out), list(out)
     while stack:
-        for each in stack.pop().neighbours_up():
-            if each.dropped and each not in needed:
-                needed.add(each)
-                stack.append(each)
-    lost = [each.number for each in needed - neighbourhood._needs.keys()]
+        for other in stack.pop().neighbours_up():
+            if other.dropped and other not in needed:
+                needed.add(other)
+                stack.append(other)
+    lost = [other.number for other in needed - neighbourhood._needs.keys()]
     assert not lost, f"the evicted storages {lost} are needed, but not counted"
     times = Counter(argument for above in neighbourhood._needs.values() for argument in above)
     assert times == Counter(neighbourhood._needed_by), "storages are not counted as often as they are needed"
-    assert not any(each.resident for each in neighbourhood._needs), "a resident storage counts as evicted"
-    for each in neighbourhood.kept:
-        assert each.resident, f"storage {each.number} stays because it is wanted, but is evicted"
-        assert each in neighbourhood._needed_by, f"storage {each.number} stays, but nothing evicted wants it"
+    assert not any(storage.resident for storage in neighbourhood._needs), "a resident storage counts as evicted"
+    for other in neighbourhood.kept:
+        assert other.resident, f"storage {other.number} stays because it is wanted, but is evicted"
+        assert other in neighbourhood._needed_by, f"storage {other.number} stays, but nothing evicted wants it"
 
 
 def _close(engine: Engine, a: float, b: float) -> bool:

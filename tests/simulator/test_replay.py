@@ -26,7 +26,7 @@ def test_a_replay_goes_with_its_last_reference(kind: type[Replay | PublishedRepl
         cut.run(interrupt)
     left = [ref(done), ref(cut)]
     del done, cut
-    assert [each() for each in left] == [None, None]
+    assert [reference() for reference in left] == [None, None]
 
 
 def test_a_listener_hears_the_replay_and_no_more() -> None:
