@@ -18,8 +18,9 @@ from statistics import mean
 from typing import Final
 
 from _common import facts, say
+from varied import varied
 
-from recompute.simulator import Job, Replay, Run, baseline, simulate_many, varied
+from recompute.simulator import Job, Replay, Run, baseline, simulate_many
 from recompute.traces import Program, read
 
 RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"

@@ -14,8 +14,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from recompute import pictures
-from recompute._cli.figures import COMPARED, floors, plan_all, points, replay_all
+from recompute._cli.arguments import COMPARED
 from recompute._cli.plot import chain_points
+from recompute._cli.points import floors, plan_all, points, replay_all
 from recompute._engine.events import Event
 from recompute._traces.chain import chain
 from recompute.planners import plan

@@ -112,7 +112,7 @@ def alone(count: int, shape: str, steps: int) -> Bare:
     pool = Pool("cpu", search, None)
     upcoming = costs(shape)
     now = 0.0
-    somebody = Reference(alone)  # refers to each of them, so that all are needed
+    outside = Reference(alone)  # refers to each of them, so that all are needed
 
     def fresh(number: int) -> Storage:
         nonlocal now
@@ -121,7 +121,7 @@ def alone(count: int, shape: str, steps: int) -> Bare:
         storage.cost = next(upcoming)
         now += storage.cost
         storage.last_access = now
-        value.storage, value.references = storage, somebody
+        value.storage, value.references = storage, outside
         storage.values = (value,)
         storage.state, storage.resident = RESIDENT, True
         return storage

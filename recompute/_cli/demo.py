@@ -20,7 +20,7 @@ from recompute._terminal import is_terminal
 NAME = "demo"
 HELP = "see it work on real input"
 GROUP: Final = "recompute.demos"
-_EVERY: Final = 3.0  # seconds from line to line where nobody watches a terminal
+_EVERY: Final = 3.0  # seconds from line to line where stderr is no terminal
 
 _EXAMPLES: Final = """\
 examples:

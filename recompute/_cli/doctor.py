@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
     """Load one adapter and ask it what it sees; whatever goes wrong is part of the answer."""
-    found = Found(
+    report = Found(
         point.name,
         point.value,
         None if point.dist is None else point.dist.name,
@@ -109,21 +109,21 @@ def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
         adapter = point.load()
         if not isinstance(adapter, Adapter):
             raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
-        found.serves = version_of_package(point.name)
+        report.serves = version_of_package(point.name)
         if not is_installed(point.name):
-            found.state = "missing"
-            return found
-        found.remark = adapter.remark()
+            report.state = "missing"
+            return report
+        report.remark = adapter.remark()
         for device in adapter.devices():
             free = adapter.free_memory(device)
-            found.devices[device] = _free_here() if free is None and device == "cpu" else free
+            report.devices[device] = _free_here() if free is None and device == "cpu" else free
     except (Exception, SystemExit) as error:
-        found.error = " ".join(f"{type(error).__name__}: {error}".split())
+        report.error = " ".join(f"{type(error).__name__}: {error}".split())
         served = {
             other.name for other in points if other.value == point.value
         }  # one framework may come in two packages
-        found.state = "missing" if missing_package(error) in served else "broken"
-    return found
+        report.state = "missing" if missing_package(error) in served else "broken"
+    return report
 
 
 def _free_here() -> int | None:

@@ -147,9 +147,9 @@ def run(options: argparse.Namespace) -> int:
         problem = recordings.write(path, program, stats, wall_time)
     recorded = path if options.record and not problem else None
     if trace is not None and options.record and not recorded:
-        for found, _ in used:
-            if found.trace is not None:
-                found.trace.unlink(missing_ok=True)
+        for followed, _ in used:
+            if followed.trace is not None:
+                followed.trace.unlink(missing_ok=True)
         trace = None
     report = Report(program, used, ending, wall_time, asked, recorded, trace)
     if not ending.ours and (stats.operations or not ending.error):
@@ -171,8 +171,8 @@ def _write_page(trace: Path, program: Program) -> None:
     from recompute._cli.report import made
 
     page = Path(f"{program.recording().name.removesuffix('.recompute.json')}.report.html")
-    found, interrupted = made(str(trace), processes=cores())
-    write(page, [found.html().encode()])
+    report, interrupted = made(str(trace), processes=cores())
+    write(page, [report.html().encode()])
     hint(f"{page} shows what each budget would cost{' (interrupted: only some)' if interrupted else ''}")
 
 
@@ -246,11 +246,11 @@ def _show(report: Report) -> None:
         ("wall time", seconds(report.wall_time)),
         *([("process", f"{format_bytes(resident)} resident at peak")] if (resident := most_resident()) else []),
     ]
-    found = report.used[0][0]
-    if found.own_budget is not None:
+    first = report.used[0][0]
+    if first.own_budget is not None:
         pairs[0] = ("budget", f"{pairs[0][1]}, instead of the script's own")
-    if found.place != DEFAULT_PLACE:
-        pairs.insert(0, ("cache", f"made at {found.place}"))
+    if first.place != DEFAULT_PLACE:
+        pairs.insert(0, ("cache", f"made at {first.place}"))
     if report.recording is not None:
         pairs.append(("recording", str(report.recording)))
     if report.trace is not None:
@@ -274,7 +274,7 @@ def _show(report: Report) -> None:
     if stats.tiers:
         print_list(TIER_COLUMNS, [tier.row for tier in stats.tiers], sys.stderr, "<>>>>")
     if stats.recomputed:
-        most = [(found.function, f"{found.times:,}", seconds(found.seconds)) for found in stats.recomputed[:_MOST]]
+        most = [(again.function, f"{again.times:,}", seconds(again.seconds)) for again in stats.recomputed[:_MOST]]
         print_list(["recomputed most", "times", "time"], most, sys.stderr, "<>>")
     if len(report.used) > 1:
         _show_others(report)
@@ -302,14 +302,14 @@ def _show_others(report: Report) -> None:
     """The caches beside the one that the report is about."""
     rows = [
         (
-            found.place,
+            followed.place,
             format_bytes(stats.peak),
             f"{stats.operations:,}",
             f"{stats.evictions:,}",
             f"{stats.overhead:.3f}",
-            "" if found.trace is None else str(found.trace),
+            "" if followed.trace is None else str(followed.trace),
         )
-        for found, stats in report.used[1:_MOST]
+        for followed, stats in report.used[1:_MOST]
     ]
     print_list(["other caches", "peak", "operations", "evictions", "overhead", "trace"], rows, sys.stderr, "<>>>><")
     if report.recording is not None:

@@ -60,20 +60,20 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     What stands in brackets after a name does not count. Policies have filled markers, the published planners hollow
     ones; the library's own are wide. A later round of a policy ("dtr, round 5") is hollow and dotted in its colour.
     """
-    found = {"default": Look(_COLOURS[0], "o", (), wide=True), "own": Look("#000000", "*", (), wide=True)}
+    known_looks = {"default": Look(_COLOURS[0], "o", (), wide=True), "own": Look("#000000", "*", (), wide=True)}
     for number, name in enumerate(_POLICIES[1:], 1):
-        found[name] = Look(_COLOURS[number], _FILLED[number], _DASHES[number])
+        known_looks[name] = Look(_COLOURS[number], _FILLED[number], _DASHES[number])
     for number, name in enumerate(_METHODS):
-        found[name] = Look(_COLOURS[(6, 7, 4, 5)[number]], "<>hd"[number], _DASHES[number + 1], hollow=True)
+        known_looks[name] = Look(_COLOURS[(6, 7, 4, 5)[number]], "<>hd"[number], _DASHES[number + 1], hollow=True)
     names = list(dict.fromkeys(names))
     wanted = list(dict.fromkeys(_bare(name) for name in names))
     known = [name for name in _POLICIES if name in wanted]
     free = [at for at, name in enumerate(_POLICIES) if name not in known] or list(range(len(_COLOURS)))
-    others = [name for name in wanted if name not in found]
+    others = [name for name in wanted if name not in known_looks]
     for number, name in enumerate(others):
         at = free[number % len(free)]
-        found[name] = Look(_COLOURS[at], _FILLED[at], _DASHES[at], hollow=number >= len(free))
-    return {name: _round(found[_bare(name)]) if _ROUND in name else found[_bare(name)] for name in names}
+        known_looks[name] = Look(_COLOURS[at], _FILLED[at], _DASHES[at], hollow=number >= len(free))
+    return {name: _round(known_looks[_bare(name)]) if _ROUND in name else known_looks[_bare(name)] for name in names}
 
 
 def _bare(name: str) -> str:

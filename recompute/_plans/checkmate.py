@@ -6,10 +6,10 @@ once. Minimal is the cost of all runs. Within this class of schedules, which is 
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from importlib import import_module
 from typing import Any
 
-from recompute._plans.coarsen import coarsen
 from recompute._plans.liveness import prune, schedule
 from recompute._plans.problem import Problem
 from recompute._plans.schedule import PlanError
@@ -237,22 +237,67 @@ class _Model:
             least.append(number)
         matrix = sparse.csr_array((data, indices, starts), shape=(len(self.rows), len(self.costs)))
         low, high = numpy.array(self.bounds).T
-        found = optimize.milp(
+        solution = optimize.milp(
             self.costs,
             integrality=numpy.array(self.integer),
             bounds=optimize.Bounds(low, high),
             constraints=optimize.LinearConstraint(matrix, numpy.array(least) - 1e-9, numpy.inf),
             options={"time_limit": time_limit, "mip_rel_gap": 1e-6},
         )
-        if found.x is None:
-            if found.status == 2:
+        if solution.x is None:
+            if solution.status == 2:
                 raise PlanError("infeasible: Checkmate's integer program has no solution under this budget; give more")
             raise PlanError(f"the solver found no schedule within {time_limit:g} s; give it a longer time_limit")
-        bound = found.mip_dual_bound if found.mip_dual_bound is not None else 0.0
+        bound = solution.mip_dual_bound if solution.mip_dual_bound is not None else 0.0
         runs = [
             place
             for stage in range(self.count)
             for place in range(stage + 1)
-            if (stage, place) in self.run and found.x[self.run[stage, place]] > 0.5
+            if (stage, place) in self.run and solution.x[self.run[stage, place]] > 0.5
         ]
         return runs, max(self.problem.model_cost, bound * self._scale * (1 - 1e-9))
+
+
+def coarsen(problem: Problem, most: int) -> list[list[int]]:
+    """At most `most` groups of neighbours in program order; the use of the outputs is a group of its own.
+
+    Again and again the two neighbouring groups are merged of which one is least worth a decision of its own: it costs
+    little and makes few bytes, each compared with the mean. What only one group uses is then no longer seen, so a
+    merged program has fewer schedules, and its optimum is at least that of the program. O(operations x log).
+    """
+    groups: list[list[int] | None] = [[operation] for operation in problem.order[:-1]]
+    after = list(range(1, len(groups) + 1))
+    before = list(range(-1, len(groups) - 1))
+    stamp = [0] * (len(groups) + 1)
+    costs = [problem.costs[operation] for operation in problem.order[:-1]]
+    sizes = [float(problem.needs[operation]) for operation in problem.order[:-1]]
+    mean = problem.model_cost / max(1, len(costs)) or 1.0
+    scale = sum(sizes) / max(1, len(sizes)) or 1.0
+
+    def loss(left: int) -> float:
+        right = after[left]
+        weight = [costs[group] / mean + sizes[group] / scale for group in (left, right)]
+        return min(weight) + 0.1 * max(weight)
+
+    heap = [(loss(left), 0, 0, left) for left in range(len(groups) - 1)]
+    heapify(heap)
+    left_over = len(groups)
+    while left_over > max(1, most - 1) and heap:
+        _, one, two, left = heappop(heap)
+        right = after[left]
+        mine, other = groups[left], groups[right] if right < len(groups) else None
+        if mine is None or other is None or stamp[left] != one or stamp[right] != two:
+            continue
+        groups[left] = mine + other
+        groups[right] = None
+        costs[left] += costs[right]
+        sizes[left] += sizes[right]
+        stamp[left] += 1
+        after[left] = after[right]
+        if after[left] < len(groups):
+            before[after[left]] = left
+            heappush(heap, (loss(left), stamp[left], stamp[after[left]], left))
+        if before[left] >= 0:
+            heappush(heap, (loss(before[left]), stamp[before[left]], stamp[left], before[left]))
+        left_over -= 1
+    return [*[group for group in groups if group is not None], [problem.final]]

@@ -242,12 +242,12 @@ class _Run:
     def _evicted(self, storage: int, links: Sequence[Sequence[int]], among: bytearray | None) -> list[int]:
         """The evicted storages that `links` lead to, over evicted ones alone, `among` these; None: of all."""
         resident, seen, stack = self._resident, {storage}, [storage]
-        found: list[int] = []
+        evicted: list[int] = []
         while stack:
             self._replay.work += 0.5
             for other in links[stack.pop()]:
                 if not resident[other] and (among is None or among[other]) and other not in seen:
                     seen.add(other)
                     stack.append(other)
-                    found.append(other)
-        return found
+                    evicted.append(other)
+        return evicted

@@ -9,13 +9,13 @@ from time import perf_counter
 from typing import Any, Final
 
 from recompute._budget import bytes_or_peak, parse_budget
+from recompute._plans.chains import revolve
 from recompute._plans.checkmate import checkmate
 from recompute._plans.chen import chen_greedy, chen_sqrt
 from recompute._plans.fetching import FACTORS, Fetching, Prices
 from recompute._plans.liveness import cost_of, schedule
 from recompute._plans.own import Effort, Online, Progress, own
 from recompute._plans.problem import Problem, check_least, numbered, problem_of, woven
-from recompute._plans.revolve import revolve
 from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._plans.verify import verify
 from recompute._traces.program import Program
@@ -65,17 +65,16 @@ def plan(
     Raises PlanError, with advice, if there is no such plan or none was found; ValueError for a wrong argument, or a
     program on several devices; ImportError if the method's solver is not installed.
     """
-    if method not in _OPTIONS:
-        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
-    for option in options:
-        if option not in _OPTIONS[method]:
-            known = ", ".join(sorted(_OPTIONS[method])) or "none"
-            raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
+    _check(method, options)
+    size = _size(program, budget, of_peak)
     others: Sequence[ProgramPlan] = options.pop("known", ())
     if others:
-        return _with_known(program, _size(program, budget, of_peak), others, method, options)
+        return _with_known(program, size, others, method, options)
+    return _planned(program, size, method, options)
+
+
+def _planned(program: Program, size: int, method: str, options: dict[str, Any]) -> ProgramPlan:
     start = perf_counter()
-    size = _size(program, budget, of_peak)
     problem = problem_of(program, size)
     check_least(problem)
     tier = options.pop("tier", None)
@@ -84,8 +83,8 @@ def plan(
     if method in _ALWAYS_THERE:
         if any(kind == "detach" for kind, _ in program.steps):
             raise PlanError(f"{method} takes no program that detaches values; use method 'own'")
-        found, bound, note = _run(problem_of(program, size, lifetimes=False), _turn(program), method, options)
-        sequence: Sequence[int] = woven(problem, found)
+        order, bound, note = _run(problem_of(program, size, lifetimes=False), _turn(program), method, options)
+        sequence: Sequence[int] = woven(problem, order)
     else:
         sequence, bound, note = _run(problem, _turn(program), method, options, partial(online, program, problem))
     steps, peak = schedule(problem, sequence)
@@ -103,6 +102,16 @@ def plan(
     )
 
 
+def _check(method: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for a method, or an option of it, that does not exist."""
+    if method not in _OPTIONS:
+        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
+    for option in options:
+        if option not in _OPTIONS[method]:
+            known = ", ".join(sorted(_OPTIONS[method])) or "none"
+            raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
+
+
 def _with_known(
     program: Program, size: int, known: Sequence[ProgramPlan], method: str, options: dict[str, Any]
 ) -> ProgramPlan:
@@ -114,12 +123,12 @@ def _with_known(
             fitting.append(replace(other, budget=size, peak=peak, overhead=overhead, bound=None))
     cheapest = min(fitting, key=lambda made: made.overhead, default=None)
     try:
-        found = plan(program, size, method, **options)
+        made = _planned(program, size, method, options)
     except PlanError:
         if cheapest is None:
             raise
         return cheapest
-    return found if cheapest is None or found.overhead <= cheapest.overhead else cheapest
+    return made if cheapest is None or made.overhead <= cheapest.overhead else cheapest
 
 
 def ladder(
@@ -141,12 +150,12 @@ def ladder(
     known: list[ProgramPlan] = list(options.pop("known", ()))
     for size in sorted(set(sizes)):
         try:
-            found = plan(program, size, known=known, **options)
+            made = plan(program, size, known=known, **options)
         except PlanError as error:
             plans[size] = error
         else:
-            plans[size] = found
-            known.append(found)
+            plans[size] = made
+            known.append(made)
     return [plans[size] for size in sizes]
 
 
@@ -154,7 +163,7 @@ def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]
     """The best of the plan without a tier and of some that fetch more and more, which together take as long again."""
     prices = Prices.of(tier, program)
     effort, limit = options.pop("effort", 1.0), options.pop("time_limit", None)
-    found: list[ProgramPlan] = []
+    plans: list[ProgramPlan] = []
     failed: PlanError | None = None
     tried: set[frozenset[int]] = set()
     for factor in (0.0, *FACTORS):
@@ -172,13 +181,13 @@ def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]
             plan = ProgramPlan(program.name, "own", budget, steps, 0, 1.0, tier=tier)
             peak, overhead = verify(program, plan)  # a fetch that comes late could need more room than was planned
             note = f"{plan.fetches:,} fetches from a tier of {tier}"
-            found.append(replace(plan, peak=peak, overhead=overhead, note=note))
+            plans.append(replace(plan, peak=peak, overhead=overhead, note=note))
         except PlanError as error:
             failed = failed or error
-    if not found:
+    if not plans:
         assert failed is not None, "at least one was tried"
         raise failed
-    return min(found, key=lambda made: made.overhead)
+    return min(plans, key=lambda made: made.overhead)
 
 
 def _online_with(fetching: Fetching, program: Program, problem: Problem) -> list[int] | None:
@@ -221,7 +230,9 @@ def _size(program: Program, budget: int | str | None, of_peak: float | str | Non
     """Bytes."""
 
     def peak() -> int:
-        from recompute._simulator.replay import baseline  # it imports the whole cache, which plans do not need
+        from recompute._simulator.published_replay import (
+            baseline,  # it imports the whole cache, which plans do not need
+        )
 
         return sum(baseline(program).values())
 

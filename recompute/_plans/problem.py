@@ -11,14 +11,14 @@ from recompute._traces.program import Program, Step
 
 
 def _go_on() -> None:
-    """Nobody else is waiting."""
+    """Nothing else is waiting."""
 
 
 @dataclass(slots=True)
 class Problem:
     """A program as arrays. An operation is a number: first the calls, then what costs nothing.
 
-    That is: a `get` of the program takes a value and makes nothing; so does the place where the program lets go of
+    That is: a `get` of the program takes a value and makes nothing; so does the place where the program drops
     sources, up to which they stay; the arrival of sources makes them, and cannot be repeated, and neither can `detach`,
     which makes a source of a value. The last operation, `final`, takes all outputs, and the sources that are left.
 
@@ -52,7 +52,7 @@ class Problem:
     constant: int = 0
     """Bytes of the fixed storages."""
     rest: Callable[[], None] = _go_on
-    """Called every few hundred microseconds by whoever plans: to let others have the interpreter, say."""
+    """Called every few hundred microseconds by planners: to let other threads have the interpreter, say."""
     room: int = 0
     """Bytes of the budget that these leave."""
 
@@ -89,7 +89,7 @@ class Problem:
 def problem_of(program: Program, budget: int, *, lifetimes: bool = True) -> Problem:
     """The planning problem of a program under a budget in bytes. O(program).
 
-    A source takes memory from where the program makes it to where it lets go of it, or to its last use, if that is
+    A source takes memory from where the program makes it to where it drops it, or to its last use, if that is
     later. Without `lifetimes` all sources are there from the first operation to the last; the operations have the same
     numbers.
 
@@ -240,15 +240,15 @@ class _Steps:
 def numbered(problem: Problem, steps: Sequence[Step]) -> list[int]:
     """The operations that these calls, gets and detaches of the program are; others are left out."""
     left = {step: iter(numbers) for step, numbers in problem.named.items()}
-    found: list[int] = []
+    operations: list[int] = []
     for kind, which in steps:
         if kind == "call":
-            found.append(which)
+            operations.append(which)
         else:
             number = next(left.get((kind, which), iter(())), None)
             if number is not None:
-                found.append(number)
-    return found
+                operations.append(number)
+    return operations
 
 
 def woven(problem: Problem, sequence: Sequence[int]) -> list[int]:
@@ -267,11 +267,11 @@ def woven(problem: Problem, sequence: Sequence[int]) -> list[int]:
             last.append(operation)
         else:
             following.setdefault(at, []).append(operation)
-    found = following.pop(-1, [])
+    order = following.pop(-1, [])
     for operation in sequence:
-        found.append(operation)
-        found += following.pop(operation, ())
-    return found + last
+        order.append(operation)
+        order += following.pop(operation, ())
+    return order + last
 
 
 def check_least(problem: Problem) -> None:

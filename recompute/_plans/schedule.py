@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 Action = tuple[Literal["compute", "free", "fetch"], int]
-"""Run an operation (the number of a call), let go of a storage, or bring all results of an operation from a tier."""
+"""Run an operation (the number of a call), free a storage, or bring all results of an operation from a tier."""
 
 _HEADER: Final = "recompute plan"
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from recompute._pictures.bars import bars
 from recompute._sight.memory_viz import arriving
-from recompute._simulator.replay import baseline
+from recompute._simulator.order import Numbers
+from recompute._simulator.published_replay import baseline
 from recompute._simulator.run import Status
 from recompute._simulator.simulate import simulate
 from recompute._traces.program import Program
@@ -68,20 +69,17 @@ class Subject:
 
     def storages_of(self, events: Sequence[Event]) -> dict[int, int]:
         """Number of a storage in the events of a replay -> storage of the program."""
-        program = self.program
         storages: dict[int, int] = {}
-        values: dict[int, int] = {}
-        calls = iter([which for kind, which in program.steps if kind == "call"])
-        sources = iter([which for kind, which in program.steps if kind == "source"])
+        numbers = Numbers(self.program)
         for event in events:
+            numbers.hear(event)
             if isinstance(event, Performed):
-                if not event.again:
-                    values.update(zip(event.results, program.calls[next(calls)].results, strict=False))
-                for result, home in zip(event.results, event.homes, strict=True):
-                    if result in values:
-                        storages.setdefault(home, program.storages[values[result]])
-            elif isinstance(event, Added):
-                storages[event.storage] = program.storages[next(sources)]
+                pairs = [*zip(event.homes, event.results, strict=True)]
+            else:
+                pairs = [(event.storage, event.storage)] if isinstance(event, Added) else []
+            for home, result in pairs:
+                if result in numbers.values:
+                    storages.setdefault(home, self.program.storages[numbers.values[result]])
         return storages
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from recompute._budget import parse_budget
-from recompute._simulator.replay import baseline
+from recompute._simulator.published_replay import baseline
 from recompute._simulator.simulate import by_amount, simulate
-from recompute._traces.events import recorded_events
 from recompute._traces.program import Program
-from recompute._traces.read import read
+from recompute._traces.read import read, recorded_events
 from recompute.events import Added, Event, Performed
 
 

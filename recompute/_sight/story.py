@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from recompute._sight.recording import budget_of
 from recompute._sight.why import Why
-from recompute._simulator.replay import Replay, baseline
+from recompute._simulator.order import Numbers
+from recompute._simulator.published_replay import baseline
+from recompute._simulator.replay import Replay
 from recompute._simulator.simulate import budgets_of, by_amount
 from recompute._traces.program import Program
 from recompute.events import Added, Event, Performed, Step, Steps
@@ -107,11 +109,11 @@ def _at(place: str, what: str) -> bool:
 def _homes(program: Program, events: Sequence[Event]) -> dict[int, int]:
     """Value of the program -> number of its storage in the replay."""
     homes: dict[int, int] = {}
-    calls = iter([which for kind, which in program.steps if kind == "call"])
-    sources = iter([which for kind, which in program.steps if kind == "source"])
+    numbers = Numbers(program)
     for event in events:
-        if isinstance(event, Performed) and not event.again:
-            homes.update(zip(program.calls[next(calls)].results, event.homes, strict=False))
-        elif isinstance(event, Added):
-            homes[next(sources)] = event.storage
+        first = numbers.hear(event)
+        if first is not None and isinstance(event, Performed):
+            homes.update(zip(program.calls[first].results, event.homes, strict=False))
+        elif first is not None and isinstance(event, Added):
+            homes[first] = event.storage
     return homes

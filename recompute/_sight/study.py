@@ -12,13 +12,13 @@ from math import ceil
 from time import perf_counter
 from typing import Any, Final, Literal
 
-from recompute._pictures.points import Floor
+from recompute._pictures.overheads import Floor
 from recompute._plans.plan import plan
 from recompute._plans.schedule import PlanError
 from recompute._sight.look import Look, Subject, look_at
+from recompute._simulator.many import spread
 from recompute._simulator.tier import SimulatedTier
 from recompute._traces.program import Program
-from recompute._workers import workers
 
 LIMIT: Final = 3.0
 """The overhead above which a budget counts as one that does not work."""
@@ -214,26 +214,12 @@ def looks(subject: Subject, wanted: Sequence[tuple[int, dict[str, Any]]], proces
     """What happens under each budget, in order, as it is ready."""
     work = len(subject.program.steps) * len(wanted)
     count = min(len(wanted), processes, max(1, work // _WORTH_A_PROCESS))
-    if count <= 1:
-        for budget, options in wanted:
-            yield look_at(subject, by_device(subject, budget), **options)
-        return
-    with workers(count, _start, subject) as pool:
-        futures = [pool.submit(_work, budget, options) for budget, options in wanted]
-        for future in futures:
-            yield future.result()
+    return spread(_look, subject, wanted, count)
 
 
-_here: list[Subject] = []
-"""In a worker: what it is about, sent once."""
-
-
-def _start(subject: Subject) -> None:
-    _here[:] = [subject]
-
-
-def _work(budget: int, options: dict[str, Any]) -> Look:
-    return look_at(_here[0], by_device(_here[0], budget), **options)
+def _look(subject: Subject, wanted: tuple[int, dict[str, Any]]) -> Look:
+    budget, options = wanted
+    return look_at(subject, by_device(subject, budget), **options)
 
 
 def _enter(looks: list[Look], look: Look) -> None:

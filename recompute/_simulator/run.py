@@ -1,9 +1,12 @@
-"""What a replay has shown: one run, for people, JSON and pictures."""
+"""What every replay has: the loop over the steps of a program, and the figures of a run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from recompute._traces.program import Program, StepKind
 
 Status = Literal["ok", "oom", "thrash"]
 
@@ -64,3 +67,29 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return asdict(self)
+
+
+class Steps:
+    """Does the steps of a program, one after the other."""
+
+    program: Program
+    do: ClassVar[Mapping[StepKind, Callable[[Any, int], object]]]
+    """What a step does. Not bound to a replay, which would then refer to itself: it goes with its last reference."""
+    short: ClassVar[type[Exception]]
+    """Is raised when something does not fit."""
+
+    def run(self, progress: Callable[[int], None] | None = None) -> Status:
+        """Replay all steps; `progress(steps)` is told now and then how many are done."""
+        do = self.do
+        try:
+            for number, (kind, which) in enumerate(self.program.steps):
+                do[kind](self, which)
+                if progress is not None and not number & 0xFF:
+                    progress(number)
+            for value in self.program.outputs:
+                do["pin"](self, value)
+        except self.short:
+            return "oom"
+        except Thrashing:
+            return "thrash"
+        return "ok"

@@ -99,7 +99,7 @@ class Pool:
 
 
 class Neighbourhood:
-    """What is evicted around a storage: here nobody looks at that.
+    """What is evicted around a storage: here that does not matter.
 
     The search remembers costs, and must be told of those that fall: `_fell`. Of small falls it need not know, since it
     works with a lower bound, and asks for the cost of whom it is about to choose.
@@ -278,13 +278,13 @@ class Components(Linked):
 
     def _around(self, storage: Storage) -> dict[Component, None]:
         """The roots next to it."""
-        found: dict[Component, None] = {}
+        roots: dict[Component, None] = {}
         for near in (storage.evicted_above, storage.evicted_below):
             for other in near:
                 component = other.component
                 assert component is not None
-                found[component if component.parent is None else component.root()] = None
-        return found
+                roots[component if component.parent is None else component.root()] = None
+        return roots
 
     def evicted(self, storage: Storage) -> None:
         root = storage.component = Component(storage.cost)

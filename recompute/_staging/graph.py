@@ -12,8 +12,7 @@ from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
 from recompute._cache import Cache
 from recompute._errors import StagingError
-from recompute._traces.last_uses import last_uses
-from recompute._traces.program import Program
+from recompute._traces.program import Program, last_uses
 from recompute.events import Event, Performed
 from recompute.extend import Container, Operation, Settings, Value
 

@@ -144,7 +144,7 @@ class Published:
             self._let_go(self._values[name])
 
     def _define(self, name: str, value: int) -> None:
-        """`name` means `value` from now on, with one reference; those to what it meant before are gone."""
+        """`name` now means `value`, with one reference; those to what it meant before are gone."""
         before, references = self._values.get(name, value), self._held.get(name, 0)
         self._values[name] = value
         self._held[name] = 1

@@ -178,7 +178,7 @@ class Recorded:
         self._step("drop", value)
 
     def _taken_back(self, line: dict[str, Any]) -> None:
-        """Whoever held it may hold it still, or not: while it is in memory, no event tells."""
+        """It may still be held outside, or not: while it is in memory, no event tells."""
         storage = self._storage(line)
         after = len(self.program.steps) + 1
         values = self._held[storage].pop() if self._held.get(storage) else []

@@ -27,7 +27,7 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
     engine = cache.engine
     if engine.moving.ahead is not None:
         engine.moving.ahead.wait()
-    cache.stats()  # sees to references that went
+    cache.stats()  # takes in references that went
     with engine.lock:
         storages = _alive(engine, values)
         operations = _operations(storages)
@@ -56,7 +56,7 @@ def _alive(engine: Engine, values: list[Value]) -> list[Storage]:
     stack = [value.storage for value in values]
     for pool in engine.memory.pools.values():
         stack.extend(pool.candidates)
-    found = dict.fromkeys(stack)
+    reached = dict.fromkeys(stack)
     while stack:
         storage = stack.pop()
         near: list[Value | None] = []
@@ -67,10 +67,10 @@ def _alive(engine: Engine, values: list[Value]) -> list[Storage]:
             for user in value.each_user():
                 near += user.outputs
         for value_near in near:
-            if value_near is not None and value_near.storage not in found:
-                found[value_near.storage] = None
+            if value_near is not None and value_near.storage not in reached:
+                reached[value_near.storage] = None
                 stack.append(value_near.storage)
-    return sorted(found, key=lambda storage: storage.number)
+    return sorted(reached, key=lambda storage: storage.number)
 
 
 def _lives(operation: Operation) -> bool:
@@ -79,13 +79,13 @@ def _lives(operation: Operation) -> bool:
 
 
 def _operations(storages: list[Storage]) -> list[Operation]:
-    found: dict[Operation, None] = {}
+    operations: dict[Operation, None] = {}
     for storage in storages:
         for value in storage.values:
             if value.operation is not None:
-                found[value.operation] = None
-            found.update(dict.fromkeys(user for user in value.each_user() if _lives(user)))
-    return list(found)
+                operations[value.operation] = None
+            operations.update(dict.fromkeys(user for user in value.each_user() if _lives(user)))
+    return list(operations)
 
 
 def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
@@ -100,9 +100,9 @@ def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
     present = [value for value in storage.values if value.payload is not EVICTED]
     if storage.resident:
         assert present, f"{who} counts as resident, but none of its values is"
-        assert storage.held is None, f"{who} is resident and held outside at once"
+        assert storage.held is None, f"{who} is both resident and held outside"
         assert not isinstance(storage.nearby, Component), f"{who} is resident and in an evicted component"
-        assert not storage.dropped, f"{who} is resident and dropped at once"
+        assert not storage.dropped, f"{who} is both resident and dropped"
     else:
         assert not present, f"{who} is evicted, but {present[0].payload!r} is there"
         assert not storage.locks, f"{who} is evicted and locked {storage.locks} times"
@@ -165,7 +165,7 @@ def _check_operations(engine: Engine, operations: list[Operation], idle: bool) -
         assert _lives(operation), f"{operation} is dead and has outputs"
         assert operation.c0 >= 0, f"{operation} costs {operation.c0} s"
     if idle:
-        assert not engine.scheduler.in_flight, f"{engine.scheduler.in_flight} count as in flight, but nobody runs"
+        assert not engine.scheduler.in_flight, f"{engine.scheduler.in_flight} count as in flight, but none runs"
         assert not engine.scheduler.executing, f"{engine.scheduler.executing} functions count as running"
 
 
@@ -230,7 +230,7 @@ def _check_tiers(engine: Engine, storages: list[Storage], idle: bool) -> None:
     for _, store in engine.memory.tiers.all():
         size = sum(copy.nbytes for copy in copies if copy.store is store)
         assert not idle or store.used == size, f"{store.name}: {store.used} bytes are booked, {size} are true"
-        assert not idle or not store.reserved, f"{store.name}: {store.reserved} bytes are being written, but nobody is"
+        assert not idle or not store.reserved, f"{store.name}: {store.reserved} bytes are reserved for nothing"
         assert store.used <= store.limit, f"{store.name}: {store.used} bytes of a limit of {store.limit}"
     if idle:
         for copy in copies:
@@ -277,16 +277,16 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
         users = [user for value in one.values for user in value.each_user()]
         return {output.storage for user in users for output in user.outputs if output is not None}
 
-    found: set[Storage] = set()
+    neighbourhood: set[Storage] = set()
     for direction in (parents, children) if descendants else (parents,):
         reached: set[Storage] = set()
         frontier = {storage}
         while frontier:
             frontier = {other for one in frontier for other in direction(one) if other.dropped} - reached
             reached |= frontier
-        found |= reached
-    found.discard(storage)
-    return found
+        neighbourhood |= reached
+    neighbourhood.discard(storage)
+    return neighbourhood
 
 
 def _check_components(neighbourhood: Components, storages: list[Storage]) -> None:

@@ -42,8 +42,8 @@ def _check_array(adapter: ArrayAdapter, dtype: str, shape: tuple[int, ...], layo
     content = adapter.fingerprint(x)
     outline = adapter.outline(x)
     for name in ("shape", "dtype", "ndim", "size", "nbytes"):
-        expected, found = getattr(x, name), getattr(outline, name)
-        assert found == expected, f"{who}: the outline's {name} is {found}, not {expected}"
+        expected, told = getattr(x, name), getattr(outline, name)
+        assert told == expected, f"{who}: the outline's {name} is {told}, not {expected}"
     assert outline.cls is type(x), f"{who}: the outline is that of a {outline.cls.__name__}"
     copy = adapter.copy(x)
     same = adapter.fingerprint(copy) == content and type(copy) is type(x)

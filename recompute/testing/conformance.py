@@ -216,7 +216,7 @@ class _Check:
             assert cache.stats().used == size, f"{self.who}: the cache counts {cache.stats().used} bytes, not {size}"
             assert made.evict(), f"{self.who}: the value cannot be evicted"
             used = cache.stats().used
-            assert used == 0, f"{self.who}: {used} bytes are still counted after eviction: somebody holds the value"
+            assert used == 0, f"{self.who}: {used} bytes are still counted after eviction: something holds the value"
             assert self.equal(made.get(), self.make()), f"{self.who}: the value came back different"
             if self.view is not None and self.adapter.buffer(self.make()) is not None:
                 seen = ap(self.view, made)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from small_traces import training, write
 
-from recompute._cli import main, planning
-from recompute._cli.planning import Planned, monotone
-from recompute._plans.schedule import PlanError, ProgramPlan
-from recompute._plans.verify import verify
+from recompute._cli import main, points
+from recompute._cli.points import Planned, monotone
 from recompute._traces.read import read
+from recompute.planners import METHODS, PlanError, ProgramPlan, verify
 
 KEYS = [
     "trace", "method", "status", "budget_bytes", "budget_ratio", "overhead", "peak_bytes", "bound", "computes", "frees",
@@ -101,7 +100,7 @@ def test_all_methods(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`all` stands for every method, and none beats a proved bound."""
     pytest.importorskip("scipy", reason="checkmate needs scipy")
     found = plans(capsys, trace, "--budget", "0.6", "--method", "all")
-    assert [plan["method"] for plan in found] == list(planning.METHODS)
+    assert [plan["method"] for plan in found] == list(METHODS)
     costs = [plan["overhead"] for plan in found if plan["overhead"] is not None]
     assert min(costs) == pytest.approx(max(plan["bound"] or 1.0 for plan in found))
 
@@ -123,7 +122,7 @@ def test_a_wrong_plan_is_not_shown(
     def wrong(*arguments: Any, **options: Any) -> ProgramPlan:
         return ProgramPlan("small.jsonl", "own", 455, (("compute", 3),), 0, 1.0)
 
-    monkeypatch.setattr(planning, "plan", wrong)
+    monkeypatch.setattr(points, "plan", wrong)
     assert main(["plan", trace, "--budget", "0.5"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -138,7 +137,7 @@ def test_out_of_time_is_a_status(
     def slow(*arguments: Any, **options: Any) -> ProgramPlan:
         raise PlanError("the solver found no schedule within 1 s; give it a longer time_limit")
 
-    monkeypatch.setattr(planning, "plan", slow)
+    monkeypatch.setattr(points, "plan", slow)
     assert main(["plan", trace, "--budget", "0.5", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "timeout"
 

@@ -188,7 +188,7 @@ class Arrays:
         changed = {name: where[name] for name in changes}
         written_to = [self.pool[position] for position in changed.values() if self.pool[position] is not LOST]
         if len({id(array) for array in written_to}) < len(written_to):
-            return ("done",)  # what it means to write two results to one array, nobody says
+            return ("done",)  # it is undefined what it means to write two results to one array
         scope = self._scope | {name: self.pool[position] for name, position in where.items()}
         if any(scope[name] is LOST for name in where):
             self._lose(changed)

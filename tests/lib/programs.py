@@ -94,7 +94,7 @@ class Hold(Step):
 
 @dataclass(frozen=True, repr=False)
 class LetGo(Step):
-    """Look at what is held once more, and let go of it."""
+    """Look at what is held once more, and drop it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +119,7 @@ class Detach(Step):
 
 @dataclass(frozen=True, repr=False)
 class Drop(Step):
-    """Let go of a handle."""
+    """Drop a handle."""
 
     value: int
 
@@ -159,6 +159,7 @@ class Program(tuple[Step, ...]):
 class Call:
     """One application of a function of `FUNCTIONS`: counts its runs, fails in one of them, peeks at other values."""
 
+    __module__ = "recompute.testing"  # so that `verify` looks at it as at a function: its count of runs is no change
     __slots__ = ("__name__", "__weakref__", "clock", "peeks", "runs", "step", "surface")
 
     def __init__(self, step: Apply, peeks: Sequence[Any], surface: Any, clock: ManualClock | None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute._simulator.replay import baseline
+from recompute._simulator.published_replay import baseline
 from recompute._traces.program import Program
 from recompute._traces.read import read
 from recompute.planners import METHODS, PlanError, plan, verify

@@ -19,10 +19,9 @@ from watched_programs import STEPS, Step, record
 
 import recompute as rc
 from recompute._cli import main
-from recompute._sight.exports import FORMATS, export
+from recompute._sight.exports import COLUMNS, FORMATS, export
 from recompute._sight.nest import trees, walk
 from recompute._sight.recording import Recording, open_recording
-from recompute._sight.rows import COLUMNS
 from recompute.events import Evicted, Performed
 
 ROOT = Path(__file__).parents[1]

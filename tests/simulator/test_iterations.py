@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,7 +15,11 @@ from hypothesis import strategies as st
 
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
-from recompute.simulator import Job, Replay, Run, baseline, iterate, simulate, simulate_many, varied
+from recompute.simulator import Job, Replay, Run, baseline, iterate, simulate, simulate_many
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from varied import varied
 
 ROUNDS = 4
 EFFORT = 0.001

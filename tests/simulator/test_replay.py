@@ -7,7 +7,8 @@ from weakref import ref
 import pytest
 
 from recompute._engine.events import Event, Pinned
-from recompute._simulator.replay import PublishedReplay, Replay
+from recompute._simulator.published_replay import PublishedReplay
+from recompute._simulator.replay import Replay
 from recompute._traces.chain import chain
 from recompute.simulator import simulate
 

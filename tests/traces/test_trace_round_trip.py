@@ -18,7 +18,7 @@ import recompute.events
 from lib.programs import Apply, Budget, Gather, Interpreter, Program, Source
 from lib.strategies import POLICIES, RELEASES, programs, settings_of_caches
 from recompute._engine.events import Added, Event, Evicted, Performed
-from recompute._simulator.replay import baseline
+from recompute._simulator.published_replay import baseline
 from recompute._simulator.simulate import simulate
 from recompute.testing import EventLog, ManualClock
 from recompute.traces import read
