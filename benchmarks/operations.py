@@ -304,9 +304,16 @@ def measure(quick: bool) -> list[Report]:
         size = bookkeeping(2_000 if quick else 20_000, keep)
         report.rows.append(Row(name, size, size, "bytes", "for a chain, by tracemalloc, without the values"))
 
+    tracked = [name for name in measures if name.startswith("tracked") and "collector" not in name]
+    _compare(report, tracked, back)
+    _judge(report, tracked, back)
+    return [report]
+
+
+def _compare(report: Report, tracked: list[str], back: list[tuple[int, Row]]) -> None:
+    """The ratios of the page. `back`: (length of a chain, what bringing it back takes), the shortest first."""
     least = report.row("bare call").known
     lowest = report.row("a minimal node").known - least
-    tracked = [name for name in measures if name.startswith("tracked") and "collector" not in name]
     for name in tracked:
         report.ratios.append(
             (f"{name}: added to the bare call / added by the minimal node", (report.row(name).known - least) / lowest)
@@ -318,6 +325,10 @@ def measure(quick: bool) -> list[Report]:
     report.ratio("cachey, hit / get of a resident value", "cachey, hit", "get of a resident value")
     report.ratio("cachey, put / tracked, kept", "cachey, put", tracked[0])
 
+
+def _judge(report: Report, tracked: list[str], back: list[tuple[int, Row]]) -> None:
+    """The targets of the page, and whether they are met."""
+    least = report.row("bare call").known
     for name in tracked:
         report.targets.append(
             Target(f"{name}, added to the bare call", 3.0, report.row(name).known - least, "us", _about(name))
@@ -350,7 +361,6 @@ def measure(quick: bool) -> list[Report]:
             "Operation, value, storage and the reference to them; a released value keeps only its recipe.",
         )
     )
-    return [report]
 
 
 def _about(name: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from statistics import median
@@ -174,6 +174,12 @@ def measure(quick: bool) -> list[Report]:
             few = 1 if count >= 100_000 else repetitions
             scans = [in_cache(count, "equal cost", by_scan, steps) for _ in range(few)]
             cache.rows.append(_row(f"scan, {count:,}, equal cost", [scan.evicting - scan.roomy for scan in scans]))
+    _judge(cache, bare, sizes)
+    return [cache, bare]
+
+
+def _judge(cache: Report, bare: Report, sizes: Sequence[int]) -> None:
+    """The ratios and the targets of both pages."""
     for count in sizes:
         cache.ratio(
             f"scan / exact search, {count:,}, equal cost",
@@ -213,7 +219,6 @@ def measure(quick: bool) -> list[Report]:
                 "Without the share of rebuilding. The tree is deeper, and too large for the processor's caches.",
             )
         )
-    return [cache, bare]
 
 
 def _row(name: str, seconds: list[float], note: str = "") -> Row:

@@ -153,7 +153,7 @@ class Checked(Tournaments):
         policy = self.policy.under(self.pressure)
         neighbours = 0.0
         if isinstance(policy, Needed):
-            x, ancestors = policy.pressure, evicted_neighbourhood(storage, False)
+            x, ancestors = policy.pressure, evicted_neighbourhood(storage, descendants=False)
             descendants = evicted_below(storage, needed)
             unneeded = [user for user in below(storage) if not user.resident and not needed(user)]
             costs = [sum(member.cost for member in group) for group in (ancestors, descendants, unneeded)]
@@ -164,7 +164,7 @@ class Checked(Tournaments):
             roots = {near.nearby.root() for near in evicted_neighbours(storage) if isinstance(near.nearby, Component)}
             neighbours = sum(root.cost for root in roots)
         elif policy.neighbourhood != "none":
-            around = evicted_neighbourhood(storage, policy.neighbourhood == "exact")
+            around = evicted_neighbourhood(storage, descendants=policy.neighbourhood == "exact")
             neighbours = sum(neighbour.cost for neighbour in around)
         return policy.score(storage.cost, neighbours, storage.size, now - storage.last_access)
 

@@ -39,7 +39,7 @@ class Caches:
     `trace` is where the events of the cache that matters most will be; raises OSError if that cannot be written.
     """
 
-    def __init__(self, default: Cache, budget_given: bool, trace: Path | None, tiers: Sequence[Tier] = ()) -> None:
+    def __init__(self, default: Cache, trace: Path | None, tiers: Sequence[Tier], *, budget_given: bool) -> None:
         self._budget = default.budget
         self._budget_given = budget_given
         self._trace = trace

@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     points = plugins(GROUP)
     if options.list:
-        return _list(points, options.json)
+        return _list(points, as_json=options.json)
     point = _choose(points, options.name)
     budget = _share(options.budget)
     extra = {} if options.iterations is None else {"iterations": _count(options.iterations)}
@@ -103,7 +103,7 @@ class _Progress:
             self._next = perf_counter() + _EVERY
 
 
-def _list(points: list[EntryPoint], as_json: bool) -> int:
+def _list(points: list[EntryPoint], *, as_json: bool) -> int:
     if as_json:
         print_json({"demos": {point.name: point.value for point in points}})
     elif points:

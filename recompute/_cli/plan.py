@@ -67,11 +67,11 @@ def run(options: argparse.Namespace) -> int:
         for number, program in enumerate(programs):
             _show(program, plans[number * count :][:count])
     if output is not None:
-        _write(plans, output, options.json)
+        _write(plans, output, quiet=options.json)
     return 0 if any(planned.status == "ok" for planned in plans) else 1
 
 
-def _write(plans: Sequence[Planned], output: Path, quiet: bool) -> None:
+def _write(plans: Sequence[Planned], output: Path, *, quiet: bool) -> None:
     made = [planned.plan for planned in plans if planned.plan is not None]
     if not made:
         raise CommandError(f"there is no plan to write to {output}", 1)

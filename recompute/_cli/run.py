@@ -133,13 +133,13 @@ def run(options: argparse.Namespace) -> int:
             verify=options.verify,
             tiers=tiers,
         )
-        caches = Caches(cache, options.record or budget is not None, trace, tiers)
+        caches = Caches(cache, trace, tiers, budget_given=options.record or budget is not None)
     except (TypeError, ValueError) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"the trace cannot be written to {trace}: {error.strerror}; choose --trace PATH") from None
 
-    ending, wall_time, line_is_open = _execute(program, caches, options.json)
+    ending, wall_time, line_is_open = _execute(program, caches, watch_stdout=options.json)
     used = caches.end()
     stats = used[0][1]
     problem = ending.error or ("" if stats.peak else "the cache held nothing")
@@ -176,7 +176,7 @@ def _write_page(trace: Path, program: Program) -> None:
     hint(f"{page} shows what each budget would cost{' (interrupted: only some)' if interrupted else ''}")
 
 
-def _execute(program: Program, caches: Caches, watch_stdout: bool) -> tuple[Ending, float, bool]:
+def _execute(program: Program, caches: Caches, *, watch_stdout: bool) -> tuple[Ending, float, bool]:
     """Run it under its caches: how it ended, the seconds it took, and whether its last line is open."""
     last = ["\n"]
 

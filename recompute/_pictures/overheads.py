@@ -142,7 +142,7 @@ def overhead(
         axes.set(xlabel="budget [share of the peak without one]", ylabel="overhead [all compute / compute once]")
         if trace in floors:
             _draw_floor(axes, floors[trace])
-    legend_below(figure, _handles(names, look, drawn, bool(floors)))
+    legend_below(figure, _handles(names, look, drawn, floors=bool(floors)))
     head(figure, title)
     return figure
 
@@ -189,7 +189,7 @@ def _draw_floor(axes: Any, floor: Floor) -> None:
     axes.axvspan(0, floor.sources, color="#8C8C8C", linewidth=0, zorder=0)
 
 
-def _handles(names: Sequence[str], look: Mapping[str, Look], points: Sequence[Point], floors: bool) -> list[Any]:
+def _handles(names: Sequence[str], look: Mapping[str, Look], points: Sequence[Point], *, floors: bool) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -17,7 +17,6 @@ AGAIN: Final = "#D55E00"
 FETCHED: Final = "#009E73"
 MOVED: Final = "#CFCFCF"
 INK: Final = "#333333"
-FAINT: Final = "#B0B0B0"
 _PALETTE: Final = 128  # colours of a PNG
 FORMATS: Final = (".png", ".svg", ".pdf")
 

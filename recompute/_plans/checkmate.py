@@ -138,8 +138,9 @@ class _Model:
         self._unit = max(1, problem.room)
         self._build()
 
-    def _variable(self, low: float, high: float, integer: bool, cost: float = 0.0) -> int:
-        self.bounds.append((low, high))
+    def _variable(self, low: float, cost: float = 0.0, *, integer: bool = True) -> int:
+        """A number from `low` to 1."""
+        self.bounds.append((low, 1.0))
         self.integer.append(int(integer))
         self.costs.append(cost)
         return len(self.costs) - 1
@@ -155,10 +156,10 @@ class _Model:
                 if again:
                     low = 1.0 if place == stage else 0.0
                     cost = problem.costs[operation] / self._scale
-                    self.run[stage, place] = self._variable(low, 1.0, True, cost)
+                    self.run[stage, place] = self._variable(low, cost)
             for value, made in self.made.items():
                 if value in self.users and made < stage:
-                    kept[stage, value] = self._variable(0.0, 1.0, True)
+                    kept[stage, value] = self._variable(0.0)
         for stage in range(count):
             for value, made in self.made.items():
                 here = kept.get((stage, value))
@@ -200,7 +201,7 @@ class _Model:
                 if mine is not None and following is None:
                     following = mine
                 elif mine is not None and following is not None:
-                    due = self._variable(0.0, 1.0, False)
+                    due = self._variable(0.0, integer=False)
                     self.rows += [({due: 1.0, mine: -1.0}, 0.0), ({due: 1.0, following: -1.0}, 0.0)]
                     following = due
                 end = user
@@ -212,7 +213,7 @@ class _Model:
             for storage, variables in present[place].items():
                 one = variables[0]
                 if len(set(variables)) > 1:
-                    one = self._variable(0.0, 1.0, False)
+                    one = self._variable(0.0, integer=False)
                     self.rows += [({one: 1.0, variable: -1.0}, 0.0) for variable in set(variables)]
                 row[one] = row.get(one, 0.0) - problem.sizes[storage] / self._unit
             mine = self.run.get((stage, place))

@@ -175,10 +175,10 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
         sequence, bound, work = chained(problem, _ON_CHAINS * meter.steps)
         meter.work += work
         yield Start("chained", sequence, bound)
-    yield from _in_turns(problem, meter, known is not None)
+    yield from _in_turns(problem, meter, fits=known is not None)
 
 
-def _in_turns(problem: Problem, meter: Meter, fits: bool) -> Iterator[Start]:
+def _in_turns(problem: Problem, meter: Meter, *, fits: bool) -> Iterator[Start]:
     """DTR with the future known, and the program made to fit: for longer unless something `fits` already."""
     replay, limit = Replay(problem), _DEAREST
     for number in range(_TRIES):

@@ -111,7 +111,7 @@ def problem_of(program: Program, budget: int, *, lifetimes: bool = True) -> Prob
             problem.fixed[storage] = 1
             problem.constant += program.sizes[storage]
             problem.sizes[storage] = 0
-    _Steps(program, problem, passing, lifetimes).take()
+    _Steps(program, problem, passing, lifetimes=lifetimes).take()
     problem.room = budget - problem.constant
     return problem
 
@@ -131,7 +131,7 @@ def _passing(program: Program) -> set[int]:
 class _Steps:
     """Makes operations of the steps of a program."""
 
-    def __init__(self, program: Program, problem: Problem, passing: set[int], lifetimes: bool) -> None:
+    def __init__(self, program: Program, problem: Problem, passing: set[int], *, lifetimes: bool) -> None:
         self._program = program
         self._problem = problem
         self._passing = passing

@@ -179,7 +179,7 @@ class Machine:
         else:
             self._create(operation)
         if self.listeners:
-            self._tell_performed(operation, cost, again, room)
+            self._tell_performed(operation, cost, room, again=again)
 
     def _create(self, operation: Operation) -> None:
         """The first run is over: its results are there, and its links."""
@@ -490,7 +490,7 @@ class Machine:
                 told = f"{listener!r} raised {error!r} and will hear no more events"
                 warn(told, RuntimeWarning, stacklevel=outside())
 
-    def _tell_performed(self, operation: Operation, cost: float, again: bool, room: dict[Pool, int]) -> None:
+    def _tell_performed(self, operation: Operation, cost: float, room: dict[Pool, int], *, again: bool) -> None:
         results = [value for value in operation.outputs if value is not None]
         storages = list(dict.fromkeys(value.storage for value in results))
         self.tell(

@@ -149,7 +149,7 @@ def _replays(
     def runs() -> Iterator[Run]:
         before = replay.counts()
         for iteration in range(1, 1 + (iterations or 1)):
-            status, seconds = _timed(replay, iterations is not None, options)
+            status, seconds = _timed(replay, options, again=iterations is not None)
             after = replay.counts()
             yield _run_of(program, status, before, after, limit, {**known, "seconds": seconds, "iteration": iteration})
             before = after
@@ -182,7 +182,7 @@ def _replay(
     return Replay(program, budgets, effort=effort, tier=moving, **same)
 
 
-def _timed(replay: Replay | PublishedReplay, again: bool, options: Options) -> tuple[Status, float]:
+def _timed(replay: Replay | PublishedReplay, options: Options, *, again: bool) -> tuple[Status, float]:
     """Replay the program, as the next round if it is done `again`; how that ended, and the seconds that it took."""
     listener, progress = options.get("listener"), options.get("progress")
     stop = None if listener is None else replay.subscribe(listener)

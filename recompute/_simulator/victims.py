@@ -148,7 +148,7 @@ class Linked(Neighbourhood):
 class Closure(Linked):
     """e*: exactly the evicted ancestors, and the evicted descendants if wanted, found by a walk each time."""
 
-    def __init__(self, descendants: bool) -> None:
+    def __init__(self, *, descendants: bool) -> None:
         super().__init__()
         self.descendants = descendants
 

@@ -33,14 +33,14 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
         operations = _operations(storages)
         idle = not engine.scheduler.stacks
         for storage in storages:
-            _check_storage(engine, storage, idle)
+            _check_storage(engine, storage, idle=idle)
         for value in (value for storage in storages for value in storage.values):
             _check_value(value)
         _check_users(storages, operations)
-        _check_operations(engine, operations, idle)
-        _check_tiers(engine, storages, idle)
+        _check_operations(engine, operations, idle=idle)
+        _check_tiers(engine, storages, idle=idle)
         for pool in engine.memory.pools.values():
-            _check_pool(engine, pool, [storage for storage in storages if storage.pool is pool], idle)
+            _check_pool(engine, pool, [storage for storage in storages if storage.pool is pool], idle=idle)
         _check_sets(engine, storages)
         neighbourhood = engine.memory.neighbourhood
         if isinstance(neighbourhood, Components):
@@ -88,7 +88,7 @@ def _operations(storages: list[Storage]) -> list[Operation]:
     return list(operations)
 
 
-def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
+def _check_storage(engine: Engine, storage: Storage, *, idle: bool) -> None:
     who = f"storage {storage.number}"
     assert storage.values, f"{who} is alive without a value"
     assert storage.size >= 0, f"{who} has a size of {storage.size}"
@@ -160,7 +160,7 @@ def _check_users(storages: list[Storage], operations: list[Operation]) -> None:
             assert argument in known, f"{operation} takes a value that was forgotten"
 
 
-def _check_operations(engine: Engine, operations: list[Operation], idle: bool) -> None:
+def _check_operations(engine: Engine, operations: list[Operation], *, idle: bool) -> None:
     for operation in operations:
         assert _lives(operation), f"{operation} is dead and has outputs"
         assert operation.c0 >= 0, f"{operation} costs {operation.c0} s"
@@ -169,7 +169,7 @@ def _check_operations(engine: Engine, operations: list[Operation], idle: bool) -
         assert not engine.scheduler.executing, f"{engine.scheduler.executing} functions count as running"
 
 
-def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], idle: bool) -> None:
+def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], *, idle: bool) -> None:
     resident = [storage for storage in storages if storage.resident]
     held = sum(held.size for held in engine.machine.held if held.pool is pool)
     facts = {
@@ -221,7 +221,7 @@ def _check_sets(engine: Engine, storages: list[Storage]) -> None:
             assert held.size == storage.size, f"storage {storage.number} is held with another size"
 
 
-def _check_tiers(engine: Engine, storages: list[Storage], idle: bool) -> None:
+def _check_tiers(engine: Engine, storages: list[Storage], *, idle: bool) -> None:
     """What tiers count is what the copies of living values take."""
     if engine.memory.tiers is None:
         assert not any(value.copy for storage in storages for value in storage.values), "a copy without a tier"
@@ -266,7 +266,7 @@ def evicted_components(storages: Iterable[Storage]) -> list[set[Storage]]:
     return components
 
 
-def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Storage]:
+def evicted_neighbourhood(storage: Storage, *, descendants: bool = True) -> set[Storage]:
     """The evicted ancestors that bringing `storage` back would need, and the evicted descendants that need it."""
 
     def parents(one: Storage) -> set[Storage]:
@@ -312,7 +312,7 @@ def _check_components(neighbourhood: Components, storages: list[Storage]) -> Non
 def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
     for storage in storages:
         if storage.resident and not neighbourhood.tiers:
-            cost = sum(other.cost for other in evicted_neighbourhood(storage, neighbourhood.descendants))
+            cost = sum(other.cost for other in evicted_neighbourhood(storage, descendants=neighbourhood.descendants))
             answer = neighbourhood.cost(storage)
             assert isclose(answer, cost, rel_tol=1e-6, abs_tol=1e-9), (
                 f"the evicted neighbourhood of storage {storage.number} costs {cost}, not {answer}"

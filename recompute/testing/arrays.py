@@ -18,7 +18,6 @@ DTYPES: Final = (
     *("float64", "int64", "bool", "float32", "complex128", "int8", "uint8", "float16", "complex64", "int32", "uint64"),
     *("uint16",),
 )
-SHAPES: Final = ((3,), (), (2, 3), (3, 3), (1,), (0,), (1, 3), (2, 1), (2, 2, 3), (0, 3), (2, 3, 3), (1, 1, 1))
 LAYOUTS: Final[tuple[Layout, ...]] = ("C", "F", "reversed", "strided", "broadcast", "scalar")
 
 

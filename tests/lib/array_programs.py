@@ -35,10 +35,10 @@ from recompute._tiers.host import Host
 from recompute.testing import check_arrays, check_invariants
 from recompute.testing.arrays import DTYPES as DTYPES
 from recompute.testing.arrays import LAYOUTS as LAYOUTS
-from recompute.testing.arrays import SHAPES as SHAPES
 from recompute.testing.arrays import Layout, can_be_written, geometry, new
 from recompute.testing.arrays import serving as serving
 
+SHAPES: Final = ((3,), (), (2, 3), (3, 3), (1,), (0,), (1, 3), (2, 1), (2, 2, 3), (0, 3), (2, 3, 3), (1, 1, 1))
 LARGEST: Final = 100  # elements; what is larger is looked at, but not used again
 
 
@@ -383,7 +383,7 @@ def check_array_programs(
         for number in range(programs):
             program = random_program(Random(seed + number), length, dtypes, lines)
             settings: dict[str, Any] = _SETTINGS[number % len(_SETTINGS)]
-            differs = partial(_difference, adapter, settings, dispatch, number)
+            differs = partial(_difference, adapter, settings, number, dispatch=dispatch)
             wrong = differs(program)
             if wrong is not None:
                 program = shrunk(program, differs)
@@ -402,7 +402,7 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 def _difference(
-    adapter: ArrayAdapter, settings: dict[str, Any], dispatch: bool, number: int, program: Program
+    adapter: ArrayAdapter, settings: dict[str, Any], number: int, program: Program, *, dispatch: bool
 ) -> str | None:
     cache = Cache(**settings)
     evict = evict_some(Random(number))
