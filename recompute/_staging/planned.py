@@ -84,6 +84,8 @@ stage = planned
 class Staged(Generic[R_co]):
     """A planned function: call it like the function itself."""
 
+    __name__: str
+
     def __init__(
         self, function: Callable[..., Any], budget: int | str | None, of_peak: float | str | None, how: dict[str, Any]
     ) -> None:

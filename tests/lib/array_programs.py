@@ -152,8 +152,8 @@ class Arrays:
         value = self.pool[position]
         if value is LOST:
             return ("lost",)
-        plain = lambda: value.get() if isinstance(value, RecomputableArray) else value
-        return observed(lambda: ("value", *self._content(plain())))
+        wrapped = isinstance(value, RecomputableArray)
+        return observed(lambda: ("value", *self._content(value.get() if wrapped else value)))
 
     def keep_up(self, other: Arrays) -> None:
         """Let the pool be as large as another one, of plain arrays: what could not be made, or changed, is lost."""
