@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, nan
+from pathlib import Path
 from typing import Any, Final
 
 from recompute._budget import bytes_or_share
@@ -38,6 +39,25 @@ def reading(path: str) -> Iterator[None]:
         raise CommandError(f"{path} cannot be read: {error.strerror or error}", 1) from None
     except ValueError as error:
         raise CommandError(str(error), 1) from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A file that cannot be written is an error of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror or error}", 1) from None
+
+
+def destination(output: str, what: str, endings: Sequence[str] = (), said: str = "") -> Path:
+    """Where a file is to go. Raises CommandError, before the work, for a wrong ending or a missing directory."""
+    path = Path(output)
+    if endings and path.suffix.lower() not in endings:
+        raise CommandError(f"the ending of {output!r} must be {said or 'one of ' + ', '.join(endings)}")
+    if not path.absolute().parent.is_dir():
+        raise CommandError(f"there is no directory {path.absolute().parent} for the {what}")
+    return path
 
 
 def load(paths: Sequence[str]) -> list[Program]:

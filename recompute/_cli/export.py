@@ -80,12 +80,11 @@ def write(path: Path, pieces: Iterable[bytes]) -> int:
     special = path.exists() and not path.is_file()  # a pipe or a device
     draft = path if special else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(draft, "wb") as file:
-            size = sum(map(file.write, pieces))
-        if not special:
-            draft.replace(path)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror or error}", 1) from None
+        with arguments.writing(path):
+            with open(draft, "wb") as file:
+                size = sum(map(file.write, pieces))
+            if not special:
+                draft.replace(path)
     finally:
         if not special:
             with suppress(OSError):

@@ -48,11 +48,9 @@ def run(options: argparse.Namespace) -> int:
     limit, below = arguments.limits(options), arguments.tier(options)
     if not chosen:
         raise CommandError("--method names no method")
-    output = None if options.output is None else Path(options.output)
+    output = None if options.output is None else arguments.destination(options.output, "plan")
     if output is not None and len(wanted) * len(options.traces) > 1:
         raise CommandError("--output takes one plan: give one trace and one budget")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise CommandError(f"there is no directory {output.absolute().parent} for the plan")
     programs = arguments.load(options.traces)
     if below is not None and tier_of_plans(below) is None:
         raise CommandError(
@@ -76,11 +74,8 @@ def _write(plans: Sequence[Planned], output: Path, *, quiet: bool) -> None:
     if not made:
         raise CommandError(f"there is no plan to write to {output}", 1)
     best = min(made, key=lambda planned: planned.overhead)
-    try:
-        with open(output, "w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in best.to_lines())
-    except OSError as error:
-        raise CommandError(f"{output} cannot be written: {error.strerror or error}", 1) from None
+    with arguments.writing(output):
+        best.save(output)
     if not quiet:
         print_text(f"the plan of {best.method}, {len(best.steps):,} steps, is in {output}", sys.stdout)
 

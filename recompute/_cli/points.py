@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from recompute._budget import format_bytes, parse_budget
-from recompute._cli.arguments import TIMED
+from recompute._cli.arguments import TIMED, destination, writing
 from recompute._cli.output import CommandError, print_list
 from recompute._live import Live, bar
 from recompute._pictures.overheads import Floor, Point, points_of
@@ -311,11 +311,7 @@ def print_overheads(corner: str, heads: Sequence[str], figures: Sequence[Run | P
 
 def target(output: str) -> Path:
     """Where a picture is to go. Raises CommandError if it could not be drawn, or not be written there."""
-    path = Path(output)
-    if path.suffix.lower() not in FORMATS:
-        raise CommandError(f"the ending of {output!r} must be one of {', '.join(FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise CommandError(f"there is no directory {path.absolute().parent} for the picture")
+    path = destination(output, "picture", FORMATS)
     try:
         new_figure(1, 1)
     except ImportError as error:
@@ -325,10 +321,8 @@ def target(output: str) -> Path:
 
 def write(figure: Figure, path: Path) -> Path:
     """Save a figure, with an error of one line."""
-    try:
+    with writing(path):
         return save(figure, path)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror or error}", 1) from None
 
 
 def name_apart(programs: list[Program]) -> list[Program]:

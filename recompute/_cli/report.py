@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._cli import arguments
@@ -63,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    path = target(options.output)
+    path = arguments.destination(options.output, "page", _ENDINGS, ".html, or .svg for only the curve")
     given: dict[str, Any] = {
         "seconds": arguments.number(options.seconds),
         "tier": arguments.tier(options),
@@ -85,16 +84,6 @@ def run(options: argparse.Namespace) -> int:
         warn(f"interrupted: {len(report.study.looks)} of {len(report.study.budgets)} budgets are in {path}")
         return 130
     return 0
-
-
-def target(output: str) -> Path:
-    """Where the page goes. Raises CommandError, before the work."""
-    path = Path(output)
-    if path.suffix.lower() not in _ENDINGS:
-        raise CommandError(f"the ending of {output!r} must be .html, or .svg for only the curve")
-    if not path.absolute().parent.is_dir():
-        raise CommandError(f"there is no directory {path.absolute().parent} for the page")
-    return path
 
 
 def made(trace: str, **options: Any) -> tuple[Report, bool]:

@@ -9,33 +9,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from recompute._pictures.style import INK, Look, head, legend_below, looks, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from recompute._simulator.run import Run
     from recompute._traces.program import Program
-
-
-class Figures(Protocol):
-    """What a point is made from, such as a `recompute.simulator.Run`."""
-
-    @property
-    def trace(self) -> str: ...
-    @property
-    def policy(self) -> str: ...
-    @property
-    def search(self) -> str: ...
-    @property
-    def budget_ratio(self) -> float: ...
-    @property
-    def overhead(self) -> float | None: ...
-    @property
-    def candidates_scored(self) -> int: ...
-    @property
-    def iteration(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -76,14 +58,14 @@ class Floor:
         return cls(sources / max(1, peak), (sources + most) / max(1, peak))
 
 
-def points_of(figures: Iterable[Figures | Point]) -> list[Point]:
+def points_of(figures: Iterable[Run | Point]) -> list[Point]:
     """Points, made from replays where they are not points yet.
 
     Of rounds (see `recompute.simulator.iterate`) the first one is a point of the policy, and the last one is of a name
     of its own, such as "default, round 5". Where an earlier one failed, so has the last.
     """
     points: list[Point] = []
-    last: dict[tuple[str, str, float], Figures] = {}
+    last: dict[tuple[str, str, float], Run] = {}
     rounds: dict[str, int] = {}  # policy -> how many
     for figure in figures:
         if isinstance(figure, Point):
@@ -102,7 +84,7 @@ def points_of(figures: Iterable[Figures | Point]) -> list[Point]:
 
 
 def overhead(
-    points: Iterable[Figures | Point],
+    points: Iterable[Run | Point],
     *,
     floors: Mapping[str, Floor] | None = None,
     title: str | None = None,
@@ -210,7 +192,7 @@ def _handles(names: Sequence[str], look: Mapping[str, Look], points: Sequence[Po
     return handles
 
 
-def accesses(runs: Iterable[Figures], *, title: str | None = None) -> Figure:
+def accesses(runs: Iterable[Run], *, title: str | None = None) -> Figure:
     """A figure of how many candidates each policy scored under each budget, one panel for each trace.
 
     `runs` are what `simulate` returned; a line is one policy with one search. Runs that failed are left out, and so are
