@@ -37,7 +37,7 @@ examples:
 
 
 class Command(Protocol):
-    """What a module in `COMMANDS` offers."""
+    """The names that a module in `COMMANDS` has."""
 
     NAME: str
     HELP: str

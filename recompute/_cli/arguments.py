@@ -32,7 +32,7 @@ _TIER_HELP: Final = (
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """What is wrong with a file is an error of one line."""
+    """A file that cannot be read, or is wrong, is an error of one line."""
     try:
         yield
     except OSError as error:

@@ -27,7 +27,7 @@ class Followed:
     cache: Cache
     place: str
     own_budget: Any = None
-    """What the program asked for, if it got another budget instead."""
+    """The budget that the program asked for, if it got another one instead."""
     trace: Path | None = None
     close: Callable[[], None] = lambda: None
     """The trace, which is complete from then on."""

@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """What a demo is doing: parts of a line on a terminal; elsewhere a line on stderr every few seconds."""
+    """The progress of a demo: parts of a line on a terminal; elsewhere a line on stderr every few seconds."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []

@@ -1,4 +1,4 @@
-"""`recompute doctor`: what is installed, which adapters load, and what each can see."""
+"""`recompute doctor`: installed versions, adapters that load, and the devices that each can see."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Found:
     devices: dict[str, int | None] = field(default_factory=dict)
     """Device -> free bytes; None: unknown."""
     remark: str = ""
-    """What the adapter says of itself."""
+    """A remark of the adapter about itself."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -138,10 +138,10 @@ class PlanJob:
     operations: int | None = None
     """Checkmate merges the program to so many."""
     tier: str | None = None
-    """What the plan of the own method may fetch from."""
+    """The tier from which the plan of the own method may fetch."""
 
     def options(self, progress: Progress | None) -> dict[str, Any]:
-        """What `plan` is asked for beside the budget."""
+        """Arguments of `plan` beside the budget."""
         options: dict[str, Any] = {"time_limit": self.time_limit} if self.method in TIMED else {}
         if self.method == "own":
             options |= {"progress": progress, "tier": self.tier}
@@ -336,12 +336,12 @@ def name_apart(programs: list[Program]) -> list[Program]:
 
 
 def points(runs: Sequence[Run], plans: Sequence[Planned]) -> list[Point]:
-    """What the picture of overheads is drawn from."""
+    """The points of the picture of overheads."""
     return points_of(runs) + [
         Point(plan.trace, plan.method, plan.budget_ratio, plan.overhead, "planner", plan.bound) for plan in plans
     ]
 
 
 def floors(programs: Sequence[Program]) -> dict[str, Floor]:
-    """What no schedule can do without, by trace."""
+    """The least memory of any schedule, by trace."""
     return {program.name: Floor.of(program, sum(baseline(program).values())) for program in programs}

@@ -25,7 +25,7 @@ class Ending:
 
     status: int
     error: str | None = None
-    """What went wrong, in a few words."""
+    """The error, in a few words."""
     ours: bool = False
     """Whether that was an error of the cache, which one line explains."""
 
@@ -91,7 +91,7 @@ def _stage(program: Program) -> Iterator[None]:
 
 
 def _ending(program: Program, error: BaseException) -> Ending:
-    """What Python does with an exception that reaches the top."""
+    """Treat an exception that reaches the top as Python does."""
     if isinstance(error, SystemExit):
         return _exit(error.code)
     if isinstance(error, (BudgetError, ImpureError)):

@@ -23,7 +23,7 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True)
 class Program:
-    """What is run: a script, or a module (`-m`), with its arguments."""
+    """The program to run: a script, or a module (`-m`), with its arguments."""
 
     name: str
     args: tuple[str, ...]

@@ -93,7 +93,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """What there is to say about a run. Times in seconds."""
+    """All figures of a run. Times in seconds."""
 
     program: Program
     used: list[tuple[Followed, Stats]]
@@ -317,7 +317,7 @@ def _show_others(report: Report) -> None:
 
 
 def _advice(report: Report) -> str:
-    """What a run that computes most things again may need."""
+    """Advice for a run that computes most things again."""
     stats = report.stats
     share = stats.remat_time / (stats.model_time + stats.remat_time)
     kinds = {

@@ -1,4 +1,4 @@
-"""`recompute simulate`: what a recorded program would have cost under other budgets and policies."""
+"""`recompute simulate`: the cost of a recorded program under other budgets and policies."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_published(chosen: list[str], tier: str | None) -> None:
-    """What the published machine does not have needs the library's."""
+    """Tiers and the library's own policies need the library's machine."""
     unknown = [name for name in chosen if not knows(policy_of(name))]  # type: ignore[arg-type]  # checked names
     if unknown or tier is not None:
         what = "tiers" if tier is not None else f"the policy {unknown[0]!r}"

@@ -1,4 +1,4 @@
-"""`recompute story`: what became of a value of a recorded run, and why; or what is recomputed most, and what helps."""
+"""`recompute story`: the history of a value of a recorded run, with reasons; or the functions recomputed most."""
 
 from __future__ import annotations
 

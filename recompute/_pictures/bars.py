@@ -1,4 +1,4 @@
-"""From events to stays: when each storage was in memory, what was large, when the marks of a program were.
+"""From events to stays of storages in memory, the large storages, and the times of the marks of a program.
 
 A plan becomes events, too, so that it can be drawn as a run of a cache is.
 """
@@ -109,7 +109,7 @@ def moments(events: Iterable[Event], marks: Sequence[tuple[int, str]]) -> list[M
 
 
 def plan_events(program: Program, plan: ProgramPlan) -> list[Event]:
-    """What a cache that followed the plan would tell. Storages have the program's numbers; times are in its units."""
+    """The events of a cache that followed the plan. Storages have the program's numbers; times are in its units."""
     sizes, storages = program.sizes, program.storages
     events: list[Event] = []
     resident: set[int] = set()

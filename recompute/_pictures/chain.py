@@ -1,4 +1,4 @@
-"""What the uniform training chain costs as it grows, beside the optimum: the setting of DTR's proofs."""
+"""A picture of the cost of the uniform training chain as it grows, beside the optimum: the setting of DTR's proofs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures over budgets, a panel for each trace: overheads, and what looking for victims takes.
+"""Pictures over budgets, a panel for each trace: overheads, and candidates scored in search of victims.
 
 Figures 2 and 12 of Kirisame et al., ICLR 2021. They are drawn from a point for each replay and each plan.
 """
@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Floor:
-    """What no schedule can do without, as shares of the peak without a budget."""
+    """The least memory of any schedule, as shares of the peak without a budget."""
 
     sources: float
     """The values that are not computed."""

@@ -114,7 +114,7 @@ def _what(least: float) -> str:
 
 
 def time_axis(duration: float, unit: float | str) -> tuple[float, str]:
-    """What to divide times by, and the label of their axis."""
+    """The divisor of times, and the label of their axis."""
     if isinstance(unit, str):
         return 1.0, f"compute time [{unit}]"
     second, name = time_unit(duration * unit)

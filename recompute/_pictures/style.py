@@ -1,4 +1,4 @@
-"""What all pictures share: colours that all eyes tell apart, one look for each name, units, axes, and saving."""
+"""The style of all pictures: colours that all eyes tell apart, one look for each name, units, axes, and saving."""
 
 from __future__ import annotations
 

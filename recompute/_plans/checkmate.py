@@ -181,7 +181,7 @@ class _Model:
             self._memory(stage, kept)
 
     def _memory(self, stage: int, kept: dict[tuple[int, int], int]) -> None:
-        """What is in memory at each place of a stage, and that it fits."""
+        """The memory at each place of a stage, and that it fits."""
         problem, order = self.problem, self.problem.order
         present: list[dict[int, list[int]]] = [{} for _ in range(stage + 1)]  # place -> storage -> variables
         for value, places in self.users.items():

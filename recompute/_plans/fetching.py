@@ -17,12 +17,12 @@ from recompute._simulator.tier import SimulatedTier
 from recompute._traces.program import Call, Program, Step
 
 FACTORS: Final = (1.0, 4.0, 16.0, inf)
-"""What is tried: fetch what costs more to make than to move, or a part of that, since more than it may be evicted."""
+"""Fetch results whose transfers cost less than so many times a run: above one, since what they need may be evicted."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a tier takes for so many bytes, in units of a program. Raises ValueError for what no plan can hold to."""
+    """The price of a transfer of so many bytes, in units of a program. Raises ValueError for other tiers."""
 
     tier: SimulatedTier
     unit: float

@@ -31,12 +31,12 @@ class Score:
 
 
 class Replay:
-    """What all replays of one problem share."""
+    """The data that all replays of one problem share."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.work = 0.0
-        """What has been done, in steps of about a microsecond."""
+        """Work done, in steps of about a microsecond."""
         storages, fixed = problem.storages, problem.fixed
         count = len(problem.sizes)
         self.uses: list[list[int]] = [[] for _ in range(count)]  # storage -> places in the program, ascending
@@ -190,7 +190,7 @@ class _Run:
         return self._used <= most
 
     def _victims(self, held: Sequence[Sequence[int]], aside: list[tuple[float, int, int]]) -> Iterator[int]:
-        """What can go, by score; then what only waits for the run on top. `aside`: what cannot go now."""
+        """Storages that can go, by score; then those that wait for the run on top. `aside`: those that cannot go."""
         yield from self._by_score(aside)
         aside.clear()
         sizes, resident = self._problem.sizes, self._resident

@@ -188,7 +188,7 @@ class Search:
         return bool(priced)
 
     def _candidates(self, place: int, kicked: int) -> list[tuple[float, float, int, int, _Uses]]:
-        """What may be dropped at a place: (least score, weight of a cost, last event before, bytes, next uses).
+        """Storages to drop at a place: (least score, weight of a cost, last event before, bytes, next uses).
 
         The weight: one over the bytes that it saves where they lack, and a little chance.
         """
@@ -299,7 +299,7 @@ class Search:
         return (at == len(over) or over[at] >= high) and max(line.memory[low:high]) + more <= self.problem.room
 
     def _price(self, wanted: _Uses, since: int, size: int, most: float) -> float:
-        """What it costs to run these values again before their uses; something above `most` if it is more."""
+        """The cost of running these values again before their uses; something above `most` if it is more."""
         problem = self.problem
         makers, arguments, costs, storages = problem.makers, problem.arguments, problem.costs, problem.storages
         own = storages[wanted[0][1]]

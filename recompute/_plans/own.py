@@ -130,7 +130,7 @@ def _fits(problem: Problem, sequence: Sequence[int]) -> bool:
 
 
 def _nothing() -> None:
-    """What a worker needs before it works."""
+    """A worker needs nothing before it works."""
 
 
 def _work(given: tuple[Problem, Effort, Sequence[int] | None]) -> tuple[list[int], float | None]:
@@ -255,7 +255,7 @@ def anneal(
 
 
 class _Infeasible(PlanError):
-    """What to give instead is computed when the text is read: that takes replays, and some callers only try."""
+    """A larger budget that works is computed when the text is read: that takes replays, and some callers only try."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()

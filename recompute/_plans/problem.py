@@ -1,4 +1,4 @@
-"""What a planner needs of a program: operations in order, what each needs, makes and costs."""
+"""The planning problem of a program, as arrays: operations in order, with their arguments, results, bytes and costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Problem:
     order: list[int] = field(default_factory=list)
     """All operations in program order, `final` last."""
     named: dict[Step, list[int]] = field(default_factory=dict)
-    """What the program gets and detaches -> the operations for it, in order."""
+    """A get or detach of the program -> the operations for it, in order."""
     constant: int = 0
     """Bytes of the fixed storages."""
     rest: Callable[[], None] = _go_on
@@ -159,7 +159,7 @@ class _Steps:
         problem.order.append(self._add([*outputs, *self._left], (), 0.0))
 
     def _between(self, gap: Sequence[Step]) -> None:
-        """What the program does between two calls."""
+        """The steps of the program between two calls."""
         for kind, steps in groupby(gap, key=lambda step: step[0]):
             values = [which for _, which in steps]
             if kind == "source":
@@ -189,7 +189,7 @@ class _Steps:
                 del self._left[value]
 
     def _detach(self, value: int) -> None:
-        """What is made of the value from here on is made of another one, that cannot be computed again."""
+        """Later users of the value take another one instead, which cannot be computed again."""
         if self._program.makers[value] < 0 or value in self._detached:
             return
         self._detached.add(value)

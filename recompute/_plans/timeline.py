@@ -31,7 +31,7 @@ class Timeline:
     def __init__(self, problem: Problem, sequence: Sequence[int]) -> None:
         self.problem = problem
         self.work = 0.0
-        """What has been done, in steps of about a microsecond."""
+        """Work done, in steps of about a microsecond."""
         self.labels = [_APART * (place + 1) for place in range(len(sequence))]
         self.runs = list(sequence)
         """Place -> operation."""
@@ -45,7 +45,7 @@ class Timeline:
         self.first: dict[int, int] = {}
         """Operation -> the label of its first run, which stays."""
         self.log: list[tuple[bool, int, int]] = []
-        """What was done since the last `commit`: (put in, label, operation)."""
+        """Changes since the last `commit`: (put in, label, operation)."""
         self.on: list[list[int]] = [[] for _ in problem.sizes]
         for value, storage in enumerate(problem.storages):
             if problem.makers[value] >= 0:

@@ -1,4 +1,4 @@
-"""The judge of plans: runs one step by step on the machine of the traces, and shares nothing with the planners."""
+"""The verifier of plans: runs one step by step on the machine of the traces, and shares nothing with the planners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def verify(program: Program, plan: ProgramPlan) -> tuple[int, float]:
 
     Between two first runs the program goes on as far as it can before the next step is done: it makes sources, which
     then take memory, and drops them, after which they can be freed; what it gets or detaches must be there, or
-    else it waits for another step. What is detached stays from then on as a source does. O(steps).
+    else it waits for another step. A detached value then stays as a source does. O(steps).
 
     A fetch from the tier of the plan brings all results of an operation that has run, needs room for them as a run
     does, and costs a transfer; the first one of an operation costs two, since they were written, too.

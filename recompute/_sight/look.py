@@ -21,7 +21,7 @@ from recompute._traces.program import Program
 from recompute.events import Added, Event, Evicted, Forgotten, Performed
 
 COLUMNS: Final = 300
-"""What is told apart from left to right."""
+"""Columns from left to right."""
 ROWS: Final = 40
 """Values whose stays are shown."""
 STEPS: Final = 10_000
@@ -85,7 +85,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Look:
-    """What a page shows of one budget. Bytes and seconds."""
+    """The part of a page about one budget. Bytes and seconds."""
 
     budget: int
     """On all devices together."""
@@ -205,7 +205,7 @@ def _rows(
 
 
 def _held(events: Sequence[Event], names: Mapping[int, Place]) -> list[tuple[str, str, int, int]]:
-    """What is in memory when most is, by function and line."""
+    """The memory at its peak, by function and line."""
     peak = max(range(len(events)), key=lambda at: events[at].used)
     here: dict[int, int] = {}
     for event in events[: peak + 1]:

@@ -1,4 +1,4 @@
-"""The runs of a program as trees: what was computed again, for whom, and for whom that was.
+"""The runs of a program as trees: below each run those that were repeated for it.
 
 A cache tells runs in the order in which they end. Before an operation can run, what it takes and was evicted is
 computed again, and before that what this takes: so the runs that end right before another one, and make what that
@@ -25,7 +25,7 @@ class Run:
     asked: Run | None = None
     """The run that it was necessary for."""
     why: str = ""
-    """What else asked for it: "get", "pin" or "detach"."""
+    """The step of the program that asked for it: "get", "pin" or "detach"."""
     depth: int = 0
     """0: the first run of an operation; 1: asked for by that, or by the program itself; and so on."""
 

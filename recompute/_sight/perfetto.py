@@ -1,4 +1,4 @@
-"""Export for Perfetto and Chrome (trace event JSON): slices by thread, bytes as counters, evictions, who asked whom.
+"""Export for Perfetto and Chrome (trace event JSON): slices by thread, bytes as counters, evictions, causes.
 
 A run of an operation is a slice of the category "operation", or "recomputation" if it had run before; the durations of
 both together are the compute of the run. Where something had to be computed again first, a slice of the category "need"

@@ -1,4 +1,4 @@
-"""What a budget would cost: a study of a recorded run, as a page, a picture or figures."""
+"""`report`: a study of a recorded run under many budgets, as a page, a picture or figures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PACKED: Final = 700_000
 
 
 class Report:
-    """What each budget would cost a recorded run: `save` it, or let a notebook show it."""
+    """The cost of each budget for a recorded run: `save` it, or let a notebook show it."""
 
     def __init__(self, study: Study, recording: Recording | None) -> None:
         self.study = study
@@ -43,7 +43,7 @@ class Report:
 
     @property
     def today(self) -> Mark | None:
-        """What the recorded run itself took; None for a trace in which there is none."""
+        """The recorded run itself; None for a trace in which there is none."""
         return None if self._recording is None else _today(self._recording, self.study.subject.whole)
 
     def html(self) -> str:

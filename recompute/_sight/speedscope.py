@@ -1,4 +1,4 @@
-"""Export for speedscope: where the compute went, by the stack of who asked for what.
+"""Export for speedscope: compute by stacks of operations, each above the one that needed it.
 
 A frame is an operation, with its line; what it had to have computed again lies inside, and is marked. Format:
 https://www.speedscope.app/file-format-schema.json, profiles of the type "evented".

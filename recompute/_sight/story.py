@@ -26,7 +26,7 @@ class Told:
     place: str
     steps: Steps
     now: str
-    """What it is at the end of the run."""
+    """Its state at the end of the run."""
 
     def __str__(self) -> str:
         where = f", {self.place}" if self.place else ""

@@ -1,4 +1,4 @@
-"""What each budget would cost: replays over budgets, where they fail, plans, and what no schedule can do without.
+"""A study of a program over budgets: replays, stretches where they fail, plans, and the least that any schedule needs.
 
 A study can be stopped at any time: it has what is ready. Budgets come in an order in which they halve the gaps.
 """
@@ -60,7 +60,7 @@ class Hole:
 
 @dataclass
 class Study:
-    """What is known so far. Everything by budget, the smallest first."""
+    """All results so far, by budget, the smallest first."""
 
     subject: Subject
     floor: Floor
@@ -211,7 +211,7 @@ def halving(count: int) -> list[int]:
 
 
 def looks(subject: Subject, wanted: Sequence[tuple[int, dict[str, Any]]], processes: int = 1) -> Iterator[Look]:
-    """What happens under each budget, in order, as it is ready."""
+    """A look at each budget, in order, as it is ready."""
     work = len(subject.program.steps) * len(wanted)
     count = min(len(wanted), processes, max(1, work // _WORTH_A_PROCESS))
     return spread(_look, subject, wanted, count)

@@ -100,7 +100,7 @@ def spread(
     order: Sequence[int] | None = None,
     done: Callable[[J], None] = lambda job: None,
 ) -> Iterator[R]:
-    """What `work(shared, job)` returns for each job, in order, as it becomes ready.
+    """The results of `work(shared, job)` for each job, in order, as they become ready.
 
     With more processes than one, `work` is a function of a module, `shared` is sent to each process once, and the jobs
     are begun in this `order`. `done` is told which one is ready, by any thread.

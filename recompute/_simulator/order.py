@@ -1,4 +1,4 @@
-"""What the numbers in the events of a replay mean, and the order in which a cache runs a program within a budget."""
+"""The order in which a cache runs a program within a budget, and the values that numbers in its events stand for."""
 
 from __future__ import annotations
 

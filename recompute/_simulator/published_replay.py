@@ -48,7 +48,7 @@ class PublishedReplay(Steps):
         self.machine.left = (self._limit - 1) * program.model_time
 
     def counts(self) -> Counts:
-        """What it has done so far."""
+        """The counts so far."""
         machine = self.machine
         return Counts(
             model_time=machine.clock - machine.remat_time,

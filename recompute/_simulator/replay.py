@@ -177,7 +177,7 @@ class Replay(Steps):
         return self.cache.search.name
 
     def counts(self) -> Counts:
-        """What it has done so far."""
+        """The counts so far."""
         waited = self.cache.engine.meter.moving_time + sum([store.backlog for store in self._stores])
         stats = self.cache.stats()
         return Counts(

@@ -1,4 +1,4 @@
-"""What every replay has: the loop over the steps of a program, and the figures of a run."""
+"""The loop over the steps of a program, which all replays share, and the figures of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Thrashing(Exception):
 
 @dataclass(frozen=True)
 class Counts:
-    """What a replay has done up to some moment, all rounds of it. Times in units of the program."""
+    """The counts of a replay up to some moment, over all rounds. Times in units of the program."""
 
     model_time: float
     remat_time: float
@@ -26,7 +26,7 @@ class Counts:
     rematerializations: int
     scored: int
     waited: float = 0.0
-    """What the whole takes beyond the compute: transfers that stop it, or a link that is done later."""
+    """Time beyond the compute: transfers that stop it, or a link that is done later."""
     written: int = 0
     read: int = 0
 
@@ -74,7 +74,7 @@ class Steps:
 
     program: Program
     do: ClassVar[Mapping[StepKind, Callable[[Any, int], object]]]
-    """What a step does. Not bound to a replay, which would then refer to itself: it goes with its last reference."""
+    """Kind of a step -> the function that does it, not bound to a replay, which would then refer to itself."""
     short: ClassVar[type[Exception]]
     """Is raised when something does not fit."""
 

@@ -1,4 +1,4 @@
-"""What a recorded program would have cost under another budget or policy: once, or round after round."""
+"""`simulate` and `iterate`: the cost of a recorded program under another budget or policy, once or in rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ByDevice = Mapping[str, int | str]
 
 
 class Options(TypedDict, total=False):
-    """What `simulate` and `iterate` take by name: see `simulate`."""
+    """Arguments of `simulate` and `iterate` by name: see `simulate`."""
 
     of_peak: float | str | None
     policy: str | Policy

@@ -1,4 +1,4 @@
-"""Whom the published machine evicts: its storages, what is evicted around them, and the search for the least score.
+"""The published machine's choice of a victim: storages, evicted neighbourhoods, and the search for the least score.
 
 The neighbourhoods are those of section 4.1 of Kirisame et al. (ICLR 2021); the search is exact, or one of the
 approximations of section 5. Ties go to the newest candidate.
@@ -99,7 +99,7 @@ class Pool:
 
 
 class Neighbourhood:
-    """What is evicted around a storage: here that does not matter.
+    """The evicted neighbourhood of a storage: this one is always empty.
 
     The search remembers costs, and must be told of those that fall: `_fell`. Of small falls it need not know, since it
     works with a lower bound, and asks for the cost of whom it is about to choose.
@@ -113,7 +113,7 @@ class Neighbourhood:
         return 0.0
 
     def lower_bound(self, storage: Storage) -> float:
-        """What the cost does not fall below unless that is told."""
+        """A bound below which the cost does not fall unless that is told."""
         return self.cost(storage)
 
     def evicted(self, storage: Storage) -> None:
@@ -130,7 +130,7 @@ class Neighbourhood:
 
 
 class Linked(Neighbourhood):
-    """Knows who is evicted among the neighbours of a storage."""
+    """Knows which neighbours of a storage are evicted."""
 
     def evicted(self, storage: Storage) -> None:
         for other in storage.above:
@@ -351,7 +351,7 @@ class Candidates:
         """It has become cheaper."""
 
     def choose(self, now: float) -> Sequence[Storage]:
-        """Whom to evict."""
+        """The storages to evict."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""What a planned function is given: inputs, which may have other values later, and the rest, which may not differ."""
+"""The arguments of a planned function: inputs, whose values may differ in later calls, and the rest, which may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was recorded: the operations that the results need, as a program for the planner and as functions to call.
+"""The recorded graph: the operations that the results need, as a program for the planner and as functions to call.
 
 The functions take their arguments from numbered slots, and put their results into others.
 """

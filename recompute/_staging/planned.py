@@ -103,7 +103,7 @@ class Staged(Generic[R_co]):
 
     @property
     def program(self) -> Program:
-        """What was recorded. Raises StagingError before the first call."""
+        """The recorded program. Raises StagingError before the first call."""
         return self._recorded().program
 
     def _recorded(self) -> _Line:

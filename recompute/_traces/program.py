@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 V = TypeVar("V", bound=Hashable)
 
 StepKind = Literal["source", "call", "get", "keep", "drop", "pin", "unpin", "detach", "evict", "hold", "let go"]
-"""What a step does with a value: `keep` and `drop` are its first and last outside reference (a new value has one).
+"""The kinds of steps: `keep` and `drop` are its first and last outside reference (a new value has one).
 
 `hold` and `let go`: what `get` returned is kept outside. `call` has the number of a call.
 """
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(slots=True)
 class Program:
-    """What one run of a program did.
+    """One run of a program.
 
     Its results are the values in `outputs`: at the end they are brought back into memory, in this order, and kept.
     """

@@ -199,7 +199,7 @@ class _Pending:
         return len(self.sizes) == len(self.results) and (not self.name or len(self.aliases) == len(self.results))
 
     def lacks(self) -> str:
-        """What is missing."""
+        """The line that is missing."""
         name = next((result for result in self.results if result not in self.sizes), None)
         what = "MEMORY" if name is not None else "ALIAS"
         name = name or next(result for result in self.results if result not in self.aliases)

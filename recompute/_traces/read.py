@@ -76,7 +76,7 @@ def read(path: str | Path) -> Program:
 
 
 def recorded_events(path: str | Path) -> Iterator[events.Event]:
-    """What a cache told while the trace was written, in order, with the numbers and the clock (seconds) of that run.
+    """The events of the recorded run, in order, with its numbers and its clock (seconds).
 
     Raises TraceError, with file and line, for a file that is wrong, or in the published format: that has no events,
     only a program. O(lines).

@@ -23,7 +23,7 @@ HEADER: Final = "recompute-trace"
 """The key of the header's object that has the version of the format."""
 VERSION: Final = 1
 _MOST: Final = 2**63
-"""What numbers are below: bytes, seconds, and numbers of values."""
+"""An upper bound of all numbers: bytes, seconds, and numbers of values."""
 
 
 class Recorded:

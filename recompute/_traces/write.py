@@ -45,7 +45,7 @@ _END: Final = '{"event":"End"}\n'
 
 
 def settings_of(cache: Cache) -> dict[str, object]:
-    """What the header of a trace says of its cache."""
+    """The settings of a cache, for the header of its trace."""
     settings: dict[str, object] = {
         "policy": cache.policy.name,
         "search": cache.search.name,

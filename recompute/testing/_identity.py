@@ -1,4 +1,4 @@
-"""`Identity`: the surface of `recompute` without a cache. Nothing is ever evicted, so it says what a program means."""
+"""`Identity`: the surface of `recompute` without a cache. Nothing is ever evicted: it defines what a program means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must always be true of a cache, checked from scratch: slow, simple, and blind to how the engine does it."""
+"""Invariants of a cache, checked from scratch: slow, simple, and independent of how the engine keeps them."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _check_sets(engine: Engine, storages: list[Storage]) -> None:
 
 
 def _check_tiers(engine: Engine, storages: list[Storage], *, idle: bool) -> None:
-    """What tiers count is what the copies of living values take."""
+    """Tiers count as many bytes as the copies of living values take."""
     if engine.memory.tiers is None:
         assert not any(value.copy for storage in storages for value in storage.values), "a copy without a tier"
         return

@@ -1,4 +1,4 @@
-"""`check_arrays`: what an adapter of arrays promises beyond other adapters, for arrays of each dtype and layout."""
+"""`check_arrays`: the promises of an adapter of arrays beyond those of other adapters, for each dtype and layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_arrays(adapter: ArrayAdapter, *, dtypes: Sequence[str] = DTYPES) -> No
 
 
 def _check_array(adapter: ArrayAdapter, dtype: str, shape: tuple[int, ...], layout: str) -> None:
-    """What `ArrayAdapter` promises beyond `Adapter`, of one array."""
+    """The promises of `ArrayAdapter` beyond those of `Adapter`, for one array."""
     xp = adapter.namespace()
     who = f"{adapter!r}, {layout} {dtype} {shape}"
     x = new(xp, dtype, shape, 2, layout)

@@ -1,4 +1,4 @@
-"""The conformance kit: what an adapter's author runs to know that the cache can rely on the adapter."""
+"""The conformance kit: the author of an adapter runs it to see that the cache can rely on the adapter."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class _Check:
         assert reference() is None, f"{self.who}: what watch gave outlives the value"
 
     def packing(self) -> None:
-        """What can be packed comes back the same; what cannot is not moved, and that is no mistake."""
+        """A value that can be packed comes back the same; one that cannot is not moved, and that is no mistake."""
         value = self.make()
         size, before = self.adapter.nbytes(value), getrefcount(value)
         try:
