@@ -39,7 +39,7 @@ The exit status is 1 if an adapter is broken; a missing extra is not an error.
 
 
 @dataclass
-class Found:
+class Examined:
     """One adapter. `state`: "missing" when the framework that it serves is not installed."""
 
     name: str
@@ -97,9 +97,9 @@ def run(options: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
+def _examine(point: EntryPoint, points: list[EntryPoint]) -> Examined:
     """Load one adapter and ask it what it sees; whatever goes wrong is part of the answer."""
-    report = Found(
+    report = Examined(
         point.name,
         point.value,
         None if point.dist is None else point.dist.name,
@@ -145,7 +145,7 @@ def _duplicates(points: list[EntryPoint]) -> list[str]:
     ]
 
 
-def _show(installed: str | None, extras: dict[str, str | None], adapters: list[Found]) -> None:
+def _show(installed: str | None, extras: dict[str, str | None], adapters: list[Examined]) -> None:
     out = sys.stdout
     pairs = [
         ("python", f"{platform.python_version()} ({sys.executable})"),

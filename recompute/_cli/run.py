@@ -27,7 +27,7 @@ from recompute._cli.output import (
     warn,
 )
 from recompute._cli.program import Ending, execute
-from recompute._cli.recording import Program
+from recompute._cli.recording import Script
 from recompute._live import Live
 from recompute._simulator.many import cores
 from recompute._tables import seconds
@@ -92,10 +92,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """All figures of a run. Times in seconds."""
 
-    program: Program
+    program: Script
     used: list[tuple[Followed, Stats]]
     """The caches of the program, the one with the largest peak first: it is the one that is recorded."""
     ending: Ending
@@ -117,7 +117,7 @@ class Report:
 
 
 def run(options: argparse.Namespace) -> int:
-    program = Program(options.script, tuple(options.args), options.module)
+    program = Script(options.script, tuple(options.args), options.module)
     path: Path = options.recording or program.recording()
     if not program.module and not Path(program.name).exists():
         raise CommandError(f"there is no script {program.name}")
@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
             if followed.trace is not None:
                 followed.trace.unlink(missing_ok=True)
         trace = None
-    report = Report(program, used, ending, wall_time, asked, recorded, trace)
+    report = RunReport(program, used, ending, wall_time, asked, recorded, trace)
     if not ending.ours and (stats.operations or not ending.error):
         _show(report)
         if caches.passed_over:
@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
     return ending.status
 
 
-def _write_page(trace: Path, program: Program) -> None:
+def _write_page(trace: Path, program: Script) -> None:
     """The page about a run that was recorded just now, beside it."""
     from recompute._cli.report import made
 
@@ -176,7 +176,7 @@ def _write_page(trace: Path, program: Program) -> None:
     hint(f"{page} shows what each budget would cost{' (interrupted: only some)' if interrupted else ''}")
 
 
-def _execute(program: Program, caches: Caches, *, watch_stdout: bool) -> tuple[Ending, float, bool]:
+def _execute(program: Script, caches: Caches, *, watch_stdout: bool) -> tuple[Ending, float, bool]:
     """Run it under its caches: how it ended, the seconds it took, and whether its last line is open."""
     last = ["\n"]
 
@@ -200,7 +200,7 @@ def _execute(program: Program, caches: Caches, *, watch_stdout: bool) -> tuple[E
     return ending, perf_counter() - start, not last[0].endswith("\n")
 
 
-def _budget(options: argparse.Namespace, program: Program, path: Path) -> tuple[Any, str]:
+def _budget(options: argparse.Namespace, program: Script, path: Path) -> tuple[Any, str]:
     """The budget for the cache, and how to show where it comes from."""
     text: str | None = options.budget
     limited = text is not None and text.strip().lower() != "none"
@@ -230,7 +230,7 @@ def _total(cache: Cache) -> int | None:
     return sum(budget.values()) if isinstance(budget, Mapping) else budget
 
 
-def _show(report: Report) -> None:
+def _show(report: RunReport) -> None:
     """The tables, on stderr."""
     program, stats, ending = report.program, report.stats, report.ending
     total = _total(report.cache)
@@ -298,7 +298,7 @@ def most_resident() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-def _show_others(report: Report) -> None:
+def _show_others(report: RunReport) -> None:
     """The caches beside the one that the report is about."""
     rows = [
         (
@@ -316,7 +316,7 @@ def _show_others(report: Report) -> None:
         warn(f"{report.recording} covers only the cache with the largest peak")
 
 
-def _advice(report: Report) -> str:
+def _advice(report: RunReport) -> str:
     """Advice for a run that computes most things again."""
     stats = report.stats
     share = stats.remat_time / (stats.model_time + stats.remat_time)
@@ -333,7 +333,7 @@ def _advice(report: Report) -> str:
     )
 
 
-def _figures(report: Report) -> dict[str, Any]:
+def _figures(report: RunReport) -> dict[str, Any]:
     """The JSON object: all of `Stats`, and what surrounds it. Bytes and seconds."""
     program, cache, stats, ending = report.program, report.cache, report.stats, report.ending
     figures = asdict(stats)

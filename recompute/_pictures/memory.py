@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recompute._pictures.bars import Moment
 from recompute._pictures.residency import draw_budget, draw_marks, time_axis
-from recompute._pictures.style import Look, ceiling, head, looks, new_figure, size_unit, tidy
+from recompute._pictures.style import Style, ceiling, head, looks, new_figure, size_unit, tidy
 from recompute.events import Event
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def memory(
 def _draw_steps(
     axes: Any,
     behind: Sequence[tuple[float, int]],
-    look: Mapping[str, Look],
+    look: Mapping[str, Style],
     steps: Mapping[str, Sequence[tuple[float, int]]],
     last: float,
     units: tuple[float, float],
@@ -118,7 +118,7 @@ def _draw_legend(axes: Any, tracks: int) -> None:
     )
 
 
-def _draw_marks(axes: Any, look: Mapping[str, Look], marks: Mapping[str, Sequence[Moment]], divisor: float) -> None:
+def _draw_marks(axes: Any, look: Mapping[str, Style], marks: Mapping[str, Sequence[Moment]], divisor: float) -> None:
     """A line for each mark where it comes first, and a tick in the colour of each track on the axis of time."""
     earliest: dict[str, float] = {}
     for name, own in look.items():

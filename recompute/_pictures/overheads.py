@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from recompute._pictures.style import INK, Look, head, legend_below, looks, panels
+from recompute._pictures.style import INK, Style, head, legend_below, looks, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,7 +129,7 @@ def overhead(
     return figure
 
 
-def _draw_line(axes: Any, points: Iterable[Point], look: Look, most: float, under: int) -> None:
+def _draw_line(axes: Any, points: Iterable[Point], look: Style, most: float, under: int) -> None:
     """The points of one name, from the largest budget down; what failed is a gap."""
     ordered = sorted(points, key=lambda point: -point.ratio)
     heights = [float("nan") if point.overhead is None else point.overhead for point in ordered]
@@ -141,7 +141,7 @@ def _draw_line(axes: Any, points: Iterable[Point], look: Look, most: float, unde
         _cross(axes, ordered[0].ratio, most, look)
 
 
-def _cross(axes: Any, ratio: float, height: float, look: Look) -> None:
+def _cross(axes: Any, ratio: float, height: float, look: Style) -> None:
     axes.plot(
         [ratio],
         [height],
@@ -171,7 +171,7 @@ def _draw_floor(axes: Any, floor: Floor) -> None:
     axes.axvspan(0, floor.sources, color="#8C8C8C", linewidth=0, zorder=0)
 
 
-def _handles(names: Sequence[str], look: Mapping[str, Look], points: Sequence[Point], *, floors: bool) -> list[Any]:
+def _handles(names: Sequence[str], look: Mapping[str, Style], points: Sequence[Point], *, floors: bool) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -31,7 +31,7 @@ _SIZES: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How the line of a policy or planner is drawn: colour, marker and dashes all tell it apart."""
 
     colour: str
@@ -53,17 +53,20 @@ class Look:
         }
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
+def looks(names: Iterable[str]) -> dict[str, Style]:
     """A look for each name: the same in all pictures for the names of the library, a free one for others.
 
     What stands in brackets after a name does not count. Policies have filled markers, the published planners hollow
     ones; the library's own are wide. A later round of a policy ("dtr, round 5") is hollow and dotted in its colour.
     """
-    known_looks = {"default": Look(_COLOURS[0], "o", (), wide=True), "own": Look("#000000", "*", (), wide=True)}
+    known_looks = {
+        "default": Style(_COLOURS[0], "o", (), wide=True),
+        "own": Style("#000000", "*", (), wide=True),
+    }
     for number, name in enumerate(_POLICIES[1:], 1):
-        known_looks[name] = Look(_COLOURS[number], _FILLED[number], _DASHES[number])
+        known_looks[name] = Style(_COLOURS[number], _FILLED[number], _DASHES[number])
     for number, name in enumerate(_METHODS):
-        known_looks[name] = Look(_COLOURS[(6, 7, 4, 5)[number]], "<>hd"[number], _DASHES[number + 1], hollow=True)
+        known_looks[name] = Style(_COLOURS[(6, 7, 4, 5)[number]], "<>hd"[number], _DASHES[number + 1], hollow=True)
     names = list(dict.fromkeys(names))
     wanted = list(dict.fromkeys(_bare(name) for name in names))
     known = [name for name in _POLICIES if name in wanted]
@@ -71,7 +74,7 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     others = [name for name in wanted if name not in known_looks]
     for number, name in enumerate(others):
         at = free[number % len(free)]
-        known_looks[name] = Look(_COLOURS[at], _FILLED[at], _DASHES[at], hollow=number >= len(free))
+        known_looks[name] = Style(_COLOURS[at], _FILLED[at], _DASHES[at], hollow=number >= len(free))
     return {name: _round(known_looks[_bare(name)]) if _ROUND in name else known_looks[_bare(name)] for name in names}
 
 
@@ -79,7 +82,7 @@ def _bare(name: str) -> str:
     return name.partition(" (")[0].partition(_ROUND)[0]
 
 
-def _round(look: Look) -> Look:
+def _round(look: Style) -> Style:
     return replace(look, hollow=True, dashes=(1.5, 1.0))
 
 

@@ -30,7 +30,7 @@ class Score:
     below: float = 0.0
 
 
-class Replay:
+class FutureReplay:
     """The data that all replays of one problem share."""
 
     def __init__(self, problem: Problem) -> None:
@@ -82,7 +82,7 @@ class Replay:
 class _Run:
     """One replay: what is in memory, and how far it has come."""
 
-    def __init__(self, replay: Replay, score: Score, limit: float, most: float) -> None:
+    def __init__(self, replay: FutureReplay, score: Score, limit: float, most: float) -> None:
         problem = replay.problem
         self.order: list[int] = []
         self.place = 0

@@ -13,7 +13,7 @@ from typing import Final
 
 from recompute._plans.chains import chained, revolve
 from recompute._plans.exact import exact
-from recompute._plans.future import Replay, Score
+from recompute._plans.future import FutureReplay, Score
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import cost_of, prune, schedule, settled
 from recompute._plans.problem import Problem
@@ -180,7 +180,7 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
 
 def _in_turns(problem: Problem, meter: Meter, *, fits: bool) -> Iterator[Start]:
     """DTR with the future known, and the program made to fit: for longer unless something `fits` already."""
-    replay, limit = Replay(problem), _DEAREST
+    replay, limit = FutureReplay(problem), _DEAREST
     for number in range(_TRIES):
         if fits and (meter.share > _FIRST or number >= len(_SCORES)):
             return
@@ -270,7 +270,7 @@ class _Infeasible(PlanError):
         tried = [larger for share in _LARGER if (larger := int(share * budget) + 1) < most]
         work = 0.0
         for larger in tried:
-            replay = Replay(replace(problem, room=larger - problem.constant))
+            replay = FutureReplay(replace(problem, room=larger - problem.constant))
             if (work < _WORDS or larger == tried[-1]) and replay.run(_SCORES[0], limit=4.0) is not None:
                 most = larger
                 break

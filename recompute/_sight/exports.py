@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._sight.memory_viz import memory_viz
-from recompute._sight.nest import Run, trees, walk
+from recompute._sight.nest import NestedRun, trees, walk
 from recompute._sight.perfetto import perfetto
-from recompute._sight.recording import Recording
+from recompute._sight.recording import RecordedRun
 from recompute._sight.speedscope import speedscope
 from recompute.events import Evicted, Performed
 
@@ -30,12 +30,14 @@ took. `bytes`: of what it made or dropped; `used`: on its device afterwards. `st
 pressure, release or request. `held`: it is still held outside. `tier`: where it went. `thread`: from 1."""
 
 
-def rows(recording: Recording) -> Iterator[tuple[Any, ...]]:
+def rows(recording: RecordedRun) -> Iterator[tuple[Any, ...]]:
     """A tuple for each row, as `COLUMNS` says; None where there is nothing to say. In order of time."""
     unit = recording.program.unit
     by_thread = trees(recording.events)
     numbers = {thread: number for number, thread in enumerate(by_thread, start=1)}
-    runs: dict[int, Run] = {id(run.event): run for roots in by_thread.values() for run, ready in walk(roots) if ready}
+    runs: dict[int, NestedRun] = {
+        id(run.event): run for roots in by_thread.values() for run, ready in walk(roots) if ready
+    }
     places, devices = recording.places, recording.devices
     for event in recording.events:
         if isinstance(event, Performed):
@@ -56,7 +58,7 @@ def rows(recording: Recording) -> Iterator[tuple[Any, ...]]:
             )  # fmt: skip
 
 
-def comma_separated(recording: Recording) -> Iterator[str]:
+def comma_separated(recording: RecordedRun) -> Iterator[str]:
     """CSV with a line of names, in pieces. O(events)."""
     for row in (COLUMNS, *rows(recording)):
         line = io.StringIO()
@@ -64,7 +66,7 @@ def comma_separated(recording: Recording) -> Iterator[str]:
         yield line.getvalue()
 
 
-def arrow(recording: Recording) -> bytes:
+def arrow(recording: RecordedRun) -> bytes:
     """The same as a file of Apache Arrow (Feather). Raises ImportError, with the cure, without pyarrow."""
     try:
         import pyarrow as pa
@@ -83,7 +85,7 @@ def _types(pa: Any) -> list[pa.DataType]:
     return [text, number, number, text, text, whole, whole, text, whole, text, whole, text, pa.bool_(), text, whole]
 
 
-_TEXTS: Final[dict[str, Callable[[Recording], Iterator[str]]]] = {
+_TEXTS: Final[dict[str, Callable[[RecordedRun], Iterator[str]]]] = {
     "perfetto": perfetto,
     "speedscope": speedscope,
     "memory_viz": memory_viz,
@@ -93,7 +95,7 @@ _TEXTS: Final[dict[str, Callable[[Recording], Iterator[str]]]] = {
 FORMATS: Final = (*_TEXTS, "arrow")
 
 
-def export(recording: Recording, to: str) -> Iterator[bytes]:
+def export(recording: RecordedRun, to: str) -> Iterator[bytes]:
     """The run in one of `FORMATS`, as the pieces of a file. Raises ImportError, with the cure, if a library lacks."""
     if to == "arrow":
         return iter([arrow(recording)])

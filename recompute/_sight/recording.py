@@ -16,7 +16,7 @@ from recompute.events import Added, Event, Performed
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedRun:
     """One run of a program. Times of events are in units of the program."""
 
     program: Program
@@ -50,7 +50,7 @@ class Recording:
         return devices
 
 
-def open_recording(path: str | Path, budget: int | float | None = None) -> Recording:
+def open_recording(path: str | Path, budget: int | float | None = None) -> RecordedRun:
     """The run that a trace tells of, or what it would be under another budget: bytes (int) or a share of its peak.
 
     A trace in the published format has a program alone: it is replayed, without a budget if none is given. Raises
@@ -58,11 +58,11 @@ def open_recording(path: str | Path, budget: int | float | None = None) -> Recor
     """
     program = read(path)
     if budget is None and not program.published:
-        return Recording(program, list(recorded_events(path)), budget_of(program.settings), False)
+        return RecordedRun(program, list(recorded_events(path)), budget_of(program.settings), False)
     return replayed(program, budget)
 
 
-def replayed(program: Program, budget: int | float | None = None) -> Recording:
+def replayed(program: Program, budget: int | float | None = None) -> RecordedRun:
     """A replay of the program under a budget, with the default policy; ValueError if it does not run in that."""
     events: list[Event] = []
     peak = baseline(program)
@@ -72,7 +72,7 @@ def replayed(program: Program, budget: int | float | None = None) -> Recording:
     run = simulate(program, **amount, peak=peak, listener=events.append, limit=1e9, machine="library")
     if run.status != "ok":
         raise ValueError(f"{program.name} does not run in {limit:,} bytes: {run.status}; give it a larger --budget")
-    return Recording(program, events, None if budget is None else limit, True)
+    return RecordedRun(program, events, None if budget is None else limit, True)
 
 
 def budget_of(settings: Mapping[str, Any]) -> int | None:

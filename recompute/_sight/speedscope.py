@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from recompute._sight.nest import trees, walk
-from recompute._sight.recording import Recording
+from recompute._sight.recording import RecordedRun
 from recompute.events import Performed
 
 
-def speedscope(recording: Recording) -> Iterator[str]:
+def speedscope(recording: RecordedRun) -> Iterator[str]:
     """The document, in pieces: a profile for each thread. O(events)."""
     unit = recording.program.unit
     frames: dict[tuple[str, str, int], int] = {}

@@ -9,13 +9,13 @@ from recompute._cache import limits_of
 from recompute._simulator import victims
 from recompute._simulator.published import Machine, OutOfMemory
 from recompute._simulator.replay import Replay
-from recompute._simulator.run import Counts, Status, Steps
+from recompute._simulator.run import Counts, Status, StepLoop
 from recompute._traces.program import Program
 from recompute.events import Listener
 from recompute.policies import Policy, ReleaseMode, Search, policy_of, search_of
 
 
-class PublishedReplay(Steps):
+class PublishedReplay(StepLoop):
     """One replay of a program in a `Machine`, as `Replay` is one in a cache: `run` it once, or `again` and again."""
 
     short = OutOfMemory

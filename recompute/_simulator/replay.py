@@ -13,7 +13,7 @@ from recompute._adapters.adapter import Adapter, register
 from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute._recomputable import Recomputable
-from recompute._simulator.run import Counts, Status, Steps, Thrashing
+from recompute._simulator.run import Counts, Status, StepLoop, Thrashing
 from recompute._simulator.tier import SimulatedStore, SimulatedTier
 from recompute._traces.program import Call, Program
 from recompute.events import Listener
@@ -136,7 +136,7 @@ class _Rerun:
         return made if len(made) > 1 else made[0]
 
 
-class Replay(Steps):
+class Replay(StepLoop):
     """One replay of a program: `run` it once, or `again` and again, as rounds of one that repeats."""
 
     short = BudgetError

@@ -69,7 +69,7 @@ class Run:
         return asdict(self)
 
 
-class Steps:
+class StepLoop:
     """Does the steps of a program, one after the other."""
 
     program: Program

@@ -17,7 +17,7 @@ from recompute.events import Event, Performed
 from recompute.extend import Container, Operation, Settings, Value
 
 
-class Recorder(Cache):
+class RecordingCache(Cache):
     """The cache that the example runs in: it refuses what would make the graph depend on a value."""
 
     def __init__(self, budget: int | None) -> None:
@@ -43,7 +43,7 @@ def _refuse() -> None:
 class Graph:
     """The recorded operations that the results need, as a program and as functions to call."""
 
-    def __init__(self, name: str, recorder: Recorder, inputs: list[Value], wanted: list[Value]) -> None:
+    def __init__(self, name: str, recorder: RecordingCache, inputs: list[Value], wanted: list[Value]) -> None:
         operations: dict[Operation, None] = {}
         sources: dict[Value, None] = dict.fromkeys(inputs)
         stack = [*wanted]
@@ -71,7 +71,7 @@ class Graph:
         program.outputs = [slot for slot in results if program.makers[slot] >= 0]
         _drop_after_use(program)
 
-    def _add(self, operation: Operation, recorder: Recorder, storages: dict[int, int]) -> None:
+    def _add(self, operation: Operation, recorder: RecordingCache, storages: dict[int, int]) -> None:
         numbers = range(operation.number, operation.number + operation.nout)
         made = [recorder.made[number] for number in numbers]
         device = next(output.storage.pool.device for output in operation.outputs if output is not None)

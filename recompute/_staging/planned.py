@@ -15,7 +15,7 @@ from recompute._plans.plan import plan
 from recompute._plans.schedule import ProgramPlan
 from recompute._recomputable import Recomputable
 from recompute._staging.arguments import Layout
-from recompute._staging.graph import Compute, Graph, Recorder, bind, fill
+from recompute._staging.graph import Compute, Graph, RecordingCache, bind, fill
 from recompute._traces.program import Program
 from recompute.extend import Value, pack
 
@@ -122,7 +122,7 @@ class Staged(Generic[R_co]):
         inputs: list[Recomputable[Any]] = []
         results: list[Value] = []
         amount = bytes_or_peak(self._budget, self._of_peak)
-        recorder = Recorder(amount if isinstance(amount, int) else None)
+        recorder = RecordingCache(amount if isinstance(amount, int) else None)
         with recorder:
             given = layout.take(args, "the positional arguments", inputs)
             named = layout.take(kwargs, "the keyword arguments", inputs)
