@@ -73,7 +73,7 @@ class Report:
     targets: list[Target] = field(default_factory=list)
 
     def row(self, name: str) -> Row:
-        return next(each for each in self.rows if each.name == name)
+        return next(row for row in self.rows if row.name == name)
 
     def ratio(self, name: str, this: str, to: str) -> None:
         """How many times `this` is `to`; left out if either could not be measured."""
@@ -169,12 +169,12 @@ def page(reports: Sequence[Report], machine: dict[str, str], table: Callable[...
             table(
                 ("target", "at most", "measured", "verdict"),
                 [
-                    (each.name, f"{number(each.most)} {each.unit}", f"{number(each.value)} {each.unit}", each.verdict)
-                    for each in targets
+                    (goal.name, f"{number(goal.most)} {goal.unit}", f"{number(goal.value)} {goal.unit}", goal.verdict)
+                    for goal in targets
                 ],
             )
         )
-        parts.append("\n".join(f"- {each.name}: {each.verdict}. {each.sentence}" for each in targets))
+        parts.append("\n".join(f"- {target.name}: {target.verdict}. {target.sentence}" for target in targets))
     for report in reports:
         parts.append(f"{heading} {report.title}: ratios")
         parts.append(report.what)
@@ -184,7 +184,7 @@ def page(reports: Sequence[Report], machine: dict[str, str], table: Callable[...
         parts.append(
             table(
                 ("", "minimum", "median", "unit", "note"),
-                [(each.name, number(each.least), number(each.median), each.unit, each.note) for each in report.rows],
+                [(row.name, number(row.least), number(row.median), row.unit, row.note) for row in report.rows],
             )
         )
     parts.append(f"{heading} Machine")
@@ -206,7 +206,7 @@ def as_json(reports: Sequence[Report], machine: dict[str, str]) -> str:
                 "title": report.title,
                 "what": report.what,
                 "ratios": dict(report.ratios),
-                "rows": [asdict(each) for each in report.rows],
+                "rows": [asdict(row) for row in report.rows],
             }
             for report in reports
         ],

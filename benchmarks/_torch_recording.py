@@ -26,10 +26,10 @@ def recorded(make: Make, shares: tuple[float, ...], picture: Path | None) -> dic
             peak = block.stats().peak
         program = read(path)
         size = path.stat().st_size
-    runs = [simulate(program, share) for share in shares]
+    runs = [simulate(program, of_peak=share) for share in shares]
     if picture is not None:
         events: list[Event] = []
-        half = simulate(program, 0.5, listener=events.append)
+        half = simulate(program, of_peak=0.5, listener=events.append)
         title = f"a step of a ResNet in half of its memory, overhead {half.overhead or 0:.2f}"
         pictures.save(
             pictures.residency(events, title=title, budget=half.budget_bytes, least=0.001, unit=program.unit), picture

@@ -107,8 +107,8 @@ def checkpoints() -> str:
             segment.clear()
             start = number - number % SEGMENT
             above = kept.pop(start)
-            for each in range(start, number + 1):
-                above = segment[each] = block(above, each)
+            for column in range(start, number + 1):
+                above = segment[column] = block(above, column)
         return segment.pop(number)
 
     return read_back(get)
@@ -146,7 +146,7 @@ def measure(way: str) -> dict[str, Any]:
         "disk": disk[0],
         "seconds": seconds,
         "computed": computed[0] / BLOCKS,
-        "edits": sum(script.count(each) for each in "~-+"),
+        "edits": sum(script.count(kind) for kind in "~-+"),
     }
 
 
@@ -161,15 +161,15 @@ def main() -> None:
     found = {
         way: json.loads(subprocess.run([*command, way], stdout=subprocess.PIPE, check=True).stdout) for way in WAYS
     }
-    assert len({each["edits"] for each in found.values()}) == 1
+    assert len({figures["edits"] for figures in found.values()}) == 1
     plain = found["list"]["seconds"]
     print("| way | memory | on disk | blocks computed | time |")
     print("| --- | ---: | ---: | ---: | ---: |")
-    for way, each in found.items():
-        written = f"{each['disk'] / 1e6:,.0f} MB" if each["disk"] else ""
+    for way, figures in found.items():
+        written = f"{figures['disk'] / 1e6:,.0f} MB" if figures["disk"] else ""
         print(
-            f"| {WAYS[way][0]} | {each['memory'] / 1e6:,.0f} MB | {written} | x {each['computed']:.2f} | "
-            f"x {each['seconds'] / plain:.2f} |"
+            f"| {WAYS[way][0]} | {figures['memory'] / 1e6:,.0f} MB | {written} | x {figures['computed']:.2f} | "
+            f"x {figures['seconds'] / plain:.2f} |"
         )
     print(f"\n{plain:.1f} s with a list. {facts()}")
 

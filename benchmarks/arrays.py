@@ -119,7 +119,7 @@ def compare(size: int, name: str, repetitions: int, least: float) -> dict[str, f
         few = max(1, count // 50)
         measures["dask, build"] = timed(operation, lazy, few)
         measures["dask, build and compute"] = timed(computed(operation), lazy, few)
-    return {each: min(found) / MICRO for each, found in in_turns(measures, repetitions).items()}
+    return {name: min(found) / MICRO for name, found in in_turns(measures, repetitions).items()}
 
 
 Found = dict[str, dict[int, dict[str, float]]]
@@ -147,25 +147,25 @@ def times(found: dict[str, float], who: str) -> str:
 def text(found: Found, machine: dict[str, str], table: Callable[..., str]) -> str:
     """The page: microseconds over the bare operation for small arrays, then ratios for all sizes."""
     first = {name: sizes[SMALL] for name, sizes in found.items()}
-    reached = [each["wrapped"] - each["bare"] for each in first.values()]
+    reached = [figures["wrapped"] - figures["bare"] for figures in first.values()]
     parts = [
         f"## Added to the bare operation, {SMALL} elements",
         f"Microseconds. A wrapped operation should add at most {TARGET:.0f}: "
-        f"{sum(each <= TARGET for each in reached)} of {len(reached)} operations meet this target; "
+        f"{sum(ratio <= TARGET for ratio in reached)} of {len(reached)} operations meet this target; "
         f"the smallest figure is {number(min(reached))}, the largest {number(max(reached))}.",
         table(
             ("operation", "bare", *(f"+ {who}" for who in PEERS), ""),
             [
-                (f"`{name}`", number(each["bare"]), *(over(each, who) for who in PEERS), "")
-                for name, each in first.items()
+                (f"`{name}`", number(figures["bare"]), *(over(figures, who) for who in PEERS), "")
+                for name, figures in first.items()
             ],
         ),
         "## Multiples of the bare operation, by number of elements",
     ]
     for name, sizes in found.items():
         lines = [
-            (f"{size:,}", f"{number(each['bare'])} us", *(times(each, who) for who in PEERS), "")
-            for size, each in sizes.items()
+            (f"{size:,}", f"{number(figures['bare'])} us", *(times(figures, who) for who in PEERS), "")
+            for size, figures in sizes.items()
         ]
         parts += [f"`{name}`", table(("elements", "bare", *PEERS, ""), lines)]
     parts += ["## Machine", table(("", "", ""), [(name, value, "") for name, value in machine.items()])]

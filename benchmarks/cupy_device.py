@@ -101,7 +101,9 @@ def checks(quick: bool) -> list[Check]:
 
 def programs(count: int) -> Check:
     """Random array programs on wrapped arrays, with half of them evicted after every line, and on plain ones."""
-    from recompute.testing.array_programs import difference, evict_some, random_program, serving
+    sys.path.append(str(ROOT / "tests"))
+    from lib.array_programs import difference, evict_some, random_program
+    from recompute.testing.arrays import serving
     from recompute_cupy import adapter
 
     name = f"{count} random array programs, evicted at random, bit for bit"
@@ -142,16 +144,16 @@ def measure(
     import cupy
 
     say(name)
-    digests = [digest_of(get(each)) for each in once()]
+    digests = [digest_of(get(array)) for array in once()]
     before = None if cache is None else cache.stats()
     seconds = []
     with Peak() as peak:
         for _ in range(repetitions):
             cupy.cuda.Device().synchronize()
             start = perf_counter()
-            for each in once():
-                get(each)
-            del each
+            for array in once():
+                get(array)
+            del array
             cupy.cuda.Device().synchronize()
             seconds.append(perf_counter() - start)
     evictions = recomputations = 0
@@ -263,18 +265,18 @@ def page(machine: dict[str, str], checked: list[Check], measured: list[Step], ta
     base = measured[0]
     lines = [
         (
-            each.name,
-            f"{each.seconds * 1e3:,.1f}",
-            number(each.seconds / base.seconds),
-            f"{each.peak / 1e6:,.0f}",
-            number(each.peak / base.peak),
-            str(each.evictions),
-            str(each.recomputations),
-            "yes" if each.same else "NO",
+            case.name,
+            f"{case.seconds * 1e3:,.1f}",
+            number(case.seconds / base.seconds),
+            f"{case.peak / 1e6:,.0f}",
+            number(case.peak / base.peak),
+            str(case.evictions),
+            str(case.recomputations),
+            "yes" if case.same else "NO",
         )
-        for each in measured
+        for case in measured
     ]
-    verdicts = [(each.name, "passed" if each.passed else "FAILED", each.said) for each in checked]
+    verdicts = [(check.name, "passed" if check.passed else "FAILED", check.said) for check in checked]
     missing = 2 * len(SHARES) + 1 - len(measured)
     header = ("", "ms a step", "times plain", "peak, MB", "of plain", "evictions", "recomputed", "same bits")
     return "\n\n".join(
@@ -314,8 +316,8 @@ def main() -> int:
         (folder / "cupy.md").write_text(text, encoding="utf-8")
         results = {"machine": machine, "checks": [*map(asdict, checked)], "steps": [*map(asdict, measured)]}
         (folder / "cupy.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    failed = [each.name for each in checked if not each.passed]
-    failed += [each.name for each in measured if not each.same]
+    failed = [check.name for check in checked if not check.passed]
+    failed += [case.name for case in measured if not case.same]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

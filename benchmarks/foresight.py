@@ -18,8 +18,9 @@ from statistics import mean
 from typing import Final
 
 from _common import facts, say
+from varied import varied
 
-from recompute.simulator import Job, Replay, Run, baseline, simulate_many, varied
+from recompute.simulator import Job, Replay, Run, baseline, simulate_many
 from recompute.traces import Program, read
 
 RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
@@ -114,7 +115,7 @@ def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: in
     """The table of a program repeated as it is."""
     programs = [program_of(folder, name) for name in names]
     jobs = [
-        Job(number, budget, options, iterations=3)
+        Job(number, {"of_peak": budget, **options}, iterations=3)
         for number, name in enumerate(names)
         for budget in BEST[name]
         for options in ({"foresight": False}, {"effort": effort})
@@ -190,7 +191,7 @@ def overhead_of(replay: Replay, program: Program) -> float | None:
 def averaged(overheads: Sequence[float | None]) -> str:
     """The mean of the later rounds that came to their end, and how many did not."""
     later = overheads[LEARNT:]
-    ended = [each for each in later if each is not None]
+    ended = [run for run in later if run is not None]
     failed = f" ({len(later) - len(ended)} failed)" if len(ended) < len(later) else ""
     return f"{mean(ended):.4f}{failed}" if ended else "failed"
 

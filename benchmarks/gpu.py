@@ -80,13 +80,13 @@ def devices() -> list[str]:
         import cupy
 
         count = cupy.cuda.runtime.getDeviceCount()
-        return [cupy.cuda.runtime.getDeviceProperties(each)["name"].decode() for each in range(count)]
+        return [cupy.cuda.runtime.getDeviceProperties(number)["name"].decode() for number in range(count)]
     except Exception:  # it is not installed, or finds no driver
         pass
     try:
         import jax
 
-        return [each.device_kind for each in jax.devices() if each.platform == "gpu"]
+        return [device.device_kind for device in jax.devices() if device.platform == "gpu"]
     except (ImportError, RuntimeError):
         return []
 
@@ -146,7 +146,7 @@ def training(model: str, small: bool, batch: int = 1) -> Any:
     torch.manual_seed(0)
     made = MAKERS[model](lambda block, *given: block(*given), small)
     made.module.cuda()
-    made.x, made.y = [each.cuda().repeat(batch, *[1] * (each.dim() - 1)) for each in (made.x, made.y)]
+    made.x, made.y = [tensor.cuda().repeat(batch, *[1] * (tensor.dim() - 1)) for tensor in (made.x, made.y)]
     return made
 
 

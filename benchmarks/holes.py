@@ -97,7 +97,7 @@ def _strip(found: Grid) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return ["| " + " | ".join(each) + " |" for each in (head, ("---",) * len(head), *rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ("---",) * len(head), *rows)]
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def page() -> str:
         told = subprocess.run([sys.executable, __file__, "--way", way], stdout=subprocess.PIPE, check=True).stdout
         found[way] = json.loads(told)
         print(way, found[way], file=sys.stderr)
-    assert len({each["result"] for each in found.values()}) == 1, "the ways differ"
+    assert len({figures["result"] for figures in found.values()}) == 1, "the ways differ"
     lines = [
         "# A cache of calls, measured",
         "",
@@ -211,11 +211,11 @@ def page() -> str:
         "| way | CPU time | elapsed | memory | on disk | calls computed |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for way, each in found.items():
-        written = f"{each['disk'] / 1e6:,.0f} MB" if each["disk"] else ""
+    for way, figures in found.items():
+        written = f"{figures['disk'] / 1e6:,.0f} MB" if figures["disk"] else ""
         lines.append(
-            f"| {WAYS[way][0]} | {each['processor']:.1f} s | {each['seconds']:.1f} s | "
-            f"{each['memory'] / 1e6:,.0f} MB | {written} | {each['computed']:,} |"
+            f"| {WAYS[way][0]} | {figures['processor']:.1f} s | {figures['seconds']:.1f} s | "
+            f"{figures['memory'] / 1e6:,.0f} MB | {written} | {figures['computed']:,} |"
         )
     lines += [
         "",

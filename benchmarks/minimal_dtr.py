@@ -154,7 +154,7 @@ class MinimalDTR:
             self.unlock(argument.storage)
 
     def evict(self, storage: Storage, why: str = "evict") -> None:
-        """Drop the values on a storage; with its evicted neighbours it is one component from now on."""
+        """Drop the values on a storage; with its evicted neighbours it becomes one component."""
         self.log.append(Decision(self.clock, why, storage.number))
         self.used -= storage.size
         storage.resident = False
@@ -219,10 +219,10 @@ class MinimalDTR:
         return operation.results
 
     def release(self, value: Value) -> None:
-        """The program will not name the value again. If it can name no other on the storage, evict that at once."""
+        """The program will not name the value again. If it can name no other on the storage, evict that now."""
         value.referenced = False
         storage = value.storage
-        if storage in self.candidates and not any(each.referenced for each in storage.values):
+        if storage in self.candidates and not any(value.referenced for value in storage.values):
             self.evict(storage, "release")
 
     def pin(self, value: Value) -> None:
@@ -242,7 +242,7 @@ class MinimalDTR:
         return self.storages[-1]
 
     def link(self, operation: Operation) -> None:
-        """It has run for the first time: from now on it counts in costs and neighbourhoods."""
+        """It has run for the first time: now it counts in costs and neighbourhoods."""
         self.model_time += operation.cost
         for argument in operation.arguments:
             argument.users.append(operation)

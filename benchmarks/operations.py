@@ -38,7 +38,7 @@ class Node:
     def __init__(self, function: Callable[..., Any], *arguments: Node) -> None:
         self.function = function
         self.arguments = arguments
-        self.value = function(*[each.value for each in arguments])
+        self.value = function(*[argument.value for argument in arguments])
 
 
 class Source(Node):
@@ -123,13 +123,13 @@ def away_and_back(depth: int) -> tuple[float, float, float]:
             value = rc.ap(trivial, value)
             values.append(value)
         began = perf_counter()
-        for each in values:
-            each.evict()
+        for member in values:
+            member.evict()
         evicted = perf_counter()
         result = value.get()
         back = perf_counter()
         assert result == depth
-        del each, values
+        del member, values
         dropping = perf_counter()
         del value
         return (evicted - began) / depth, (back - evicted) / depth, (perf_counter() - dropping) / depth
@@ -262,7 +262,7 @@ def _chains(report: Report, quick: bool) -> list[tuple[int, Row]]:
         for _ in range(2 if quick else 3 if depth >= 1_000_000 else 5):
             gc.collect()
             times.append(away_and_back(depth))
-        evict, bring, drop = ([each[which] for each in times] for which in range(3))
+        evict, bring, drop = ([time[which] for time in times] for which in range(3))
         report.rows.append(row(f"evict, chain of {depth:,}", evict))
         report.rows.append(row(f"rematerialize, chain of {depth:,}", bring, "one `get` of the last value"))
         back.append((depth, report.rows[-1]))
@@ -304,9 +304,16 @@ def measure(quick: bool) -> list[Report]:
         size = bookkeeping(2_000 if quick else 20_000, keep)
         report.rows.append(Row(name, size, size, "bytes", "for a chain, by tracemalloc, without the values"))
 
+    tracked = [name for name in measures if name.startswith("tracked") and "collector" not in name]
+    _compare(report, tracked, back)
+    _judge(report, tracked, back)
+    return [report]
+
+
+def _compare(report: Report, tracked: list[str], back: list[tuple[int, Row]]) -> None:
+    """The ratios of the page. `back`: (length of a chain, what bringing it back takes), the shortest first."""
     least = report.row("bare call").known
     lowest = report.row("a minimal node").known - least
-    tracked = [name for name in measures if name.startswith("tracked") and "collector" not in name]
     for name in tracked:
         report.ratios.append(
             (f"{name}: added to the bare call / added by the minimal node", (report.row(name).known - least) / lowest)
@@ -318,6 +325,10 @@ def measure(quick: bool) -> list[Report]:
     report.ratio("cachey, hit / get of a resident value", "cachey, hit", "get of a resident value")
     report.ratio("cachey, put / tracked, kept", "cachey, put", tracked[0])
 
+
+def _judge(report: Report, tracked: list[str], back: list[tuple[int, Row]]) -> None:
+    """The targets of the page, and whether they are met."""
+    least = report.row("bare call").known
     for name in tracked:
         report.targets.append(
             Target(f"{name}, added to the bare call", 3.0, report.row(name).known - least, "us", _about(name))
@@ -331,12 +342,12 @@ def measure(quick: bool) -> list[Report]:
             "A method call, a check whether it is made inside an operation, and the access time.",
         )
     )
-    for depth, each in back:
+    for depth, measured in back:
         report.targets.append(
             Target(
-                each.name,
+                measured.name,
                 6.0,
-                each.known,
+                measured.known,
                 "us",
                 f"One `get` reruns {depth:,} operations on an explicit stack, the trivial function included.",
             )
@@ -350,7 +361,6 @@ def measure(quick: bool) -> list[Report]:
             "Operation, value, storage and the reference to them; a released value keeps only its recipe.",
         )
     )
-    return [report]
 
 
 def _about(name: str) -> str:

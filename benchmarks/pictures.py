@@ -14,8 +14,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from recompute import pictures
-from recompute._cli.figures import COMPARED, floors, plan_all, points, replay_all
+from recompute._cli.arguments import COMPARED
 from recompute._cli.plot import chain_points
+from recompute._cli.points import floors, plan_all, points, replay_all
 from recompute._engine.events import Event
 from recompute._traces.chain import chain
 from recompute.planners import plan
@@ -93,7 +94,7 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
         return
     name, share, peak = stem(program), min(survived), baseline(program)
     events: list[Event] = []
-    run = simulate(program, share, listener=events.append, peak=peak)
+    run = simulate(program, of_peak=share, listener=events.append, peak=peak)
     title = f"{name} in {share:.0%} of its memory, default policy, {told(run)}"
     draw_residency(f"residency-{name}", program, events, run.budget_bytes, title, into, program.unit)
 
@@ -101,7 +102,7 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
     tracks: dict[str, list[Event]] = {}
     for policy in ("default", "dtr-eq", "lru"):
         events = []
-        run = simulate(program, share, policy=policy, listener=events.append, peak=peak)
+        run = simulate(program, of_peak=share, policy=policy, listener=events.append, peak=peak)
         tracks[f"{policy} ({told(run)})"] = events
     (best,) = plan_all([program], [["own"]], [share], time_limit=time_limit)
     if best.plan is not None:

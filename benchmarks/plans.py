@@ -58,11 +58,11 @@ def main() -> None:
     lines: list[str] = []
     for name in TRACES:
         path = str(options.traces / f"{name}.jsonl")
-        rows = [(each, [found[path, budget, each, options.time_limit] for budget in BUDGETS]) for each in METHODS]
+        rows = [(method, [found[path, budget, method, options.time_limit] for budget in BUDGETS]) for method in METHODS]
         rows.append(("known before", [BEFORE.get(name, {}).get(budget) for budget in BUDGETS]))
         rows.append(("default policy", [found[path, budget, "default", options.time_limit] for budget in BUDGETS]))
         lines += [f"## {name}", "", f"| method | {' | '.join(map(str, BUDGETS))} |", "|---" * (len(BUDGETS) + 1) + "|"]
-        lines += [f"| {label} | {' | '.join(f'{each:.4f}' if each else '' for each in row)} |" for label, row in rows]
+        lines += [f"| {label} | {' | '.join(f'{cell:.4f}' if cell else '' for cell in row)} |" for label, row in rows]
         lines.append("")
     lines += [f"The library's planner had {options.time_limit:g} seconds on one core for each plan.", ""]
     lines += ["## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]
@@ -75,9 +75,9 @@ def _overhead(job: tuple[str, float, str, float]) -> float | None:
     path, budget, method, time_limit = job
     program = read(path)
     if method == "default":
-        return simulate(program, budget).overhead
+        return simulate(program, of_peak=budget).overhead
     try:
-        found = plan(program, budget, method, **({"time_limit": time_limit} if method == "own" else {}))
+        found = plan(program, of_peak=budget, method=method, **({"time_limit": time_limit} if method == "own" else {}))
     except PlanError:
         return None
     return verify(program, found)[1]

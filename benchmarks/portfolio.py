@@ -133,7 +133,7 @@ def random_graphs() -> Iterator[tuple[Program, Sequence[int]]]:
 
 
 def staged() -> None:
-    """A network there and back, as `rc.stage` has it."""
+    """A network there and back, as `rc.planned` has it."""
     import numpy as np
 
     def gradient(x: Any, weights: Sequence[Any]) -> rc.Recomputable[Any]:
@@ -149,7 +149,7 @@ def staged() -> None:
     for depth in (8, 24, 60):
         for share in (0.7, 0.5, 0.4):
             with suppress(PlanError):
-                rc.stage(gradient, x, [np.eye(32)] * depth, budget=share, time_limit=1.0)
+                rc.planned(gradient, of_peak=share, time_limit=1.0)(x, [np.eye(32)] * depth)
 
 
 def foreseen(folder: Path, effort: float) -> None:
@@ -157,7 +157,7 @@ def foreseen(folder: Path, effort: float) -> None:
     for name in ("unet", "resnet32", "transformer"):
         program = read(folder / f"{name}.jsonl")
         for budget in (0.5, 0.3):
-            list(iterate(program, budget, 2, effort=effort))
+            list(iterate(program, of_peak=budget, iterations=2, effort=effort))
 
 
 def jax_programs() -> None:

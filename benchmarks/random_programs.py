@@ -72,7 +72,7 @@ def main() -> None:
         peak = baseline(program)
         for budget in BUDGETS:
             runs = {
-                policy: simulate(program, budget, policy=policy, peak=peak, machine="library").overhead
+                policy: simulate(program, of_peak=budget, policy=policy, peak=peak, machine="library").overhead
                 for policy in ("default", *PUBLISHED)
             }
             ours, known = runs["default"], runs["dtr-eq"]

@@ -54,16 +54,16 @@ def main() -> None:
         parsed = perf_counter() - start
         peak = baseline(program)
         runs = {policy: [_run(program, policy, budget, peak) for budget in BUDGETS] for policy in POLICIES}
-        everything += [{**each.as_dict(), "trace": name} for group in runs.values() for each in group]
+        everything += [{**run.as_dict(), "trace": name} for group in runs.values() for run in group]
         lines += _overheads(name, program, runs)
         for policy, group in runs.items():
-            slowest = max(group, key=lambda each: each.seconds)
+            slowest = max(group, key=lambda run: run.seconds)
             known = AUTHORS.get(name) if policy == "dtr-eq" else None
             speeds.append(
                 (
                     name,
                     policy,
-                    f"{sum(each.seconds for each in group):.2f}",
+                    f"{sum(run.seconds for run in group):.2f}",
                     f"{slowest.seconds:.2f}",
                     f"{slowest.budget_ratio:.1f} ({slowest.status})",
                     f"{known / slowest.seconds:.0f} times faster than {known} s" if known else "",
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _run(program: Program, policy: str, budget: float, peak: dict[str, int]) -> Run:
-    return simulate(program, budget, policy=policy, peak=peak)
+    return simulate(program, of_peak=budget, policy=policy, peak=peak)
 
 
 def _overheads(name: str, program: Program, runs: dict[str, list[Run]]) -> list[str]:
@@ -121,7 +121,7 @@ def _difference(figures: list[float | None], group: list[Run]) -> float:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return ["| " + " | ".join(each) + " |" for each in (head, ("---",) * len(head), *rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ("---",) * len(head), *rows)]
 
 
 if __name__ == "__main__":

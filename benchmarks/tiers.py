@@ -110,7 +110,7 @@ def simulated(folder: Path) -> Iterator[str]:
     peaks = {name: baseline(program) for name, program in programs.items()}
 
     def replay(name: str, budget: float, **options: Any) -> Run:
-        return simulate(programs[name], budget, peak=peaks[name], limit=LIMIT, **options)
+        return simulate(programs[name], of_peak=budget, peak=peaks[name], limit=LIMIT, **options)
 
     yield SIMULATED
     for name, budget in POINTS:
@@ -127,7 +127,7 @@ def simulated(folder: Path) -> Iterator[str]:
         kinds: list[dict[str, Any]] = [{}, {"policy": "lru", "tier": f"{LEAST_TIER},always"}, {"tier": LEAST_TIER}]
         found = [_smallest(program, peaks[name], options) for options in kinds]
         say(f"{name}: smallest budgets {found}")
-        yield f"| {name} | {' | '.join(f'{each:.2f}' for each in found)} | {LEAST[name]:.2f} |\n"
+        yield f"| {name} | {' | '.join(f'{share:.2f}' for share in found)} | {LEAST[name]:.2f} |\n"
 
 
 def planned(folder: Path) -> Iterator[str]:
@@ -137,7 +137,7 @@ def planned(folder: Path) -> Iterator[str]:
         cells = []
         for tier in ({}, {"tier": "12GB/s"}, {"tier": "50GB/s"}):
             try:
-                found = plan(program, share, effort=EFFORT, **tier)
+                found = plan(program, of_peak=share, effort=EFFORT, **tier)
             except PlanError:
                 cells.append("none")
                 continue
@@ -151,7 +151,7 @@ def _smallest(program: Program, peak: dict[str, int], options: dict[str, Any]) -
     """By bisection, in hundredths."""
 
     def fits(share: int) -> bool:
-        return simulate(program, share / 100, peak=peak, limit=LIMIT, **options).status == "ok"
+        return simulate(program, of_peak=share / 100, peak=peak, limit=LIMIT, **options).status == "ok"
 
     return smallest(fits, 0, 100) / 100
 
@@ -235,7 +235,7 @@ def timed(program: Callable[[list[Path]], float], paths: list[Path], **options: 
             seconds = perf_counter() - start
             tiers = cache.stats().tiers
         if best is None or seconds < best.seconds:
-            best = Timed(seconds, result, sum(each.written for each in tiers), sum(each.read for each in tiers))
+            best = Timed(seconds, result, sum(tier.written for tier in tiers), sum(tier.read for tier in tiers))
         del cache
     assert best is not None
     return best
@@ -263,7 +263,7 @@ def on_disk() -> Iterator[str]:
                 both = timed(program, paths, budget=budget, tiers=[disk])
                 ahead = timed(program, paths, budget=budget, tiers=[replace(disk, ahead=True)])
                 assert whole.result == again.result == moving.result == both.result == ahead.result
-                cells = [f"{each.seconds / whole.seconds:.2f}" for each in (again, moving, both, ahead)]
+                cells = [f"{run.seconds / whole.seconds:.2f}" for run in (again, moving, both, ahead)]
                 for number, run in ((1, moving), (2, both), (3, ahead)):
                     cells[number] += f" ({run.written / 1e6:.0f}, {run.read / 1e6:.0f} MB)"
                 say(f"{program.__name__} {words}: {cells}")

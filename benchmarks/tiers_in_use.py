@@ -81,7 +81,7 @@ def least(program: Program, around: Callable[[], Any]) -> tuple[float, Any, rc.S
 
 
 def cell(seconds: float, whole: float, stats: rc.Stats) -> str:
-    moved = "".join(f", {each.written / 1e6:.0f}, {each.read / 1e6:.0f} MB" for each in stats.tiers)
+    moved = "".join(f", {tier.written / 1e6:.0f}, {tier.read / 1e6:.0f} MB" for tier in stats.tiers)
     return f"{seconds:.2f} s, x {seconds / whole:.2f} ({stats.rematerializations:,}{moved})"
 
 
@@ -122,7 +122,7 @@ def trained() -> tuple[list[float], list[torch.Tensor], int]:
         optimizer.step()
         losses.append(loss.detach())
     parameters = list(module.parameters())
-    return [float(each) for each in losses], parameters, 4 * sum(each.nbytes for each in parameters)
+    return [float(loss) for loss in losses], parameters, 4 * sum(parameter.nbytes for parameter in parameters)
 
 
 def training(folder: str) -> Iterator[str]:
@@ -130,7 +130,7 @@ def training(folder: str) -> Iterator[str]:
     whole, (losses, parameters, floor), _ = least(trained, lambda: nullcontext())
     peak = least(trained, rt.budget)[2]
     assert peak is not None
-    weights = sum(each.numel() for each in parameters) / 1e6
+    weights = sum(parameter.numel() for parameter in parameters) / 1e6
     yield TRAINING.format(weights=weights, steps=STEPS, floor=floor / 1e6)
     yield f"| plain | {peak.peak / 1e6:.0f} MB | {whole:.2f}, x 1.00 | |\n"
     seconds, _, _ = least(trained, partial(files, folder))

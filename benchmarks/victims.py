@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from statistics import median
@@ -112,7 +112,7 @@ def alone(count: int, shape: str, steps: int) -> Bare:
     pool = Pool("cpu", search, None)
     upcoming = costs(shape)
     now = 0.0
-    somebody = Reference(alone)  # refers to each of them, so that all are needed
+    outside = Reference(alone)  # refers to each of them, so that all are needed
 
     def fresh(number: int) -> Storage:
         nonlocal now
@@ -121,7 +121,7 @@ def alone(count: int, shape: str, steps: int) -> Bare:
         storage.cost = next(upcoming)
         now += storage.cost
         storage.last_access = now
-        value.storage, value.references = storage, somebody
+        value.storage, value.references = storage, outside
         storage.values = (value,)
         storage.state, storage.resident = RESIDENT, True
         return storage
@@ -173,7 +173,13 @@ def measure(quick: bool) -> list[Report]:
             steps = max(2, 200_000 // count) if count > 1_000 else 200
             few = 1 if count >= 100_000 else repetitions
             scans = [in_cache(count, "equal cost", by_scan, steps) for _ in range(few)]
-            cache.rows.append(_row(f"scan, {count:,}, equal cost", [each.evicting - each.roomy for each in scans]))
+            cache.rows.append(_row(f"scan, {count:,}, equal cost", [scan.evicting - scan.roomy for scan in scans]))
+    _judge(cache, bare, sizes)
+    return [cache, bare]
+
+
+def _judge(cache: Report, bare: Report, sizes: Sequence[int]) -> None:
+    """The ratios and the targets of both pages."""
     for count in sizes:
         cache.ratio(
             f"scan / exact search, {count:,}, equal cost",
@@ -213,7 +219,6 @@ def measure(quick: bool) -> list[Report]:
                 "Without the share of rebuilding. The tree is deeper, and too large for the processor's caches.",
             )
         )
-    return [cache, bare]
 
 
 def _row(name: str, seconds: list[float], note: str = "") -> Row:
@@ -222,25 +227,25 @@ def _row(name: str, seconds: list[float], note: str = "") -> Row:
 
 def _note(report: Report, count: int, shape: str, runs: list[Victims]) -> None:
     about = f"{count:,}, {shape}"
-    extra = [each.evicting - each.roomy for each in runs]
+    extra = [run.evicting - run.roomy for run in runs]
     report.rows.append(_row(f"search, evict, insert, {about}", extra))
-    report.rows.append(_row(f"search and evict on request, {about}", [each.requested for each in runs]))
-    report.rows.append(_row(f"operation with room, {about}", [each.roomy for each in runs], "its median"))
+    report.rows.append(_row(f"search and evict on request, {about}", [run.requested for run in runs]))
+    report.rows.append(_row(f"operation with room, {about}", [run.roomy for run in runs], "its median"))
     report.rows.append(
-        _row(f"first search, {about}", [each.first - each.roomy for each in runs], "builds the structure once, O(n)")
+        _row(f"first search, {about}", [run.first - run.roomy for run in runs], "builds the structure once, O(n)")
     )
 
 
 def _note_bare(report: Report, count: int, shape: str, runs: list[Bare]) -> None:
     about = f"{count:,}, {shape}"
     parts: tuple[tuple[str, Callable[[Bare], float], str], ...] = (
-        ("choose", lambda each: each.choose, "processes what was noted since the last choice"),
-        ("remove", lambda each: each.remove, ""),
-        ("insert", lambda each: each.add, ""),
-        ("first choice", lambda each: each.first, "builds the structure once, O(n)"),
+        ("choose", lambda run: run.choose, "processes what was noted since the last choice"),
+        ("remove", lambda run: run.remove, ""),
+        ("insert", lambda run: run.add, ""),
+        ("first choice", lambda run: run.first, "builds the structure once, O(n)"),
     )
     for name, part, note in parts:
-        report.rows.append(_row(f"{name}, {about}", [part(each) for each in runs], note))
+        report.rows.append(_row(f"{name}, {about}", [part(run) for run in runs], note))
 
 
 if __name__ == "__main__":

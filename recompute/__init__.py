@@ -5,9 +5,9 @@ The layers, from the top; imports run downwards only (tests/test_surface.py has 
     command      _cli: the command `recompute`
     package      this file: what `import recompute` gives
     testing      testing: Identity, the conformance kit, the check of what a cache counts
-    tools        _staging (a function recorded, planned and run as a straight line), _arrays (the transparent wrapper),
-                 _pictures, _simulator (traces replayed through this cache), _plans (schedules made in advance),
-                 _traces (recorded programs)
+    tools        _staging (`planned`: a function recorded, planned and run as a straight line), _arrays (the transparent
+                 wrapper), _pictures, _simulator (traces replayed through this cache), _plans (schedules made in
+                 advance), _traces (recorded programs)
     surface      extend, events, policies (the engine and the policies for all above); _recomputable (Recomputable,
                  pure, ap); _applicative (lift, sequence, traverse); _memoize; _cache (Cache); _context (which cache is
                  the current one)
@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from recompute._arrays.wrap import wrap as wrap
     from recompute._memoize import memoize as memoize
     from recompute._sight.report import report as report
-    from recompute._staging.stage import stage as stage
+    from recompute._staging.planned import planned as planned
+    from recompute._staging.planned import stage as stage
     from recompute._tiers.disk import Disk as Disk
     from recompute._tiers.host import Host as Host
 
@@ -76,7 +77,7 @@ if not TYPE_CHECKING:  # to a checker, a module with this function has every att
         "namespace": "_arrays.namespace",
         "memoize": "_memoize",
         "report": "_sight.report",
-        "stage": "_staging.stage",
+        **dict.fromkeys(("planned", "stage"), "_staging.planned"),
         "Disk": "_tiers.disk",
         "Host": "_tiers.host",
     }
@@ -88,8 +89,8 @@ if not TYPE_CHECKING:  # to a checker, a module with this function has every att
         if name in _MODULES:
             return import_module(f"{__name__}.{name}")
         if name in _WHERE:
-            found = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-            return found
+            value = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+            return value
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message, name=name, obj=import_module(__name__))
 
@@ -122,6 +123,7 @@ __all__ = [
     "lift",
     "memoize",
     "namespace",
+    "planned",
     "pure",
     "register",
     "register_size",

@@ -1,12 +1,9 @@
 """Pictures of what a cache did, and of what policies and planners cost (the extra `plot`)."""
 
-from recompute._pictures.accesses import accesses
-from recompute._pictures.bars import Moment, moments
+from recompute._pictures.bars import Moment, moments, plan_events
 from recompute._pictures.chain import REGIMES, ChainPoint, chain_cost
 from recompute._pictures.memory import memory
-from recompute._pictures.overhead import overhead
-from recompute._pictures.planned import plan_events
-from recompute._pictures.points import Floor, Point
+from recompute._pictures.overheads import Floor, Point, accesses, overhead
 from recompute._pictures.residency import residency
 from recompute._pictures.style import save
 

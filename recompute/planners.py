@@ -1,6 +1,6 @@
-"""Schedules made in advance: `plan(program, 0.4)` says what to compute and to free; `verify` checks a plan.
+"""Schedules made in advance: `plan(program, of_peak=0.4)` says what to compute and to free; `verify` checks a plan.
 
-`ladder` plans for several budgets at once, so that more memory never costs more.
+`ladder` plans for several budgets, so that more memory never costs more.
 `least` and `peak` say between which budgets a plan is worth searching for; `replan` starts from a known order of runs.
 `ProgramBuilder` and `last_uses` make a program of any graph, as the compilers of adapters do; `smallest` finds by
 bisection what just fits.
@@ -8,7 +8,7 @@ bisection what just fits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final
 
@@ -19,10 +19,8 @@ from recompute._plans.own import Effort, Meter, anneal
 from recompute._plans.plan import METHODS, ladder, plan
 from recompute._plans.problem import check_least, problem_of, woven
 from recompute._plans.schedule import Plan, PlanError, ProgramPlan
-from recompute._plans.smallest import smallest
 from recompute._plans.verify import verify
-from recompute._traces.last_uses import last_uses
-from recompute._traces.program import Program
+from recompute._traces.program import Program, last_uses
 
 _HEAT: Final = 0.1  # of the mean cost of an operation: how much dearer a change of a known order may be at first
 
@@ -57,6 +55,22 @@ def replan(program: Program, budget: int, order: Sequence[int], effort: float, s
     steps, most = schedule(problem, prune(problem, search.best))
     overhead = search.best_cost / problem.model_cost if problem.model_cost else 1.0
     return ProgramPlan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)
+
+
+def smallest(fits: Callable[[int], bool], low: int, high: int, *, within: float = 1, tries: int | None = None) -> int:
+    """About the least number that fits, above `low`, which does not, up to `high`, which does; neither is tried.
+
+    It is found to `within` so many, or in so many `tries` at most. Where some number does not fit although a lower one
+    does, the result fits, too, and need not be the least. O(log((high - low) / within)) calls of `fits`.
+    """
+    while high - low > max(1, within) and tries != 0:
+        middle = (low + high) // 2
+        if fits(middle):
+            high = middle
+        else:
+            low = middle
+        tries = None if tries is None else tries - 1
+    return high
 
 
 __all__ = [

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.vectors import vector
 from recompute._budget import format_bytes, parse_budget
 from recompute.policies import PolicyName
 from recompute.testing import EventLog, check_invariants
-from recompute.testing._vectors import vector
 
 
 def unit(*arguments: Any) -> int:

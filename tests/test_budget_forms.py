@@ -16,13 +16,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.vectors import vector
 from recompute._budget import Limits, bytes_or_peak, bytes_or_share, parse_budget
 from recompute._cli import main
 from recompute._traces.chain import chain
 from recompute.planners import plan
 from recompute.simulator import Job, baseline, simulate, simulate_many
 from recompute.testing import check_invariants
-from recompute.testing._vectors import vector
 from recompute.traces import read
 
 UNITS = {"B": 1, "k": 10**3, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15} | {
@@ -236,27 +236,36 @@ PEAK = sum(baseline(CHAIN).values())
 
 @given(sizes() | st.tuples(SHARES | SHARES.map("{:.6%}".format), st.just(0)))
 def test_the_same_in_a_replay(given: tuple[Any, int]) -> None:
-    """A replay takes every form: bytes for each device, or a share of the peak of each."""
+    """A replay takes every form: bytes for each device, or a share of the peak of each by its name."""
     budget, size = given
-    try:
-        size = size or parse_budget(budget, whole=PEAK)
-    except ValueError:  # a percentage that is rounded to zero
-        assume(False)
-    run = simulate(CHAIN, budget, policy="lru", peak={"cpu": PEAK})
+    if size:
+        assert simulate(CHAIN, {"cpu": budget}, policy="lru", peak={"cpu": PEAK}).budget_bytes == size
+        run = simulate(CHAIN, budget, policy="lru", peak={"cpu": PEAK})
+    else:
+        try:
+            size = parse_budget(budget, whole=PEAK)
+        except ValueError:  # a percentage that is rounded to zero
+            assume(False)
+        run = simulate(CHAIN, of_peak=budget, policy="lru", peak={"cpu": PEAK})
     assert run.budget_bytes == size
     assert run.budget_ratio == pytest.approx(size / PEAK, abs=1 / PEAK)
-    assert simulate(CHAIN, {"cpu": budget}, policy="lru", peak={"cpu": PEAK}).budget_bytes == size
+
+
+def by_name(budget: Any) -> dict[str, Any]:
+    """The argument for bytes or for a share, where something is planned."""
+    return {"of_peak" if isinstance(bytes_or_share(budget), float) else "budget": budget}
 
 
 @pytest.mark.parametrize("text", ["1 kB", "30", "50%", "0.75", "1.0", "100%"])
 def test_the_same_in_a_plan(text: str) -> None:
     """A plan takes every form, and a share is one of the peak."""
-    assert plan(CHAIN, text, "chen-sqrt").budget == parse_budget(text, whole=PEAK)
+    assert plan(CHAIN, **by_name(text), method="chen-sqrt").budget == parse_budget(text, whole=PEAK)
 
 
 def test_the_same_in_many_replays() -> None:
     """Jobs may be in forms of any kind."""
-    jobs = [Job(0, budget, {"policy": "lru"}) for budget in ("50%", 30, 0.75, {"cpu": "1 kB"})]
+    amounts: list[dict[str, Any]] = [*map(by_name, ("50%", 30, 0.75)), {"budget": {"cpu": "1 kB"}}]
+    jobs = [Job(0, {**amount, "policy": "lru"}) for amount in amounts]
     found = [run.budget_bytes for run in simulate_many([CHAIN], jobs, processes=2)]
     assert found == [PEAK // 2, 30, PEAK * 3 // 4, 1000]
 
@@ -274,20 +283,29 @@ def chained(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("budget", [2000, "2 kB", 0.5, "50%", "0.5", 1.0, "100%"])
-def test_the_same_in_a_staged_function(budget: Any) -> None:
-    """A staged function takes every form, and a share is one of what the example needs at its peak."""
-    staged = rc.stage(chained, vector(1, 2), budget=budget, time_limit=0.1)
-    assert staged.plan.budget == parse_budget(budget, whole=sum(baseline(staged.program).values()))
+def test_the_same_in_a_planned_function(budget: Any) -> None:
+    """A planned function takes every form, and a share is one of what the example needs at its peak."""
+    planned = rc.planned(chained, **by_name(budget), time_limit=0.1)
+    planned(vector(1, 2))
+    assert planned.plan.budget == parse_budget(budget, whole=sum(baseline(planned.program).values()))
 
 
 PLACES: dict[str, Callable[[Any], object]] = {
     "Cache": rc.Cache,
     "one device": lambda budget: rc.Cache({"cpu": budget}),
     "set later": lambda budget: setattr(rc.Cache(), "budget", budget),
-    "stage": lambda budget: rc.stage(chained, vector(1), budget=budget, time_limit=0.1),
+    "planned": lambda budget: rc.planned(chained, budget),
     "simulate": lambda budget: simulate(CHAIN, budget),
     "plan": lambda budget: plan(CHAIN, budget, "chen-sqrt"),
 }
+
+
+@pytest.mark.parametrize("place", ["planned", "simulate", "plan"])
+@pytest.mark.parametrize("share", [0.4, "0.4", "40%"])
+def test_a_share_of_a_peak_has_a_name(place: str, share: Any) -> None:
+    """Where something is planned or replayed, a share as the budget is an error that says how to write it."""
+    with pytest.raises(ValueError, match=r"of_peak=0\.4"):
+        PLACES[place](share)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from lib.vectors import Vector, VectorAdapter, vector
 from recompute import Adapter
 from recompute.testing import check_adapter
-from recompute.testing._vectors import Vector, VectorAdapter, vector
 
 
 def some() -> Vector:

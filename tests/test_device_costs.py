@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import recompute as rc
+from lib.vectors import Vector, VectorAdapter, vector
 from recompute.testing import ManualClock, check_invariants
-from recompute.testing._vectors import Vector, VectorAdapter, vector
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 
 
 class Device(VectorAdapter):

@@ -19,7 +19,7 @@ import pytest
 import recompute as rc
 from recompute import _form as form
 from recompute import testing
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 

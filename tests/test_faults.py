@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import recompute as rc
+from lib.vectors import vector
 from recompute.testing import Identity, check_invariants
-from recompute.testing._vectors import vector
 
 
 class Failing:

@@ -16,11 +16,11 @@ from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
-from interrupts import Tracing, enough, modules_in
 
 import recompute as rc
+from interrupts import Tracing, enough, modules_in
+from lib.vectors import vector
 from recompute.testing import check_invariants
-from recompute.testing._vectors import vector
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this system"),

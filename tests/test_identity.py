@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.programs import Apply, Budget, Interpreter, Observation, Program, Source, difference, run
+from lib.strategies import POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
 from recompute._engine.graph import Value
 from recompute.testing import Identity, ManualClock, check_invariants
-from recompute.testing.programs import Apply, Budget, Interpreter, Observation, Program, Source, difference, run
-from recompute.testing.strategies import POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
 
 Settings = dict[str, Any]
 

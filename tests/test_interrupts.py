@@ -20,12 +20,10 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 import pytest
-from interrupts import Interrupts, Storm, Tracing, enough, holders_in, in_plain, modules_in
 
 import recompute as rc
-from recompute import extend
-from recompute.testing import Identity, ManualClock, check_invariants
-from recompute.testing.programs import (
+from interrupts import Interrupts, Storm, Tracing, enough, holders_in, in_plain, modules_in
+from lib.programs import (
     Apply,
     Budget,
     Detach,
@@ -46,6 +44,8 @@ from recompute.testing.programs import (
     difference,
     run,
 )
+from recompute import extend
+from recompute.testing import Identity, ManualClock, check_invariants
 
 STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "0"))  # of the places at which one strikes; 0: each test's own
 LONG = 60.0  # seconds: only a deadlock takes as long

@@ -27,10 +27,10 @@ class Disturbed:
         self.made: list[rc.Recomputable[Any]] = []
 
     def _shake(self) -> None:
-        for each in self.made:
+        for made in self.made:
             self.bits = (self.bits >> 1) | ((self.bits & 1) << 11)
             if self.bits & 1:
-                each.evict()
+                made.evict()
 
     def pure(self, value: Any) -> Any:
         self._shake()
@@ -115,16 +115,16 @@ def test_map_ap_apply_and_lift_agree(f: Any, value: Any) -> None:
 def test_traverse_is_sequence_after_map(f: Any, some: list[Any], bits: int) -> None:
     """traverse(f) is sequence of the mapped list, and sequence of pure values is pure of the list."""
     on = Disturbed(bits)
-    assert rc.traverse(lambda x: on.ap(f, x), some).get() == [f(each) for each in some]
-    assert rc.sequence([on.ap(f, each) for each in some]).get() == [f(each) for each in some]
-    assert rc.sequence([rc.pure(each) for each in some]).get() == some
+    assert rc.traverse(lambda x: on.ap(f, x), some).get() == [f(value) for value in some]
+    assert rc.sequence([on.ap(f, value) for value in some]).get() == [f(value) for value in some]
+    assert rc.sequence([rc.pure(value) for value in some]).get() == some
 
 
 @given(functions, st.lists(values, max_size=4))
 def test_sequence_is_natural(f: Any, some: list[Any]) -> None:
     """Mapping before sequence is mapping inside after it."""
-    inside = rc.sequence([rc.pure(each) for each in some]).map(lambda row: [f(each) for each in row])
-    before = rc.sequence([rc.pure(each).map(f) for each in some])
+    inside = rc.sequence([rc.pure(value) for value in some]).map(lambda row: [f(cell) for cell in row])
+    before = rc.sequence([rc.pure(value).map(f) for value in some])
     inside.evict()
     before.evict()
     equal(inside, before)

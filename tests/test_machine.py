@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import recompute as rc
-from recompute.testing import Identity, ManualClock, check_invariants
-from recompute.testing.programs import (
+from lib.programs import (
     Apply,
     Budget,
     Detach,
@@ -26,7 +25,8 @@ from recompute.testing.programs import (
     Unpin,
     difference,
 )
-from recompute.testing.strategies import applications, references, settings_of_caches, sources
+from lib.strategies import applications, references, settings_of_caches, sources
+from recompute.testing import Identity, ManualClock, check_invariants
 
 
 class CacheMachine(RuleBasedStateMachine):

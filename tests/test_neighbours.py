@@ -213,7 +213,7 @@ def compare(tape: Tape) -> None:
         if isinstance(neighbourhood, Needs):
             continue
         if isinstance(neighbourhood, Closure):
-            around = evicted_neighbourhood(storage, neighbourhood.descendants)
+            around = evicted_neighbourhood(storage, descendants=neighbourhood.descendants)
             assert answer == pytest.approx(sum(neighbour.cost for neighbour in around))
         else:
             everything = {other.node.storage for other in tape.values.values()}

@@ -116,7 +116,7 @@ def test_the_figure_shows_values_over_bytes() -> None:
     assert [text.get_text() for text in above.get_yticklabels()] == ["x", "f(x)", "g(x)"]
     assert [text.get_text() for text in above.get_legend().get_texts()] == ["first computed", "recomputed"]
     assert figure.get_suptitle() == "Three values"
-    assert [len(each.get_paths()) for each in above.collections] == [4, 1]
+    assert [len(collection.get_paths()) for collection in above.collections] == [4, 1]
     assert above.get_xlim() == below.get_xlim() == (0.0, 5.0)
     assert [list(line.get_ydata()) for line in below.lines] == [[600.0, 600.0]]
     assert below.get_xlabel() == "compute time [s]"
@@ -289,7 +289,7 @@ def test_overhead_has_a_panel_for_each_trace() -> None:
 def test_replays_are_points() -> None:
     """What `simulate` returns can be drawn as it is; the floor is that of the program."""
     program = chain(16)
-    runs = [simulate(program, share, policy="dtr") for share in (0.9, 0.5)]
+    runs = [simulate(program, of_peak=share, policy="dtr") for share in (0.9, 0.5)]
     (axes,) = overhead(runs, floors={program.name: Floor.of(program, 17)}).axes
     assert [list(line.get_ydata()) for line in axes.lines] == [[run.overhead for run in runs]]
     assert Floor.of(program, 17) == Floor(0.0, 3 / 17)
@@ -308,7 +308,7 @@ class _Round:
 def test_the_last_round_is_a_line_of_its_own() -> None:
     """The first round is that of the policy; the last one looks like it, but hollow, and fails where one before did."""
     rounds = [(0.9, 1, 1.2), (0.9, 2, 1.15), (0.9, 3, 1.1), (0.8, 1, None), (0.8, 2, 1.3), (0.8, 3, 1.25)]
-    figure = overhead([_Round(*each) for each in (*rounds, (0.7, 1, 1.5), (0.7, 2, None), (0.6, 1, None))])
+    figure = overhead([_Round(*figures) for figures in (*rounds, (0.7, 1, 1.5), (0.7, 2, None), (0.6, 1, None))])
     (axes,) = figure.axes
     lines = {line.get_markerfacecolor(): line for line in axes.lines if line.get_marker() != "x"}
     look = looks(["dtr"])["dtr"]
@@ -326,9 +326,11 @@ def test_accesses_are_lines_of_policy_and_search() -> None:
     """Candidates scored on a logarithmic axis; the search is named only where there are several."""
     program = chain(16)
     runs = [
-        simulate(program, share, policy="dtr", search=search) for search in ("exact", "sample") for share in (0.9, 0.5)
+        simulate(program, of_peak=share, policy="dtr", search=search)
+        for search in ("exact", "sample")
+        for share in (0.9, 0.5)
     ]
-    figure = accesses([*runs, simulate(program, 1e-9, policy="dtr")])
+    figure = accesses([*runs, simulate(program, of_peak=1e-9, policy="dtr")])
     (axes,) = figure.axes
     assert axes.get_yscale() == "log"
     assert sorted(list(line.get_ydata()) for line in axes.lines) == sorted(
@@ -336,7 +338,7 @@ def test_accesses_are_lines_of_policy_and_search() -> None:
     )
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dtr, exact", "dtr, sample"]
     assert [text.get_text() for text in accesses(runs[:2]).legends[0].get_texts()] == ["dtr"]
-    assert len(accesses(iterate(program, 0.5, 3, policy="dtr")).axes[0].lines[0].get_xdata()) == 1
+    assert len(accesses(iterate(program, of_peak=0.5, iterations=3, policy="dtr")).axes[0].lines[0].get_xdata()) == 1
 
 
 @pytest.mark.usefixtures("_matplotlib")
@@ -369,7 +371,7 @@ def test_a_plan_is_drawn_like_a_run() -> None:
     assert sum(isinstance(event, Performed) and event.again for event in events) == found.computes - 24
     assert [text for _, text in moments(events, program.marks)] == ["BACKWARD"]
     above = residency(events, unit="operations").axes[0]
-    assert [len(each.get_paths()) for each in above.collections] == [
+    assert [len(collection.get_paths()) for collection in above.collections] == [
         len([bar for bar in bars(events) if bar.how == how]) for how in ("first", "again")
     ]
 

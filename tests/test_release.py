@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import recompute as rc
+from lib.vectors import vector
 from recompute._engine.graph import Value
 from recompute.testing import EventLog, check_invariants
-from recompute.testing._vectors import vector
 
 
 def unit(*arguments: Any) -> int:

@@ -21,13 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.vectors import vector
 from recompute import _form
 from recompute._budget import format_bytes
 from recompute._engine.events import Added, Event, Evicted, Performed
 from recompute._engine.stats import PoolStats
 from recompute._watching import Recent, parts, picture
 from recompute.testing import ManualClock
-from recompute.testing._vectors import vector
 from recompute.text import List, Table, aligned, fitted, seconds, warn
 
 TEXTS = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=30).map(lambda text: text.strip())

@@ -23,8 +23,8 @@ from typing import Any, Final
 import pytest
 
 import recompute as rc
+from lib.vectors import Vector, vector
 from recompute.testing import check_invariants
-from recompute.testing._vectors import Vector, vector
 
 SMALL: Final = 20_000
 OPERATIONS: Final = int(os.environ.get("SOAK") or SMALL)

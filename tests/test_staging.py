@@ -1,4 +1,4 @@
-"""Staging: the same results as without it, within the budget, along a straight line; and a clear no to other graphs."""
+"""Planned functions: the same results as without a plan, within the budget; and a clear no to other graphs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._staging.stage import Staged
-from recompute.planners import PlanError, verify
-from recompute.testing._vectors import Buffer, Vector, vector
+from lib.vectors import Buffer, Vector, vector
+from recompute._staging.planned import Staged
+from recompute.planners import Plan, PlanError, verify
 
 Steps = list[tuple[str, list[int]]]
 
 
 def added(*vectors: Vector) -> Vector:
-    return vector(*[sum(each.numbers[0] for each in vectors) + len(vectors)] * 3)
+    return vector(*[sum(vector.numbers[0] for vector in vectors) + len(vectors)] * 3)
 
 
 def split(*vectors: Vector) -> tuple[Vector, Vector]:
@@ -47,23 +47,29 @@ programs = st.lists(
 )
 
 
+def after_call(function: Staged[Any], *args: Any, **kwargs: Any) -> Staged[Any]:
+    """A planned function that has been called once, so that it has a plan."""
+    function(*args, **kwargs)
+    return function
+
+
 def staged(steps: Steps, inputs: list[Vector], share: float) -> Staged[Any]:
     """Within a share of the peak, or all of it if that is the least that can be done."""
     try:
-        return rc.stage(run, steps, *inputs, budget=share, time_limit=0.1)
+        return after_call(rc.planned(run, of_peak=share, time_limit=0.1), steps, *inputs)
     except PlanError:
-        return rc.stage(run, steps, *inputs, budget=1.0, time_limit=0.1)
+        return after_call(rc.planned(run, of_peak=1.0, time_limit=0.1), steps, *inputs)
 
 
 @settings(max_examples=settings().max_examples // 4)
 @given(programs, st.integers(1, 3), st.floats(0.4, 1.0))
-def test_a_staged_function_returns_what_the_function_returns(steps: Steps, count: int, share: float) -> None:
+def test_a_planned_function_returns_what_the_function_returns(steps: Steps, count: int, share: float) -> None:
     """For other inputs of the same shapes, too; and its plan passes the verifier."""
     function = staged(steps, [vector(number, 1) for number in range(count)], share)
     verify(function.program, function.plan)
     others = [vector(10 * number, 2) for number in range(count)]
     with rc.Cache():
-        expected = [each.get() for each in run(steps, *map(rc.pure, others))]
+        expected = [result.get() for result in run(steps, *map(rc.pure, others))]
     assert expected == function(steps, *others)
 
 
@@ -88,7 +94,7 @@ def test_what_is_alive_stays_within_the_budget(steps: Steps, share: float) -> No
             alive[0] -= 8 * len(self.numbers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recompute.testing._vectors.Buffer", Counted)
+        patch.setattr("lib.vectors.Buffer", Counted)
         inputs = [vector(1, 1), vector(2, 2)]
         result = function(steps, *inputs)
     assert most[0] <= function.plan.budget
@@ -110,7 +116,7 @@ def test_a_budget_in_bytes_holds_for_the_example_too() -> None:
             x = rc.ap(added, x, states.pop())
         return x
 
-    function = rc.stage(chain, vector(1, 1, 1), budget=8 * 3 * 8, time_limit=1.0)
+    function = after_call(rc.planned(chain, 8 * 3 * 8, time_limit=1.0), vector(1, 1, 1))
     assert function.plan.peak <= 8 * 3 * 8
     assert function.plan.overhead > 1
     with rc.Cache():
@@ -134,7 +140,7 @@ def test_inputs_and_results_may_be_nested() -> None:
         return Pair(vector(start), vector(start + 1)), {"more": {"all": [vector(start + 2)]}, "times": 2}
 
     example, keywords = arguments(0)
-    function = rc.stage(tangle, example, budget=1.0, **keywords)
+    function = after_call(rc.planned(tangle, of_peak=1.0), example, **keywords)
     pair, keywords = arguments(5)
     result = function(pair, **keywords)
     with rc.Cache():
@@ -146,7 +152,7 @@ def test_inputs_and_results_may_be_nested() -> None:
 def test_recomputables_may_be_given() -> None:
     """As examples and later: their values are taken."""
     with rc.Cache():
-        function = rc.stage(double, rc.pure(vector(1)), budget=1.0)
+        function = after_call(rc.planned(double, of_peak=1.0), rc.pure(vector(1)))
         assert function(rc.pure(vector(4))) == function(vector(4)) == added(vector(4))
 
 
@@ -156,7 +162,7 @@ def test_another_graph_is_refused() -> None:
     def some(values: list[Any], times: int = 1) -> Any:
         return rc.ap(added, *values)
 
-    function = rc.stage(some, [vector(1), vector(2)], 3, budget=1.0)
+    function = after_call(rc.planned(some, of_peak=1.0), [vector(1), vector(2)], 3)
     for arguments, where in (
         (([vector(1), vector(2, 3)], 3), r"argument 0\[1\] differs"),
         (([vector(1)], 3), "argument 0 differs"),
@@ -168,19 +174,19 @@ def test_another_graph_is_refused() -> None:
     ):
         with pytest.raises(rc.StagingError, match=where) as caught:
             function(*arguments)
-        assert "stage the function again" in str(caught.value)
+        assert "plan the function again" in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 def test_a_graph_that_depends_on_a_value_is_refused() -> None:
     """get, pin and detach while it is recorded; a function without Recomputables is no graph."""
     for peek in (lambda x: x.get(), lambda x: x.pin(), lambda x: x.detach()):
-        with pytest.raises(rc.StagingError, match="cannot be staged"):
-            rc.stage(lambda x, peek=peek: peek(rc.ap(added, x)), vector(1), budget=1.0)
-    with pytest.raises(rc.StagingError, match="cannot be staged"):
-        rc.stage(lambda x: rc.ap(lambda: x.get()), vector(1), budget=1.0)
+        with pytest.raises(rc.StagingError, match="cannot be planned"):
+            rc.planned(lambda x, peek=peek: peek(rc.ap(added, x)), of_peak=1.0)(vector(1))
+    with pytest.raises(rc.StagingError, match="cannot be planned"):
+        rc.planned(lambda x: rc.ap(lambda: x.get()), of_peak=1.0)(vector(1))
     with pytest.raises(rc.StagingError, match="returned no Recomputable"):
-        rc.stage(lambda x: 3, vector(1), budget=1.0)
+        rc.planned(lambda x: 3, of_peak=1.0)(vector(1))
 
 
 def test_results_of_another_size_are_refused() -> None:
@@ -193,9 +199,9 @@ def test_results_of_another_size_are_refused() -> None:
     def pair(x: Vector) -> list[Vector]:
         return [x] * (1 + sizes[0])
 
-    function = rc.stage(lambda x: rc.ap(fickle, x), vector(1), budget=1.0)
+    function = after_call(rc.planned(lambda x: rc.ap(fickle, x), of_peak=1.0), vector(1))
     assert function(vector(1)) == vector(0)
-    both = rc.stage(lambda x: rc.ap(pair, x, nout=2), vector(1), budget=1.0)
+    both = after_call(rc.planned(lambda x: rc.ap(pair, x, nout=2), of_peak=1.0), vector(1))
     sizes[0] = 2
     with pytest.raises(rc.StagingError, match=r"fickle \(created at .*\) made 16 B instead of 8 B"):
         function(vector(1))
@@ -203,10 +209,27 @@ def test_results_of_another_size_are_refused() -> None:
         both(vector(1))
 
 
+def test_the_plan_is_made_at_the_first_call() -> None:
+    """Before, asking for it is an error that says so; a wrong budget is one when the function is planned."""
+    assert rc.stage is rc.planned
+    function = rc.planned(double, "1kB")
+    assert "not called yet" in repr(function)
+    for name in ("plan", "program"):
+        with pytest.raises(rc.StagingError, match="at its first call"):
+            getattr(function, name)
+    assert function(vector(2)) == added(vector(2))
+    assert isinstance(function.plan, Plan)
+    assert function.plan.budget == 1000
+    with pytest.raises(ValueError, match=r"of_peak=0\.4"):
+        rc.planned(double, "40%")
+    with pytest.raises(TypeError, match="either a budget"):
+        rc.planned(double)
+
+
 def test_it_runs_without_a_cache() -> None:
-    """Nothing is recorded in the current cache, by staging or by running."""
+    """Nothing is recorded in the current cache, by planning or by running."""
     with rc.Cache() as cache:
-        function = rc.stage(double, vector(1), budget=1.0)
+        function = rc.planned(double, of_peak=1.0)
         function(vector(2))
         assert cache.stats().operations == 0
     assert "1 operations in 1 runs" in repr(function)
@@ -214,14 +237,15 @@ def test_it_runs_without_a_cache() -> None:
 
 
 def test_what_a_function_raises_passes_through() -> None:
-    """While staging and while running."""
+    """While it is recorded, after which the next call records it, and while the plan runs."""
 
     def divide(x: Vector) -> Vector:
         return vector(1 // x.numbers[0])
 
+    function = rc.planned(lambda x: rc.ap(divide, x), of_peak=1.0)
     with pytest.raises(ZeroDivisionError):
-        rc.stage(lambda x: rc.ap(divide, x), vector(0), budget=1.0)
-    function = rc.stage(lambda x: rc.ap(divide, x), vector(1), budget=1.0)
+        function(vector(0))
+    assert function(vector(1)) == vector(1)
     with pytest.raises(ZeroDivisionError):
         function(vector(0))
     assert function(vector(1)) == vector(1)
@@ -230,6 +254,6 @@ def test_what_a_function_raises_passes_through() -> None:
 def test_a_budget_that_nothing_meets_says_so() -> None:
     """PlanError for a share, BudgetError for bytes in which not even the example fits."""
     with pytest.raises(PlanError):
-        rc.stage(double, vector(1), budget=0.1)
+        rc.planned(double, of_peak=0.1)(vector(1))
     with pytest.raises(rc.BudgetError):
-        rc.stage(double, vector(1, 2, 3), budget=24)
+        rc.planned(double, 24)(vector(1, 2, 3))

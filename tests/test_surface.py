@@ -20,9 +20,9 @@ import pytest
 
 import recompute as rc
 import recompute.testing
+from lib.vectors import vector
 from recompute._engine.events import Accessed, Added, Evicted, Forgotten, LetGo, Performed, Released, TakenBack
 from recompute.testing import EventLog, Identity, ManualClock, check_invariants
-from recompute.testing._vectors import vector
 
 HOUSE = Path(rc.__file__).parent
 
@@ -66,6 +66,7 @@ def test_what_is_exported() -> None:
         "sequence",
         "set_default_cache",
         "sizeof",
+        "planned",
         "stage",
         "traverse",
         "wrap",
@@ -212,29 +213,27 @@ LAYERS = {
     "engine": "_engine.recount _engine.thrashing _engine.engine _engine.requests _engine.extension",
     "surface": """_context _handle _logged _watching _cache _described _forgotten _recomputable _applicative
         _memoize extend events policies""",
-    "traces": """_traces.last_uses _traces.program _traces.chain _traces.published _traces.recorded _traces.read
-        _traces.write _traces.events traces""",
-    "simulator": """_simulator.machine _simulator.tier _simulator.run _simulator.victims _simulator.published
-        _simulator.replay _simulator.simulate _simulator.order _simulator.many _simulator.varied simulator""",
-    "plans": """_plans.smallest _plans.builder _plans.schedule _plans.problem _plans.liveness _plans.timeline
-        _plans.coarsen _plans.chen _plans.revolve _plans.chains _plans.exact _plans.future _plans.improve
-        _plans.checkmate _plans.own _plans.verify _plans.fetching _plans.plan planners""",
+    "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
+    "simulator": """_simulator.tier _simulator.run _simulator.victims _simulator.published _simulator.replay
+        _simulator.published_replay _simulator.simulate _simulator.order _simulator.many simulator""",
+    "plans": """_plans.builder _plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.chen _plans.chains
+        _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.verify _plans.fetching _plans.plan
+        planners""",
     "foresight": """_foresight.calls _foresight.recording _foresight.script _foresight.alignment _foresight.spare
         _foresight.follower _foresight.planning _foresight.knowledge _foresight.worth _foresight.rounds
         _foresight.repetition _foresight.foresight""",
-    "pictures": """_pictures.style _pictures.points _pictures.bars _pictures.residency _pictures.memory
-        _pictures.overhead _pictures.accesses _pictures.chain _pictures.planned pictures""",
+    "pictures": """_pictures.style _pictures.bars _pictures.residency _pictures.memory _pictures.overheads
+        _pictures.chain pictures""",
     "arrays": """_arrays.call _arrays.sharing _arrays.plain _arrays.operate _arrays.writes _arrays.dispatch
         _arrays.parts _arrays.attributes _arrays.coercions _arrays.array _arrays.wrap _arrays.namespace""",
-    "sight": """_sight.recording _sight.nest _sight.perfetto _sight.speedscope _sight.memory_viz _sight.rows
-        _sight.exports _sight.look _sight.study _sight.curve _sight.page _sight.report
+    "sight": """_sight.recording _sight.nest _sight.perfetto _sight.speedscope _sight.memory_viz _sight.exports
+        _sight.look _sight.study _sight.curve _sight.page _sight.report
         _sight.why _sight.story""",
-    "staging": "_staging.arguments _staging.line _staging.graph _staging.stage",
-    "testing": """testing._clock testing._identity testing._log testing._invariants testing._vectors testing._functions
-        testing.programs testing._array_blanks testing._array_changes testing._array_functions testing._array_syntax
-        testing._array_code testing.array_programs testing.conformance testing testing.strategies""",
+    "staging": "_staging.arguments _staging.graph _staging.planned",
+    "testing": """testing._clock testing._identity testing._log testing._invariants testing.conformance testing.arrays
+        testing""",
     "package": "recompute",
-    "command": """_cli.output _cli.plugins _cli.simulate _cli.export _cli.report _cli.story _cli.planning _cli.figures
+    "command": """_cli.output _cli.plugins _cli.arguments _cli.points _cli.simulate _cli.export _cli.report _cli.story
         _cli.recording _cli.caches _cli.program _cli.demo _cli.doctor _cli.plan _cli.plot _cli.compare _cli.run _cli
         __main__""",
 }
@@ -358,7 +357,7 @@ ADAPTERS = sorted((HOUSE.parent / "adapters").rglob("*.py"))
 INSPECTED = {
     "_handle": "_class_of_results",  # what is made of instances of a subclass of Recomputable
     "testing._invariants": "_missing _missing_bytes _needed_by _needs",  # are a policy's sums what they should be?
-    "testing.array_programs": "_outline _type",  # is what an array says of itself while it is evicted true?
+    "testing.conformance": "_registered",  # what served a type before goes on to do so
 }
 """Private names that tools of tests look at."""
 

@@ -20,9 +20,9 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
-from interrupts import Tracing
 
 import recompute as rc
+from interrupts import Tracing
 from recompute._adapters import adapter as registry
 from recompute._adapters.adapter import fingerprint
 from recompute._arrays.writes import library_writes

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import recompute as rc
+from lib.vectors import vector
 from recompute.events import Accessed, Performed
 from recompute.extend import BackgroundThread
 from recompute.policies import POLICIES, SEARCHES
 from recompute.testing import EventLog, check_invariants
-from recompute.testing._vectors import vector
 
 pytestmark = pytest.mark.usefixtures("no_python_while_the_collector_is_off")
 

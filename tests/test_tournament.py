@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.programs import Program, run
+from lib.strategies import programs
 from recompute._engine.graph import EVICTED, Operation, Storage
 from recompute._engine.needed import Needs
 from recompute._engine.neighbours import Component, evicted_neighbours
@@ -20,8 +22,6 @@ from recompute._policy.search import _SHARE, _TRIES, Tournaments
 from recompute._policy.tournament import Tournament
 from recompute.testing import ManualClock
 from recompute.testing._invariants import evicted_neighbourhood
-from recompute.testing.programs import Program, run
-from recompute.testing.strategies import programs
 
 Lines = dict[int, tuple[float, float, float]]
 
@@ -153,7 +153,7 @@ class Checked(Tournaments):
         policy = self.policy.under(self.pressure)
         neighbours = 0.0
         if isinstance(policy, Needed):
-            x, ancestors = policy.pressure, evicted_neighbourhood(storage, False)
+            x, ancestors = policy.pressure, evicted_neighbourhood(storage, descendants=False)
             descendants = evicted_below(storage, needed)
             unneeded = [user for user in below(storage) if not user.resident and not needed(user)]
             costs = [sum(member.cost for member in group) for group in (ancestors, descendants, unneeded)]
@@ -164,7 +164,7 @@ class Checked(Tournaments):
             roots = {near.nearby.root() for near in evicted_neighbours(storage) if isinstance(near.nearby, Component)}
             neighbours = sum(root.cost for root in roots)
         elif policy.neighbourhood != "none":
-            around = evicted_neighbourhood(storage, policy.neighbourhood == "exact")
+            around = evicted_neighbourhood(storage, descendants=policy.neighbourhood == "exact")
             neighbours = sum(neighbour.cost for neighbour in around)
         return policy.score(storage.cost, neighbours, storage.size, now - storage.last_access)
 

@@ -13,13 +13,13 @@ from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
-from interrupts import Tracing, modules_in
 
 import recompute as rc
+from interrupts import Tracing, modules_in
+from lib.vectors import vector
 from recompute import extend
 from recompute._policy.formulas import Policy
 from recompute.testing import check_invariants
-from recompute.testing._vectors import vector
 
 pytestmark = pytest.mark.usefixtures("no_python_while_the_collector_is_off")
 

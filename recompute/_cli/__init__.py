@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, Protocol
 
-from recompute import _form as _form  # first of all: `recompute/__init__.py` may be somebody else's
+from recompute import _form as _form  # first of all: `recompute/__init__.py` may be that of another package
 
 # isort: split
 
@@ -37,7 +37,7 @@ examples:
 
 
 class Command(Protocol):
-    """What a module in `COMMANDS` offers."""
+    """The names that a module in `COMMANDS` has."""
 
     NAME: str
     HELP: str
@@ -82,10 +82,10 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **more)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        found = {package: version_of_package(package) for package in dict.fromkeys([*FRAMEWORKS, *TOOLS])}
+        versions = {package: version_of_package(package) for package in dict.fromkeys([*FRAMEWORKS, *TOOLS])}
         print(f"recompute {__version__}")
         print(f"python {platform.python_version()}")
-        for package, version in found.items():
+        for package, version in versions.items():
             if version is not None:
                 print(f"{package} {version}")
         parser.exit()

@@ -27,7 +27,7 @@ class Followed:
     cache: Cache
     place: str
     own_budget: Any = None
-    """What the program asked for, if it got another budget instead."""
+    """The budget that the program asked for, if it got another one instead."""
     trace: Path | None = None
     close: Callable[[], None] = lambda: None
     """The trace, which is complete from then on."""
@@ -39,7 +39,7 @@ class Caches:
     `trace` is where the events of the cache that matters most will be; raises OSError if that cannot be written.
     """
 
-    def __init__(self, default: Cache, budget_given: bool, trace: Path | None, tiers: Sequence[Tier] = ()) -> None:
+    def __init__(self, default: Cache, trace: Path | None, tiers: Sequence[Tier], *, budget_given: bool) -> None:
         self._budget = default.budget
         self._budget_given = budget_given
         self._trace = trace
@@ -61,31 +61,31 @@ class Caches:
         if len(self.all) > _MOST:
             self.passed_over += 1
             return
-        found = Followed(cache, _place())
+        followed = Followed(cache, _place())
         if self._budget_given:
-            found.own_budget = cache.budget
+            followed.own_budget = cache.budget
             cache.budget = self._budget
         if self._tiers and cache.engine.memory.tiers is None:
             cache.extend.add_tiers(self._tiers)
-        self._follow(found)
+        self._follow(followed)
 
-    def _follow(self, found: Followed) -> None:
+    def _follow(self, followed: Followed) -> None:
         if self._trace is not None:
-            self._record(found)
-        self.all.append(found)
+            self._record(followed)
+        self.all.append(followed)
 
-    def _record(self, found: Followed) -> None:
+    def _record(self, followed: Followed) -> None:
         assert self._trace is not None
-        cache, number = found.cache, len(self.all)
-        found.trace = self._trace.with_name(f"{self._trace.name}.{number}") if number else self._trace
-        recorder = Recorder(found.trace, settings_of(cache))
+        cache, number = followed.cache, len(self.all)
+        followed.trace = self._trace.with_name(f"{self._trace.name}.{number}") if number else self._trace
+        recorder = Recorder(followed.trace, settings_of(cache))
         cache.subscribe(recorder)
-        found.close = recorder.close
+        followed.close = recorder.close
 
     def busy(self) -> Stats:
         """The figures of the newest cache in which something was done."""
-        for found in reversed(self.all):
-            stats = found.cache.stats()
+        for followed in reversed(self.all):
+            stats = followed.cache.stats()
             if stats.operations:
                 break
         return stats
@@ -95,19 +95,19 @@ class Caches:
 
         The others have theirs beside that, with a number. Without any it is the default one.
         """
-        figures = [(found, found.cache.stats()) for found in self.all]
-        in_use = [(found, stats) for found, stats in figures if stats.peak]
+        figures = [(followed, followed.cache.stats()) for followed in self.all]
+        in_use = [(followed, stats) for followed, stats in figures if stats.peak]
         used = sorted(in_use, key=lambda pair: -pair[1].peak) or figures[:1]
-        for found in self.all:
-            found.close()
-            if found.trace is not None:
-                found.trace = found.trace.rename(found.trace.with_name(f"{found.trace.name}.part"))
-        for number, (found, _) in enumerate(used, start=1):
-            if found.trace is not None and self._trace is not None:
-                found.trace = found.trace.replace(_numbered(self._trace, number))
-        for found in self.all:
-            if found.trace is not None and all(found is not other for other, _ in used):
-                found.trace.unlink()
+        for followed in self.all:
+            followed.close()
+            if followed.trace is not None:
+                followed.trace = followed.trace.rename(followed.trace.with_name(f"{followed.trace.name}.part"))
+        for number, (followed, _) in enumerate(used, start=1):
+            if followed.trace is not None and self._trace is not None:
+                followed.trace = followed.trace.replace(_numbered(self._trace, number))
+        for followed in self.all:
+            if followed.trace is not None and all(followed is not other for other, _ in used):
+                followed.trace.unlink()
         return used
 
 

@@ -20,7 +20,7 @@ from recompute._terminal import is_terminal
 NAME = "demo"
 HELP = "see it work on real input"
 GROUP: Final = "recompute.demos"
-_EVERY: Final = 3.0  # seconds from line to line where nobody watches a terminal
+_EVERY: Final = 3.0  # seconds from line to line where stderr is no terminal
 
 _EXAMPLES: Final = """\
 examples:
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     points = plugins(GROUP)
     if options.list:
-        return _list(points, options.json)
+        return _list(points, as_json=options.json)
     point = _choose(points, options.name)
     budget = _share(options.budget)
     extra = {} if options.iterations is None else {"iterations": _count(options.iterations)}
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """What a demo is doing: parts of a line on a terminal; elsewhere a line on stderr every few seconds."""
+    """The progress of a demo: parts of a line on a terminal; elsewhere a line on stderr every few seconds."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -103,7 +103,7 @@ class _Progress:
             self._next = perf_counter() + _EVERY
 
 
-def _list(points: list[EntryPoint], as_json: bool) -> int:
+def _list(points: list[EntryPoint], *, as_json: bool) -> int:
     if as_json:
         print_json({"demos": {point.name: point.value for point in points}})
     elif points:

@@ -1,4 +1,4 @@
-"""`recompute doctor`: what is installed, which adapters load, and what each can see."""
+"""`recompute doctor`: installed versions, adapters that load, and the devices that each can see."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ The exit status is 1 if an adapter is broken; a missing extra is not an error.
 
 
 @dataclass
-class Found:
+class Examined:
     """One adapter. `state`: "missing" when the framework that it serves is not installed."""
 
     name: str
@@ -53,7 +53,7 @@ class Found:
     devices: dict[str, int | None] = field(default_factory=dict)
     """Device -> free bytes; None: unknown."""
     remark: str = ""
-    """What the adapter says of itself."""
+    """A remark of the adapter about itself."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +97,9 @@ def run(options: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
+def _examine(point: EntryPoint, points: list[EntryPoint]) -> Examined:
     """Load one adapter and ask it what it sees; whatever goes wrong is part of the answer."""
-    found = Found(
+    report = Examined(
         point.name,
         point.value,
         None if point.dist is None else point.dist.name,
@@ -109,21 +109,21 @@ def _examine(point: EntryPoint, points: list[EntryPoint]) -> Found:
         adapter = point.load()
         if not isinstance(adapter, Adapter):
             raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
-        found.serves = version_of_package(point.name)
+        report.serves = version_of_package(point.name)
         if not is_installed(point.name):
-            found.state = "missing"
-            return found
-        found.remark = adapter.remark()
+            report.state = "missing"
+            return report
+        report.remark = adapter.remark()
         for device in adapter.devices():
             free = adapter.free_memory(device)
-            found.devices[device] = _free_here() if free is None and device == "cpu" else free
+            report.devices[device] = _free_here() if free is None and device == "cpu" else free
     except (Exception, SystemExit) as error:
-        found.error = " ".join(f"{type(error).__name__}: {error}".split())
+        report.error = " ".join(f"{type(error).__name__}: {error}".split())
         served = {
             other.name for other in points if other.value == point.value
         }  # one framework may come in two packages
-        found.state = "missing" if missing_package(error) in served else "broken"
-    return found
+        report.state = "missing" if missing_package(error) in served else "broken"
+    return report
 
 
 def _free_here() -> int | None:
@@ -145,7 +145,7 @@ def _duplicates(points: list[EntryPoint]) -> list[str]:
     ]
 
 
-def _show(installed: str | None, extras: dict[str, str | None], adapters: list[Found]) -> None:
+def _show(installed: str | None, extras: dict[str, str | None], adapters: list[Examined]) -> None:
     out = sys.stdout
     pairs = [
         ("python", f"{platform.python_version()} ({sys.executable})"),
@@ -175,5 +175,5 @@ def _show(installed: str | None, extras: dict[str, str | None], adapters: list[F
         cure = f": {how_to_get(names[0])}" if state == "not installed" else ""
         lines.append((", ".join(names), serves, state + cure, module))
     print_list(["serves", "version", "sees", "adapter"], lines, out)
-    for remark in dict.fromkeys(f"{each.name}: {each.remark}" for each in adapters if each.remark):
+    for remark in dict.fromkeys(f"{adapter.name}: {adapter.remark}" for adapter in adapters if adapter.remark):
         print_text(remark, out)

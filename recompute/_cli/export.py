@@ -8,14 +8,11 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from recompute._cli import arguments
 from recompute._cli.output import CommandError, print_json
-from recompute._cli.simulate import budgets
 from recompute._terminal import is_terminal
-
-if TYPE_CHECKING:
-    from recompute._sight.recording import Recording
 
 NAME = "export"
 HELP = "convert a recorded run for Perfetto, speedscope, PyTorch's memory page, pandas"
@@ -52,11 +49,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from recompute._sight.exports import export
+    from recompute._sight.recording import open_recording
 
-    budget = None if options.budget is None else _one(options.budget)
+    budget = arguments.one_budget(options.budget)
     if options.json and options.output is None:
         raise CommandError("--json needs -o FILE: standard output is taken by the export itself")
-    recording = opened(options.trace, budget)
+    with arguments.reading(options.trace):
+        recording = open_recording(options.trace, budget)
     try:
         pieces = export(recording, options.to)
         if options.output is not None:
@@ -76,36 +75,16 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _one(text: str) -> int | float:
-    wanted = budgets([text])
-    if len(wanted) != 1:
-        raise CommandError(f"--budget is one budget, not {text!r}")
-    return wanted[0]
-
-
-def opened(path: str, budget: int | float | None = None) -> Recording:
-    """A recorded run. Raises CommandError, in one line, for what is none."""
-    from recompute._sight.recording import open_recording
-
-    try:
-        return open_recording(path, budget)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror or error}", 1) from None
-    except ValueError as error:
-        raise CommandError(str(error), 1) from None
-
-
 def write(path: Path, pieces: Iterable[bytes]) -> int:
-    """Write a file, at once or not at all; its bytes. Raises CommandError, in one line, if that cannot be."""
+    """Write a file, all of it or nothing; its bytes. Raises CommandError, in one line, if that cannot be."""
     special = path.exists() and not path.is_file()  # a pipe or a device
     draft = path if special else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(draft, "wb") as file:
-            size = sum(map(file.write, pieces))
-        if not special:
-            draft.replace(path)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error.strerror or error}", 1) from None
+        with arguments.writing(path):
+            with open(draft, "wb") as file:
+                size = sum(map(file.write, pieces))
+            if not special:
+                draft.replace(path)
     finally:
         if not special:
             with suppress(OSError):

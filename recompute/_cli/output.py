@@ -1,4 +1,4 @@
-"""What the commands print: tables (as wide as the terminal, if it is one) or one JSON object for scripts."""
+"""Output of the commands: tables (as wide as the terminal, if it is one), or one JSON object for scripts."""
 
 from __future__ import annotations
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from recompute._budget import format_bytes
-from recompute._cli.figures import plan_all
+from recompute._cli import arguments
 from recompute._cli.output import CommandError, print_json, print_list, print_text
-from recompute._cli.planning import Planned, add_methods, limits, methods, tier_of_plans
-from recompute._cli.simulate import add_budgets, add_tier, budgets, load, tier
+from recompute._cli.points import Planned, percent, plan_all, tier_of_plans
 from recompute._traces.program import Program
 from recompute.text import seconds
 
@@ -37,24 +36,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped")
-    add_budgets(parser)
-    add_tier(parser, "let the method own fetch evicted results: 12GB/s, or with a latency 12GB/s,1ms")
-    add_methods(parser, "own")
+    arguments.add_budgets(parser)
+    arguments.add_tier(parser, "let the method own fetch evicted results: 12GB/s, or with a latency 12GB/s,1ms")
+    arguments.add_methods(parser, "own")
     add("--output", metavar="FILE", help="write the plan; with several methods, the one with the lowest overhead")
     add("--json", action="store_true", help="print a JSON object per plan on stdout")
 
 
 def run(options: argparse.Namespace) -> int:
-    wanted, chosen, limit = budgets(options.budget), methods(options.method or ["own"]), limits(options)
-    below = tier(options)
+    wanted, chosen = arguments.budgets(options.budget), arguments.methods(options.method, "own")
+    limit, below = arguments.limits(options), arguments.tier(options)
     if not chosen:
         raise CommandError("--method names no method")
-    output = None if options.output is None else Path(options.output)
+    output = None if options.output is None else arguments.destination(options.output, "plan")
     if output is not None and len(wanted) * len(options.traces) > 1:
         raise CommandError("--output takes one plan: give one trace and one budget")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise CommandError(f"there is no directory {output.absolute().parent} for the plan")
-    programs = load(options.traces)
+    programs = arguments.load(options.traces)
     if below is not None and tier_of_plans(below) is None:
         raise CommandError(
             "plans support only tiers without a limit whose transfers stop the compute, such as --tier 12GB/s"
@@ -68,20 +65,17 @@ def run(options: argparse.Namespace) -> int:
         for number, program in enumerate(programs):
             _show(program, plans[number * count :][:count])
     if output is not None:
-        _write(plans, output, options.json)
+        _write(plans, output, quiet=options.json)
     return 0 if any(planned.status == "ok" for planned in plans) else 1
 
 
-def _write(plans: Sequence[Planned], output: Path, quiet: bool) -> None:
-    found = [planned.plan for planned in plans if planned.plan is not None]
-    if not found:
+def _write(plans: Sequence[Planned], output: Path, *, quiet: bool) -> None:
+    made = [planned.plan for planned in plans if planned.plan is not None]
+    if not made:
         raise CommandError(f"there is no plan to write to {output}", 1)
-    best = min(found, key=lambda planned: planned.overhead)
-    try:
-        with open(output, "w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in best.to_lines())
-    except OSError as error:
-        raise CommandError(f"{output} cannot be written: {error.strerror or error}", 1) from None
+    best = min(made, key=lambda planned: planned.overhead)
+    with arguments.writing(output):
+        best.save(output)
     if not quiet:
         print_text(f"the plan of {best.method}, {len(best.steps):,} steps, is in {output}", sys.stdout)
 
@@ -91,7 +85,7 @@ def _show(program: Program, plans: Sequence[Planned]) -> None:
     rows = [
         (
             planned.method,
-            f"{format_bytes(planned.budget_bytes)} ({100 * planned.budget_ratio:.4g}%)",
+            f"{format_bytes(planned.budget_bytes)} ({percent(planned)})",
             planned.status if planned.overhead is None else f"{planned.overhead:.4f}",
             "" if planned.bound is None else f"{planned.bound:.4f}",
             "" if planned.peak_bytes is None else format_bytes(planned.peak_bytes),
@@ -105,5 +99,5 @@ def _show(program: Program, plans: Sequence[Planned]) -> None:
     if told:
         print()
     for planned in told.values():
-        print_text(f"  {planned.method}, {100 * planned.budget_ratio:.4g}%: {planned.reason}", sys.stdout)
+        print_text(f"  {planned.method}, {percent(planned)}: {planned.reason}", sys.stdout)
     print()

@@ -9,26 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._budget import format_bytes, parse_budget
-from recompute._cli.figures import COMPARED, SHARES, floors, name_apart, plan_all, points, replay_all, target, write
+from recompute._cli import arguments
 from recompute._cli.output import CommandError, print_json, warn
-from recompute._cli.planning import add_methods, limits, methods
-from recompute._cli.simulate import add_policies, add_rounds, budgets, load, policies, rounds
+from recompute._cli.points import counted, floors, name_apart, plan_all, points, replay_all, target, write
 from recompute._live import Live, bar
-from recompute._pictures.accesses import accesses
-from recompute._pictures.bars import Moment, moments
+from recompute._pictures.bars import Moment, moments, plan_events
 from recompute._pictures.chain import REGIMES, ChainPoint, chain_cost
 from recompute._pictures.memory import memory
-from recompute._pictures.overhead import overhead
-from recompute._pictures.planned import plan_events
+from recompute._pictures.overheads import accesses, overhead
 from recompute._pictures.residency import residency
 from recompute._pictures.style import short
 from recompute._simulator.many import Job, simulate_many
-from recompute._simulator.replay import baseline
-from recompute._simulator.simulate import simulate
+from recompute._simulator.published_replay import baseline
+from recompute._simulator.simulate import by_amount, simulate
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
 from recompute.events import Event
-from recompute.policies import SEARCHES, search_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,17 +66,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="shares of the peak or bytes; default 0.5, or .9 to .1 for overhead and accesses",
     )
-    add_policies(parser)
-    searches = ", ".join(name.replace(" ", "-") for name in SEARCHES)
-    add("--search", metavar="NAME[,..]", action="append", help=f"{searches}; default exact")
-    add_methods(parser, "none")
+    arguments.add_policies(parser)
+    add("--search", metavar="NAME[,..]", action="append", help=arguments.SEARCH_HELP)
+    arguments.add_methods(parser, "none")
     add(
         "--least",
         metavar="SHARE",
         default=_LEAST,
         help="residency: only values of at least this share of the peak; default %(default)s",
     )
-    add_rounds(parser, "how many rounds of the default policy; overhead: the last round gets a line of its own")
+    arguments.add_rounds(parser, "rounds of the default policy; overhead: the last round gets a line of its own")
     add("--sizes", metavar="N[,..]", default=_SIZES, help="chain: the lengths; default %(default)s")
     add("--output", metavar="FILE", help="the picture (.png, .svg or .pdf); default KIND.png")
     add("--json", action="store_true", help="print the kind and the path of the picture as a JSON object on stdout")
@@ -109,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _residency(options: argparse.Namespace) -> Figure:
     names = _names(options)
-    least = budgets([options.least])[0] if options.least.strip("0.%") else 0.0
+    least = arguments.budgets([options.least])[0] if options.least.strip("0.%") else 0.0
     if not isinstance(least, float):
         raise CommandError(f"--least is a share of the peak, such as {_LEAST}, not {options.least!r}")
     if len(names) != 1:
@@ -160,17 +155,21 @@ class _Watched:
 
 def _names(options: argparse.Namespace) -> list[str]:
     """Policies and methods; the default policy if none is named."""
-    chosen = methods(options.method or [])
-    return [*(policies(options.policy) if options.policy or not chosen else []), *chosen]
+    chosen = arguments.methods(options.method)
+    return [*(arguments.policies(options.policy) if options.policy or not chosen else []), *chosen]
 
 
 def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
-    wanted, limit, searches = budgets(options.budget or ["0.5"]), limits(options), _searches(options)
+    wanted, limit, searches = (
+        arguments.budgets(options.budget, "0.5"),
+        arguments.limits(options),
+        arguments.searches(options.search),
+    )
     if len(wanted) != 1 or len(options.traces) != 1 or len(searches) != 1:
         raise CommandError(f"{options.kind} takes one trace, one budget and one search")
-    (program,) = load(options.traces)
+    (program,) = arguments.load(options.traces)
     watched = _Watched(program, wanted[0])
-    planners = methods(options.method or [])
+    planners = arguments.methods(options.method)
     at = [0]
 
     def state(name: str) -> list[str]:
@@ -183,7 +182,7 @@ def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
         with Live(partial(state, name)):
             result = simulate(
                 program,
-                wanted[0],
+                **by_amount(wanted[0]),
                 policy=name,
                 search=searches[0],
                 listener=events.append,
@@ -205,20 +204,28 @@ def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
 
 
 def _overhead(options: argparse.Namespace) -> Figure:
-    wanted, limit = budgets(options.budget or [SHARES]), limits(options)
-    chosen, planned = policies(options.policy or [COMPARED]), methods(options.method or [])
-    (search,) = _searches(options, 1)
-    iterations, effort = rounds(options)
-    programs = name_apart(load(options.traces))
-    runs = replay_all(programs, chosen, wanted, [search], iterations=iterations, effort=effort)
+    wanted, limit = arguments.budgets(options.budget), arguments.limits(options)
+    chosen, planned = (
+        arguments.policies(options.policy, arguments.COMPARED),
+        arguments.methods(options.method),
+    )
+    searches = arguments.searches(options.search)
+    if len(searches) > 1:
+        raise CommandError(f"{options.kind} takes one search, not {', '.join(searches)}")
+    iterations, effort = arguments.rounds(options)
+    programs = name_apart(arguments.load(options.traces))
+    runs = replay_all(programs, chosen, wanted, searches, iterations=iterations, effort=effort)
     plans = plan_all(programs, [planned] * len(programs), wanted, **limit)
     return overhead(points(runs, plans), floors=floors(programs))
 
 
 def _accesses(options: argparse.Namespace) -> Figure:
-    wanted, searches = budgets(options.budget or [SHARES]), _searches(options)
-    chosen = policies(options.policy or [COMPARED])
-    return accesses(replay_all(name_apart(load(options.traces)), chosen, wanted, searches))
+    wanted, searches = (
+        arguments.budgets(options.budget),
+        arguments.searches(options.search),
+    )
+    chosen = arguments.policies(options.policy, arguments.COMPARED)
+    return accesses(replay_all(name_apart(arguments.load(options.traces)), chosen, wanted, searches))
 
 
 def _chain(options: argparse.Namespace) -> Figure:
@@ -226,7 +233,9 @@ def _chain(options: argparse.Namespace) -> Figure:
     for text in sizes:
         if not text.isdecimal() or int(text) < 2:
             raise CommandError(f"--sizes are whole numbers, at least 2, not {text!r}")
-    return chain_cost(chain_points([int(text) for text in sizes], policies(options.policy or [COMPARED])))
+    return chain_cost(
+        chain_points([int(text) for text in sizes], arguments.policies(options.policy, arguments.COMPARED))
+    )
 
 
 def chain_points(sizes: Sequence[int], names: Sequence[str]) -> list[ChainPoint]:
@@ -234,28 +243,15 @@ def chain_points(sizes: Sequence[int], names: Sequence[str]) -> list[ChainPoint]
     programs = [chain(n) for n in sizes]
     cases = [(name, number, regime) for regime in REGIMES for name in names for number in range(len(sizes))]
     jobs = [
-        Job(number, max(2, REGIMES[regime](sizes[number])), {"policy": name, "limit": _CHAIN_LIMIT})
+        Job(number, {"budget": max(2, REGIMES[regime](sizes[number])), "policy": name, "limit": _CHAIN_LIMIT})
         for name, number, regime in cases
     ]
-    ready = [0]
-    with Live(lambda: [bar(ready[0], len(jobs)), f"{ready[0]} of {len(jobs)} replays"]):
-        runs = list(simulate_many(programs, jobs, done=lambda count: ready.__setitem__(0, count)))
+    with counted(len(jobs), "replays") as done:
+        runs = list(simulate_many(programs, jobs, done=done))
     return [
         ChainPoint(name, sizes[number], regime, None if run.overhead is None else run.overhead * 2 * sizes[number])
         for (name, number, regime), run in zip(cases, runs, strict=True)
     ]
-
-
-def _searches(options: argparse.Namespace, most: int | None = None) -> list[str]:
-    names = [name.strip() for text in options.search or ["exact"] for name in text.split(",")]
-    for name in names:
-        try:
-            search_of(name)
-        except ValueError as error:
-            raise CommandError(str(error)) from None
-    if most is not None and len(names) > most:
-        raise CommandError(f"{options.kind} takes one search, not {', '.join(names)}")
-    return list(dict.fromkeys(names))
 
 
 _KINDS: Final[Mapping[str, Callable[[argparse.Namespace], Any]]] = {

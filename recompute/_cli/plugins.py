@@ -1,4 +1,4 @@
-"""What is installed beside the core: distributions, extras and plug-ins."""
+"""Distributions, extras and plug-ins that are installed beside the core."""
 
 from __future__ import annotations
 

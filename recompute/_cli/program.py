@@ -16,7 +16,7 @@ from typing import Final
 
 from recompute import BudgetError, ImpureError
 from recompute._cli.output import CommandError, complain, flush, no_interrupt_lost, reader_gone, silence
-from recompute._cli.recording import Program
+from recompute._cli.recording import Script
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Ending:
 
     status: int
     error: str | None = None
-    """What went wrong, in a few words."""
+    """The error, in a few words."""
     ours: bool = False
     """Whether that was an error of the cache, which one line explains."""
 
 
-def execute(program: Program) -> Ending:
+def execute(program: Script) -> Ending:
     """Run `program` with `sys.argv`, `sys.path` and `__main__` of its own, and show what it raises.
 
     Raises CommandError if there is no such program.
@@ -62,7 +62,7 @@ def _wait_for_threads(others: set[threading.Thread]) -> None:
         running[0].join()
 
 
-def _start(program: Program) -> None:
+def _start(program: Script) -> None:
     if program.module:
         runpy.run_module(program.name, run_name="__main__", alter_sys=True)
     elif pkgutil.get_importer(program.name) is not None:  # a folder or an archive with a __main__.py
@@ -77,7 +77,7 @@ def _start(program: Program) -> None:
 
 
 @contextmanager
-def _stage(program: Program) -> Iterator[None]:
+def _stage(program: Script) -> Iterator[None]:
     """The interpreter's globals as the program expects them, and afterwards as they were."""
     argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
     sys.argv = [program.name, *program.args]
@@ -90,8 +90,8 @@ def _stage(program: Program) -> Iterator[None]:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
 
 
-def _ending(program: Program, error: BaseException) -> Ending:
-    """What Python does with an exception that reaches the top."""
+def _ending(program: Script, error: BaseException) -> Ending:
+    """Treat an exception that reaches the top as Python does."""
     if isinstance(error, SystemExit):
         return _exit(error.code)
     if isinstance(error, (BudgetError, ImpureError)):

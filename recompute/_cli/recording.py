@@ -22,8 +22,8 @@ _FORMAT: Final = 1
 
 
 @dataclass(frozen=True)
-class Program:
-    """What is run: a script, or a module (`-m`), with its arguments."""
+class Script:
+    """A script, or a module (`-m`), with its arguments."""
 
     name: str
     args: tuple[str, ...]
@@ -57,14 +57,14 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedPeak:
     """The peak (bytes) of each device, and the arguments it was measured with."""
 
     peak: dict[str, int]
     args: tuple[str, ...]
 
 
-def write(path: Path, program: Program, stats: Stats, wall_time: float) -> str:
+def write(path: Path, program: Script, stats: Stats, wall_time: float) -> str:
     """Record a run; why that failed, or an empty text."""
     content = {
         "format": _FORMAT,
@@ -94,7 +94,7 @@ def check_writable(path: Path) -> None:
         raise CommandError(f"the recording cannot be written to {path}: choose a file with --recording")
 
 
-def read(path: Path, program: Program) -> Recording:
+def read(path: Path, program: Script) -> RecordedPeak:
     """The recording of `program`. Raises CommandError, with the command that makes one, if it is of no use."""
     advice = f"make one with: {program.command(path)}"
     try:
@@ -110,7 +110,7 @@ def read(path: Path, program: Program) -> Recording:
         raise CommandError(f"the recording {path} is not one that this version can read; {advice}")
     if content["program"] != program.identity(path):
         raise CommandError(f"the recording {path} is of {content['program']}, not of {program.name}; {advice}")
-    return Recording(content["peak"], tuple(content["args"]))
+    return RecordedPeak(content["peak"], tuple(content["args"]))
 
 
 def _complete(content: Any) -> bool:

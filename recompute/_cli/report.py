@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from recompute._cli import arguments
 from recompute._cli.export import write
 from recompute._cli.output import CommandError, print_json, print_text, warn
-from recompute._cli.simulate import add_tier, count, tier
 from recompute._live import Live, bar
 from recompute._simulator.many import cores
 
@@ -56,19 +56,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="time for all plans together; 0 for no plans; default %(default)s",
     )
     add("--budgets", metavar="N", default=str(_BUDGETS), help="how many budgets the page offers; default %(default)s")
-    add_tier(parser)
+    arguments.add_tier(parser)
     add("--processes", metavar="N", help="how many replays at a time; default one per core")
     add("--json", action="store_true", help="print the figures as a JSON object on stdout")
 
 
 def run(options: argparse.Namespace) -> int:
-    path = target(options.output)
+    path = arguments.destination(options.output, "page", _ENDINGS, ".html, or .svg for only the curve")
     given: dict[str, Any] = {
-        "seconds": _seconds(options.seconds),
-        "tier": tier(options),
-        "budgets": count("--budgets", options.budgets),
-        "processes": cores() if options.processes is None else count("--processes", options.processes),
+        "seconds": arguments.number(options.seconds),
+        "tier": arguments.tier(options),
+        "budgets": arguments.count("--budgets", options.budgets),
+        "processes": cores() if options.processes is None else arguments.count("--processes", options.processes),
     }
+    if not 0 <= given["seconds"] < inf:
+        raise CommandError(f"--seconds is a number, at least 0, not {options.seconds!r}")
     if not 2 <= given["budgets"] <= _MOST:
         raise CommandError(f"--budgets must be at least 2, and at most {_MOST}")
     report, interrupted = made(options.trace, **given)
@@ -82,26 +84,6 @@ def run(options: argparse.Namespace) -> int:
         warn(f"interrupted: {len(report.study.looks)} of {len(report.study.budgets)} budgets are in {path}")
         return 130
     return 0
-
-
-def target(output: str) -> Path:
-    """Where the page goes. Raises CommandError, before the work."""
-    path = Path(output)
-    if path.suffix.lower() not in _ENDINGS:
-        raise CommandError(f"the ending of {output!r} must be .html, or .svg for only the curve")
-    if not path.absolute().parent.is_dir():
-        raise CommandError(f"there is no directory {path.absolute().parent} for the page")
-    return path
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise CommandError(f"--seconds is a number, at least 0, not {text!r}")
-    return seconds
 
 
 def made(trace: str, **options: Any) -> tuple[Report, bool]:
@@ -123,13 +105,9 @@ def made(trace: str, **options: Any) -> tuple[Report, bool]:
         return told
 
     try:
-        with Live(parts):
+        with Live(parts), arguments.reading(trace):
             return report(trace, progress=progress, so_far=begun.append, **options), False
     except KeyboardInterrupt:
         if not begun or not begun[0].study.looks:
             raise
         return begun[0], True
-    except OSError as error:
-        raise CommandError(f"{trace} cannot be read: {error.strerror or error}", 1) from None
-    except ValueError as error:
-        raise CommandError(str(error), 1) from None

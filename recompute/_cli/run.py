@@ -27,7 +27,7 @@ from recompute._cli.output import (
     warn,
 )
 from recompute._cli.program import Ending, execute
-from recompute._cli.recording import Program
+from recompute._cli.recording import Script
 from recompute._live import Live
 from recompute._simulator.many import cores
 from recompute._terminal import hooked, is_terminal
@@ -92,10 +92,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What there is to say about a run. Times in seconds."""
+class RunReport:
+    """All figures of a run. Times in seconds."""
 
-    program: Program
+    program: Script
     used: list[tuple[Followed, Stats]]
     """The caches of the program, the one with the largest peak first: it is the one that is recorded."""
     ending: Ending
@@ -117,7 +117,7 @@ class Report:
 
 
 def run(options: argparse.Namespace) -> int:
-    program = Program(options.script, tuple(options.args), options.module)
+    program = Script(options.script, tuple(options.args), options.module)
     path: Path = options.recording or program.recording()
     if not program.module and not Path(program.name).exists():
         raise CommandError(f"there is no script {program.name}")
@@ -133,13 +133,13 @@ def run(options: argparse.Namespace) -> int:
             verify=options.verify,
             tiers=tiers,
         )
-        caches = Caches(cache, options.record or budget is not None, trace, tiers)
+        caches = Caches(cache, trace, tiers, budget_given=options.record or budget is not None)
     except (TypeError, ValueError) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"the trace cannot be written to {trace}: {error.strerror}; choose --trace PATH") from None
 
-    ending, wall_time, line_is_open = _execute(program, caches, options.json)
+    ending, wall_time, line_is_open = _execute(program, caches, watch_stdout=options.json)
     used = caches.end()
     stats = used[0][1]
     problem = ending.error or ("" if stats.peak else "the cache held nothing")
@@ -147,11 +147,11 @@ def run(options: argparse.Namespace) -> int:
         problem = recordings.write(path, program, stats, wall_time)
     recorded = path if options.record and not problem else None
     if trace is not None and options.record and not recorded:
-        for found, _ in used:
-            if found.trace is not None:
-                found.trace.unlink(missing_ok=True)
+        for followed, _ in used:
+            if followed.trace is not None:
+                followed.trace.unlink(missing_ok=True)
         trace = None
-    report = Report(program, used, ending, wall_time, asked, recorded, trace)
+    report = RunReport(program, used, ending, wall_time, asked, recorded, trace)
     if not ending.ours and (stats.operations or not ending.error):
         _show(report)
         if caches.passed_over:
@@ -166,17 +166,17 @@ def run(options: argparse.Namespace) -> int:
     return ending.status
 
 
-def _write_page(trace: Path, program: Program) -> None:
+def _write_page(trace: Path, program: Script) -> None:
     """The page about a run that was recorded just now, beside it."""
     from recompute._cli.report import made
 
     page = Path(f"{program.recording().name.removesuffix('.recompute.json')}.report.html")
-    found, interrupted = made(str(trace), processes=cores())
-    write(page, [found.html().encode()])
+    report, interrupted = made(str(trace), processes=cores())
+    write(page, [report.html().encode()])
     hint(f"{page} shows what each budget would cost{' (interrupted: only some)' if interrupted else ''}")
 
 
-def _execute(program: Program, caches: Caches, watch_stdout: bool) -> tuple[Ending, float, bool]:
+def _execute(program: Script, caches: Caches, *, watch_stdout: bool) -> tuple[Ending, float, bool]:
     """Run it under its caches: how it ended, the seconds it took, and whether its last line is open."""
     last = ["\n"]
 
@@ -200,7 +200,7 @@ def _execute(program: Program, caches: Caches, watch_stdout: bool) -> tuple[Endi
     return ending, perf_counter() - start, not last[0].endswith("\n")
 
 
-def _budget(options: argparse.Namespace, program: Program, path: Path) -> tuple[Any, str]:
+def _budget(options: argparse.Namespace, program: Script, path: Path) -> tuple[Any, str]:
     """The budget for the cache, and how to show where it comes from."""
     text: str | None = options.budget
     limited = text is not None and text.strip().lower() != "none"
@@ -230,7 +230,7 @@ def _total(cache: Cache) -> int | None:
     return sum(budget.values()) if isinstance(budget, Mapping) else budget
 
 
-def _show(report: Report) -> None:
+def _show(report: RunReport) -> None:
     """The tables, on stderr."""
     program, stats, ending = report.program, report.stats, report.ending
     total = _total(report.cache)
@@ -246,11 +246,11 @@ def _show(report: Report) -> None:
         ("wall time", seconds(report.wall_time)),
         *([("process", f"{format_bytes(resident)} resident at peak")] if (resident := most_resident()) else []),
     ]
-    found = report.used[0][0]
-    if found.own_budget is not None:
+    first = report.used[0][0]
+    if first.own_budget is not None:
         pairs[0] = ("budget", f"{pairs[0][1]}, instead of the script's own")
-    if found.place != DEFAULT_PLACE:
-        pairs.insert(0, ("cache", f"made at {found.place}"))
+    if first.place != DEFAULT_PLACE:
+        pairs.insert(0, ("cache", f"made at {first.place}"))
     if report.recording is not None:
         pairs.append(("recording", str(report.recording)))
     if report.trace is not None:
@@ -274,7 +274,7 @@ def _show(report: Report) -> None:
     if stats.tiers:
         print_list(TIER_COLUMNS, [tier.row for tier in stats.tiers], sys.stderr, "<>>>>")
     if stats.recomputed:
-        most = [(found.function, f"{found.times:,}", seconds(found.seconds)) for found in stats.recomputed[:_MOST]]
+        most = [(again.function, f"{again.times:,}", seconds(again.seconds)) for again in stats.recomputed[:_MOST]]
         print_list(["recomputed most", "times", "time"], most, sys.stderr, "<>>")
     if len(report.used) > 1:
         _show_others(report)
@@ -298,26 +298,26 @@ def most_resident() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-def _show_others(report: Report) -> None:
+def _show_others(report: RunReport) -> None:
     """The caches beside the one that the report is about."""
     rows = [
         (
-            found.place,
+            followed.place,
             format_bytes(stats.peak),
             f"{stats.operations:,}",
             f"{stats.evictions:,}",
             f"{stats.overhead:.3f}",
-            "" if found.trace is None else str(found.trace),
+            "" if followed.trace is None else str(followed.trace),
         )
-        for found, stats in report.used[1:_MOST]
+        for followed, stats in report.used[1:_MOST]
     ]
     print_list(["other caches", "peak", "operations", "evictions", "overhead", "trace"], rows, sys.stderr, "<>>>><")
     if report.recording is not None:
         warn(f"{report.recording} covers only the cache with the largest peak")
 
 
-def _advice(report: Report) -> str:
-    """What a run that computes most things again may need."""
+def _advice(report: RunReport) -> str:
+    """Advice for a run that computes most things again."""
     stats = report.stats
     share = stats.remat_time / (stats.model_time + stats.remat_time)
     kinds = {
@@ -333,7 +333,7 @@ def _advice(report: Report) -> str:
     )
 
 
-def _figures(report: Report) -> dict[str, Any]:
+def _figures(report: RunReport) -> dict[str, Any]:
     """The JSON object: all of `Stats`, and what surrounds it. Bytes and seconds."""
     program, cache, stats, ending = report.program, report.cache, report.stats, report.ending
     figures = asdict(stats)

@@ -1,4 +1,4 @@
-"""`recompute story`: what became of a value of a recorded run, and why; or what is recomputed most, and what helps."""
+"""`recompute story`: the history of a value of a recorded run, with reasons; or the functions recomputed most."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict
 from typing import Final
 
-from recompute._cli.output import CommandError, print_json, print_text, warn
-from recompute._cli.simulate import budgets, load
+from recompute._cli import arguments
+from recompute._cli.output import print_json, print_text, warn
 from recompute._live import Live
 
 NAME = "story"
@@ -39,15 +39,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from recompute._sight.story import Replayed
 
-    wanted = None if options.budget is None else budgets([options.budget])
-    if wanted is not None and len(wanted) != 1:
-        raise CommandError(f"--budget is one budget, not {options.budget!r}")
-    (program,) = load([options.trace])
-    with Live(lambda: [f"replaying {program.name}"]):
-        try:
-            replayed = Replayed(program, None if wanted is None else wanted[0])
-        except ValueError as error:
-            raise CommandError(str(error), 1) from None
+    wanted = arguments.one_budget(options.budget)
+    (program,) = arguments.load([options.trace])
+    with Live(lambda: [f"replaying {program.name}"]), arguments.reading(options.trace):
+        replayed = Replayed(program, wanted)
     if replayed.status != "ok":
         warn(f"the run ends early within this budget ({replayed.status}); the story ends there, too")
     if options.value is None:
@@ -58,10 +53,8 @@ def run(options: argparse.Namespace) -> int:
             for line in str(why).splitlines():
                 print_text(line, sys.stdout)
         return 0
-    try:
+    with arguments.reading(options.trace):
         values = replayed.find(options.value)
-    except ValueError as error:
-        raise CommandError(str(error), 1) from None
     for number, value in enumerate(values[:_MOST]):
         told = replayed.tell(value)
         if options.json:

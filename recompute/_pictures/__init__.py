@@ -1,1 +1,1 @@
-"""Pictures: what was in memory when, how full the budget was, and what policies and planners cost."""
+"""Pictures: when values were in memory, how full the budget was, and the overhead of policies and planners."""

@@ -1,12 +1,19 @@
-"""From events to stays: when each storage was in memory, what was large, and when the marks of a program were."""
+"""From events to stays of storages in memory, the large storages, and the times of the marks of a program.
+
+A plan becomes events, too, so that it can be drawn as a run of a cache is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from recompute.events import Added, Event, Evicted, Fetched, Forgotten, Performed, TakenBack
+
+if TYPE_CHECKING:
+    from recompute._plans.schedule import ProgramPlan
+    from recompute._traces.program import Program
 
 How = Literal["first", "again", "fetched", "moved"]
 """In memory since it was first computed (or taken back), recomputed or fetched; or in a tier instead."""
@@ -30,7 +37,7 @@ def bars(events: Iterable[Event], storages: Collection[int] | None = None) -> li
 
     A stay begins with the operation that computes the value. `storages` limits them to some. O(events).
     """
-    found: list[Bar] = []
+    stays: list[Bar] = []
     here: dict[int, tuple[float, How]] = {}
     now = 0.0
 
@@ -43,7 +50,7 @@ def bars(events: Iterable[Event], storages: Collection[int] | None = None) -> li
     def leave(storage: int) -> None:
         if storage in here:
             start, how = here.pop(storage)
-            found.append(Bar(storage, start, now, how))
+            stays.append(Bar(storage, start, now, how))
 
     for event in events:
         now = event.time
@@ -65,7 +72,7 @@ def bars(events: Iterable[Event], storages: Collection[int] | None = None) -> li
                 leave(event.storage)
     for storage in list(here):
         leave(storage)
-    return found
+    return stays
 
 
 def large(events: Iterable[Event], share: float) -> set[int]:
@@ -88,14 +95,55 @@ def moments(events: Iterable[Event], marks: Sequence[tuple[int, str]]) -> list[M
     `marks` are those of the program that was replayed; one after the last operation is left out.
     """
     waiting = sorted(marks, reverse=True)
-    found: list[Moment] = []
+    times: list[Moment] = []
     done, before = 0, 0.0  # first runs, and the end of the last one
     for event in events:
         while waiting and waiting[-1][0] <= done and isinstance(event, Performed):
-            found.append((before, waiting.pop()[1]))
+            times.append((before, waiting.pop()[1]))
         if not waiting:
             break
         if isinstance(event, Performed) and not event.again:
             done += 1
             before = event.time
-    return found
+    return times
+
+
+def plan_events(program: Program, plan: ProgramPlan) -> list[Event]:
+    """The events of a cache that followed the plan. Storages have the program's numbers; times are in its units."""
+    sizes, storages = program.sizes, program.storages
+    events: list[Event] = []
+    resident: set[int] = set()
+    ran: set[int] = set()
+    used, now = 0, 0.0
+
+    for value, maker in enumerate(program.makers):
+        storage = storages[value]
+        if maker < 0 and storage not in resident:
+            resident.add(storage)
+            used += sizes[storage]
+            events.append(Added(now, used, storage, sizes[storage], program.devices[storage]))
+    for kind, which in plan.steps:
+        if kind == "compute":
+            call = program.calls[which]
+            made = tuple(dict.fromkeys(storages[value] for value in call.results))
+            used += sum(sizes[storage] for storage in made if storage not in resident)
+            resident.update(made)
+            now += call.cost
+            events.append(
+                Performed(
+                    now,
+                    used,
+                    call.name,
+                    call.cost,
+                    which in ran,
+                    made,
+                    tuple([sizes[storage] for storage in made]),
+                    tuple(dict.fromkeys(storages[value] for value in call.arguments)),
+                )
+            )
+            ran.add(which)
+        else:
+            resident.discard(which)
+            used -= sizes[which]
+            events.append(Evicted(now, used, which, sizes[which], "request"))
+    return events

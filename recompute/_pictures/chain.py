@@ -1,4 +1,4 @@
-"""What the uniform training chain costs as it grows, beside the optimum: the setting of DTR's proofs."""
+"""A picture of the cost of the uniform training chain as it grows, beside the optimum: the setting of DTR's proofs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute._pictures.style import INK, head, legend_below, looks, panels
-from recompute._plans.revolve import optimum
+from recompute._plans.chains import optimum
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recompute._pictures.bars import Moment
 from recompute._pictures.residency import draw_budget, draw_marks, time_axis
-from recompute._pictures.style import Look, ceiling, head, looks, new_figure, size_unit, tidy
+from recompute._pictures.style import Style, ceiling, head, looks, new_figure, size_unit, tidy
 from recompute.events import Event
 
 if TYPE_CHECKING:
@@ -58,27 +58,8 @@ def memory(
 
     figure = new_figure(9, 4.2)
     axes = figure.subplots()
-    if behind:
-        times, used = _peaks(behind, last, _COLUMNS)
-        axes.fill_between(
-            [time / divisor for time in times],
-            [nbytes / size for nbytes in used],
-            step="post",
-            color="#DDDDDD",
-            linewidth=0,
-            label="without a budget",
-        )
-    for label, look in [*looks(steps).items()][::-1]:  # the first one lies on top
-        times, used = _peaks(steps[label], last, _COLUMNS)
-        axes.plot(
-            [time / divisor for time in times],
-            [nbytes / size for nbytes in used],
-            color=look.colour,
-            linestyle=(0, look.dashes) if look.dashes else "-",
-            linewidth=1.6 if look.wide else 1.2,
-            drawstyle="steps-post",
-            label=label,
-        )
+    look = looks(steps)
+    _draw_steps(axes, behind, look, steps, last, (divisor, size))
     axes.set(
         xlim=(0, last / divisor),
         ylim=(0, ceiling(1.12 * most / size)),
@@ -87,10 +68,44 @@ def memory(
     )
     if budget is not None:
         draw_budget(axes, budget / size)
-    _draw_marks(axes, looks(steps), marks or {}, divisor)
+    _draw_marks(axes, look, marks or {}, divisor)
     tidy(axes)
+    _draw_legend(axes, len(steps))
+    head(figure, title)
+    return figure
+
+
+def _draw_steps(
+    axes: Any,
+    behind: Sequence[tuple[float, int]],
+    look: Mapping[str, Style],
+    steps: Mapping[str, Sequence[tuple[float, int]]],
+    last: float,
+    units: tuple[float, float],
+) -> None:
+    """An area for what lies behind, and a line for each track. `units`: of time and of bytes, on the axes."""
+
+    def scaled(line: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
+        times, used = _peaks(line, last, _COLUMNS)
+        return [time / units[0] for time in times], [nbytes / units[1] for nbytes in used]
+
+    if behind:
+        axes.fill_between(*scaled(behind), step="post", color="#DDDDDD", linewidth=0, label="without a budget")
+    for label, style in [*look.items()][::-1]:  # the first one lies on top
+        axes.plot(
+            *scaled(steps[label]),
+            color=style.colour,
+            linestyle=(0, style.dashes) if style.dashes else "-",
+            linewidth=1.6 if style.wide else 1.2,
+            drawstyle="steps-post",
+            label=label,
+        )
+
+
+def _draw_legend(axes: Any, tracks: int) -> None:
+    """The tracks, which were drawn last first, in their own order."""
     handles, _ = axes.get_legend_handles_labels()
-    front = len(handles) - len(steps)
+    front = len(handles) - tracks
     axes.legend(
         handles=handles[:front] + handles[front:][::-1],
         loc="lower left",
@@ -101,11 +116,9 @@ def memory(
         borderpad=0.2,
         fontsize="medium",
     )
-    head(figure, title)
-    return figure
 
 
-def _draw_marks(axes: Any, look: Mapping[str, Look], marks: Mapping[str, Sequence[Moment]], divisor: float) -> None:
+def _draw_marks(axes: Any, look: Mapping[str, Style], marks: Mapping[str, Sequence[Moment]], divisor: float) -> None:
     """A line for each mark where it comes first, and a tick in the colour of each track on the axis of time."""
     earliest: dict[str, float] = {}
     for name, own in look.items():
@@ -119,14 +132,14 @@ def _draw_marks(axes: Any, look: Mapping[str, Look], marks: Mapping[str, Sequenc
 
 def _steps(events: Iterable[Event]) -> list[tuple[float, int]]:
     """(time, bytes used from then on), in order; one for each moment, the most of it."""
-    found: list[tuple[float, int]] = []
+    steps: list[tuple[float, int]] = []
     for event in events:
-        if found and found[-1][0] == event.time:
-            if event.used > found[-1][1]:
-                found[-1] = (event.time, event.used)
+        if steps and steps[-1][0] == event.time:
+            if event.used > steps[-1][1]:
+                steps[-1] = (event.time, event.used)
         else:
-            found.append((event.time, event.used))
-    return found
+            steps.append((event.time, event.used))
+    return steps
 
 
 def _peaks(steps: Sequence[tuple[float, int]], last: float, columns: int) -> tuple[list[float], list[int]]:

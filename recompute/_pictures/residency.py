@@ -76,12 +76,7 @@ def residency(
     """
     figure = new_figure(9, 6)
     events = list(events)
-    if least:
-        big = large(events, least)
-        storages = big if storages is None else big & set(storages)
-    drawn = bars(events, storages)
-    if not drawn:
-        raise ValueError("nothing to draw: none of these events puts a value into memory")
+    drawn = _large_bars(events, storages, least)
 
     first = min(bar.start for bar in drawn)
     last = max(max(bar.end for bar in drawn), first + 1e-12)
@@ -91,15 +86,12 @@ def residency(
 
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     above.set(xlim=(0, (last - first) / divisor), ylim=(-0.5, len(rows) - 0.5), ylabel=_what(least))
-    if len(rows) > _ROWS or len(drawn) > _BARS:
-        _draw_image(above, ends, rows)
-    else:
-        _draw_bars(above, ends, rows)
+    (_draw_image if len(rows) > _ROWS or len(drawn) > _BARS else _draw_bars)(above, ends, rows)
     _name_rows(above, rows, labels)
     _draw_usage(below, events, first, divisor, budget)
     below.set_xlabel(name)
-    for axes in (above, below):
-        tidy(axes, None)
+    tidy(above, None)
+    tidy(below, None)
     draw_marks((above, below), [((time - first) / divisor, text) for time, text in marks])
     _draw_legend(above, drawn)
     figure.align_ylabels()
@@ -107,12 +99,22 @@ def residency(
     return figure
 
 
+def _large_bars(events: Sequence[Event], storages: Collection[int] | None, least: float) -> list[Bar]:
+    if least:
+        big = large(events, least)
+        storages = big if storages is None else big & set(storages)
+    drawn = bars(events, storages)
+    if not drawn:
+        raise ValueError("nothing to draw: none of these events puts a value into memory")
+    return drawn
+
+
 def _what(least: float) -> str:
     return f"values of at least {100 * least:.3g}% of the peak" if least else "value, in order of creation"
 
 
 def time_axis(duration: float, unit: float | str) -> tuple[float, str]:
-    """What to divide times by, and the label of their axis."""
+    """The divisor of times, and the label of their axis."""
     if isinstance(unit, str):
         return 1.0, f"compute time [{unit}]"
     second, name = time_unit(duration * unit)

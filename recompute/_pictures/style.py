@@ -1,4 +1,4 @@
-"""What all pictures share: colours that all eyes tell apart, one look for each name, units, axes, and saving."""
+"""The style of all pictures: colours that all eyes tell apart, one look for each name, units, axes, and saving."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ AGAIN: Final = "#D55E00"
 FETCHED: Final = "#009E73"
 MOVED: Final = "#CFCFCF"
 INK: Final = "#333333"
-FAINT: Final = "#B0B0B0"
 _PALETTE: Final = 128  # colours of a PNG
 FORMATS: Final = (".png", ".svg", ".pdf")
 
@@ -32,7 +31,7 @@ _SIZES: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How the line of a policy or planner is drawn: colour, marker and dashes all tell it apart."""
 
     colour: str
@@ -54,33 +53,36 @@ class Look:
         }
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
+def looks(names: Iterable[str]) -> dict[str, Style]:
     """A look for each name: the same in all pictures for the names of the library, a free one for others.
 
     What stands in brackets after a name does not count. Policies have filled markers, the published planners hollow
     ones; the library's own are wide. A later round of a policy ("dtr, round 5") is hollow and dotted in its colour.
     """
-    found = {"default": Look(_COLOURS[0], "o", (), wide=True), "own": Look("#000000", "*", (), wide=True)}
+    known_looks = {
+        "default": Style(_COLOURS[0], "o", (), wide=True),
+        "own": Style("#000000", "*", (), wide=True),
+    }
     for number, name in enumerate(_POLICIES[1:], 1):
-        found[name] = Look(_COLOURS[number], _FILLED[number], _DASHES[number])
+        known_looks[name] = Style(_COLOURS[number], _FILLED[number], _DASHES[number])
     for number, name in enumerate(_METHODS):
-        found[name] = Look(_COLOURS[(6, 7, 4, 5)[number]], "<>hd"[number], _DASHES[number + 1], hollow=True)
+        known_looks[name] = Style(_COLOURS[(6, 7, 4, 5)[number]], "<>hd"[number], _DASHES[number + 1], hollow=True)
     names = list(dict.fromkeys(names))
     wanted = list(dict.fromkeys(_bare(name) for name in names))
     known = [name for name in _POLICIES if name in wanted]
     free = [at for at, name in enumerate(_POLICIES) if name not in known] or list(range(len(_COLOURS)))
-    others = [name for name in wanted if name not in found]
+    others = [name for name in wanted if name not in known_looks]
     for number, name in enumerate(others):
         at = free[number % len(free)]
-        found[name] = Look(_COLOURS[at], _FILLED[at], _DASHES[at], hollow=number >= len(free))
-    return {name: _round(found[_bare(name)]) if _ROUND in name else found[_bare(name)] for name in names}
+        known_looks[name] = Style(_COLOURS[at], _FILLED[at], _DASHES[at], hollow=number >= len(free))
+    return {name: _round(known_looks[_bare(name)]) if _ROUND in name else known_looks[_bare(name)] for name in names}
 
 
 def _bare(name: str) -> str:
     return name.partition(" (")[0].partition(_ROUND)[0]
 
 
-def _round(look: Look) -> Look:
+def _round(look: Style) -> Style:
     return replace(look, hollow=True, dashes=(1.5, 1.0))
 
 

@@ -1,1 +1,1 @@
-"""Static planners: a whole schedule before the first operation runs, and the judge that checks it."""
+"""Static planners: a whole schedule before the first operation runs, and the verifier that checks it."""

@@ -23,7 +23,7 @@ class ProgramBuilder(Generic[V]):
     """Name -> value of the program."""
 
     def source(self, value: V, nbytes: int = 0) -> None:
-        """What is not computed; without bytes, if it is in memory anyway."""
+        """A value that is not computed; without bytes, if it is in memory anyway."""
         self.values[value] = self.program.add_source(nbytes)
 
     def call(self, name: str, reads: Iterable[V], makes: Mapping[V, int], cost: float, room: int = 0) -> Sequence[int]:
@@ -40,7 +40,7 @@ class ProgramBuilder(Generic[V]):
         return results[len(makes) :]
 
     def step(self, kind: StepKind, values: Iterable[V]) -> None:
-        """What the program does with values between its calls: "get", "detach", "drop"."""
+        """A step with values between calls: "get", "detach", "drop"."""
         self.program.steps.extend((kind, self.values[value]) for value in values)
 
     def nbytes(self, value: V) -> int:

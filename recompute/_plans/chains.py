@@ -1,6 +1,7 @@
-"""Optimal checkpoints on a training chain whose operations differ in cost and whose values differ in size.
+"""Optimal checkpoints on training chains: by formula where they are uniform, else by dynamic programming.
 
-Dynamic programming over (segment, memory), as in Beaumont, Herrmann, Pallez, Shilova: Optimal checkpointing for
+Uniform: Griewank and Walther's binomial schedule (Algorithm 799, revolve). Where operations differ in cost or values in
+size: dynamic programming over (segment, memory), as in Beaumont, Herrmann, Pallez, Shilova: Optimal checkpointing for
 heterogeneous chains (2019). A checkpoint stays until the backward pass has come down to it: a schedule with that
 property is called persistent. Where all values have one size, no other schedule is cheaper (Griewank and Walther,
 Evaluating Derivatives, chapter 12). Where sizes differ, one may be.
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from math import gcd, inf
+from math import comb, gcd, inf
 from typing import Final
 
+from recompute._plans.liveness import schedule
 from recompute._plans.problem import Problem
 from recompute._plans.schedule import PlanError
 
@@ -103,8 +105,8 @@ def recognised(problem: Problem) -> Chain | str:
 def _backward(problem: Problem, chain: Chain, calls: list[int], kept: set[int]) -> str:
     """Enters these operations into the chain; why it is none."""
     now = len(chain.forward)  # the state
-    for found in (chain.peaks, chain.held):
-        found.extend([0] * (now + 1))
+    for bytes_of in (chain.peaks, chain.held):
+        bytes_of.extend([0] * (now + 1))
     chain.groups = [[] for _ in range(now + 1)]
     state_of = {problem.results[operation][0]: number for number, operation in enumerate(chain.forward, 1)}
     gradient: int | None = None
@@ -270,3 +272,128 @@ class _Table:
             stack.append((first, state - 1, free))
             stack.append((state, last, free - self.sizes[state] + self._bonus(first, state)))
         return out
+
+
+# Uniform chains
+
+
+def forward_runs(length: int, slots: int) -> int:
+    """t(l, s) = r l - C(s + r, s + 1), r the least with C(s + r, s) >= l: the fewest forward runs that reverse a chain.
+
+    `length` states are delivered last to first, from the first one, with memory for `slots` of them, the first
+    included. O(r). Raises ValueError if there is no slot.
+    """
+    if slots < 1:
+        raise ValueError(f"a chain cannot be reversed with {slots} slots; give it at least one")
+    rounds = _rounds(length, slots)
+    return rounds * length - comb(slots + rounds, slots + 1)
+
+
+def optimum(n: int, budget: int) -> int:
+    """OPT(n, B) = n + 2 + t(n - 1, B - 2): the least cost of `chain(n)` with memory for B values. Needs n >= 2, B >= 3.
+
+    Checked against exhaustive search.
+    """
+    if n < 2 or budget < 3:
+        raise ValueError(f"the formula is for n of at least 2 and a budget of at least 3, not {n} and {budget}")
+    return n + 2 + forward_runs(n - 1, budget - 2)
+
+
+def revolve(problem: Problem) -> tuple[list[int], float]:
+    """The order of runs, and the least overhead there is (the order has it).
+
+    The binomial split is chosen by the closed form, so O(runs). Raises PlanError if the program is not a uniform
+    training chain (see `recompute._traces.chain`), or the budget holds less than three of its values.
+    """
+    chain = uniform_chain(problem)
+    if isinstance(chain, str):
+        raise PlanError(f"revolve is for uniform training chains: {chain}; use method 'own'")
+    n = len(chain.forward)
+    units = min(problem.room // chain.size, n + 1) if chain.size else n + 1
+    if n < 2 or units >= n:
+        sequence = list(problem.order)
+        if schedule(problem, sequence)[1] <= problem.room + problem.constant:
+            return sequence, 1.0
+    if n < 2 or units < 3:
+        least = problem.constant + (3 if n > 2 else 2) * chain.size
+        raise PlanError(f"infeasible: this chain needs {least:,} bytes; give at least that")
+    sequence = _runs(chain, n, units - 2)
+    sequence.append(problem.final)
+    model = problem.model_cost
+    extra = (optimum(n, units) - 2 * n) * chain.cost
+    return sequence, (model + extra) / model if model else 1.0
+
+
+@dataclass
+class UniformChain:
+    """A uniform training chain inside a problem."""
+
+    forward: list[int]
+    """f[1] to f[n]."""
+    backward: list[int]
+    """b[n] to b[1]."""
+    size: int
+    """Bytes of each value."""
+    cost: float
+    """Of each forward operation."""
+
+
+def uniform_chain(problem: Problem) -> UniformChain | str:
+    """The chain that the program is, or why it is none. Sources may be arguments anywhere. O(operations)."""
+    calls = problem.order[:-1]
+    if len(calls) != problem.calls:
+        return "values are got on the way"
+    if len(calls) < 2 or len(calls) % 2:
+        return f"{len(calls)} operations are not n forward and n backward ones"
+    n = len(calls) // 2
+    made: list[int] = []
+    for place, operation in enumerate(calls):
+        results = problem.results[operation]
+        if len(results) != 1 or len(problem.makes[operation]) != 1:
+            return f"operation {operation} does not make exactly one new value"
+        if place < n:
+            expected = made[-1:]
+        else:
+            kept = 2 * n - place - 1  # b[i] needs f[i - 1]
+            expected = made[-1:] + (made[kept - 1 : kept] if place > n and kept else [])
+        if sorted(problem.arguments[operation]) != sorted(expected):
+            return f"operation {operation} has other arguments than that of a chain"
+        made.append(results[0])
+    if problem.arguments[problem.final] != (made[-1],):
+        return "the output is not the last gradient alone"
+    sizes = {problem.sizes[problem.storages[value]] for value in made}
+    costs = {problem.costs[operation] for operation in calls[:n]}
+    if len(sizes) > 1 or len(costs) > 1:
+        return "its values differ in size, or its forward operations in cost"
+    return UniformChain(calls[:n], calls[n:], sizes.pop(), costs.pop())
+
+
+def _rounds(length: int, slots: int) -> int:
+    """The least r with C(slots + r, slots) >= length."""
+    rounds = 0
+    while comb(slots + rounds, slots) < length:
+        rounds += 1
+    return rounds
+
+
+def _runs(chain: UniformChain, n: int, slots: int) -> list[int]:
+    """Reverse the states f[0] to f[n-2]; the first time that the last is there, go on to f[n] and its gradient."""
+    forward, backward = chain.forward, chain.backward
+    out: list[int] = []
+    stack = [(0, n - 1, slots)]  # (the first state, which is in memory; how many to deliver, last first; slots)
+    turned = False
+    while stack:
+        first, length, free = stack.pop()
+        if length == 1 or free == 1:
+            for last in range(first + length - 1, first - 1, -1):
+                out += forward[first:last]
+                if not turned:
+                    turned = True
+                    out += [*forward[n - 2 :], backward[0]]
+                out.append(backward[n - 1 - last])
+            continue
+        rounds = _rounds(length, free)
+        step = max(1, length - comb(free + rounds - 1, free - 1), comb(free + rounds - 2, free) if rounds > 1 else 1)
+        out += forward[first : first + step]
+        stack += [(first, step, free), (first + step, length - step, free - 1)]
+    return out

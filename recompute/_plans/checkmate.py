@@ -6,10 +6,10 @@ once. Minimal is the cost of all runs. Within this class of schedules, which is 
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from importlib import import_module
 from typing import Any
 
-from recompute._plans.coarsen import coarsen
 from recompute._plans.liveness import prune, schedule
 from recompute._plans.problem import Problem
 from recompute._plans.schedule import PlanError
@@ -138,8 +138,9 @@ class _Model:
         self._unit = max(1, problem.room)
         self._build()
 
-    def _variable(self, low: float, high: float, integer: bool, cost: float = 0.0) -> int:
-        self.bounds.append((low, high))
+    def _variable(self, low: float, cost: float = 0.0, *, integer: bool = True) -> int:
+        """A number from `low` to 1."""
+        self.bounds.append((low, 1.0))
         self.integer.append(int(integer))
         self.costs.append(cost)
         return len(self.costs) - 1
@@ -155,10 +156,10 @@ class _Model:
                 if again:
                     low = 1.0 if place == stage else 0.0
                     cost = problem.costs[operation] / self._scale
-                    self.run[stage, place] = self._variable(low, 1.0, True, cost)
+                    self.run[stage, place] = self._variable(low, cost)
             for value, made in self.made.items():
                 if value in self.users and made < stage:
-                    kept[stage, value] = self._variable(0.0, 1.0, True)
+                    kept[stage, value] = self._variable(0.0)
         for stage in range(count):
             for value, made in self.made.items():
                 here = kept.get((stage, value))
@@ -180,7 +181,7 @@ class _Model:
             self._memory(stage, kept)
 
     def _memory(self, stage: int, kept: dict[tuple[int, int], int]) -> None:
-        """What is in memory at each place of a stage, and that it fits."""
+        """The memory at each place of a stage, and that it fits."""
         problem, order = self.problem, self.problem.order
         present: list[dict[int, list[int]]] = [{} for _ in range(stage + 1)]  # place -> storage -> variables
         for value, places in self.users.items():
@@ -200,7 +201,7 @@ class _Model:
                 if mine is not None and following is None:
                     following = mine
                 elif mine is not None and following is not None:
-                    due = self._variable(0.0, 1.0, False)
+                    due = self._variable(0.0, integer=False)
                     self.rows += [({due: 1.0, mine: -1.0}, 0.0), ({due: 1.0, following: -1.0}, 0.0)]
                     following = due
                 end = user
@@ -212,7 +213,7 @@ class _Model:
             for storage, variables in present[place].items():
                 one = variables[0]
                 if len(set(variables)) > 1:
-                    one = self._variable(0.0, 1.0, False)
+                    one = self._variable(0.0, integer=False)
                     self.rows += [({one: 1.0, variable: -1.0}, 0.0) for variable in set(variables)]
                 row[one] = row.get(one, 0.0) - problem.sizes[storage] / self._unit
             mine = self.run.get((stage, place))
@@ -237,22 +238,67 @@ class _Model:
             least.append(number)
         matrix = sparse.csr_array((data, indices, starts), shape=(len(self.rows), len(self.costs)))
         low, high = numpy.array(self.bounds).T
-        found = optimize.milp(
+        solution = optimize.milp(
             self.costs,
             integrality=numpy.array(self.integer),
             bounds=optimize.Bounds(low, high),
             constraints=optimize.LinearConstraint(matrix, numpy.array(least) - 1e-9, numpy.inf),
             options={"time_limit": time_limit, "mip_rel_gap": 1e-6},
         )
-        if found.x is None:
-            if found.status == 2:
+        if solution.x is None:
+            if solution.status == 2:
                 raise PlanError("infeasible: Checkmate's integer program has no solution under this budget; give more")
             raise PlanError(f"the solver found no schedule within {time_limit:g} s; give it a longer time_limit")
-        bound = found.mip_dual_bound if found.mip_dual_bound is not None else 0.0
+        bound = solution.mip_dual_bound if solution.mip_dual_bound is not None else 0.0
         runs = [
             place
             for stage in range(self.count)
             for place in range(stage + 1)
-            if (stage, place) in self.run and found.x[self.run[stage, place]] > 0.5
+            if (stage, place) in self.run and solution.x[self.run[stage, place]] > 0.5
         ]
         return runs, max(self.problem.model_cost, bound * self._scale * (1 - 1e-9))
+
+
+def coarsen(problem: Problem, most: int) -> list[list[int]]:
+    """At most `most` groups of neighbours in program order; the use of the outputs is a group of its own.
+
+    Again and again the two neighbouring groups are merged of which one is least worth a decision of its own: it costs
+    little and makes few bytes, each compared with the mean. What only one group uses is then no longer seen, so a
+    merged program has fewer schedules, and its optimum is at least that of the program. O(operations x log).
+    """
+    groups: list[list[int] | None] = [[operation] for operation in problem.order[:-1]]
+    after = list(range(1, len(groups) + 1))
+    before = list(range(-1, len(groups) - 1))
+    stamp = [0] * (len(groups) + 1)
+    costs = [problem.costs[operation] for operation in problem.order[:-1]]
+    sizes = [float(problem.needs[operation]) for operation in problem.order[:-1]]
+    mean = problem.model_cost / max(1, len(costs)) or 1.0
+    scale = sum(sizes) / max(1, len(sizes)) or 1.0
+
+    def loss(left: int) -> float:
+        right = after[left]
+        weight = [costs[group] / mean + sizes[group] / scale for group in (left, right)]
+        return min(weight) + 0.1 * max(weight)
+
+    heap = [(loss(left), 0, 0, left) for left in range(len(groups) - 1)]
+    heapify(heap)
+    left_over = len(groups)
+    while left_over > max(1, most - 1) and heap:
+        _, one, two, left = heappop(heap)
+        right = after[left]
+        mine, other = groups[left], groups[right] if right < len(groups) else None
+        if mine is None or other is None or stamp[left] != one or stamp[right] != two:
+            continue
+        groups[left] = mine + other
+        groups[right] = None
+        costs[left] += costs[right]
+        sizes[left] += sizes[right]
+        stamp[left] += 1
+        after[left] = after[right]
+        if after[left] < len(groups):
+            before[after[left]] = left
+            heappush(heap, (loss(left), stamp[left], stamp[after[left]], left))
+        if before[left] >= 0:
+            heappush(heap, (loss(before[left]), stamp[before[left]], stamp[left], before[left]))
+        left_over -= 1
+    return [*[group for group in groups if group is not None], [problem.final]]

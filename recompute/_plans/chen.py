@@ -112,7 +112,7 @@ def _again(problem: Problem, members: list[int], dropped: set[int], last_use: di
 def _forward(problem: Problem, turn: int | None) -> int:
     """How many operations come before the backward pass, which begins with the call `turn`.
 
-    Where nobody said, it begins when the memory of the program as it is has its peak.
+    Where the program does not say, it begins when the memory of the program as it is has its peak.
     """
     if turn is not None and turn in problem.order:
         return problem.order.index(turn)

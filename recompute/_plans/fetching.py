@@ -1,8 +1,8 @@
 """Plans with a tier below the memory: some operations are not run again, their results are fetched.
 
 The planners know nothing of tiers. They get a program in which an operation whose results may be fetched is two: the
-first takes the arguments and makes what nobody keeps, the second takes none, costs a fetch, and makes the results. Only
-the second one is worth running again.
+first takes the arguments and makes what is never kept, the second takes none, costs a fetch, and makes the results.
+Only the second one is worth running again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from recompute._simulator.tier import SimulatedTier
 from recompute._traces.program import Call, Program, Step
 
 FACTORS: Final = (1.0, 4.0, 16.0, inf)
-"""What is tried: fetch what costs more to make than to move, or a part of that, since more than it may be evicted."""
+"""Fetch results whose transfers cost less than so many times a run: above one, since what they need may be evicted."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What a tier takes for so many bytes, in units of a program. Raises ValueError for what no plan can hold to."""
+    """The price of a transfer of so many bytes, in units of a program. Raises ValueError for other tiers."""
 
     tier: SimulatedTier
     unit: float
@@ -73,7 +73,7 @@ class Fetching:
                 size = _size_of_results(program, call) or 0
                 device = program.devices[program.storages[call.results[0]]]
                 made = []
-                for nbytes in (size, 0):  # what nobody keeps, and what says that it has been made
+                for nbytes in (size, 0):  # what is never kept, and what says that it has been made
                     made.append(len(seen.storages))
                     seen.storages.append(seen.add_storage(nbytes, device))
                     seen.makers.append(len(seen.calls))
@@ -104,19 +104,19 @@ class Fetching:
 
     def actions(self, actions: Sequence[Action]) -> tuple[Action, ...]:
         """The steps of a plan, for the program itself."""
-        found: list[Action] = []
+        own: list[Action] = []
         made: set[int] = set()
         for kind, which in actions:
             if kind != "compute":
                 if which < len(self._program.sizes):
-                    found.append((kind, which))
+                    own.append((kind, which))
             elif not self._fetches[which]:
-                found.append(("compute", self._calls[which]))
+                own.append(("compute", self._calls[which]))
             elif which in made:
-                found.append(("fetch", self._calls[which]))
+                own.append(("fetch", self._calls[which]))
             else:
                 made.add(which)  # the run before it has made it
-        return tuple(found)
+        return tuple(own)
 
 
 def _size_of_results(program: Program, call: Call) -> int | None:

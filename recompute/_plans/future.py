@@ -30,13 +30,13 @@ class Score:
     below: float = 0.0
 
 
-class Replay:
-    """What all replays of one problem share."""
+class FutureReplay:
+    """The data that all replays of one problem share."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.work = 0.0
-        """What has been done, in steps of about a microsecond."""
+        """Work done, in steps of about a microsecond."""
         storages, fixed = problem.storages, problem.fixed
         count = len(problem.sizes)
         self.uses: list[list[int]] = [[] for _ in range(count)]  # storage -> places in the program, ascending
@@ -82,7 +82,7 @@ class Replay:
 class _Run:
     """One replay: what is in memory, and how far it has come."""
 
-    def __init__(self, replay: Replay, score: Score, limit: float, most: float) -> None:
+    def __init__(self, replay: FutureReplay, score: Score, limit: float, most: float) -> None:
         problem = replay.problem
         self.order: list[int] = []
         self.place = 0
@@ -190,7 +190,7 @@ class _Run:
         return self._used <= most
 
     def _victims(self, held: Sequence[Sequence[int]], aside: list[tuple[float, int, int]]) -> Iterator[int]:
-        """What can go, by score; then what only waits for the run on top. `aside`: what cannot go now."""
+        """Storages that can go, by score; then those that wait for the run on top. `aside`: those that cannot go."""
         yield from self._by_score(aside)
         aside.clear()
         sizes, resident = self._problem.sizes, self._resident
@@ -242,12 +242,12 @@ class _Run:
     def _evicted(self, storage: int, links: Sequence[Sequence[int]], among: bytearray | None) -> list[int]:
         """The evicted storages that `links` lead to, over evicted ones alone, `among` these; None: of all."""
         resident, seen, stack = self._resident, {storage}, [storage]
-        found: list[int] = []
+        evicted: list[int] = []
         while stack:
             self._replay.work += 0.5
             for other in links[stack.pop()]:
                 if not resident[other] and (among is None or among[other]) and other not in seen:
                     seen.add(other)
                     stack.append(other)
-                    found.append(other)
-        return found
+                    evicted.append(other)
+        return evicted

@@ -59,7 +59,7 @@ class Search:
     def _may_go(self, place: int, memory: list[int]) -> bool:
         """Whether there may be memory to keep what this repeated run makes from the last time that it was there.
 
-        What it takes may then be let go of; what is made for it alone seldom reaches back so far.
+        What it takes may then be freed; what is made for it alone seldom reaches back so far.
         """
         line, problem = self.line, self.problem
         sizes, storages, labels = problem.sizes, problem.storages, line.labels
@@ -188,7 +188,7 @@ class Search:
         return bool(priced)
 
     def _candidates(self, place: int, kicked: int) -> list[tuple[float, float, int, int, _Uses]]:
-        """What may be dropped at a place: (least score, weight of a cost, last event before, bytes, next uses).
+        """Storages to drop at a place: (least score, weight of a cost, last event before, bytes, next uses).
 
         The weight: one over the bytes that it saves where they lack, and a little chance.
         """
@@ -198,7 +198,7 @@ class Search:
         places = [line.labels[index] for index in self._over]  # as labels
         most = max(lacks, default=0)
         sums_of: dict[int, list[int]] = {}  # bytes -> sums of what lacks, each at most so many bytes
-        found = []
+        candidates = []
         for storage, since, wanted in self._gaps(place, self._large if kicked < 0 else [kicked]):
             low, high = bisect_right(places, since), bisect_left(places, wanted[0][0])
             gain = 1
@@ -214,10 +214,10 @@ class Search:
             weight = (0.5 + noise()) / gain
             makers = {problem.makers[value] for _, value in wanted}
             least = sum([problem.costs[maker] for maker in makers]) + 1e-9
-            found.append((least * weight, weight, since, sizes[storage], wanted))
-        line.work += 1.5 * len(found)
-        found.sort()
-        return found
+            candidates.append((least * weight, weight, since, sizes[storage], wanted))
+        line.work += 1.5 * len(candidates)
+        candidates.sort()
+        return candidates
 
     def _gaps(self, place: int, storages: Sequence[int]) -> Iterator[tuple[int, int, _Uses]]:
         """Those that are kept over this place without being used at it: (storage, last event before, next uses)."""
@@ -299,7 +299,7 @@ class Search:
         return (at == len(over) or over[at] >= high) and max(line.memory[low:high]) + more <= self.problem.room
 
     def _price(self, wanted: _Uses, since: int, size: int, most: float) -> float:
-        """What it costs to run these values again before their uses; something above `most` if it is more."""
+        """The cost of running these values again before their uses; something above `most` if it is more."""
         problem = self.problem
         makers, arguments, costs, storages = problem.makers, problem.arguments, problem.costs, problem.storages
         own = storages[wanted[0][1]]

@@ -9,7 +9,7 @@ from recompute._plans.schedule import Action
 
 
 def prune(problem: Problem, sequence: Sequence[int]) -> list[int]:
-    """The sequence of operations without repeated runs whose results nobody uses. O(arguments)."""
+    """The sequence of operations without repeated runs whose results are not used. O(arguments)."""
     problem.rest()
     needed = bytearray(len(problem.storages))
     first = _first_runs(problem, sequence)
@@ -45,12 +45,12 @@ def settled(problem: Problem, sequence: Sequence[int]) -> list[int]:
             begun = at
         for value in problem.results[operation]:
             made[value] = at
-    found = following[-1]
+    order = following[-1]
     for position, operation in enumerate(sequence):
         if operation < problem.calls or operation == problem.final:
-            found.append(operation)
-        found += following[position]
-    return found
+            order.append(operation)
+        order += following[position]
+    return order
 
 
 def schedule(problem: Problem, sequence: Sequence[int]) -> tuple[tuple[Action, ...], int]:
@@ -116,16 +116,16 @@ def frees_after(problem: Problem, sequence: Sequence[int]) -> list[list[int]]:
 def outputs_used(problem: Problem, sequence: Sequence[int]) -> list[tuple[int, ...]]:
     """Position -> the numbers of the outputs that are used before they are made again."""
     needed = bytearray(len(problem.storages))
-    found: list[tuple[int, ...]] = []
+    used: list[tuple[int, ...]] = []
     for operation in reversed(sequence):
         results = problem.results[operation]
-        found.append(tuple([number for number, value in enumerate(results) if needed[value]]))
+        used.append(tuple([number for number, value in enumerate(results) if needed[value]]))
         for value in results:
             needed[value] = 0
         for value in problem.arguments[operation]:
             needed[value] = 1
-    found.reverse()
-    return found
+    used.reverse()
+    return used
 
 
 def _first_runs(problem: Problem, sequence: Sequence[int]) -> bytearray:

@@ -11,13 +11,12 @@ from math import inf
 from time import perf_counter
 from typing import Final
 
-from recompute._plans.chains import chained
+from recompute._plans.chains import chained, revolve
 from recompute._plans.exact import exact
-from recompute._plans.future import Replay, Score
+from recompute._plans.future import FutureReplay, Score
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import cost_of, prune, schedule, settled
 from recompute._plans.problem import Problem
-from recompute._plans.revolve import revolve
 from recompute._plans.schedule import PlanError
 from recompute._workers import workers
 
@@ -113,8 +112,8 @@ def own(
         efforts = [replace(effort, seed=effort.seed + number, workers=1) for number in range(effort.workers)]
         first = online()
         with workers(effort.workers, _nothing) as pool:
-            found = list(pool.map(_work, [(problem, effort, first) for effort in efforts]))
-        return min(found, key=lambda result: cost_of(problem, result[0]))
+            results = list(pool.map(_work, [(problem, effort, first) for effort in efforts]))
+        return min(results, key=lambda result: cost_of(problem, result[0]))
     meter = Meter(effort)
     starts = list(portfolio(problem, meter, online))
     if not starts:
@@ -131,7 +130,7 @@ def _fits(problem: Problem, sequence: Sequence[int]) -> bool:
 
 
 def _nothing() -> None:
-    """What a worker needs before it works."""
+    """A worker needs nothing before it works."""
 
 
 def _work(given: tuple[Problem, Effort, Sequence[int] | None]) -> tuple[list[int], float | None]:
@@ -176,14 +175,14 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
         sequence, bound, work = chained(problem, _ON_CHAINS * meter.steps)
         meter.work += work
         yield Start("chained", sequence, bound)
-    yield from _in_turns(problem, meter, known is not None)
+    yield from _in_turns(problem, meter, fits=known is not None)
 
 
-def _in_turns(problem: Problem, meter: Meter, found: bool) -> Iterator[Start]:
-    """DTR with the future known, and the program made to fit: for longer if nothing was `found` to fit before."""
-    replay, limit = Replay(problem), _DEAREST
+def _in_turns(problem: Problem, meter: Meter, *, fits: bool) -> Iterator[Start]:
+    """DTR with the future known, and the program made to fit: for longer unless something `fits` already."""
+    replay, limit = FutureReplay(problem), _DEAREST
     for number in range(_TRIES):
-        if found and (meter.share > _FIRST or number >= len(_SCORES)):
+        if fits and (meter.share > _FIRST or number >= len(_SCORES)):
             return
         if number >= _AT_LEAST and meter.share > _PATIENCE:
             return
@@ -194,14 +193,14 @@ def _in_turns(problem: Problem, meter: Meter, found: bool) -> Iterator[Start]:
             order = replay.run(score, limit=limit, most=left)
             meter.work += replay.work - before
             if order is not None:
-                found = True
+                fits = True
                 limit = min(limit, 1.5 * cost_of(problem, order) / (problem.model_cost or 1.0))
                 yield Start(f"future {score.time:g}, {score.below:g}", prune(problem, order))
-        if problem.calls <= _SMALL and not (found and meter.share > _FIRST):
+        if problem.calls <= _SMALL and not (fits and meter.share > _FIRST):
             order, work = fitted(problem, problem.order, number)
             meter.work += work
             if order is not None:
-                found = True
+                fits = True
                 yield Start(f"fitted {number + 1}", prune(problem, order))
 
 
@@ -256,7 +255,7 @@ def anneal(
 
 
 class _Infeasible(PlanError):
-    """What to give instead is found out when somebody reads it: that takes replays, and some who plan only try."""
+    """A larger budget that works is computed when the text is read: that takes replays, and some callers only try."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -271,7 +270,7 @@ class _Infeasible(PlanError):
         tried = [larger for share in _LARGER if (larger := int(share * budget) + 1) < most]
         work = 0.0
         for larger in tried:
-            replay = Replay(replace(problem, room=larger - problem.constant))
+            replay = FutureReplay(replace(problem, room=larger - problem.constant))
             if (work < _WORDS or larger == tried[-1]) and replay.run(_SCORES[0], limit=4.0) is not None:
                 most = larger
                 break

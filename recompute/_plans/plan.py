@@ -8,14 +8,14 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
-from recompute._budget import Amount, parse_budget
+from recompute._budget import bytes_or_peak, parse_budget
+from recompute._plans.chains import revolve
 from recompute._plans.checkmate import checkmate
 from recompute._plans.chen import chen_greedy, chen_sqrt
 from recompute._plans.fetching import FACTORS, Fetching, Prices
 from recompute._plans.liveness import cost_of, schedule
 from recompute._plans.own import Effort, Online, Progress, own
 from recompute._plans.problem import Problem, check_least, numbered, problem_of, woven
-from recompute._plans.revolve import revolve
 from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._plans.verify import verify
 from recompute._traces.program import Program
@@ -35,13 +35,21 @@ METHODS: Final[tuple[str, ...]] = tuple(_OPTIONS)
 """The names of the methods."""
 
 
-def plan(program: Program, budget: Amount, method: str = "own", **options: Any) -> ProgramPlan:
+def plan(
+    program: Program,
+    budget: int | str | None = None,
+    method: str = "own",
+    *,
+    of_peak: float | str | None = None,
+    **options: Any,
+) -> ProgramPlan:
     """A schedule that runs the program within a budget, and recomputes what it must.
 
     Parameters
     ----------
-    budget
-        Bytes ("512MB"), or a share (0.4, "40%") of the peak without a budget. The program's sources count.
+    budget, of_peak
+        Bytes ("512MB"), the program's sources included; or instead a share (0.4, "40%") of its peak: of the bytes that
+        a run without a budget has in use at its worst moment (see `recompute.simulator.baseline`).
     method
         "own": the library's planner, whose plans never cost more than what the cache does by itself within the same
         budget. Options: `effort` (1 is about ten seconds, counted in steps, so that a plan does not depend on the
@@ -57,17 +65,16 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
     Raises PlanError, with advice, if there is no such plan or none was found; ValueError for a wrong argument, or a
     program on several devices; ImportError if the method's solver is not installed.
     """
-    if method not in _OPTIONS:
-        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
-    for option in options:
-        if option not in _OPTIONS[method]:
-            known = ", ".join(sorted(_OPTIONS[method])) or "none"
-            raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
+    _check(method, options)
+    size = _size(program, budget, of_peak)
     others: Sequence[ProgramPlan] = options.pop("known", ())
     if others:
-        return _with_known(program, budget, others, method, options)
+        return _with_known(program, size, others, method, options)
+    return _planned(program, size, method, options)
+
+
+def _planned(program: Program, size: int, method: str, options: dict[str, Any]) -> ProgramPlan:
     start = perf_counter()
-    size = parse_budget(budget, whole=lambda: _peak(program))
     problem = problem_of(program, size)
     check_least(problem)
     tier = options.pop("tier", None)
@@ -76,8 +83,8 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
     if method in _ALWAYS_THERE:
         if any(kind == "detach" for kind, _ in program.steps):
             raise PlanError(f"{method} takes no program that detaches values; use method 'own'")
-        found, bound, note = _run(problem_of(program, size, lifetimes=False), _turn(program), method, options)
-        sequence: Sequence[int] = woven(problem, found)
+        order, bound, note = _run(problem_of(program, size, lifetimes=False), _turn(program), method, options)
+        sequence: Sequence[int] = woven(problem, order)
     else:
         sequence, bound, note = _run(problem, _turn(program), method, options, partial(online, program, problem))
     steps, peak = schedule(problem, sequence)
@@ -95,43 +102,60 @@ def plan(program: Program, budget: Amount, method: str = "own", **options: Any) 
     )
 
 
+def _check(method: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for a method, or an option of it, that does not exist."""
+    if method not in _OPTIONS:
+        raise ValueError(f"unknown method {method!r}; known are {', '.join(METHODS)}")
+    for option in options:
+        if option not in _OPTIONS[method]:
+            known = ", ".join(sorted(_OPTIONS[method])) or "none"
+            raise ValueError(f"method {method!r} has no option {option!r}; known: {known}")
+
+
 def _with_known(
-    program: Program, budget: Amount, known: Sequence[ProgramPlan], method: str, options: dict[str, Any]
+    program: Program, size: int, known: Sequence[ProgramPlan], method: str, options: dict[str, Any]
 ) -> ProgramPlan:
     """A plan, or the cheapest of those known that fit, if that costs less or there is no other."""
-    size = parse_budget(budget, whole=lambda: _peak(program))
     fitting: list[ProgramPlan] = []
     for other in known:
         peak, overhead = verify(program, other)
         if peak <= size and other.tier in ("", options.get("tier")):
             fitting.append(replace(other, budget=size, peak=peak, overhead=overhead, bound=None))
-    cheapest = min(fitting, key=lambda each: each.overhead, default=None)
+    cheapest = min(fitting, key=lambda made: made.overhead, default=None)
     try:
-        found = plan(program, size, method, **options)
+        made = _planned(program, size, method, options)
     except PlanError:
         if cheapest is None:
             raise
         return cheapest
-    return found if cheapest is None or found.overhead <= cheapest.overhead else cheapest
+    return made if cheapest is None or made.overhead <= cheapest.overhead else cheapest
 
 
-def ladder(program: Program, budgets: Sequence[Amount], **options: Any) -> list[ProgramPlan | PlanError]:
-    """The own method's plans under several budgets, in their order: none costs more than that for a smaller budget.
+def ladder(
+    program: Program,
+    budgets: Sequence[int | str] = (),
+    *,
+    of_peak: Sequence[float | str] = (),
+    **options: Any,
+) -> list[ProgramPlan | PlanError]:
+    """The own method's plans under several budgets, none of which costs more than that for a smaller budget.
 
-    A plan for a smaller budget is always a candidate: so cost is monotone by construction. Options of `plan`. In the
-    place of a plan that could not be made stands its error.
+    First those for bytes, then those for shares of the peak, each in the given order. A plan for a smaller budget is
+    always a candidate: so cost is monotone by construction. Options of `plan`. In the place of a plan that could not be
+    made stands its error.
     """
-    sizes = [parse_budget(budget, whole=lambda: _peak(program)) for budget in budgets]
+    sizes = [_size(program, budget, None) for budget in budgets]
+    sizes += [_size(program, None, share) for share in of_peak]
     plans: dict[int, ProgramPlan | PlanError] = {}
     known: list[ProgramPlan] = list(options.pop("known", ()))
     for size in sorted(set(sizes)):
         try:
-            found = plan(program, size, known=known, **options)
+            made = plan(program, size, known=known, **options)
         except PlanError as error:
             plans[size] = error
         else:
-            plans[size] = found
-            known.append(found)
+            plans[size] = made
+            known.append(made)
     return [plans[size] for size in sizes]
 
 
@@ -139,7 +163,7 @@ def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]
     """The best of the plan without a tier and of some that fetch more and more, which together take as long again."""
     prices = Prices.of(tier, program)
     effort, limit = options.pop("effort", 1.0), options.pop("time_limit", None)
-    found: list[ProgramPlan] = []
+    plans: list[ProgramPlan] = []
     failed: PlanError | None = None
     tried: set[frozenset[int]] = set()
     for factor in (0.0, *FACTORS):
@@ -157,13 +181,13 @@ def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]
             plan = ProgramPlan(program.name, "own", budget, steps, 0, 1.0, tier=tier)
             peak, overhead = verify(program, plan)  # a fetch that comes late could need more room than was planned
             note = f"{plan.fetches:,} fetches from a tier of {tier}"
-            found.append(replace(plan, peak=peak, overhead=overhead, note=note))
+            plans.append(replace(plan, peak=peak, overhead=overhead, note=note))
         except PlanError as error:
             failed = failed or error
-    if not found:
+    if not plans:
         assert failed is not None, "at least one was tried"
         raise failed
-    return min(found, key=lambda each: each.overhead)
+    return min(plans, key=lambda made: made.overhead)
 
 
 def _online_with(fetching: Fetching, program: Program, problem: Problem) -> list[int] | None:
@@ -202,11 +226,17 @@ def online(program: Program, problem: Problem) -> list[int] | None:
     return None if steps is None else woven(problem, numbered(problem, steps))
 
 
-def _peak(program: Program) -> int:
-    """The bytes at the peak of a run without a budget that frees what the program let go of."""
-    from recompute._simulator.replay import baseline  # it imports the whole cache, which plans do not need
+def _size(program: Program, budget: int | str | None, of_peak: float | str | None) -> int:
+    """Bytes."""
 
-    return sum(baseline(program).values())
+    def peak() -> int:
+        from recompute._simulator.published_replay import (
+            baseline,  # it imports the whole cache, which plans do not need
+        )
+
+        return sum(baseline(program).values())
+
+    return parse_budget(bytes_or_peak(budget, of_peak), whole=peak)
 
 
 def _turn(program: Program) -> int | None:

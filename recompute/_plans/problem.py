@@ -1,4 +1,4 @@
-"""What a planner needs of a program: operations in order, what each needs, makes and costs."""
+"""The planning problem of a program, as arrays: operations in order, with their arguments, results, bytes and costs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from recompute._traces.program import Program, Step
 
 
 def _go_on() -> None:
-    """Nobody else is waiting."""
+    """Nothing else is waiting."""
 
 
 @dataclass(slots=True)
 class Problem:
     """A program as arrays. An operation is a number: first the calls, then what costs nothing.
 
-    That is: a `get` of the program takes a value and makes nothing; so does the place where the program lets go of
+    That is: a `get` of the program takes a value and makes nothing; so does the place where the program drops
     sources, up to which they stay; the arrival of sources makes them, and cannot be repeated, and neither can `detach`,
     which makes a source of a value. The last operation, `final`, takes all outputs, and the sources that are left.
 
@@ -48,11 +48,11 @@ class Problem:
     order: list[int] = field(default_factory=list)
     """All operations in program order, `final` last."""
     named: dict[Step, list[int]] = field(default_factory=dict)
-    """What the program gets and detaches -> the operations for it, in order."""
+    """A get or detach of the program -> the operations for it, in order."""
     constant: int = 0
     """Bytes of the fixed storages."""
     rest: Callable[[], None] = _go_on
-    """Called every few hundred microseconds by whoever plans: to let others have the interpreter, say."""
+    """Called every few hundred microseconds by planners: to let other threads have the interpreter, say."""
     room: int = 0
     """Bytes of the budget that these leave."""
 
@@ -89,7 +89,7 @@ class Problem:
 def problem_of(program: Program, budget: int, *, lifetimes: bool = True) -> Problem:
     """The planning problem of a program under a budget in bytes. O(program).
 
-    A source takes memory from where the program makes it to where it lets go of it, or to its last use, if that is
+    A source takes memory from where the program makes it to where it drops it, or to its last use, if that is
     later. Without `lifetimes` all sources are there from the first operation to the last; the operations have the same
     numbers.
 
@@ -111,7 +111,7 @@ def problem_of(program: Program, budget: int, *, lifetimes: bool = True) -> Prob
             problem.fixed[storage] = 1
             problem.constant += program.sizes[storage]
             problem.sizes[storage] = 0
-    _Steps(program, problem, passing, lifetimes).take()
+    _Steps(program, problem, passing, lifetimes=lifetimes).take()
     problem.room = budget - problem.constant
     return problem
 
@@ -131,7 +131,7 @@ def _passing(program: Program) -> set[int]:
 class _Steps:
     """Makes operations of the steps of a program."""
 
-    def __init__(self, program: Program, problem: Problem, passing: set[int], lifetimes: bool) -> None:
+    def __init__(self, program: Program, problem: Problem, passing: set[int], *, lifetimes: bool) -> None:
         self._program = program
         self._problem = problem
         self._passing = passing
@@ -159,7 +159,7 @@ class _Steps:
         problem.order.append(self._add([*outputs, *self._left], (), 0.0))
 
     def _between(self, gap: Sequence[Step]) -> None:
-        """What the program does between two calls."""
+        """The steps of the program between two calls."""
         for kind, steps in groupby(gap, key=lambda step: step[0]):
             values = [which for _, which in steps]
             if kind == "source":
@@ -189,7 +189,7 @@ class _Steps:
                 del self._left[value]
 
     def _detach(self, value: int) -> None:
-        """What is made of the value from here on is made of another one, that cannot be computed again."""
+        """Later users of the value take another one instead, which cannot be computed again."""
         if self._program.makers[value] < 0 or value in self._detached:
             return
         self._detached.add(value)
@@ -240,15 +240,15 @@ class _Steps:
 def numbered(problem: Problem, steps: Sequence[Step]) -> list[int]:
     """The operations that these calls, gets and detaches of the program are; others are left out."""
     left = {step: iter(numbers) for step, numbers in problem.named.items()}
-    found: list[int] = []
+    operations: list[int] = []
     for kind, which in steps:
         if kind == "call":
-            found.append(which)
+            operations.append(which)
         else:
             number = next(left.get((kind, which), iter(())), None)
             if number is not None:
-                found.append(number)
-    return found
+                operations.append(number)
+    return operations
 
 
 def woven(problem: Problem, sequence: Sequence[int]) -> list[int]:
@@ -267,11 +267,11 @@ def woven(problem: Problem, sequence: Sequence[int]) -> list[int]:
             last.append(operation)
         else:
             following.setdefault(at, []).append(operation)
-    found = following.pop(-1, [])
+    order = following.pop(-1, [])
     for operation in sequence:
-        found.append(operation)
-        found += following.pop(operation, ())
-    return found + last
+        order.append(operation)
+        order += following.pop(operation, ())
+    return order + last
 
 
 def check_least(problem: Problem) -> None:

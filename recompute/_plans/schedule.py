@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 Action = tuple[Literal["compute", "free", "fetch"], int]
-"""Run an operation (the number of a call), let go of a storage, or bring all results of an operation from a tier."""
+"""Run an operation (the number of a call), free a storage, or bring all results of an operation from a tier."""
 
 _HEADER: Final = "recompute plan"
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
@@ -25,7 +25,7 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "note": (str,),
     "tier": (str,),
 }
-"""What the first line of a plan says, and of which types that may be."""
+"""Fields of the first line of a plan, and their types."""
 
 
 class PlanError(ValueError):
@@ -34,7 +34,7 @@ class PlanError(ValueError):
 
 @runtime_checkable
 class Plan(Protocol):
-    """What every plan says, whatever it is a plan of; `str(plan)` is a report for people."""
+    """Every plan, whatever it is a plan of; `str(plan)` is a report for people."""
 
     @property
     def budget(self) -> int | None:
@@ -72,11 +72,11 @@ class ProgramPlan:
     For Revolve's that is any plan, for Checkmate's those in which stages run each operation at most once, in order.
     """
     seconds: float = field(default=0.0, compare=False)
-    """What planning took."""
+    """Of planning."""
     note: str = ""
-    """What else the method says."""
+    """Remarks of the method."""
     tier: str = ""
-    """What results are fetched from: "12GB/s"; empty: from nowhere."""
+    """The tier that results are fetched from: "12GB/s"; empty: none."""
 
     @property
     def is_optimal(self) -> bool:
@@ -107,7 +107,7 @@ class ProgramPlan:
         )
 
     def to_json(self) -> str:
-        """What the plan is, without its steps, as one JSON object."""
+        """The plan without its steps, as one JSON object."""
         return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__ if name != "steps"})
 
     def to_lines(self) -> Iterator[str]:

@@ -31,21 +31,21 @@ class Timeline:
     def __init__(self, problem: Problem, sequence: Sequence[int]) -> None:
         self.problem = problem
         self.work = 0.0
-        """What has been done, in steps of about a microsecond."""
+        """Work done, in steps of about a microsecond."""
         self.labels = [_APART * (place + 1) for place in range(len(sequence))]
         self.runs = list(sequence)
         """Place -> operation."""
         self._memory = [0] * len(sequence)
         self._changes: list[tuple[int, int]] = []  # (after this label, so many bytes more): not in `_memory` yet
         self.raised = 0
-        """The most bytes at a place where more came to be in use; whoever watches it sets it to zero before."""
+        """The most bytes at a place where more came to be in use; a caller that watches it sets it to zero before."""
         self.cost = sum([problem.costs[operation] for operation in sequence])
         self.events: list[list[int]] = [[] for _ in problem.storages]
         """Value -> ascending 2 x label of its uses, and 2 x label + 1 of the runs that make it."""
         self.first: dict[int, int] = {}
         """Operation -> the label of its first run, which stays."""
         self.log: list[tuple[bool, int, int]] = []
-        """What was done since the last `commit`: (put in, label, operation)."""
+        """Changes since the last `commit`: (put in, label, operation)."""
         self.on: list[list[int]] = [[] for _ in problem.sizes]
         for value, storage in enumerate(problem.storages):
             if problem.makers[value] >= 0:
@@ -231,11 +231,11 @@ class Timeline:
             place -= 1
         if place < 0:
             return -1
-        found = mine[place] >> 1
-        return -1 if found == self.first[self.problem.makers[value]] else found
+        run = mine[place] >> 1
+        return -1 if run == self.first[self.problem.makers[value]] else run
 
     def is_idle(self, label: int) -> bool:
-        """Nobody uses what the run with this label makes."""
+        """Nothing uses what the run with this label makes."""
         operation = self.runs[bisect_left(self.labels, label)]
         for value in self.problem.results[operation]:
             mine = self.events[value]

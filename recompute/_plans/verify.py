@@ -1,4 +1,4 @@
-"""The judge of plans: runs one step by step on the machine of the traces, and shares nothing with the planners."""
+"""The verifier of plans: runs one step by step on the machine of the traces, and shares nothing with the planners."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def verify(program: Program, plan: ProgramPlan) -> tuple[int, float]:
     Each operation runs, first runs are in program order, and the outputs are there at the end.
 
     Between two first runs the program goes on as far as it can before the next step is done: it makes sources, which
-    then take memory, and lets go of them, after which they can be freed; what it gets or detaches must be there, or
-    else it waits for another step. What is detached stays from then on as a source does. O(steps).
+    then take memory, and drops them, after which they can be freed; what it gets or detaches must be there, or
+    else it waits for another step. A detached value then stays as a source does. O(steps).
 
     A fetch from the tier of the plan brings all results of an operation that has run, needs room for them as a run
     does, and costs a transfer; the first one of an operation costs two, since they were written, too.
@@ -66,7 +66,7 @@ class _Machine:
                 self.gaps.setdefault(last, []).append((kind, which))
         self.present: set[int] = set()
         self.resident: set[int] = set()
-        self.kept: dict[int, int] = {}  # storage -> sources on it that the program has not let go of yet
+        self.kept: dict[int, int] = {}  # storage -> sources on it that the program has not dropped yet
         self.lasting: set[int] = set()  # these sources
         self.used = self.peak = 0
         self.gap = deque(self.gaps.get(-1, ()))  # what the program does now
@@ -121,7 +121,7 @@ class _Machine:
             else:
                 self._go_on(1 + mentions[-1])
         if self.kept.get(storage):
-            raise PlanError("the storage of a source cannot be freed before the program lets go of it")
+            raise PlanError("the storage of a source cannot be freed before the program drops it")
         if storage not in self.resident:
             raise PlanError("the storage is not in memory")
         self.resident.discard(storage)

@@ -1,1 +1,1 @@
-"""What people look at: the report of a run, its exports, the story of a value. Imported when it is asked for."""
+"""Reports of runs, exports to other tools, and stories of values. Imported when one is asked for."""

@@ -163,7 +163,7 @@ class _Curve:
             f"<title>{format_bytes(study.floor.operation * whole)}: sources and the largest operation</title>",
         )
 
-    def _line(self, kind: str, marks: Sequence[Mark], shape: str, joined: bool = True) -> None:
+    def _line(self, kind: str, marks: Sequence[Mark], shape: str, *, joined: bool = True) -> None:
         path, pen = "", "M"
         for mark in marks:
             if mark.overhead is None or mark.overhead > self.most:

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final
 
-from recompute._budget import Amount
 from recompute._pictures.bars import bars
 from recompute._sight.memory_viz import arriving
-from recompute._simulator.replay import baseline
+from recompute._simulator.order import Numbers
+from recompute._simulator.published_replay import baseline
 from recompute._simulator.run import Status
 from recompute._simulator.simulate import simulate
 from recompute._traces.program import Program
 from recompute.events import Added, Event, Evicted, Forgotten, Performed
 
 COLUMNS: Final = 300
-"""What is told apart from left to right."""
+"""Columns from left to right."""
 ROWS: Final = 40
 """Values whose stays are shown."""
 STEPS: Final = 10_000
@@ -69,26 +69,23 @@ class Subject:
 
     def storages_of(self, events: Sequence[Event]) -> dict[int, int]:
         """Number of a storage in the events of a replay -> storage of the program."""
-        program = self.program
         storages: dict[int, int] = {}
-        values: dict[int, int] = {}
-        calls = iter([which for kind, which in program.steps if kind == "call"])
-        sources = iter([which for kind, which in program.steps if kind == "source"])
+        numbers = Numbers(self.program)
         for event in events:
+            numbers.hear(event)
             if isinstance(event, Performed):
-                if not event.again:
-                    values.update(zip(event.results, program.calls[next(calls)].results, strict=False))
-                for result, home in zip(event.results, event.homes, strict=True):
-                    if result in values:
-                        storages.setdefault(home, program.storages[values[result]])
-            elif isinstance(event, Added):
-                storages[event.storage] = program.storages[next(sources)]
+                pairs = [*zip(event.homes, event.results, strict=True)]
+            else:
+                pairs = [(event.storage, event.storage)] if isinstance(event, Added) else []
+            for home, result in pairs:
+                if result in numbers.values:
+                    storages.setdefault(home, self.program.storages[numbers.values[result]])
         return storages
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a page shows of one budget. Bytes and seconds."""
+    """The part of a page about one budget. Bytes and seconds."""
 
     budget: int
     """On all devices together."""
@@ -115,7 +112,7 @@ class Look:
     """Function, line, times, seconds; the most first."""
 
 
-def look_at(subject: Subject, budget: Amount | Mapping[str, Amount], *, draw: bool = True, **options: Any) -> Look:
+def look_at(subject: Subject, budget: Mapping[str, int], *, draw: bool = True, **options: Any) -> Look:
     """Replay a program under a budget, and see what happens. `draw`: with pictures and tables, not figures alone."""
     events: list[Event] = []
     run = simulate(
@@ -208,7 +205,7 @@ def _rows(
 
 
 def _held(events: Sequence[Event], names: Mapping[int, Place]) -> list[tuple[str, str, int, int]]:
-    """What is in memory when most is, by function and line."""
+    """The memory at its peak, by function and line."""
     peak = max(range(len(events)), key=lambda at: events[at].used)
     here: dict[int, int] = {}
     for event in events[: peak + 1]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from recompute._sight.recording import Recording
+from recompute._sight.recording import RecordedRun
 from recompute.events import Added, Event, Evicted, Fetched, Forgotten, LetGo, Performed, TakenBack
 
 _COLOURS: Final = 10
@@ -22,7 +22,7 @@ _START: Final = 1 << 32
 _OTHERS: Final = "other lines"
 
 
-def memory_viz(recording: Recording) -> Iterator[str]:
+def memory_viz(recording: RecordedRun) -> Iterator[str]:
     """The document, in pieces. O(events x log of values in memory)."""
     unit = recording.program.unit * 1e6
     names = list(dict.fromkeys(recording.devices.values())) or ["cpu"]
@@ -91,7 +91,7 @@ def arriving(event: Event) -> list[tuple[int, int]]:
     return []
 
 
-def _categories(recording: Recording, places: dict[int, tuple[str, str]]) -> dict[tuple[str, str], str]:
+def _categories(recording: RecordedRun, places: dict[int, tuple[str, str]]) -> dict[tuple[str, str], str]:
     """The category of the values that a function makes at a place."""
     most: Counter[tuple[str, str]] = Counter()
     for event in recording.events:

@@ -1,4 +1,4 @@
-"""The runs of a program as trees: what was computed again, for whom, and for whom that was.
+"""The runs of a program as trees: below each run those that were repeated for it.
 
 A cache tells runs in the order in which they end. Before an operation can run, what it takes and was evicted is
 computed again, and before that what this takes: so the runs that end right before another one, and make what that
@@ -14,18 +14,18 @@ from recompute.events import Accessed, Detached, Event, Performed, Pinned
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class NestedRun:
     """One run of an operation, and the runs that were necessary for it."""
 
     event: Performed
     start: float
     """When the first of the runs below it began: before its own begin, if there are any."""
-    needed: list[Run] = field(default_factory=list)
+    needed: list[NestedRun] = field(default_factory=list)
     """In order of time."""
-    asked: Run | None = None
+    asked: NestedRun | None = None
     """The run that it was necessary for."""
     why: str = ""
-    """What else asked for it: "get", "pin" or "detach"."""
+    """The step of the program that asked for it: "get", "pin" or "detach"."""
     depth: int = 0
     """0: the first run of an operation; 1: asked for by that, or by the program itself; and so on."""
 
@@ -35,14 +35,14 @@ class Run:
         return self.event.time - self.event.cost
 
 
-def trees(events: Iterable[Event]) -> dict[int, list[Run]]:
+def trees(events: Iterable[Event]) -> dict[int, list[NestedRun]]:
     """Thread -> the runs that nothing else asked for, in order of time. O(events)."""
-    by_thread: dict[int, list[Run]] = {}
+    by_thread: dict[int, list[NestedRun]] = {}
     closed: dict[int, int] = {}  # thread -> how many of its trees were asked for by the program
     for event in events:
         if isinstance(event, Performed):
             roots = by_thread.setdefault(event.thread, [])
-            run = Run(event, event.time - event.cost)
+            run = NestedRun(event, event.time - event.cost)
             wanted, least = set(event.inputs), closed.get(event.thread, 0)
             while len(roots) > least and roots[-1].event.again and not wanted.isdisjoint(roots[-1].event.results):
                 below = roots.pop()
@@ -63,7 +63,7 @@ def trees(events: Iterable[Event]) -> dict[int, list[Run]]:
     return by_thread
 
 
-def walk(roots: Iterable[Run]) -> Iterator[tuple[Run, bool]]:
+def walk(roots: Iterable[NestedRun]) -> Iterator[tuple[NestedRun, bool]]:
     """Each run when it begins, before those below it, and then (True) when they have ended and it runs itself."""
     stack = [(run, False) for run in reversed(list(roots))]
     while stack:

@@ -26,7 +26,7 @@ MOST: Final = 2_000_000
 """Bytes of a page."""
 
 _POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""What the browser is told: nothing is loaded from anywhere."""
+"""The content security policy of the page: nothing is loaded from anywhere."""
 
 _HINT: Final = (
     "Point at a row, or move into the picture with Tab and through its rows with the arrow keys, to see which value it "

@@ -1,4 +1,4 @@
-"""Export for Perfetto and Chrome (trace event JSON): slices by thread, bytes as counters, evictions, who asked whom.
+"""Export for Perfetto and Chrome (trace event JSON): slices by thread, bytes as counters, evictions, causes.
 
 A run of an operation is a slice of the category "operation", or "recomputation" if it had run before; the durations of
 both together are the compute of the run. Where something had to be computed again first, a slice of the category "need"
@@ -12,15 +12,15 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from recompute._sight.nest import Run, trees, walk
-from recompute._sight.recording import Recording
+from recompute._sight.nest import NestedRun, trees, walk
+from recompute._sight.recording import RecordedRun
 from recompute.events import Added, Event, Evicted, Fetched, Forgotten, LetGo, Moved, Performed, TakenBack
 
 _DEEPEST: Final = 400
 """Slices inside each other: Perfetto draws about 500."""
 
 
-def perfetto(recording: Recording) -> Iterator[str]:
+def perfetto(recording: RecordedRun) -> Iterator[str]:
     """The document, in pieces. O(events), but for the order of the threads."""
     yield '{"displayTimeUnit":"ns","otherData":{"program":' + json.dumps(recording.program.name) + '},"traceEvents":['
     before = ""
@@ -30,7 +30,7 @@ def perfetto(recording: Recording) -> Iterator[str]:
     yield "]}\n"
 
 
-def _lines(recording: Recording) -> Iterator[dict[str, Any]]:
+def _lines(recording: RecordedRun) -> Iterator[dict[str, Any]]:
     unit = recording.program.unit
     at = _Clock(unit)
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": recording.program.name}}
@@ -63,7 +63,7 @@ class _Clock:
         return round(time * self._scale)
 
 
-def _recomputed(by_thread: dict[int, list[Run]]) -> Iterator[Run]:
+def _recomputed(by_thread: dict[int, list[NestedRun]]) -> Iterator[NestedRun]:
     for roots in by_thread.values():
         for run, ready in walk(roots):
             if ready and run.asked is not None:
@@ -77,7 +77,7 @@ def _slice(name: str, category: str, start: int, end: int, tid: int, **more: Any
     }  # fmt: skip
 
 
-def _run(run: Run, tid: int, at: _Clock, numbers: dict[int, int]) -> Iterator[dict[str, Any]]:
+def _run(run: NestedRun, tid: int, at: _Clock, numbers: dict[int, int]) -> Iterator[dict[str, Any]]:
     event = run.event
     details: dict[str, Any] = {"bytes": sum(event.nbytes), "storages": list(event.storages)}
     if event.place:
@@ -93,7 +93,7 @@ def _run(run: Run, tid: int, at: _Clock, numbers: dict[int, int]) -> Iterator[di
         yield {"ph": "f", "bp": "e", "id": numbers[id(below)], "ts": at(run.own) / 1000, **arrow}
 
 
-def _memory(recording: Recording, at: _Clock) -> Iterator[dict[str, Any]]:
+def _memory(recording: RecordedRun, at: _Clock) -> Iterator[dict[str, Any]]:
     """Counters of each device, and evictions."""
     devices, places = recording.devices, recording.places
     sizes: dict[int, int] = {}

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recompute._budget import Amount, parse_budget
-from recompute._simulator.replay import baseline
-from recompute._simulator.simulate import simulate
-from recompute._traces.events import recorded_events
+from recompute._budget import parse_budget
+from recompute._simulator.published_replay import baseline
+from recompute._simulator.simulate import by_amount, simulate
 from recompute._traces.program import Program
-from recompute._traces.read import read
+from recompute._traces.read import read, recorded_events
 from recompute.events import Added, Event, Performed
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedRun:
     """One run of a program. Times of events are in units of the program."""
 
     program: Program
@@ -51,30 +50,29 @@ class Recording:
         return devices
 
 
-def open_recording(path: str | Path, budget: Amount | None = None) -> Recording:
-    """The run that a trace tells of, or what it would be under another `budget`.
+def open_recording(path: str | Path, budget: int | float | None = None) -> RecordedRun:
+    """The run that a trace tells of, or what it would be under another budget: bytes (int) or a share of its peak.
 
     A trace in the published format has a program alone: it is replayed, without a budget if none is given. Raises
     TraceError, OSError, and ValueError for a budget that is none or in which the program does not run.
     """
     program = read(path)
     if budget is None and not program.published:
-        return Recording(program, list(recorded_events(path)), budget_of(program.settings), False)
+        return RecordedRun(program, list(recorded_events(path)), budget_of(program.settings), False)
     return replayed(program, budget)
 
 
-def replayed(program: Program, budget: Amount | None = None, **options: Any) -> Recording:
+def replayed(program: Program, budget: int | float | None = None) -> RecordedRun:
     """A replay of the program under a budget, with the default policy; ValueError if it does not run in that."""
     events: list[Event] = []
     peak = baseline(program)
     most = sum(peak.values())
     limit = most if budget is None else parse_budget(budget, whole=most)
-    given = {device: size + (1 << 40) for device, size in peak.items()} if budget is None else budget
-    options = {"limit": 1e9, "machine": "library", **options}
-    run = simulate(program, given, peak=peak, listener=events.append, **options)
+    amount = by_amount(1 << 62 if budget is None else budget)
+    run = simulate(program, **amount, peak=peak, listener=events.append, limit=1e9, machine="library")
     if run.status != "ok":
         raise ValueError(f"{program.name} does not run in {limit:,} bytes: {run.status}; give it a larger --budget")
-    return Recording(program, events, None if budget is None else limit, True)
+    return RecordedRun(program, events, None if budget is None else limit, True)
 
 
 def budget_of(settings: Mapping[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""What a budget would cost: a study of a recorded run, as a page, a picture or figures."""
+"""`report`: a study of a recorded run under many budgets, as a page, a picture or figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recompute._budget import format_bytes
 from recompute._sight.curve import document
 from recompute._sight.page import MOST, page
 from recompute._sight.perfetto import perfetto
-from recompute._sight.recording import Recording, open_recording
+from recompute._sight.recording import RecordedRun, open_recording
 from recompute._sight.study import BUDGETS, Mark, Progress, Study, by_device, exact, study
 from recompute._traces.program import Program
 from recompute.events import Performed
@@ -30,9 +30,9 @@ _PACKED: Final = 700_000
 
 
 class Report:
-    """What each budget would cost a recorded run: `save` it, or let a notebook show it."""
+    """The cost of each budget for a recorded run: `save` it, or let a notebook show it."""
 
-    def __init__(self, study: Study, recording: Recording | None) -> None:
+    def __init__(self, study: Study, recording: RecordedRun | None) -> None:
         self.study = study
         self._recording = recording
 
@@ -43,7 +43,7 @@ class Report:
 
     @property
     def today(self) -> Mark | None:
-        """What the recorded run itself took; None for a trace in which there is none."""
+        """The recorded run itself; None for a trace in which there is none."""
         return None if self._recording is None else _today(self._recording, self.study.subject.whole)
 
     def html(self) -> str:
@@ -157,7 +157,7 @@ def report(
     Each replay takes tens of microseconds for each step of the program, and no memory for its values. Raises ValueError
     for a cache that does not record, TraceError and OSError for a file that is no trace.
     """
-    recording: Recording | None = None
+    recording: RecordedRun | None = None
     if isinstance(run, Program):
         program = run
     else:
@@ -195,7 +195,7 @@ def _path(run: Any) -> str | os.PathLike[str]:
     return trace  # type: ignore[no-any-return]  # of a cache
 
 
-def _today(recording: Recording, whole: int) -> Mark | None:
+def _today(recording: RecordedRun, whole: int) -> Mark | None:
     """The recorded run as a point: what it was allowed, or else what it took."""
     first = again = 0.0
     used: dict[str, int] = {}
@@ -212,7 +212,7 @@ def _today(recording: Recording, whole: int) -> Mark | None:
     return Mark(budget, budget / max(1, whole), 1 + again / first)
 
 
-def packed(recording: Recording) -> tuple[str, str]:
+def packed(recording: RecordedRun) -> tuple[str, str]:
     """The run for Perfetto, gzip in base64, and what is to be said: of a long run the longest slices alone."""
     head, *lines = "".join(perfetto(recording)).splitlines()
     head, _, first = head.partition("[")

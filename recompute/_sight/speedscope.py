@@ -1,4 +1,4 @@
-"""Export for speedscope: where the compute went, by the stack of who asked for what.
+"""Export for speedscope: compute by stacks of operations, each above the one that needed it.
 
 A frame is an operation, with its line; what it had to have computed again lies inside, and is marked. Format:
 https://www.speedscope.app/file-format-schema.json, profiles of the type "evented".
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from recompute._sight.nest import trees, walk
-from recompute._sight.recording import Recording
+from recompute._sight.recording import RecordedRun
 from recompute.events import Performed
 
 
-def speedscope(recording: Recording) -> Iterator[str]:
+def speedscope(recording: RecordedRun) -> Iterator[str]:
     """The document, in pieces: a profile for each thread. O(events)."""
     unit = recording.program.unit
     frames: dict[tuple[str, str, int], int] = {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from recompute._budget import Amount
 from recompute._sight.recording import budget_of
 from recompute._sight.why import Why
-from recompute._simulator.replay import Replay, baseline
-from recompute._simulator.simulate import budgets_of
+from recompute._simulator.order import Numbers
+from recompute._simulator.published_replay import baseline
+from recompute._simulator.replay import Replay
+from recompute._simulator.simulate import budgets_of, by_amount
 from recompute._traces.program import Program
 from recompute.events import Added, Event, Performed, Step, Steps
 
@@ -26,7 +26,7 @@ class Told:
     place: str
     steps: Steps
     now: str
-    """What it is at the end of the run."""
+    """Its state at the end of the run."""
 
     def __str__(self) -> str:
         where = f", {self.place}" if self.place else ""
@@ -38,13 +38,13 @@ class Told:
 class Replayed:
     """A recorded run, replayed with a log under its own budget or another one."""
 
-    def __init__(self, program: Program, budget: Amount | None = None) -> None:
+    def __init__(self, program: Program, budget: int | float | None = None) -> None:
         self.program = program
         peak = baseline(program)
         budgets = None
-        given: Any = budget_of(program.settings) if budget is None else budget
+        given = budget_of(program.settings) if budget is None else budget
         if given is not None:
-            budgets, _ = budgets_of(given, peak)
+            budgets, _ = budgets_of(peak, **by_amount(given))
         policy = program.settings.get("policy", "default")
         replay = Replay(program, budgets, policy=policy, limit=1e9, log=_LOG)
         events: list[Event] = []
@@ -109,11 +109,11 @@ def _at(place: str, what: str) -> bool:
 def _homes(program: Program, events: Sequence[Event]) -> dict[int, int]:
     """Value of the program -> number of its storage in the replay."""
     homes: dict[int, int] = {}
-    calls = iter([which for kind, which in program.steps if kind == "call"])
-    sources = iter([which for kind, which in program.steps if kind == "source"])
+    numbers = Numbers(program)
     for event in events:
-        if isinstance(event, Performed) and not event.again:
-            homes.update(zip(program.calls[next(calls)].results, event.homes, strict=False))
-        elif isinstance(event, Added):
-            homes[next(sources)] = event.storage
+        first = numbers.hear(event)
+        if first is not None and isinstance(event, Performed):
+            homes.update(zip(program.calls[first].results, event.homes, strict=False))
+        elif first is not None and isinstance(event, Added):
+            homes[first] = event.storage
     return homes

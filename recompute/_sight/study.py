@@ -1,4 +1,4 @@
-"""What each budget would cost: replays over budgets, where they fail, plans, and what no schedule can do without.
+"""A study of a program over budgets: replays, stretches where they fail, plans, and the least that any schedule needs.
 
 A study can be stopped at any time: it has what is ready. Budgets come in an order in which they halve the gaps.
 """
@@ -12,13 +12,13 @@ from math import ceil
 from time import perf_counter
 from typing import Any, Final, Literal
 
-from recompute._pictures.points import Floor
+from recompute._pictures.overheads import Floor
 from recompute._plans.plan import plan
 from recompute._plans.schedule import PlanError
 from recompute._sight.look import Look, Subject, look_at
+from recompute._simulator.many import spread
 from recompute._simulator.tier import SimulatedTier
 from recompute._traces.program import Program
-from recompute._workers import workers
 
 LIMIT: Final = 3.0
 """The overhead above which a budget counts as one that does not work."""
@@ -60,7 +60,7 @@ class Hole:
 
 @dataclass
 class Study:
-    """What is known so far. Everything by budget, the smallest first."""
+    """All results so far, by budget, the smallest first."""
 
     subject: Subject
     floor: Floor
@@ -211,29 +211,15 @@ def halving(count: int) -> list[int]:
 
 
 def looks(subject: Subject, wanted: Sequence[tuple[int, dict[str, Any]]], processes: int = 1) -> Iterator[Look]:
-    """What happens under each budget, in order, as it is ready."""
+    """A look at each budget, in order, as it is ready."""
     work = len(subject.program.steps) * len(wanted)
     count = min(len(wanted), processes, max(1, work // _WORTH_A_PROCESS))
-    if count <= 1:
-        for budget, options in wanted:
-            yield look_at(subject, by_device(subject, budget), **options)
-        return
-    with workers(count, _start, subject) as pool:
-        futures = [pool.submit(_work, budget, options) for budget, options in wanted]
-        for future in futures:
-            yield future.result()
+    return spread(_look, subject, wanted, count)
 
 
-_here: list[Subject] = []
-"""In a worker: what it is about, sent once."""
-
-
-def _start(subject: Subject) -> None:
-    _here[:] = [subject]
-
-
-def _work(budget: int, options: dict[str, Any]) -> Look:
-    return look_at(_here[0], by_device(_here[0], budget), **options)
+def _look(subject: Subject, wanted: tuple[int, dict[str, Any]]) -> Look:
+    budget, options = wanted
+    return look_at(subject, by_device(subject, budget), **options)
 
 
 def _enter(looks: list[Look], look: Look) -> None:

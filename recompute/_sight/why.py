@@ -1,4 +1,4 @@
-"""Why things are recomputed: on which functions most of that time goes, what pushed them out, what would help."""
+"""The causes of recomputation: the functions that take most of that time, why they were evicted, and cures."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Reason:
     share: float
     """Of all recomputation in the log."""
     evicted_for: str
-    """What the room was mostly wanted for, or else why it was evicted."""
+    """The operation that mostly needed the room, or else the cause of the eviction."""
     asked_by: str
-    """What mostly needed it again: "get", or a function."""
+    """The cause of most recomputations: "get", or a function."""
     keep_bytes: int
     """So much more memory, if these values had stayed, and"""
     keep_share: float
@@ -41,7 +41,7 @@ class Reason:
 
     @property
     def hint(self) -> str:
-        """What would help."""
+        """The cure."""
         values = "value" if len(self.keep) == 1 else "values"
         return (
             f"keep {format_bytes(self.keep_bytes)} more ({len(self.keep):,} {values}), and up to {self.keep_share:.0%} "

@@ -1,14 +1,14 @@
-"""Many replays at once, on the cores there are."""
+"""Many replays side by side, on the cores there are."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from recompute._budget import Amount
-from recompute._simulator.replay import baseline
+from recompute._simulator.published_replay import baseline
 from recompute._simulator.run import Run
 from recompute._simulator.simulate import budgets_of, iterate, simulate
 from recompute._traces.program import Program
@@ -16,6 +16,10 @@ from recompute._workers import workers
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+S = TypeVar("S")
+J = TypeVar("J")
+R = TypeVar("R")
 
 _WORTH_A_PROCESS: Final = 100_000  # steps: less is done before another Python has started
 _A_PLAN: Final = 1_000_000  # steps that are done in the time of a plan, times its effort
@@ -26,8 +30,8 @@ class Job:
     """One replay to be done: of the program with this number, with these arguments of `simulate` or `iterate`."""
 
     program: int
-    budget: Amount | Mapping[str, Amount]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any]
+    """The budget among them: {"budget": "512MB", "policy": "lru"}."""
     iterations: int | None = None
     """Rounds of a program that repeats, as by `iterate`; None: one replay, as by `simulate`."""
 
@@ -63,7 +67,7 @@ def simulate_many(
     if count <= 1:
         for job in jobs:
             left = job.rounds
-            for run in _runs(programs, peaks, job):
+            for run in _runs((programs, peaks), job):
                 left -= 1
                 count_more(1)
                 yield run
@@ -73,19 +77,13 @@ def simulate_many(
 
     def haste(at: int) -> tuple[int, float]:
         job = jobs[at]
-        return -_work_of(job, programs), budgets_of(job.budget, peaks[job.program])[1]
-
-    def counted(job: Job) -> Callable[[Future[list[Run]]], None]:
-        return lambda future: None if future.cancelled() else count_more(job.rounds)
+        amount = job.options.get("budget"), job.options.get("of_peak")
+        return -_work_of(job, programs), budgets_of(peaks[job.program], *amount)[1]
 
     longest_first = sorted(range(len(jobs)), key=haste)
-    with workers(count, _start, list(programs), peaks) as pool:
-        futures: dict[int, Future[list[Run]]] = {}
-        for at in longest_first:
-            futures[at] = pool.submit(_work, jobs[at])
-            futures[at].add_done_callback(counted(jobs[at]))
-        for at in range(len(jobs)):
-            yield from futures[at].result()
+    done_with = lambda job: count_more(job.rounds)
+    for runs in spread(_all_runs, (list(programs), peaks), jobs, count, order=longest_first, done=done_with):
+        yield from runs
 
 
 def cores() -> int:
@@ -93,23 +91,65 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_here: dict[str, Any] = {}
-"""In a worker: the programs and their peaks, sent once."""
+def spread(
+    work: Callable[[S, J], R],
+    shared: S,
+    jobs: Sequence[J],
+    processes: int,
+    *,
+    order: Sequence[int] | None = None,
+    done: Callable[[J], None] = lambda job: None,
+) -> Iterator[R]:
+    """The results of `work(shared, job)` for each job, in order, as they become ready.
+
+    With more processes than one, `work` is a function of a module, `shared` is sent to each process once, and the jobs
+    are begun in this `order`. `done` is told which one is ready, by any thread.
+    """
+    if processes <= 1:
+        for job in jobs:
+            yield work(shared, job)
+            done(job)
+        return
+    with workers(processes, _start, shared) as pool:
+        futures: dict[int, Future[R]] = {}
+        for at in range(len(jobs)) if order is None else order:
+            futures[at] = pool.submit(_work, work, jobs[at])
+            futures[at].add_done_callback(partial(_tell, done, jobs[at]))
+        for at in range(len(jobs)):
+            yield futures[at].result()
 
 
-def _start(programs: list[Program], peaks: list[dict[str, int]]) -> None:
-    _here.update(programs=programs, peaks=peaks)
+def _tell(done: Callable[[J], None], job: J, future: Future[Any]) -> None:
+    if not future.cancelled():
+        done(job)
 
 
-def _work(job: Job) -> list[Run]:
-    return list(_runs(_here["programs"], _here["peaks"], job))
+_here: list[Any] = []
+"""In a worker: what all jobs share."""
 
 
-def _runs(programs: Sequence[Program], peaks: Sequence[Mapping[str, int]], job: Job) -> Iterator[Run]:
+def _start(shared: Any) -> None:
+    _here[:] = [shared]
+
+
+def _work(work: Callable[[Any, J], R], job: J) -> R:
+    return work(_here[0], job)
+
+
+_Subject = tuple[Sequence[Program], Sequence[Mapping[str, int]]]
+"""Programs, and the peak of each."""
+
+
+def _all_runs(subject: _Subject, job: Job) -> list[Run]:
+    return list(_runs(subject, job))
+
+
+def _runs(subject: _Subject, job: Job) -> Iterator[Run]:
+    programs, peaks = subject
     program, peak = programs[job.program], peaks[job.program]
     if job.iterations is None:
-        return iter([simulate(program, job.budget, peak=peak, **job.options)])
-    return iterate(program, job.budget, job.iterations, peak=peak, **job.options)
+        return iter([simulate(program, peak=peak, **job.options)])
+    return iterate(program, iterations=job.iterations, peak=peak, **job.options)
 
 
 def _work_of(job: Job, programs: Sequence[Program]) -> int:

@@ -1,4 +1,4 @@
-"""The order in which a cache runs the operations of a program within a budget: the first runs and the repeated ones."""
+"""The order in which a cache runs a program within a budget, and the values that numbers in its events stand for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,29 @@ from recompute._simulator.simulate import simulate
 from recompute._traces.program import Program, Step
 from recompute.events import Accessed, Added, Detached, Event, Performed
 
-_MOST = 20.0  # times the cost of the program
+_DEAREST = 20.0  # times the cost of the program
+
+
+class Numbers:
+    """Follows the events of a replay: which value of the program each number in them means."""
+
+    def __init__(self, program: Program) -> None:
+        self.values: dict[int, int] = {}
+        """Number in the events -> value of the program."""
+        self._program = program
+        self._calls = iter([which for kind, which in program.steps if kind == "call"])
+        self._sources = iter([which for kind, which in program.steps if kind == "source"])
+
+    def hear(self, event: Event) -> int | None:
+        """Take in an event; the call that runs for the first time, or the value of a source that has come."""
+        if isinstance(event, Performed) and not event.again:
+            call = next(self._calls)
+            self.values.update(zip(event.results, self._program.calls[call].results, strict=False))
+            return call
+        if isinstance(event, Added):
+            source = self.values[event.storage] = next(self._sources)
+            return source
+        return None
 
 
 def order_of_runs(program: Program, budget: int) -> list[Step] | None:
@@ -18,24 +40,20 @@ def order_of_runs(program: Program, budget: int) -> list[Step] | None:
     if not all(call.results for call in program.calls):
         return None
     order: list[Step] = []
-    values: dict[int, int] = {}  # number in the events -> value of the program
-    calls = iter([which for kind, which in program.steps if kind == "call"])
-    sources = iter([which for kind, which in program.steps if kind == "source"])
+    numbers = Numbers(program)
+    values = numbers.values
 
     def listen(event: Event) -> None:
+        call = numbers.hear(event)
         if isinstance(event, Performed):
-            if not event.again:
-                call = next(calls)
-                values.update(zip(event.results, program.calls[call].results, strict=True))
+            if call is not None:
                 order.append(("call", call))
             elif event.results:
                 order.append(("call", program.makers[values[event.results[0]]]))
-        elif isinstance(event, Added):
-            values[event.storage] = next(sources)
         elif isinstance(event, Accessed):
             order.append(("get", values[event.value]))
         elif isinstance(event, Detached):
             order.append(("detach", values[event.value]))
 
-    run = simulate(program, budget, limit=_MOST, machine="library", listener=listen)
+    run = simulate(program, budget, limit=_DEAREST, machine="library", listener=listen)
     return order if run.status == "ok" else None

@@ -5,11 +5,11 @@ evict, rematerialize. The cache of this library does otherwise where that is bet
 
 * the clock starts at one, and components are kept from the start;
 * evicted arguments come back in program order, and what is unlocked is the newest candidate, even one of no bytes;
-* locks are never let go of: who finds no candidate is out of memory;
+* locks stay: without a candidate it is out of memory;
 * a repeated operation gets room for all that it makes, whatever of that is still there;
 * what can never be needed again stays in its component, unless it is banished;
 * an operation that waits for evicted arguments is there already: to those above it, what it will make is evicted;
-* constants stay, whoever refers to them, and there are no tiers.
+* constants stay, referred to or not, and there are no tiers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Machine:
         """Evict the candidate of least score until `size` more bytes fit, and reserve them."""
         while pool.used + size > pool.limit:
             if pool.fixed + size > pool.limit and not self._policy.foreign:
-                raise OutOfMemory  # whoever is evicted
+                raise OutOfMemory  # whatever is evicted
             victims = pool.candidates.choose(self.clock)
             if not victims:
                 raise OutOfMemory
@@ -179,7 +179,7 @@ class Machine:
         else:
             self._create(operation)
         if self.listeners:
-            self._tell_performed(operation, cost, again, room)
+            self._tell_performed(operation, cost, room, again=again)
 
     def _create(self, operation: Operation) -> None:
         """The first run is over: its results are there, and its links."""
@@ -202,7 +202,7 @@ class Machine:
             self._link(value, operation, 1)
 
     def _reprice(self, operation: Operation, cost: float) -> None:
-        """It was cheaper this time: that is its cost from now on."""
+        """It was cheaper this time: that is its cost now."""
         change, operation.cost = cost - operation.cost, cost
         for storage in dict.fromkeys(value.storage for value in operation.outputs if value is not None):
             self._add_cost(storage, change)
@@ -235,12 +235,12 @@ class Machine:
         if pool is None:
             limit = self._limits.of(device)
             assert not callable(limit)
-            found = candidates(self._search, self._policy, self._neighbourhood)
-            pool = self.pools[device] = Pool(device, inf if limit is None else limit, found)
+            choice = candidates(self._search, self._policy, self._neighbourhood)
+            pool = self.pools[device] = Pool(device, inf if limit is None else limit, choice)
         return pool
 
     def _enter(self, storage: Storage) -> None:
-        """It is resident from now on."""
+        """It becomes resident."""
         pool = storage.pool
         storage.resident = True
         pool.used += storage.size
@@ -339,7 +339,7 @@ class Machine:
                 self.tell(events.Unpinned(self.clock, value.storage.pool.used, value.number))
 
     def hold(self, value: Value) -> None:
-        """Somebody outside has it: its bytes are in use, and it is no candidate."""
+        """It is held outside: its bytes are in use, and it is no candidate."""
         self.perform(None, (value,))
 
     def let_go(self, value: Value) -> None:
@@ -393,9 +393,9 @@ class Machine:
             storage = value.storage
             if storage in self._to_release and not self._in_flight(storage):
                 self._to_release.discard(storage)
-                for each in [each for each in storage.values if not each.users and not each.referred]:
-                    if each in storage.values and self.release == "banish":
-                        self._forget([each])
+                for idle in [value for value in storage.values if not value.users and not value.referred]:
+                    if idle in storage.values and self.release == "banish":
+                        self._forget([idle])
                 if storage.values and not storage.locks and self.release != "ignore":
                     self._evict_unreferenced(storage)
 
@@ -490,7 +490,7 @@ class Machine:
                 told = f"{listener!r} raised {error!r} and will hear no more events"
                 warn(told, RuntimeWarning, stacklevel=outside())
 
-    def _tell_performed(self, operation: Operation, cost: float, again: bool, room: dict[Pool, int]) -> None:
+    def _tell_performed(self, operation: Operation, cost: float, room: dict[Pool, int], *, again: bool) -> None:
         results = [value for value in operation.outputs if value is not None]
         storages = list(dict.fromkeys(value.storage for value in results))
         self.tell(

@@ -1,26 +1,62 @@
-"""One replay: the steps of a recorded program, done in a cache with a virtual clock, or in the published machine."""
+"""One replay: the steps of a recorded program, done in a cache with a virtual clock and placeholders for values."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import lru_cache
 from types import CodeType
-from typing import Any, Final, get_args
+from typing import Any, ClassVar, Final
 
-from recompute._cache import Cache, limits_of
+from recompute._adapters.adapter import Adapter, register
+from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute._recomputable import Recomputable
-from recompute._simulator import victims
-from recompute._simulator.machine import Placeholder, engine_options
-from recompute._simulator.published import Machine, OutOfMemory
-from recompute._simulator.run import Counts, Status, Thrashing
+from recompute._simulator.run import Counts, Status, StepLoop, Thrashing
 from recompute._simulator.tier import SimulatedStore, SimulatedTier
-from recompute._traces.program import Call, Program, StepKind
+from recompute._traces.program import Call, Program
 from recompute.events import Listener
-from recompute.extend import EVICTED, Value
-from recompute.policies import Policy, ReleaseMode, Search, policy_of, search_of
+from recompute.extend import EVICTED, Settings, Value
+from recompute.policies import Policy, ReleaseMode, Search
+
+
+class Placeholder:
+    """Stands in for a value: memory of a size, on a device, that aliases share."""
+
+    __slots__ = ("__weakref__", "device", "owner", "size")
+
+    def __init__(self, size: int, device: str, owner: Placeholder | None) -> None:
+        self.size = size
+        self.device = device
+        self.owner = owner  # None: itself
+
+
+class _PlaceholderAdapter(Adapter):
+    name = "placeholder"
+
+    def nbytes(self, value: Any) -> int:
+        return int(value.size)
+
+    def buffer(self, value: Any) -> object:
+        return value.owner or value
+
+    def watch(self, value: Any) -> object:
+        return value.owner or value
+
+    def device(self, value: Any) -> str:
+        return str(value.device)
+
+    def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
+        return (value.size, value.device, value.owner is not None), ()
+
+    def unpack(self, head: Any, load: Callable[[Any], None]) -> Any:
+        size, device, shared = head
+        return Placeholder(size, device, Placeholder(size, device, None) if shared else None)
+
+
+register(Placeholder, _PlaceholderAdapter())
+
 
 _END: Final = 1 << 20
 """An instruction after the last of any code."""
@@ -91,7 +127,7 @@ class _Rerun:
         clock.elapsed = cost
         made: list[Placeholder] = []
         for size, device, where, aliased in self.makes:
-            if where is None:  # whoever holds an alias holds the memory, but not the first payload on it
+            if where is None:  # an alias that is held holds the memory, but not the first payload on it
                 owner = Placeholder(size, device, None) if aliased else None
             else:
                 shared = payloads[where] if where >= 0 else made[-1 - where]
@@ -100,8 +136,10 @@ class _Rerun:
         return made if len(made) > 1 else made[0]
 
 
-class Replay:
+class Replay(StepLoop):
     """One replay of a program: `run` it once, or `again` and again, as rounds of one that repeats."""
+
+    short = BudgetError
 
     def __init__(
         self,
@@ -127,7 +165,7 @@ class Replay:
             foresight=effort is not None,
             tiers=() if tier is None else tier,
             log=log,
-            settings=engine_options(effort or 0.0),
+            settings=Settings(room=_recorded_room, warns=False, effort=effort or 0.0, waits=True, internal=True),
         )
         self.cache.engine.memory.neighbourhood.keeps = program.settings.get("keeps") is not False
         tiers = self.cache.engine.memory.tiers
@@ -139,7 +177,7 @@ class Replay:
         return self.cache.search.name
 
     def counts(self) -> Counts:
-        """What it has done so far."""
+        """The counts so far."""
         waited = self.cache.engine.meter.moving_time + sum([store.backlog for store in self._stores])
         stats = self.cache.stats()
         return Counts(
@@ -178,7 +216,7 @@ class Replay:
             store.run_in(program.unit, lambda: meter.now, pass_time)
 
     def again(self, progress: Callable[[int], None] | None = None, *, program: Program | None = None) -> Status:
-        """Let go of all there is, and run the program, or another one, as the next round of one that repeats.
+        """Drop everything, and run the program, or another one, as the next round of one that repeats.
 
         Nothing is learnt from a round that does not finish.
         """
@@ -189,21 +227,6 @@ class Replay:
             if status != "ok":
                 raise _CutShort
         return status
-
-    def run(self, progress: Callable[[int], None] | None = None) -> Status:
-        """Replay all steps; `progress(steps)` is told now and then how many are done."""
-        try:
-            for number, (kind, which) in enumerate(self.program.steps):
-                _DO[kind](self, which)
-                if progress is not None and not number & 0xFF:
-                    progress(number)
-            for value in self.program.outputs:
-                self._handle(value).pin()
-        except BudgetError:
-            return "oom"
-        except Thrashing:
-            return "thrash"
-        return "ok"
 
     def _source(self, value: int) -> None:
         storage = self.program.storages[value]
@@ -224,9 +247,9 @@ class Replay:
         self._handles[value] = handle
 
     def _value(self, value: int) -> Value:
-        found = self._values[value]
-        assert found is not None, f"value {value} is used before it is made"
-        return found
+        node = self._values[value]
+        assert node is not None, f"value {value} is used before it is made"
+        return node
 
     def _handle(self, value: int) -> Recomputable[Any]:
         handle = self._handles[value]
@@ -245,161 +268,29 @@ class Replay:
                 self._values[value] = None
 
     def _evict(self, value: int) -> None:
-        found = self._values[value]
-        if found is not None:
-            self.cache.extend.evict(found)
+        node = self._values[value]
+        if node is not None:
+            self.cache.extend.evict(node)
 
     def _hold(self, value: int) -> None:
-        found, held = self._values[value], self._held.setdefault(value, [])
-        payload = None if found is None else found.payload
+        node, held = self._values[value], self._held.setdefault(value, [])
+        payload = None if node is None else node.payload
         held.append(held[-1] if held and payload in (None, EVICTED) else payload)
 
-
-# Not bound to a replay, which would then refer to itself: it goes with its last reference, before its cache does, not
-# together with it whenever the collector comes.
-_DO: Final[dict[StepKind, Callable[[Replay, int], object]]] = {
-    "source": Replay._source,
-    "call": Replay._call,
-    "get": lambda replay, value: replay._handle(value).get(),
-    "keep": Replay._keep,
-    "drop": Replay._drop,
-    "pin": lambda replay, value: replay._handle(value).pin(),
-    "unpin": lambda replay, value: replay._handle(value).unpin(),
-    "detach": lambda replay, value: replay._handle(value).detach(),
-    "evict": Replay._evict,
-    "hold": Replay._hold,
-    "let go": lambda replay, value: replay._held[value].pop(0),
-}
+    do: ClassVar = {
+        "source": _source,
+        "call": _call,
+        "get": lambda replay, value: replay._handle(value).get(),
+        "keep": _keep,
+        "drop": _drop,
+        "pin": lambda replay, value: replay._handle(value).pin(),
+        "unpin": lambda replay, value: replay._handle(value).unpin(),
+        "detach": lambda replay, value: replay._handle(value).detach(),
+        "evict": _evict,
+        "hold": _hold,
+        "let go": lambda replay, value: replay._held[value].pop(0),
+    }
 
 
-class PublishedReplay:
-    """One replay of a program in a `Machine`, as `Replay` is one in a cache: `run` it once, or `again` and again."""
-
-    def __init__(
-        self,
-        program: Program,
-        budget: Mapping[str, int] | None,
-        *,
-        policy: str | Policy,
-        search: str | Search = "exact",
-        release: ReleaseMode = "eager",
-        limit: float = 2.0,
-    ) -> None:
-        if release not in get_args(ReleaseMode):
-            raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
-        chosen, how = policy_of(policy), search_of(search)  # type: ignore[arg-type]  # names are checked there
-        if not victims.knows(chosen):
-            raise ValueError(
-                f"the policy {chosen.name!r} needs the library's machine: the published one does not know it"
-            )
-        self.search = how.name
-        self.machine = Machine(limits_of(budget), chosen, how, release)
-        self._limit = limit
-        self._start(program)
-
-    def _start(self, program: Program) -> None:
-        self.program = program
-        self.values: list[victims.Value | None] = [None] * len(program.storages)
-        self.machine.left = (self._limit - 1) * program.model_time
-
-    def counts(self) -> Counts:
-        """What it has done so far."""
-        machine = self.machine
-        return Counts(
-            model_time=machine.clock - machine.remat_time,
-            remat_time=machine.remat_time,
-            peak=sum(pool.peak for pool in machine.pools.values()),
-            evictions=machine.evictions,
-            rematerializations=machine.rematerializations,
-            scored=sum(pool.candidates.scored for pool in machine.pools.values()),
-        )
-
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener(event)` for every event from now on; returns a function that stops it."""
-        listeners = self.machine.listeners
-        listeners.append(listener)
-        return lambda: listeners.remove(listener) if listener in listeners else None
-
-    def again(self, progress: Callable[[int], None] | None = None, *, program: Program | None = None) -> Status:
-        """Let go of all there is, though constants stay, and run the program, or another one, as the next round."""
-        for value in reversed(self.values):
-            if value is not None and value.referred:
-                self.machine.drop(value)
-        self._start(program or self.program)
-        return self.run(progress)
-
-    def run(self, progress: Callable[[int], None] | None = None) -> Status:
-        """Replay all steps; `progress(steps)` is told now and then how many are done."""
-        try:
-            for number, (kind, which) in enumerate(self.program.steps):
-                _PUBLISHED[kind](self, which)
-                if progress is not None and not number & 0xFF:
-                    progress(number)
-            for value in self.program.outputs:
-                self.machine.pin(self._referred(value))
-        except OutOfMemory:
-            return "oom"
-        except Thrashing:
-            return "thrash"
-        return "ok"
-
-    def _value(self, value: int) -> victims.Value:
-        found = self.values[value]
-        assert found is not None, f"value {value} is used before it is made"
-        return found
-
-    def _referred(self, value: int) -> victims.Value:
-        found = self._value(value)
-        assert found.referred, f"value {value} is used without a reference"
-        return found
-
-    def _source(self, value: int) -> None:
-        program = self.program
-        storage = program.storages[value]
-        self.values[value] = self.machine.source(program.sizes[storage], program.devices[storage])
-
-    def _call(self, number: int) -> None:
-        call = self.program.calls[number]
-        arguments = tuple([self._value(argument) for argument in call.arguments])
-        for value, made in zip(call.results, self.machine.call(call, arguments, self.program), strict=True):
-            self.values[value] = made
-
-    def _keep(self, value: int) -> None:
-        self._value(value).referred = True
-
-    def _drop(self, value: int) -> None:
-        found = self.values[value]
-        if self.program.makers[value] >= 0 and found is not None and found.referred:
-            self.machine.drop(found)
-
-
-_PUBLISHED: Final[dict[StepKind, Callable[[PublishedReplay, int], None]]] = {
-    "source": PublishedReplay._source,
-    "call": PublishedReplay._call,
-    "get": lambda replay, value: replay.machine.get(replay._referred(value)),
-    "keep": PublishedReplay._keep,
-    "drop": PublishedReplay._drop,
-    "pin": lambda replay, value: replay.machine.pin(replay._referred(value)),
-    "unpin": lambda replay, value: replay.machine.unpin(replay._referred(value)),
-    "detach": lambda replay, value: replay.machine.detach(replay._referred(value)),
-    "evict": lambda replay, value: replay.machine.request(replay._value(value)),
-    "hold": lambda replay, value: replay.machine.hold(replay._value(value)),
-    "let go": lambda replay, value: replay.machine.let_go(replay._value(value)),
-}
-
-
-def baseline(program: Program) -> dict[str, int]:
-    """The bytes of each device at the peak of a run without a budget: 100 % of a budget ratio.
-
-    The published simulator takes 100 % from a run in which the constants, too, go with their last reference; under a
-    budget they stay to the end.
-    """
-    if program.published and not program.revived:
-        return program.most_in_use()
-    if program.published:
-        published = PublishedReplay(program, None, policy="none")
-        published.run()
-        return {device: pool.peak for device, pool in published.machine.pools.items()}
-    replay = Replay(program, None, policy="none")
-    replay.run()
-    return {pool.device: pool.peak for pool in replay.cache.stats().pools}
+def _recorded_room(function: Any) -> tuple[Sequence[tuple[str, int]], bool]:
+    return function.room, function.call.sure

@@ -1,9 +1,12 @@
-"""What a replay has shown: one run, for people, JSON and pictures."""
+"""The loop over the steps of a program, which all replays share, and the figures of a run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from recompute._traces.program import Program, StepKind
 
 Status = Literal["ok", "oom", "thrash"]
 
@@ -14,7 +17,7 @@ class Thrashing(Exception):
 
 @dataclass(frozen=True)
 class Counts:
-    """What a replay has done up to some moment, all rounds of it. Times in units of the program."""
+    """The counts of a replay up to some moment, over all rounds. Times in units of the program."""
 
     model_time: float
     remat_time: float
@@ -23,7 +26,7 @@ class Counts:
     rematerializations: int
     scored: int
     waited: float = 0.0
-    """What the whole takes beyond the compute: transfers that stop it, or a link that is done later."""
+    """Time beyond the compute: transfers that stop it, or a link that is done later."""
     written: int = 0
     read: int = 0
 
@@ -64,3 +67,29 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return asdict(self)
+
+
+class StepLoop:
+    """Does the steps of a program, one after the other."""
+
+    program: Program
+    do: ClassVar[Mapping[StepKind, Callable[[Any, int], object]]]
+    """Kind of a step -> the function that does it, not bound to a replay, which would then refer to itself."""
+    short: ClassVar[type[Exception]]
+    """Is raised when something does not fit."""
+
+    def run(self, progress: Callable[[int], None] | None = None) -> Status:
+        """Replay all steps; `progress(steps)` is told now and then how many are done."""
+        do = self.do
+        try:
+            for number, (kind, which) in enumerate(self.program.steps):
+                do[kind](self, which)
+                if progress is not None and not number & 0xFF:
+                    progress(number)
+            for value in self.program.outputs:
+                do["pin"](self, value)
+        except self.short:
+            return "oom"
+        except Thrashing:
+            return "thrash"
+        return "ok"

@@ -1,4 +1,4 @@
-"""What a recorded program would have cost under another budget or policy: once, or round after round."""
+"""`simulate` and `iterate`: the cost of a recorded program under another budget or policy, once or in rounds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from time import perf_counter
-from typing import Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, Unpack
 
-from recompute._budget import Amount, bytes_or_share, parse_budget
-from recompute._simulator.replay import PublishedReplay, Replay, baseline
-from recompute._simulator.run import Run, Status
+from recompute._budget import bytes_or_peak, parse_budget
+from recompute._simulator.published_replay import PublishedReplay, baseline
+from recompute._simulator.replay import Replay
+from recompute._simulator.run import Counts, Run, Status
 from recompute._simulator.tier import SimulatedTier
 from recompute._simulator.victims import knows
 from recompute._traces.program import Program
@@ -22,10 +23,14 @@ MachineName = Literal["published", "library"]
 _PATIENT: Final = 20.0
 """Up to this overhead a round is run to its end, so that the next ones can learn from it."""
 
+ByDevice = Mapping[str, int | str]
+"""Device -> bytes."""
+
 
 class Options(TypedDict, total=False):
-    """What `simulate` and `iterate` take by name: see `simulate`."""
+    """Arguments of `simulate` and `iterate` by name: see `simulate`."""
 
+    of_peak: float | str | None
     policy: str | Policy
     search: str | Search
     release: ReleaseMode
@@ -37,14 +42,14 @@ class Options(TypedDict, total=False):
     tier: SimulatedTier | str | None
 
 
-def simulate(program: Program, budget: Amount | Mapping[str, Amount], **options: Unpack[Options]) -> Run:
+def simulate(program: Program, budget: int | str | ByDevice | None = None, **options: Unpack[Options]) -> Run:
     """Replay a program under a budget: what would that have cost?
 
     Parameters
     ----------
-    budget
-        Bytes for each device ("512MB"), a share (0.4, "40%") of the peak of each without a budget, or a mapping from
-        device to one of these.
+    budget, of_peak
+        Bytes for each device ("512MB"), or a mapping from device to bytes; or instead a share (0.4, "40%") of the peak
+        of each device: of the bytes that a run without a budget has in use there at its worst moment (see `baseline`).
     policy, search, release
         As for `Cache`.
     limit
@@ -66,15 +71,15 @@ def simulate(program: Program, budget: Amount | Mapping[str, Amount], **options:
     Raises ValueError for a limit below 1, for what `Cache` does not take, and for what the published machine does not
     have: a tier, or a policy with a neighbourhood of this library's own.
     """
-    (run,) = _replays(program, budget, None, None, **options)
+    (run,) = _replays(program, budget, None, None, options)
     return run
 
 
 def iterate(
     program: Program,
-    budget: Amount | Mapping[str, Amount],
-    iterations: int,
+    budget: int | str | ByDevice | None = None,
     *,
+    iterations: int,
     foresight: bool = True,
     effort: float = 1.0,
     **options: Unpack[Options],
@@ -93,101 +98,93 @@ def iterate(
         raise ValueError(f"iterations is a number of rounds, at least 1, not {iterations!r}")
     if not 0 <= effort < inf:
         raise ValueError(f"effort is a number, 0 or more, not {effort!r}; 1 is about ten seconds")
-    return _replays(program, budget, iterations, effort if foresight else None, **options)
+    return _replays(program, budget, iterations, effort if foresight else None, options)
+
+
+def by_amount(amount: int | float) -> dict[str, Any]:
+    """The argument of `simulate` and `plan` for bytes (an int) or a share of the peak (a float)."""
+    return {"of_peak": amount} if isinstance(amount, float) else {"budget": amount}
+
+
+def budgets_of(
+    peak: Mapping[str, int], budget: int | str | ByDevice | None = None, of_peak: float | str | None = None
+) -> tuple[dict[str, int], float]:
+    """Bytes by device, and which share of the whole peak they are."""
+    if isinstance(budget, Mapping) and of_peak is None:
+        sizes = {device: int(bytes_or_peak(amount, None)) for device, amount in budget.items()}
+        return sizes, sum(sizes.values()) / max(1, sum(peak.values()))
+    amount = bytes_or_peak(budget, of_peak)  # type: ignore[arg-type]  # a mapping and a share are too much: an error
+    sizes = {device: parse_budget(amount, whole=whole) for device, whole in peak.items()}
+    return sizes, amount if isinstance(amount, float) else sum(sizes.values()) / max(1, sum(peak.values()))
 
 
 def _replays(
     program: Program,
-    budget: Amount | Mapping[str, Amount],
+    budget: int | str | ByDevice | None,
     iterations: int | None,
     effort: float | None,
-    *,
-    policy: str | Policy = DEFAULT,
-    search: str | Search = "exact",
-    release: ReleaseMode = "eager",
-    limit: float = 2.0,
-    machine: MachineName | None = None,
-    peak: Mapping[str, int] | None = None,
-    listener: Listener | None = None,
-    progress: Callable[[int], None] | None = None,
-    tier: SimulatedTier | str | None = None,
+    options: Options,
 ) -> Iterator[Run]:
-    """The runs, as they become ready; what is wrong with the options is said at once. `iterations`: None for one."""
+    """The runs, as they become ready; wrong options are an error here and now. `iterations`: None for one."""
+    limit = options.get("limit", 2.0)
     if not limit >= 1:
         raise ValueError(f"limit is an overhead, at least 1, not {limit!r}")
+    peak = options.get("peak")
     peak = baseline(program) if peak is None else peak
-    budgets, ratio = budgets_of(budget, peak)
-    policy_object = policy_of(policy)  # type: ignore[arg-type]  # any name, which is checked there
-    most = limit if iterations is None else max(limit, _PATIENT)
-    if machine is None:
-        theirs = program.published and policy_object.published and knows(policy_object) and tier is None
-        machine = "published" if theirs else "library"
-    replay: Replay | PublishedReplay
-    if machine == "library":
-        moving = SimulatedTier.read(tier) if isinstance(tier, str) else tier
-        replay = Replay(
-            program,
-            budgets,
-            policy=policy_object,
-            search=search,
-            release=release,
-            limit=most,
-            effort=effort,
-            tier=moving,
-        )
-    elif tier is None:
-        replay = PublishedReplay(program, budgets, policy=policy_object, search=search, release=release, limit=most)
-    else:
-        raise ValueError("the published machine has no tiers; leave either out: the machine, or the tier")
-    name = policy if isinstance(policy, str) else policy_object.name
-    if tier is not None:
-        name += f", tier {tier}"
+    budgets, ratio = budgets_of(peak, budget, options.get("of_peak"))
+    replay = _replay(program, budgets, options, limit if iterations is None else max(limit, _PATIENT), effort)
+    policy, tier = options.get("policy", DEFAULT), options.get("tier")
+    name = policy if isinstance(policy, str) else policy.name
+    known = {
+        "trace": program.name,
+        "policy": name if tier is None else f"{name}, tier {tier}",
+        "search": replay.search,
+        "release": options.get("release", "eager"),
+        "budget_bytes": sum(budgets.values()),
+        "budget_ratio": ratio,
+        "baseline_peak_bytes": sum(peak.values()),
+        "model_time": program.model_time * program.unit,
+    }
 
     def runs() -> Iterator[Run]:
+        before = replay.counts()
         for iteration in range(1, 1 + (iterations or 1)):
-            before = replay.counts()
-            status, seconds = _timed(replay, iterations is not None, listener, progress)
+            status, seconds = _timed(replay, options, again=iterations is not None)
             after = replay.counts()
-            ended = status == "ok"
-            waited = after.waited - before.waited
-            total = (after.model_time - before.model_time) + (after.remat_time - before.remat_time) + waited
-            if ended and total > limit * program.model_time:
-                status = "thrash"
-            yield Run(
-                trace=program.name,
-                policy=name,
-                search=replay.search,
-                release=release,
-                budget_bytes=sum(budgets.values()),
-                budget_ratio=ratio,
-                status=status,
-                overhead=_overhead(total, program.model_time) if status == "ok" else None,
-                model_time=program.model_time * program.unit,
-                total_time=total * program.unit,
-                peak_bytes=after.peak,
-                baseline_peak_bytes=sum(peak.values()),
-                evictions=after.evictions - before.evictions,
-                rematerializations=after.rematerializations - before.rematerializations,
-                candidates_scored=after.scored - before.scored,
-                seconds=seconds,
-                iteration=iteration,
-                moved_bytes=after.written - before.written,
-                fetched_bytes=after.read - before.read,
-                waited_time=waited * program.unit,
-            )
-            if not ended:
+            yield _run_of(program, status, before, after, limit, {**known, "seconds": seconds, "iteration": iteration})
+            before = after
+            if status != "ok":
                 return
 
     return runs()
 
 
-def _timed(
-    replay: Replay | PublishedReplay,
-    again: bool,
-    listener: Listener | None,
-    progress: Callable[[int], None] | None,
-) -> tuple[Status, float]:
+def _replay(
+    program: Program, budgets: Mapping[str, int], options: Options, most: float, effort: float | None
+) -> Replay | PublishedReplay:
+    """Nothing has run yet. `most`: the overhead above which a run is given up; `effort` of plans, None: of none."""
+    policy = policy_of(options.get("policy", DEFAULT))  # type: ignore[arg-type]  # any name, which is checked there
+    machine, tier = options.get("machine"), options.get("tier")
+    if machine is None:
+        theirs = program.published and policy.published and knows(policy) and tier is None
+        machine = "published" if theirs else "library"
+    if machine == "published" and tier is not None:
+        raise ValueError("the published machine has no tiers; leave either out: the machine, or the tier")
+    same: dict[str, Any] = {
+        "policy": policy,
+        "search": options.get("search", "exact"),
+        "release": options.get("release", "eager"),
+        "limit": most,
+    }
+    if machine == "published":
+        return PublishedReplay(program, budgets, **same)
+    moving = SimulatedTier.read(tier) if isinstance(tier, str) else tier
+    return Replay(program, budgets, effort=effort, tier=moving, **same)
+
+
+def _timed(replay: Replay | PublishedReplay, options: Options, *, again: bool) -> tuple[Status, float]:
     """Replay the program, as the next round if it is done `again`; how that ended, and the seconds that it took."""
+    listener, progress = options.get("listener"), options.get("progress")
     stop = None if listener is None else replay.subscribe(listener)
     collecting = gc.isenabled()
     gc.disable()  # the graph lives to the end of the replay
@@ -203,16 +200,25 @@ def _timed(
     return status, seconds
 
 
-def _overhead(total: float, model: float) -> float:
-    return total / model if model else 1.0
-
-
-def budgets_of(budget: Amount | Mapping[str, Amount], peak: Mapping[str, int]) -> tuple[dict[str, int], float]:
-    """Bytes by device, and which share of the whole peak they are."""
-    number = budget if isinstance(budget, Mapping) else bytes_or_share(budget)
-    wanted = number if isinstance(number, Mapping) else dict.fromkeys(peak, number)
-    budgets = {
-        device: parse_budget(amount, whole=peak.get(device), of=f"the peak of {device}")
-        for device, amount in wanted.items()
-    }
-    return budgets, number if isinstance(number, float) else sum(budgets.values()) / max(1, sum(peak.values()))
+def _run_of(
+    program: Program, status: Status, before: Counts, after: Counts, limit: float, known: dict[str, Any]
+) -> Run:
+    """The figures of one round, which is all that was done between two counts."""
+    waited = after.waited - before.waited
+    total = (after.model_time - before.model_time) + (after.remat_time - before.remat_time) + waited
+    model = program.model_time
+    if status == "ok" and total > limit * model:
+        status = "thrash"
+    return Run(
+        **known,
+        status=status,
+        overhead=None if status != "ok" else total / model if model else 1.0,
+        total_time=total * program.unit,
+        peak_bytes=after.peak,
+        evictions=after.evictions - before.evictions,
+        rematerializations=after.rematerializations - before.rematerializations,
+        candidates_scored=after.scored - before.scored,
+        moved_bytes=after.written - before.written,
+        fetched_bytes=after.read - before.read,
+        waited_time=waited * program.unit,
+    )

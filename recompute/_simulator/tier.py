@@ -1,4 +1,4 @@
-"""A tier that takes virtual time: what moving would have cost.
+"""A simulated tier, whose transfers take virtual time.
 
 Either transfers stop the compute, or they overlap with it: then they share one link beside it, which takes them in
 turn, and whatever they make wait is there in time. So that is a lower bound: the whole takes as long as the compute, or
@@ -83,11 +83,11 @@ class SimulatedStore(Store):
         return max(0.0, self.free - self._now())
 
     def units(self, nbytes: int) -> float:
-        """What a transfer takes."""
+        """The time of a transfer, in units of the program."""
         return (self._tier.latency + nbytes / self._tier.bandwidth) / self._unit
 
     def price_of(self, nbytes: int) -> float:
-        """What a transfer costs the program, as far as one can tell."""
+        """The time that a transfer costs the program, estimated."""
         return _BESIDE * self.units(nbytes) if self._tier.overlap else self.units(nbytes)
 
     def transfer(self, nbytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Whom the published machine evicts: its storages, what is evicted around them, and the search for the least score.
+"""The published machine's choice of a victim: storages, evicted neighbourhoods, and the search for the least score.
 
 The neighbourhoods are those of section 4.1 of Kirisame et al. (ICLR 2021); the search is exact, or one of the
 approximations of section 5. Ties go to the newest candidate.
@@ -99,7 +99,7 @@ class Pool:
 
 
 class Neighbourhood:
-    """What is evicted around a storage: here nobody looks at that.
+    """The evicted neighbourhood of a storage: this one is always empty.
 
     The search remembers costs, and must be told of those that fall: `_fell`. Of small falls it need not know, since it
     works with a lower bound, and asks for the cost of whom it is about to choose.
@@ -113,7 +113,7 @@ class Neighbourhood:
         return 0.0
 
     def lower_bound(self, storage: Storage) -> float:
-        """What the cost does not fall below unless that is told."""
+        """A bound below which the cost does not fall unless that is told."""
         return self.cost(storage)
 
     def evicted(self, storage: Storage) -> None:
@@ -130,25 +130,25 @@ class Neighbourhood:
 
 
 class Linked(Neighbourhood):
-    """Knows who is evicted among the neighbours of a storage."""
+    """Knows which neighbours of a storage are evicted."""
 
     def evicted(self, storage: Storage) -> None:
-        for each in storage.above:
-            each.evicted_below[storage] = None
-        for each in storage.below:
-            each.evicted_above[storage] = None
+        for other in storage.above:
+            other.evicted_below[storage] = None
+        for other in storage.below:
+            other.evicted_above[storage] = None
 
     def restored(self, storage: Storage) -> None:
-        for each in storage.above:
-            each.evicted_below.pop(storage, None)
-        for each in storage.below:
-            each.evicted_above.pop(storage, None)
+        for other in storage.above:
+            other.evicted_below.pop(storage, None)
+        for other in storage.below:
+            other.evicted_above.pop(storage, None)
 
 
 class Closure(Linked):
     """e*: exactly the evicted ancestors, and the evicted descendants if wanted, found by a walk each time."""
 
-    def __init__(self, descendants: bool) -> None:
+    def __init__(self, *, descendants: bool) -> None:
         super().__init__()
         self.descendants = descendants
 
@@ -158,10 +158,10 @@ class Closure(Linked):
         path = list(storage.evicted_above)
         for visited in path:  # grows
             total += visited.cost
-            for each in visited.evicted_above:
-                if each not in seen:
-                    seen.add(each)
-                    path.append(each)
+            for other in visited.evicted_above:
+                if other not in seen:
+                    seen.add(other)
+                    path.append(other)
         if not self.descendants or not storage.evicted_below:
             return total
         descendants = set(storage.evicted_below)
@@ -169,12 +169,12 @@ class Closure(Linked):
         for visited in path:
             if visited not in seen:
                 total += visited.cost
-            for each in visited.evicted_below:
-                if each not in descendants:
-                    descendants.add(each)
-                    path.append(each)
+            for other in visited.evicted_below:
+                if other not in descendants:
+                    descendants.add(other)
+                    path.append(other)
         first = self.waiting
-        if first is not None and any(each.storage in descendants for each in first.arguments):
+        if first is not None and any(argument.storage in descendants for argument in first.arguments):
             total += first.cost * len(first.makes)
         return total
 
@@ -184,9 +184,9 @@ class Closure(Linked):
 
     def unlinking(self, storage: Storage) -> None:
         """It falls for all candidates at the ends of the evicted storages around it."""
-        self._tell(storage, lambda each: each.below)
+        self._tell(storage, lambda other: other.below)
         if self.descendants:
-            self._tell(storage, lambda each: each.above)
+            self._tell(storage, lambda other: other.above)
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         self.unlinking(storage)
@@ -195,12 +195,12 @@ class Closure(Linked):
         seen = {storage}
         path = [storage]
         for visited in path:
-            for each in direction(visited):
-                if each.slot >= 0:
-                    each.pool.candidates.changed(each)
-                elif not each.resident and each not in seen:
-                    seen.add(each)
-                    path.append(each)
+            for other in direction(visited):
+                if other.slot >= 0:
+                    other.pool.candidates.changed(other)
+                elif not other.resident and other not in seen:
+                    seen.add(other)
+                    path.append(other)
 
 
 class Component:
@@ -248,8 +248,8 @@ class Component:
         if self.cost < self.lower_bound or not self.members:
             self.lower_bound = 0.0
             candidates, self.candidates = self.candidates, set()  # scored again, they are entered again
-            for each in candidates:
-                each.pool.candidates.changed(each)
+            for storage in candidates:
+                storage.pool.candidates.changed(storage)
 
 
 _MARGIN: Final = 0.95
@@ -272,19 +272,19 @@ class Components(Linked):
             total += root.lower_bound
             root.candidates.add(storage)
             if len(root.candidates) > root.compact_at:
-                root.candidates = {each for each in root.candidates if each.slot >= 0}
+                root.candidates = {listed for listed in root.candidates if listed.slot >= 0}
                 root.compact_at = 2 * len(root.candidates) + 16
         return total
 
     def _around(self, storage: Storage) -> dict[Component, None]:
         """The roots next to it."""
-        found: dict[Component, None] = {}
+        roots: dict[Component, None] = {}
         for near in (storage.evicted_above, storage.evicted_below):
-            for each in near:
-                component = each.component
+            for other in near:
+                component = other.component
                 assert component is not None
-                found[component if component.parent is None else component.root()] = None
-        return found
+                roots[component if component.parent is None else component.root()] = None
+        return roots
 
     def evicted(self, storage: Storage) -> None:
         root = storage.component = Component(storage.cost)
@@ -303,9 +303,9 @@ class Components(Linked):
 
     def unlinking(self, storage: Storage) -> None:
         for near in (storage.above, storage.below):
-            for each in near:
-                if each.slot >= 0:  # for which this may be the only link to the component
-                    each.pool.candidates.changed(each)
+            for other in near:
+                if other.slot >= 0:  # for which this may be the only link to the component
+                    other.pool.candidates.changed(other)
 
     def own_cost_changed(self, storage: Storage, change: float) -> None:
         assert storage.component is not None
@@ -351,7 +351,7 @@ class Candidates:
         """It has become cheaper."""
 
     def choose(self, now: float) -> Sequence[Storage]:
-        """Whom to evict."""
+        """The storages to evict."""
         return ()
 
 
@@ -364,7 +364,7 @@ class Scan(Candidates):
         self.random = random.Random(search.seed) if isinstance(search, Sample) else None
 
     def choose(self, now: float) -> Sequence[Storage]:
-        scores = [(self._score(each, now), each) for each in self._looked_at()]
+        scores = [(self._score(storage, now), storage) for storage in self._looked_at()]
         self.scored += len(scores)
         if not scores:
             return ()
@@ -373,15 +373,15 @@ class Scan(Candidates):
         scores.sort(key=lambda scored: (scored[0], -scored[1].number))
         least = scores[0][0]
         most = self.search.factor * least if 0 < least < inf else least
-        return [scores[0][1]] + [each for score, each in scores[1:] if score <= most < inf]
+        return [scores[0][1]] + [storage for score, storage in scores[1:] if score <= most < inf]
 
     def _looked_at(self) -> Sequence[Storage]:
         storages = self.storages
         if self.random is not None and storages:
             return self.random.sample(storages, isqrt(len(storages) - 1) + 1)
         if isinstance(self.search, IgnoreSmall):
-            least = self.search.share * sum(each.size for each in storages) / max(1, len(storages))
-            return [each for each in storages if each.size >= least]
+            least = self.search.share * sum(storage.size for storage in storages) / max(1, len(storages))
+            return [storage for storage in storages if storage.size >= least]
         return storages
 
     def _score(self, storage: Storage, now: float) -> float:

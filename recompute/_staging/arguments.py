@@ -1,4 +1,4 @@
-"""What a staged function is given: inputs, which may have other values later, and the rest, which may not differ."""
+"""The arguments of a planned function: inputs, whose values may differ in later calls, and the rest, which may not."""
 
 from __future__ import annotations
 
@@ -117,5 +117,5 @@ def _describe(value: Any) -> str:
 def _unlike(where: str, what: str) -> StagingError:
     return StagingError(
         f"this is not the graph that was planned: {where} differ{'' if where.startswith('the ') else 's'} from the "
-        f"example: {what}; stage the function again, with arguments like these"
+        f"example: {what}; plan the function again, with arguments like these"
     )

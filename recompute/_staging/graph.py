@@ -1,17 +1,23 @@
-"""What was recorded: the operations that the results need, as a program for the planner and as functions to call."""
+"""The recorded graph: the operations that the results need, as a program for the planner and as functions to call.
+
+The functions take their arguments from numbered slots, and put their results into others.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+from recompute._adapters.adapter import kinds
+from recompute._budget import format_bytes
 from recompute._cache import Cache
 from recompute._errors import StagingError
-from recompute._staging.line import Compute
-from recompute._traces.last_uses import last_uses
-from recompute._traces.program import Program
+from recompute._traces.program import Program, last_uses
 from recompute.events import Event, Performed
-from recompute.extend import Operation, Settings, Value
+from recompute.extend import Container, Operation, Settings, Value
 
 
-class Recorder(Cache):
+class RecordingCache(Cache):
     """The cache that the example runs in: it refuses what would make the graph depend on a value."""
 
     def __init__(self, budget: int | None) -> None:
@@ -29,15 +35,15 @@ class Recorder(Cache):
 
 def _refuse() -> None:
     raise StagingError(
-        "get, pin and detach cannot be staged: what is recorded would depend on the values of this one run; return "
-        "the Recomputable, or make the value before and pass it as an argument"
+        "get, pin and detach cannot be planned in advance: what is recorded would depend on the values of this one "
+        "run; return the Recomputable, or make the value before and pass it as an argument"
     )
 
 
 class Graph:
     """The recorded operations that the results need, as a program and as functions to call."""
 
-    def __init__(self, name: str, recorder: Recorder, inputs: list[Value], wanted: list[Value]) -> None:
+    def __init__(self, name: str, recorder: RecordingCache, inputs: list[Value], wanted: list[Value]) -> None:
         operations: dict[Operation, None] = {}
         sources: dict[Value, None] = dict.fromkeys(inputs)
         stack = [*wanted]
@@ -65,7 +71,7 @@ class Graph:
         program.outputs = [slot for slot in results if program.makers[slot] >= 0]
         _drop_after_use(program)
 
-    def _add(self, operation: Operation, recorder: Recorder, storages: dict[int, int]) -> None:
+    def _add(self, operation: Operation, recorder: RecordingCache, storages: dict[int, int]) -> None:
         numbers = range(operation.number, operation.number + operation.nout)
         made = [recorder.made[number] for number in numbers]
         device = next(output.storage.pool.device for output in operation.outputs if output is not None)
@@ -93,3 +99,64 @@ def _drop_after_use(program: Program) -> None:
     for number, values in enumerate(dying):
         program.steps.append(("call", number))
         program.steps += [("drop", value) for value in values]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for a value among arguments and results."""
+
+    number: int
+
+
+class Compute:
+    """One operation of the straight line."""
+
+    __slots__ = ("created", "function", "keywords", "name", "nout", "positional", "results", "sizes")
+
+    def __init__(self, operation: Operation, slots: dict[Value, int], results: list[int], sizes: list[int]) -> None:
+        self.function = operation.function
+        self.positional = [bind(part, slots) for part in operation.positional]
+        keywords = operation.keywords
+        self.keywords = None if keywords is None else {name: bind(part, slots) for name, part in keywords.items()}
+        self.nout = operation.nout
+        self.results = results
+        self.sizes = sizes
+        self.name = operation.name
+        self.created = operation.created
+
+    def run(self, slots: list[Any]) -> None:
+        positional = [fill(part, slots) for part in self.positional]
+        keywords = {} if self.keywords is None else {name: fill(part, slots) for name, part in self.keywords.items()}
+        result = self.function(*positional, **keywords)
+        made = (result,) if self.nout == 1 else tuple(result)
+        if len(made) != self.nout:
+            raise self._other(f"returned {len(made)} values instead of {self.nout}")
+        for slot, size, payload in zip(self.results, self.sizes, made, strict=True):
+            nbytes = kinds[type(payload)].nbytes(payload)
+            if nbytes > size:
+                raise self._other(f"made {format_bytes(nbytes)} instead of {format_bytes(size)}")
+            if slots[slot] is None:  # else it is there, and views of it may be: the second copy goes
+                slots[slot] = payload
+
+    def _other(self, what: str) -> StagingError:
+        return StagingError(
+            f"this is not the graph that was planned: {self.name} (created at {self.created}) {what}; plan the "
+            "function again, with arguments like these"
+        )
+
+
+def bind(part: Any, slots: dict[Value, int]) -> Any:
+    """A packed argument with slots instead of values."""
+    if type(part) is Value:
+        return Slot(slots[part])
+    if type(part) is Container:
+        return Container(part.build, [bind(inner, slots) for inner in part.parts])
+    return part
+
+
+def fill(part: Any, slots: list[Any]) -> Any:
+    if type(part) is Slot:
+        return slots[part.number]
+    if type(part) is Container:
+        return part.build([fill(inner, slots) for inner in part.parts])
+    return part

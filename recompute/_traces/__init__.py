@@ -1,1 +1,1 @@
-"""Recorded programs: what they are made of, how they are read, and how a running cache writes one."""
+"""Recorded programs: operations and steps, readers of their formats, and the writer that a running cache has."""

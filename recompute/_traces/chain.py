@@ -9,7 +9,7 @@ def chain(n: int) -> Program:
     """n forward and n backward operations, all of cost one and size one; the source takes no memory.
 
     Forward `f[i] = F(f[i-1])`, where `f[0]` is the source. Backward `b[n] = B(f[n])`, then `b[i] = B(b[i+1], f[i-1])`:
-    the gradient of step i needs the step's input. The output is `b[1]`. Values are let go of after their last use, as
+    the gradient of step i needs the step's input. The output is `b[1]`. Values are dropped after their last use, as
     autodiff does: `f[i-1]` after `b[i]`. Raises ValueError unless n is at least 1.
     """
     if n < 1:

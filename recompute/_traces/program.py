@@ -1,4 +1,4 @@
-"""A recorded program: its operations, and the order in which it ran them and let go of their results.
+"""A recorded program: its operations, and the order in which it ran them and dropped their results.
 
 Names are resolved when a trace is read. What is left are numbers: of values, of storages (which aliases share) and of
 calls, each counted from zero in order of creation. The simulator and the planners read nothing else.
@@ -6,12 +6,14 @@ calls, each counted from zero in order of creation. The simulator and the planne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+V = TypeVar("V", bound=Hashable)
 
 StepKind = Literal["source", "call", "get", "keep", "drop", "pin", "unpin", "detach", "evict", "hold", "let go"]
-"""What a step does with a value: `keep` and `drop` are its first and last outside reference (a new value has one).
+"""The kinds of steps: `keep` and `drop` are its first and last outside reference (a new value has one).
 
 `hold` and `let go`: what `get` returned is kept outside. `call` has the number of a call.
 """
@@ -44,7 +46,7 @@ class Call:
 
 @dataclass(slots=True)
 class Program:
-    """What one run of a program did.
+    """One run of a program.
 
     Its results are the values in `outputs`: at the end they are brought back into memory, in this order, and kept.
     """
@@ -134,3 +136,21 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<program {self.name}: {len(self.calls):,} operations, {len(self.sizes):,} storages>"
+
+
+def last_uses(runs: Sequence[tuple[Collection[V], Collection[V]]], lasting: Iterable[V]) -> list[list[V]]:
+    """For each run, the values that nothing needs once it is over.
+
+    A run is (what it makes, what it reads). A value is needed up to the last run that reads it before it is made again,
+    if it is; what is `lasting`, after the last run, too. What nothing reads goes with the run that makes it. So does,
+    after its last use, what is read and never made: count sources as lasting if they stay. What a run makes comes
+    before what it reads, each value once. O(what all runs make and read).
+    """
+    needed = set(lasting)
+    dying: list[list[V]] = []
+    for makes, reads in reversed(runs):
+        dying.append([value for value in dict.fromkeys((*makes, *reads)) if value not in needed])
+        needed.difference_update(makes)
+        needed.update(reads)
+    dying.reverse()
+    return dying

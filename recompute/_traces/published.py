@@ -144,7 +144,7 @@ class Published:
             self._let_go(self._values[name])
 
     def _define(self, name: str, value: int) -> None:
-        """`name` means `value` from now on, with one reference; those to what it meant before are gone."""
+        """`name` now means `value`, with one reference; those to what it meant before are gone."""
         before, references = self._values.get(name, value), self._held.get(name, 0)
         self._values[name] = value
         self._held[name] = 1
@@ -199,7 +199,7 @@ class _Pending:
         return len(self.sizes) == len(self.results) and (not self.name or len(self.aliases) == len(self.results))
 
     def lacks(self) -> str:
-        """What is missing."""
+        """The line that is missing."""
         name = next((result for result in self.results if result not in self.sizes), None)
         what = "MEMORY" if name is not None else "ALIAS"
         name = name or next(result for result in self.results if result not in self.aliases)

@@ -1,4 +1,4 @@
-"""Reading a trace: any of the known formats, plain or gzip, line by line."""
+"""Reading a trace, plain or gzip, line by line: its program, in any of the known formats, or the events of its run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from recompute import events
 from recompute._traces.program import Program, TraceError
 from recompute._traces.published import Published
 from recompute._traces.recorded import HEADER, Recorded
@@ -17,6 +19,12 @@ _LONGEST: Final = 300
 """Characters of an error's text."""
 
 _GZIP: Final = b"\x1f\x8b"
+
+_TYPES: Final = {
+    name: (kind, [field.name for field in fields(kind)])
+    for name, kind in vars(events).items()
+    if isinstance(kind, type) and issubclass(kind, events.Event)
+}
 
 
 class Format(Protocol):
@@ -38,7 +46,7 @@ def read(path: str | Path) -> Program:
     fault: TraceError | None = None
     started = False
     try:
-        for number, text in lines(path):
+        for number, text in _lines(path):
             if fault is not None and (started or isinstance(builder, Recorded)):
                 break
             if fault is not None and '"START"' not in text:
@@ -53,7 +61,7 @@ def read(path: str | Path) -> Program:
                     builder = _builder(line, path.name)
                 builder.add(line)
             except ValueError as error:
-                fault = fault or TraceError(f"{path}:{number}: {short(error)}")
+                fault = fault or TraceError(f"{path}:{number}: {_short(error)}")
         if fault is not None:
             raise fault
         if builder is None:
@@ -64,7 +72,36 @@ def read(path: str | Path) -> Program:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}:{number + 1}: the file is truncated or damaged: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}:{max(1, number)}: {short(error)}") from None
+        raise TraceError(f"{path}:{max(1, number)}: {_short(error)}") from None
+
+
+def recorded_events(path: str | Path) -> Iterator[events.Event]:
+    """The events of the recorded run, in order, with its numbers and its clock (seconds).
+
+    Raises TraceError, with file and line, for a file that is wrong, or in the published format: that has no events,
+    only a program. O(lines).
+    """
+    path, number = Path(path), 0
+    try:
+        for number, text in _lines(path):  # noqa: B007  # for the error
+            line = json.loads(text)
+            if HEADER in line:
+                continue
+            known = _TYPES.get(line["event"])
+            if known is not None:
+                yield _event(line, *known)
+            elif line["event"] != "End":
+                raise ValueError(f"unknown event {line['event']!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path}:{max(1, number)}: this line is no event: {_short(error)}") from None
+
+
+def _event(line: dict[str, Any], kind: type[events.Event], names: list[str]) -> events.Event:
+    given: dict[str, Any] = {}
+    for name in names:
+        if name in line:
+            given[name] = tuple(line[name]) if isinstance(line[name], list) else line[name]
+    return kind(**given)
 
 
 def _builder(first: dict[str, Any], name: str) -> Format:
@@ -76,7 +113,7 @@ def _builder(first: dict[str, Any], name: str) -> Format:
     return Recorded(name) if HEADER in first else Published(name)
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that are not empty, numbered from one."""
     with open(path, "rb") as raw, gzip.open(raw) if raw.peek(2)[:2] == _GZIP else raw as file:
         for number, line in enumerate(file, 1):
@@ -94,7 +131,7 @@ def _object(text: str) -> dict[str, Any]:
     return line
 
 
-def short(error: Exception) -> str:
+def _short(error: Exception) -> str:
     """Its text, without the middle of what is long in it: a trace may have anything as a name."""
     text = str(error)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"

@@ -23,7 +23,7 @@ HEADER: Final = "recompute-trace"
 """The key of the header's object that has the version of the format."""
 VERSION: Final = 1
 _MOST: Final = 2**63
-"""What numbers are below: bytes, seconds, and numbers of values."""
+"""An upper bound of all numbers: bytes, seconds, and numbers of values."""
 
 
 class Recorded:
@@ -73,7 +73,7 @@ class Recorded:
         """The program, after the last line."""
         if not self._ended:
             raise ValueError("the file is truncated: the line with the event End is missing")
-        self._between.sort(key=lambda each: each[0])
+        self._between.sort(key=lambda pair: pair[0])
         self.program.numbers = [0] * len(self.program.storages)
         for number, value in self._values.items():
             self.program.numbers[value] = number
@@ -178,7 +178,7 @@ class Recorded:
         self._step("drop", value)
 
     def _taken_back(self, line: dict[str, Any]) -> None:
-        """Whoever held it may hold it still, or not: while it is in memory, no event tells."""
+        """It may still be held outside, or not: while it is in memory, no event tells."""
         storage = self._storage(line)
         after = len(self.program.steps) + 1
         values = self._held[storage].pop() if self._held.get(storage) else []

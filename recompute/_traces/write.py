@@ -1,4 +1,4 @@
-"""Writing a trace while a cache runs: events become lines of text at once, and lines go to the file by the megabyte.
+"""Writing a trace while a cache runs: events become lines of text as they come, which go to the file by the megabyte.
 
 Each batch is appended as one complete gzip member (if the path ends in .gz), so the file is a valid one after every
 flush. It is a complete trace when its last line is End: after `flush` and `close`, not in between.
@@ -45,7 +45,7 @@ _END: Final = '{"event":"End"}\n'
 
 
 def settings_of(cache: Cache) -> dict[str, object]:
-    """What the header of a trace says of its cache."""
+    """The settings of a cache, for the header of its trace."""
     settings: dict[str, object] = {
         "policy": cache.policy.name,
         "search": cache.search.name,
@@ -59,7 +59,7 @@ def settings_of(cache: Cache) -> dict[str, object]:
 
 
 class Recorder:
-    """A listener that writes the events of one cache to a file. Raises OSError at once if it cannot be written.
+    """A listener that writes the events of one cache to a file. Raises OSError here if it cannot be written.
 
     `settings` are further fields of the header. If writing fails later, there is a warning and no more is recorded: the
     run goes on.
@@ -96,7 +96,7 @@ class Recorder:
             self._lines.append(line)
             self._size += len(line)
             if self._size > _BATCH and self._writing.acquire(blocking=False):
-                try:  # else somebody is at it, maybe this very thread, in whose middle a destructor struck
+                try:  # else another thread is at it, or this very one, in whose middle a destructor struck
                     self._write()
                 except OSError:
                     self._give_up()

@@ -1,4 +1,4 @@
-"""`Identity`: the surface of `recompute` without a cache. Nothing is ever evicted, so it says what a program means."""
+"""`Identity`: the surface of `recompute` without a cache. Nothing is ever evicted: it defines what a program means."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Identity(Generic[T]):
         called = function._value if isinstance(function, Identity) else function
         if not isinstance(function, Identity) and not callable(function):
             raise TypeError(f"ap takes a function first, or an Identity that holds one, not {function!r}")
-        positional = [_open(each) for each in args]
-        keywords = {name: _open(each) for name, each in kwargs.items()}
+        positional = [_open(value) for value in args]
+        keywords = {name: _open(value) for name, value in kwargs.items()}
         _check(nout, nbytes)
         result = called(*positional, **keywords)
         if nout == 1:
@@ -99,9 +99,9 @@ class Identity(Generic[T]):
             outputs = ()
         if len(outputs) != nout:
             raise ValueError(f"{result!r} is not {nout} outputs")
-        for each in outputs:
-            _refuse_read_once(each, "a result")
-        return tuple([Identity(each) for each in outputs])
+        for value in outputs:
+            _refuse_read_once(value, "a result")
+        return tuple([Identity(value) for value in outputs])
 
     @staticmethod
     def lift(

@@ -1,4 +1,4 @@
-"""What must always be true of a cache, checked from scratch: slow, simple, and blind to how the engine does it."""
+"""Invariants of a cache, checked from scratch: slow, simple, and independent of how the engine keeps them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
     engine = cache.engine
     if engine.moving.ahead is not None:
         engine.moving.ahead.wait()
-    cache.stats()  # sees to references that went
+    cache.stats()  # takes in references that went
     with engine.lock:
         storages = _alive(engine, values)
         operations = _operations(storages)
         idle = not engine.scheduler.stacks
         for storage in storages:
-            _check_storage(engine, storage, idle)
+            _check_storage(engine, storage, idle=idle)
         for value in (value for storage in storages for value in storage.values):
             _check_value(value)
         _check_users(storages, operations)
-        _check_operations(engine, operations, idle)
-        _check_tiers(engine, storages, idle)
+        _check_operations(engine, operations, idle=idle)
+        _check_tiers(engine, storages, idle=idle)
         for pool in engine.memory.pools.values():
-            _check_pool(engine, pool, [storage for storage in storages if storage.pool is pool], idle)
+            _check_pool(engine, pool, [storage for storage in storages if storage.pool is pool], idle=idle)
         _check_sets(engine, storages)
         neighbourhood = engine.memory.neighbourhood
         if isinstance(neighbourhood, Components):
@@ -56,7 +56,7 @@ def _alive(engine: Engine, values: list[Value]) -> list[Storage]:
     stack = [value.storage for value in values]
     for pool in engine.memory.pools.values():
         stack.extend(pool.candidates)
-    found = dict.fromkeys(stack)
+    reached = dict.fromkeys(stack)
     while stack:
         storage = stack.pop()
         near: list[Value | None] = []
@@ -67,10 +67,10 @@ def _alive(engine: Engine, values: list[Value]) -> list[Storage]:
             for user in value.each_user():
                 near += user.outputs
         for value_near in near:
-            if value_near is not None and value_near.storage not in found:
-                found[value_near.storage] = None
+            if value_near is not None and value_near.storage not in reached:
+                reached[value_near.storage] = None
                 stack.append(value_near.storage)
-    return sorted(found, key=lambda storage: storage.number)
+    return sorted(reached, key=lambda storage: storage.number)
 
 
 def _lives(operation: Operation) -> bool:
@@ -79,16 +79,16 @@ def _lives(operation: Operation) -> bool:
 
 
 def _operations(storages: list[Storage]) -> list[Operation]:
-    found: dict[Operation, None] = {}
+    operations: dict[Operation, None] = {}
     for storage in storages:
         for value in storage.values:
             if value.operation is not None:
-                found[value.operation] = None
-            found.update(dict.fromkeys(user for user in value.each_user() if _lives(user)))
-    return list(found)
+                operations[value.operation] = None
+            operations.update(dict.fromkeys(user for user in value.each_user() if _lives(user)))
+    return list(operations)
 
 
-def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
+def _check_storage(engine: Engine, storage: Storage, *, idle: bool) -> None:
     who = f"storage {storage.number}"
     assert storage.values, f"{who} is alive without a value"
     assert storage.size >= 0, f"{who} has a size of {storage.size}"
@@ -100,9 +100,9 @@ def _check_storage(engine: Engine, storage: Storage, idle: bool) -> None:
     present = [value for value in storage.values if value.payload is not EVICTED]
     if storage.resident:
         assert present, f"{who} counts as resident, but none of its values is"
-        assert storage.held is None, f"{who} is resident and held outside at once"
+        assert storage.held is None, f"{who} is both resident and held outside"
         assert not isinstance(storage.nearby, Component), f"{who} is resident and in an evicted component"
-        assert not storage.dropped, f"{who} is resident and dropped at once"
+        assert not storage.dropped, f"{who} is both resident and dropped"
     else:
         assert not present, f"{who} is evicted, but {present[0].payload!r} is there"
         assert not storage.locks, f"{who} is evicted and locked {storage.locks} times"
@@ -160,16 +160,16 @@ def _check_users(storages: list[Storage], operations: list[Operation]) -> None:
             assert argument in known, f"{operation} takes a value that was forgotten"
 
 
-def _check_operations(engine: Engine, operations: list[Operation], idle: bool) -> None:
+def _check_operations(engine: Engine, operations: list[Operation], *, idle: bool) -> None:
     for operation in operations:
         assert _lives(operation), f"{operation} is dead and has outputs"
         assert operation.c0 >= 0, f"{operation} costs {operation.c0} s"
     if idle:
-        assert not engine.scheduler.in_flight, f"{engine.scheduler.in_flight} count as in flight, but nobody runs"
+        assert not engine.scheduler.in_flight, f"{engine.scheduler.in_flight} count as in flight, but none runs"
         assert not engine.scheduler.executing, f"{engine.scheduler.executing} functions count as running"
 
 
-def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], idle: bool) -> None:
+def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], *, idle: bool) -> None:
     resident = [storage for storage in storages if storage.resident]
     held = sum(held.size for held in engine.machine.held if held.pool is pool)
     facts = {
@@ -202,7 +202,8 @@ def _check_pool(engine: Engine, pool: Pool, storages: list[Storage], idle: bool)
         assert pool.used <= pool.limit, f"{pool.device}: {pool.used} bytes used of a budget of {pool.limit}"
     candidates = list(pool.candidates)
     assert len(candidates) == len(set(candidates)), f"{pool.device}: a candidate is listed twice"
-    assert len({each.slot for each in candidates}) == len(candidates), f"{pool.device}: two candidates share a slot"
+    slots = {candidate.slot for candidate in candidates}
+    assert len(slots) == len(candidates), f"{pool.device}: two candidates share a slot"
     for storage in candidates:
         who = f"candidate {storage.number} of {pool.device}"
         assert storage.pool is pool, f"{who} belongs to {storage.pool.device}"
@@ -220,8 +221,8 @@ def _check_sets(engine: Engine, storages: list[Storage]) -> None:
             assert held.size == storage.size, f"storage {storage.number} is held with another size"
 
 
-def _check_tiers(engine: Engine, storages: list[Storage], idle: bool) -> None:
-    """What tiers count is what the copies of living values take."""
+def _check_tiers(engine: Engine, storages: list[Storage], *, idle: bool) -> None:
+    """Tiers count as many bytes as the copies of living values take."""
     if engine.memory.tiers is None:
         assert not any(value.copy for storage in storages for value in storage.values), "a copy without a tier"
         return
@@ -229,7 +230,7 @@ def _check_tiers(engine: Engine, storages: list[Storage], idle: bool) -> None:
     for _, store in engine.memory.tiers.all():
         size = sum(copy.nbytes for copy in copies if copy.store is store)
         assert not idle or store.used == size, f"{store.name}: {store.used} bytes are booked, {size} are true"
-        assert not idle or not store.reserved, f"{store.name}: {store.reserved} bytes are being written, but nobody is"
+        assert not idle or not store.reserved, f"{store.name}: {store.reserved} bytes are reserved for nothing"
         assert store.used <= store.limit, f"{store.name}: {store.used} bytes of a limit of {store.limit}"
     if idle:
         for copy in copies:
@@ -257,15 +258,15 @@ def evicted_components(storages: Iterable[Storage]) -> list[set[Storage]]:
         stack = [left.pop()]
         component = set(stack)
         while stack:
-            for each in neighbours(stack.pop()) & left:
-                left.discard(each)
-                component.add(each)
-                stack.append(each)
+            for other in neighbours(stack.pop()) & left:
+                left.discard(other)
+                component.add(other)
+                stack.append(other)
         components.append(component)
     return components
 
 
-def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Storage]:
+def evicted_neighbourhood(storage: Storage, *, descendants: bool = True) -> set[Storage]:
     """The evicted ancestors that bringing `storage` back would need, and the evicted descendants that need it."""
 
     def parents(one: Storage) -> set[Storage]:
@@ -276,42 +277,42 @@ def evicted_neighbourhood(storage: Storage, descendants: bool = True) -> set[Sto
         users = [user for value in one.values for user in value.each_user()]
         return {output.storage for user in users for output in user.outputs if output is not None}
 
-    found: set[Storage] = set()
+    neighbourhood: set[Storage] = set()
     for direction in (parents, children) if descendants else (parents,):
         reached: set[Storage] = set()
         frontier = {storage}
         while frontier:
-            frontier = {each for one in frontier for each in direction(one) if each.dropped} - reached
+            frontier = {other for one in frontier for other in direction(one) if other.dropped} - reached
             reached |= frontier
-        found |= reached
-    found.discard(storage)
-    return found
+        neighbourhood |= reached
+    neighbourhood.discard(storage)
+    return neighbourhood
 
 
 def _check_components(neighbourhood: Components, storages: list[Storage]) -> None:
     evicted = [storage for storage in storages if storage.dropped]
     if not neighbourhood.active:
-        assert all(each.nearby is None for each in evicted), "components are joined before the first question"
+        assert all(storage.nearby is None for storage in evicted), "components are joined before the first question"
         return
     for component in evicted_components(storages):
-        roots = {each.nearby.root() if isinstance(each.nearby, Component) else None for each in component}
-        numbers = sorted(each.number for each in component)
+        roots = {member.nearby.root() if isinstance(member.nearby, Component) else None for member in component}
+        numbers = sorted(member.number for member in component)
         assert len(roots) == 1, f"the evicted storages {numbers} are connected, but not one component"
     members: dict[Any, list[Storage]] = {}
     for storage in evicted:
         if isinstance(storage.nearby, Component):
             members.setdefault(storage.nearby.root(), []).append(storage)
     for root, together in members.items():
-        numbers = [each.number for each in together]
+        numbers = [member.number for member in together]
         assert root.members == len(together), f"the component of {numbers} counts {root.members} members"
-        cost = sum(each.cost for each in together)
+        cost = sum(member.cost for member in together)
         assert isclose(root.cost, cost, rel_tol=1e-6, abs_tol=1e-9), f"component {numbers}: {root.cost}, not {cost}"
 
 
 def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
     for storage in storages:
         if storage.resident and not neighbourhood.tiers:
-            cost = sum(each.cost for each in evicted_neighbourhood(storage, neighbourhood.descendants))
+            cost = sum(other.cost for other in evicted_neighbourhood(storage, descendants=neighbourhood.descendants))
             answer = neighbourhood.cost(storage)
             assert isclose(answer, cost, rel_tol=1e-6, abs_tol=1e-9), (
                 f"the evicted neighbourhood of storage {storage.number} costs {cost}, not {answer}"
@@ -320,24 +321,24 @@ def _check_closures(neighbourhood: Closure, storages: list[Storage]) -> None:
 
 def _check_needs(neighbourhood: Needs, storages: list[Storage]) -> None:
     evicted = [storage for storage in storages if storage.dropped]
-    out = {each: each.size for each in evicted if any(value.referred for value in each.values)}
+    out = {other: other.size for other in evicted if any(value.referred for value in other.values)}
     assert neighbourhood._missing == out, "what is evicted but referred to is not what counts as missing"
     for pool, size in neighbourhood._missing_bytes.items():
-        assert size == sum(each.size for each in out if each.pool is pool), f"{pool} has not {size} bytes missing"
+        assert size == sum(other.size for other in out if other.pool is pool), f"{pool} has not {size} bytes missing"
     needed, stack = set(out), list(out)
     while stack:
-        for each in stack.pop().neighbours_up():
-            if each.dropped and each not in needed:
-                needed.add(each)
-                stack.append(each)
-    lost = [each.number for each in needed - neighbourhood._needs.keys()]
+        for other in stack.pop().neighbours_up():
+            if other.dropped and other not in needed:
+                needed.add(other)
+                stack.append(other)
+    lost = [other.number for other in needed - neighbourhood._needs.keys()]
     assert not lost, f"the evicted storages {lost} are needed, but not counted"
     times = Counter(argument for above in neighbourhood._needs.values() for argument in above)
     assert times == Counter(neighbourhood._needed_by), "storages are not counted as often as they are needed"
-    assert not any(each.resident for each in neighbourhood._needs), "a resident storage counts as evicted"
-    for each in neighbourhood.kept:
-        assert each.resident, f"storage {each.number} stays because it is wanted, but is evicted"
-        assert each in neighbourhood._needed_by, f"storage {each.number} stays, but nothing evicted wants it"
+    assert not any(storage.resident for storage in neighbourhood._needs), "a resident storage counts as evicted"
+    for other in neighbourhood.kept:
+        assert other.resident, f"storage {other.number} stays because it is wanted, but is evicted"
+        assert other in neighbourhood._needed_by, f"storage {other.number} stays, but nothing evicted wants it"
 
 
 def _close(engine: Engine, a: float, b: float) -> bool:

@@ -1,4 +1,4 @@
-"""A log of what a cache did, to assert on."""
+"""A log of the events of a cache, to assert on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EventLog:
 
     @property
     def evicted(self) -> list[Evicted]:
-        """What was dropped, for whatever reason."""
+        """The storages that were dropped, for any reason."""
         return self.of(Evicted)
 
     def victims(self) -> list[int]:

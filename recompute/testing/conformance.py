@@ -1,37 +1,18 @@
-"""The conformance kit: what an adapter's author runs to know that the cache can rely on the adapter."""
+"""The conformance kit: the author of an adapter runs it to see that the cache can rely on the adapter."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from random import Random
 from sys import getrefcount
 from typing import Any
 from weakref import ref
 
 from recompute._adapters import adapter as _adapter
 from recompute._adapters.adapter import Adapter
-from recompute._adapters.arrays import ArrayAdapter
 from recompute._cache import Cache
 from recompute._recomputable import ap
-from recompute._tiers.host import Host
-from recompute.testing._invariants import check_invariants
-from recompute.testing.array_programs import (
-    DTYPES,
-    LAYOUTS,
-    Arrays,
-    difference,
-    evict_some,
-    geometry,
-    lines_for,
-    new,
-    random_program,
-    serving,
-    shrunk,
-)
-from recompute.testing.programs import Program
 
 Make = Callable[[], Any]
 
@@ -109,7 +90,7 @@ class _Check:
         named = type(device) is str and device != ""
         assert named, f"{self.who}: device gave {device!r}, which is not a name"
         devices = self.adapter.devices()
-        listed = isinstance(devices, list) and all(type(each) is str for each in devices)
+        listed = isinstance(devices, list) and all(type(name) is str for name in devices)
         assert listed, f"{self.who}: devices gave {devices!r}, which is not a list of names"
         free = self.adapter.free_memory(device)
         assert free is None or (type(free) is int and free >= 0), f"{self.who}: free_memory gave {free!r}"
@@ -190,7 +171,7 @@ class _Check:
         assert reference() is None, f"{self.who}: what watch gave outlives the value"
 
     def packing(self) -> None:
-        """What can be packed comes back the same; what cannot is not moved, and that is no mistake."""
+        """A value that can be packed comes back the same; one that cannot is not moved, and that is no mistake."""
         value = self.make()
         size, before = self.adapter.nbytes(value), getrefcount(value)
         try:
@@ -229,13 +210,13 @@ class _Check:
 
     def round_trip(self) -> None:
         cls = type(self.make())
-        with _registered(cls, self.adapter), Cache() as cache:
+        with registered(self.adapter, cls), Cache() as cache:
             made = ap(self.make)
             size = self.adapter.nbytes(self.make())
             assert cache.stats().used == size, f"{self.who}: the cache counts {cache.stats().used} bytes, not {size}"
             assert made.evict(), f"{self.who}: the value cannot be evicted"
             used = cache.stats().used
-            assert used == 0, f"{self.who}: {used} bytes are still counted after eviction: somebody holds the value"
+            assert used == 0, f"{self.who}: {used} bytes are still counted after eviction: something holds the value"
             assert self.equal(made.get(), self.make()), f"{self.who}: the value came back different"
             if self.view is not None and self.adapter.buffer(self.make()) is not None:
                 seen = ap(self.view, made)
@@ -247,143 +228,18 @@ class _Check:
 
 
 @contextmanager
-def _registered(cls: type, adapter: Adapter) -> Iterator[None]:
-    """The adapter serves the type for a while."""
-    before = _adapter._registered.get(cls)
-    _adapter.register(cls, adapter)
+def registered(adapter: Adapter, *classes: type) -> Iterator[None]:
+    """The adapter serves these types for a while."""
+    known = _adapter._registered
+    before = {cls: known.get(cls) for cls in classes}
+    for cls in classes:
+        _adapter.register(cls, adapter)
     try:
         yield
     finally:
-        if before is None:
-            del _adapter._registered[cls]
-            _adapter.kinds.clear()
-        else:
-            _adapter.register(cls, before)
-
-
-def check_arrays(
-    adapter: ArrayAdapter,
-    *,
-    programs: int = 100,
-    length: int = 12,
-    dtypes: Sequence[str] = DTYPES,
-    lines: dict[str, tuple[str, ...]] | None = None,
-    dispatch: bool = False,
-    seed: int = 0,
-) -> None:
-    """Raise AssertionError, and say what is wrong, if arrays of a library behave otherwise when they are wrapped.
-
-    Looks at what `adapter` does with arrays of each dtype and layout, then runs random programs on plain and on wrapped
-    arrays: without a budget, within small ones, with evictions after each step, with a tier, and with results verified.
-
-    Parameters
-    ----------
-    programs, length, seed
-        How many programs, how many lines each, and which ones.
-    dtypes
-        Names of dtypes in the library's namespace.
-    lines
-        Parts of the language that the programs are made from, as in `array_programs.LINES`; None: all of that which
-        suits the library, `array_programs.lines_for` arrays that can or cannot be written to.
-    dispatch
-        Whether the library hands its functions over for wrapped arrays (NEP 13, NEP 18), so that programs can call them
-        as they are; otherwise they call those of `recompute.namespace`.
-    """
-    with serving(adapter):
-        if lines is None:
-            lines = lines_for(writable=_writable(adapter))
-        for dtype in dtypes:
-            for layout in LAYOUTS:
-                for shape in ((2, 3), (3,), (), (0, 2)):
-                    _check_array(adapter, dtype, shape, layout)
-        for number in range(programs):
-            random = Random(seed + number)
-            program = random_program(random, length, dtypes, lines)
-            settings: dict[str, Any] = _SETTINGS[number % len(_SETTINGS)]
-            differs = partial(_difference, adapter, settings, dispatch, number)
-            wrong = differs(program)
-            if wrong is not None:
-                program = shrunk(program, differs)
-                raise AssertionError(f"{adapter!r}, {program!r} with {settings}:\n{differs(program) or wrong}")
-
-
-_SETTINGS: tuple[dict[str, Any], ...] = (
-    {},
-    {"budget": 100},
-    {"verify": True},
-    {"budget": 300, "release": "ignore", "policy": "lru"},
-    {"release": "banish"},
-    {"budget": 60, "policy": "random"},
-    {"budget": 200, "tiers": Host(always=True)},
-)
-
-
-def _difference(
-    adapter: ArrayAdapter, settings: dict[str, Any], dispatch: bool, number: int, program: Program
-) -> str | None:
-    cache = Cache(**settings)
-    evict = evict_some(Random(number))
-
-    def after(arrays: Arrays) -> None:
-        check_invariants(cache, arrays.handles)
-        if number % 2:
-            evict(arrays)
-
-    try:
-        return difference(program, adapter, cache, dispatch=dispatch, after=after)
-    except AssertionError as error:  # the cache's books
-        return str(error)
-
-
-def _check_array(adapter: ArrayAdapter, dtype: str, shape: tuple[int, ...], layout: str) -> None:
-    """What `ArrayAdapter` promises beyond `Adapter`, of one array."""
-    xp = adapter.namespace()
-    who = f"{adapter!r}, {layout} {dtype} {shape}"
-    x = new(xp, dtype, shape, 2, layout)
-    content = adapter.fingerprint(x)
-    outline = adapter.outline(x)
-    for name in ("shape", "dtype", "ndim", "size", "nbytes"):
-        expected, found = getattr(x, name), getattr(outline, name)
-        assert found == expected, f"{who}: the outline's {name} is {found}, not {expected}"
-    assert outline.cls is type(x), f"{who}: the outline is that of a {outline.cls.__name__}"
-    copy = adapter.copy(x)
-    same = adapter.fingerprint(copy) == content and type(copy) is type(x)
-    assert same, f"{who}: a copy is not equal"
-    source = adapter.source(x)
-    assert adapter.fingerprint(source) == content, f"{who}: what is kept of a wrapped array is not equal to it"
-    shared = adapter.buffer(source) is adapter.buffer(x)
-    assert shared, f"{who}: a wrapped array is copied, though nothing was said of that"
-    snapshot = adapter.snapshot(x)
-    assert adapter.fingerprint(snapshot) == content, f"{who}: a snapshot is not equal"
-    result = adapter.result(source)
-    assert adapter.fingerprint(result) == content, f"{who}: what callers get is not equal"
-    if _overwritten(result):
-        assert adapter.fingerprint(source) == content, f"{who}: a caller can change a cached array through what he gets"
-    if adapter.constant(x):
-        assert not _overwritten(x), f"{who}: a constant was changed"
-        return
-    made = adapter.empty(outline)
-    assert geometry(made) == geometry(copy), f"{who}: new memory is {geometry(made)}, but a copy is {geometry(copy)}"
-    if not _writable(adapter):
-        return
-    assert adapter.buffer(copy) is not adapter.buffer(x), f"{who}: a copy shares memory with the original"
-    if shape and 0 not in shape:
-        assert _overwritten(copy), f"{who}: a copy cannot be written to"
-        assert _overwritten(made), f"{who}: new memory cannot be written to"
-        assert adapter.fingerprint(x) == content, f"{who}: what is written to a copy is seen in the original"
-    if _overwritten(x):
-        assert adapter.fingerprint(snapshot) == content, f"{who}: what is written to an array is seen in its snapshot"
-
-
-def _writable(adapter: ArrayAdapter) -> bool:
-    """Whether arrays of the library can be written to at all."""
-    return _overwritten(adapter.namespace().zeros(1))
-
-
-def _overwritten(x: Any) -> bool:
-    """Whether an array could be changed; it is now."""
-    try:
-        x[...] = x == 0
-    except Exception:  # each library has its own for read-only arrays, and for those that can never be written to
-        return False
-    return True
+        for cls, one in before.items():
+            if one is None:
+                known.pop(cls, None)
+            else:
+                known[cls] = one
+        _adapter.kinds.clear()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from recompute.testing import array_programs
+from recompute.testing import conformance
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
@@ -24,7 +24,7 @@ jnp = jax.numpy
 @contextmanager
 def registered() -> Iterator[None]:
     """JAX's adapter serves, whether or not the package is installed; nobody has used the default cache."""
-    with array_programs.registered(adapter, jax.Array, jax.core.Tracer, jax.ref.Ref):
+    with conformance.registered(adapter, jax.Array, jax.core.Tracer, jax.ref.Ref):
         rc.set_default_cache(None)
         yield
         rc.set_default_cache(None)

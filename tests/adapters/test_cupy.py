@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute._adapters import adapter as _adapter
 from recompute.testing import check_adapter, check_invariants
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 cupy = pytest.importorskip("cupy", reason="the extra 'cupy' is not installed")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute.events import Evicted
 from recompute.testing import ManualClock, check_invariants
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 cupy = pytest.importorskip("cupy", reason="the extra 'cupy' is not installed")

@@ -9,7 +9,7 @@ import pytest
 
 import recompute as rc
 from recompute.testing import check_adapter, check_invariants
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 cupy = pytest.importorskip("cupy", reason="the extra 'cupy' is not installed")

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from packed import fetched, packed, unpacked  # it lies beside other tests
 
 import recompute as rc
+from lib.vectors import Vector, VectorAdapter, vector
 from recompute._adapters import adapter as _adapter
 from recompute._adapters.adapter import adapter_for
-from recompute.testing._vectors import Vector, VectorAdapter, vector
 
 PLAIN = st.recursive(
     st.one_of(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute.testing import check_adapter
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 nps = pytest.importorskip("hypothesis.extra.numpy", reason="the extra 'numpy' is not installed")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recompute.testing import check_adapter
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 from recompute_tables import arrow, pandas, polars, xarray
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")

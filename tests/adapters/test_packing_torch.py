@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute.testing import check_adapter
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute.testing import check_adapter
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 from recompute_pillow import adapter
 
 image = pytest.importorskip("PIL.Image", reason="the extra 'pillow' is not installed")

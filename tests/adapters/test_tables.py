@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 from recompute_tables import arrow, pandas
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute.testing import check_adapter
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 from recompute_tables import polars
 
 pl = pytest.importorskip("polars", reason="the extra 'polars' is not installed")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute.testing import check_adapter
-from recompute.testing.array_programs import registered
+from recompute.testing.conformance import registered
 from recompute_tables import pandas, xarray
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")

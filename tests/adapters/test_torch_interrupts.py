@@ -16,8 +16,8 @@ from typing import Any
 from weakref import ref
 
 import pytest
-from interrupts import Interrupts, enough
 
+from interrupts import Interrupts, enough
 from recompute._engine import requests
 from recompute._engine.engine import Engine
 from recompute._engine.finalizer import Departure, Finalizer

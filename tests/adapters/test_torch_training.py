@@ -333,5 +333,5 @@ def test_a_recorded_step_replays(tmp_path: Path) -> None:
     program = read(path)
     assert any("convolution" in call.name for call in program.calls)
     assert sum(baseline(program).values()) == peak
-    run = simulate(program, 0.5)
+    run = simulate(program, of_peak=0.5)
     assert (run.status, run.rematerializations > 0) == ("ok", True)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.strategies import POLICIES, RELEASES
 from recompute.events import Event, Performed
 from recompute.testing import ManualClock, check_invariants
-from recompute.testing.array_programs import serving
-from recompute.testing.strategies import POLICIES, RELEASES
+from recompute.testing.arrays import serving
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 autograd = pytest.importorskip("autograd", reason="the extra 'autograd' is not installed")

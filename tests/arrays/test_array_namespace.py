@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.array_code import BLANKS, fill
+from lib.array_programs import difference, evict_some, letters
+from lib.programs import Program
+from lib.strategies import array_programs
 from recompute.testing import ManualClock
-from recompute.testing._array_code import BLANKS, fill
-from recompute.testing.array_programs import difference, evict_some, letters, serving
-from recompute.testing.programs import Program
-from recompute.testing.strategies import array_programs
+from recompute.testing.arrays import serving
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 

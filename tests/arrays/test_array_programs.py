@@ -14,27 +14,26 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute.testing import ManualClock, check_invariants
-from recompute.testing._array_code import BLANKS, LINES, fill
-from recompute.testing.array_programs import (
+from lib.array_code import BLANKS, LINES, fill
+from lib.array_programs import (
     DTYPES,
     LAYOUTS,
     Arrays,
     Line,
     Make,
+    check_array_programs,
     difference,
     evict_some,
     letters,
     matches,
-    new,
-    numbers,
     random_program,
     serving,
     shrunk,
 )
-from recompute.testing.conformance import check_arrays
-from recompute.testing.programs import Program
-from recompute.testing.strategies import POLICIES, RELEASES, array_programs, settings_of_caches
+from lib.programs import Program
+from lib.strategies import POLICIES, RELEASES, array_programs, settings_of_caches
+from recompute.testing import ManualClock, check_arrays, check_invariants
+from recompute.testing.arrays import new, numbers
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 
@@ -179,8 +178,8 @@ def test_threads(programs: list[Program], budget: int) -> None:
 
 def test_the_kit_passes_numpy() -> None:
     """NumPy's adapter keeps every promise, through NumPy's functions and through the namespace."""
-    check_arrays(adapter, programs=150, dispatch=True)
-    check_arrays(adapter, programs=150, seed=1_000)
+    check_array_programs(adapter, programs=150, dispatch=True)
+    check_array_programs(adapter, programs=150, seed=1_000)
 
 
 @pytest.mark.parametrize("part", LINES)
@@ -320,12 +319,12 @@ class Forgetful(type(adapter)):  # type: ignore[misc]  # a class that is found a
 def test_a_wrong_adapter_is_caught(wrong: type) -> None:
     """Each adapter that breaks one promise fails, with a message that names it."""
     with pytest.raises(AssertionError, match="adapter numpy"):
-        check_arrays(wrong(), programs=0)
+        check_arrays(wrong())
 
 
 def test_a_wrong_function_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs find what differs from plain arrays, and the message shows a short one."""
     monkeypatch.setattr(rc.RecomputableArray, "__neg__", lambda self: +self)
     with pytest.raises(AssertionError, match=r"Line\(code='-a'") as caught:
-        check_arrays(adapter, programs=300, dispatch=True)
+        check_array_programs(adapter, programs=300, dispatch=True)
     assert str(caught.value).count("Line(") <= 3

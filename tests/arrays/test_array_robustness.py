@@ -9,12 +9,12 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from interrupts import Interrupts
 
 import recompute as rc
+from interrupts import Interrupts
 from recompute._arrays import array, attributes, call, coercions, dispatch, namespace, operate, sharing, wrap, writes
 from recompute.testing import check_invariants
-from recompute.testing.array_programs import serving
+from recompute.testing.arrays import serving
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 

@@ -14,7 +14,7 @@ import pytest
 
 import recompute as rc
 from recompute.testing import check_invariants
-from recompute.testing.array_programs import serving
+from recompute.testing.arrays import serving
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 

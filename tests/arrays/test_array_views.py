@@ -13,13 +13,13 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interrupts import Interrupts
 
 import recompute as rc
+from interrupts import Interrupts
+from lib.strategies import settings_of_caches
 from recompute._arrays import array, attributes, operate, sharing, writes
 from recompute.testing import ManualClock, check_invariants
-from recompute.testing.array_programs import serving
-from recompute.testing.strategies import settings_of_caches
+from recompute.testing.arrays import serving
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 

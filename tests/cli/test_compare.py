@@ -10,7 +10,7 @@ import pytest
 from small_traces import training, write
 
 from recompute._cli import main
-from recompute._cli.figures import COMPARED
+from recompute._cli.arguments import COMPARED
 
 
 def test_table(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

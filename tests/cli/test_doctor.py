@@ -65,7 +65,7 @@ def examine(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
 
 
 def adapter(report: dict[str, Any], name: str) -> dict[str, Any]:
-    (found,) = [each for each in report["adapters"] if each["name"] == name]
+    (found,) = [adapter for adapter in report["adapters"] if adapter["name"] == name]
     return dict(found)
 
 
@@ -109,7 +109,7 @@ def test_broken_adapter_is_a_line(install: Install, capsys: pytest.CaptureFixtur
     assert main(["doctor"]) == 1
     out, err = capsys.readouterr()
     assert "broken" in out
-    (line,) = [each for each in err.splitlines() if each.startswith("recompute: error: ")]
+    (line,) = [splitline for splitline in err.splitlines() if splitline.startswith("recompute: error: ")]
     assert says in line
 
 
@@ -139,7 +139,8 @@ def test_versions_of_what_is_served(install: Install, capsys: pytest.CaptureFixt
     """The version of the framework, also where its distribution has another name; unknown where there is none."""
     install("numpy = doctored_adapters:good\n_pytest = doctored_adapters:good\nhealthy = doctored_adapters:good")
     _, report = examine(capsys)
-    versions = {each["name"]: each["serves"] for each in report["adapters"] if each["module"].startswith("doctored")}
+    doctored = [adapter for adapter in report["adapters"] if adapter["module"].startswith("doctored")]
+    versions = {adapter["name"]: adapter["serves"] for adapter in doctored}
     assert versions == {"numpy": version("numpy"), "_pytest": version("pytest"), "healthy": None}
     main(["doctor"])
     assert ["numpy", version("numpy")] in [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
@@ -158,7 +159,7 @@ def test_duplicates_are_named(install: Install, capsys: pytest.CaptureFixture[st
     install("twice = doctored_adapters:good")
     install("twice = doctored_adapters:blind", "more-adapters")
     _, report = examine(capsys)
-    (warning,) = [each for each in report["warnings"] if "'twice'" in each]
+    (warning,) = [warning for warning in report["warnings"] if "'twice'" in warning]
     assert "doctored_adapters:blind is used, doctored_adapters:good is not" in warning
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from small_traces import training, write
 
-from recompute._cli import main, planning
-from recompute._cli.planning import Planned, monotone
-from recompute._plans.schedule import PlanError, ProgramPlan
-from recompute._plans.verify import verify
+from recompute._cli import main, points
+from recompute._cli.points import Planned, monotone
 from recompute._traces.read import read
+from recompute.planners import METHODS, PlanError, ProgramPlan, verify
 
 KEYS = [
     "trace", "method", "status", "budget_bytes", "budget_ratio", "overhead", "peak_bytes", "bound", "computes", "frees",
@@ -69,7 +68,7 @@ def test_a_tier_that_no_plan_can_hold_to(words: str, trace: str, capsys: pytest.
 def test_several_budgets_and_methods(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A plan for each method and budget, in the order given; commas and repetition are alike."""
     found = plans(capsys, trace, "--budget", "0.9,0.5", "--method", "own,revolve", "--method", "chen-greedy")
-    assert [(each["method"], each["budget_ratio"]) for each in found] == [
+    assert [(plan["method"], plan["budget_ratio"]) for plan in found] == [
         (method, budget) for method in ("own", "revolve", "chen-greedy") for budget in (0.9, 0.5)
     ]
     assert found[0]["overhead"] == found[2]["overhead"]
@@ -101,9 +100,9 @@ def test_all_methods(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`all` stands for every method, and none beats a proved bound."""
     pytest.importorskip("scipy", reason="checkmate needs scipy")
     found = plans(capsys, trace, "--budget", "0.6", "--method", "all")
-    assert [each["method"] for each in found] == list(planning.METHODS)
-    costs = [each["overhead"] for each in found if each["overhead"] is not None]
-    assert min(costs) == pytest.approx(max(each["bound"] or 1.0 for each in found))
+    assert [plan["method"] for plan in found] == list(METHODS)
+    costs = [plan["overhead"] for plan in found if plan["overhead"] is not None]
+    assert min(costs) == pytest.approx(max(plan["bound"] or 1.0 for plan in found))
 
 
 def test_the_file_is_the_plan(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +122,7 @@ def test_a_wrong_plan_is_not_shown(
     def wrong(*arguments: Any, **options: Any) -> ProgramPlan:
         return ProgramPlan("small.jsonl", "own", 455, (("compute", 3),), 0, 1.0)
 
-    monkeypatch.setattr(planning, "plan", wrong)
+    monkeypatch.setattr(points, "plan", wrong)
     assert main(["plan", trace, "--budget", "0.5"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -138,7 +137,7 @@ def test_out_of_time_is_a_status(
     def slow(*arguments: Any, **options: Any) -> ProgramPlan:
         raise PlanError("the solver found no schedule within 1 s; give it a longer time_limit")
 
-    monkeypatch.setattr(planning, "plan", slow)
+    monkeypatch.setattr(points, "plan", slow)
     assert main(["plan", trace, "--budget", "0.5", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "timeout"
 
@@ -193,8 +192,8 @@ def test_more_memory_never_costs_more() -> None:
 
     plans = [planned(4, 1.3), planned(2, 1.4), planned(3, 1.6), planned(5, None), planned(6, 1.9, "chen-sqrt")]
     found = monotone([*plans, planned(1, None)])
-    assert [each.overhead for each in found] == [1.3, 1.4, 1.4, 1.3, 1.9, None]
-    assert [each.budget_bytes for each in found] == [4, 2, 3, 5, 6, 1]
+    assert [plan.overhead for plan in found] == [1.3, 1.4, 1.4, 1.3, 1.9, None]
+    assert [plan.budget_bytes for plan in found] == [4, 2, 3, 5, 6, 1]
     assert "for 2 B" in found[2].reason
     assert found[3].plan is not None
     assert (found[3].status, found[3].plan.budget) == ("ok", 5)

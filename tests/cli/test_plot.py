@@ -46,8 +46,8 @@ def test_text_in_vectors(trace: str) -> None:
     """In an SVG text is text: the trace, the share of memory, the policy with its overhead, the backward pass."""
     assert main(["plot", "residency", trace, "--policy", "dtr", "--budget", "50%", "--output", "a.svg"]) == 0
     text = Path("a.svg").read_text()
-    for each in ("small in 455 B, 50% of its peak", "dtr (overhead 1.", "backward pass", "recomputed", "budget"):
-        assert each in text
+    for expected in ("small in 455 B, 50% of its peak", "dtr (overhead 1.", "backward pass", "recomputed", "budget"):
+        assert expected in text
 
 
 def test_rounds_are_lines(trace: str) -> None:

@@ -521,7 +521,7 @@ def test_cache_of_a_simulation_is_none_of_the_scripts(script: Script, capsys: py
     text = (
         "import recompute as rc\n"
         "program = rc.traces.read('script.recompute.jsonl.gz')\n"
-        "print(rc.simulator.simulate(program, 0.5).overhead >= 1)\n"
+        "print(rc.simulator.simulate(program, of_peak=0.5).overhead >= 1)\n"
     )
     capsys.readouterr()
     assert main(["run", script(text, "other.py")]) == 0

@@ -95,7 +95,7 @@ def test_budgets_in_bytes_head_their_columns(trace: str, capsys: pytest.CaptureF
 def test_budgets(given: list[str], expected: list[int], trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Shares, percentages and bytes; with commas and repeated, in the order given."""
     status = int(expected == [1])  # which is too small, and the only one
-    runs = simulate(capsys, trace, *[part for each in given for part in ("--budget", each)], status=status)
+    runs = simulate(capsys, trace, *[part for text in given for part in ("--budget", text)], status=status)
     assert [run["budget_bytes"] for run in runs] == expected
 
 
@@ -112,7 +112,7 @@ def test_budgets(given: list[str], expected: list[int], trace: str, capsys: pyte
 )
 def test_policies(given: list[str], expected: list[str], trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Names as they were asked for, each once; `all` stands for every one, and none for the default."""
-    runs = simulate(capsys, trace, "--budget", "0.9", *[part for each in given for part in ("--policy", each)])
+    runs = simulate(capsys, trace, "--budget", "0.9", *[part for text in given for part in ("--policy", text)])
     assert [run["policy"] for run in runs] == expected
 
 

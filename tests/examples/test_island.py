@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._plans.revolve import forward_runs
+from recompute._plans.chains import forward_runs
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 

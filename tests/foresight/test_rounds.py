@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from lib.programs import Interpreter, Observation, Program, difference
+from lib.strategies import RELEASES, programs, steps
 from recompute.extend import Settings
 from recompute.testing import Identity, ManualClock, check_invariants
-from recompute.testing.programs import Interpreter, Observation, Program, difference
-from recompute.testing.strategies import RELEASES, programs, steps
 
 QUICK = Settings(effort=0.0005, waits=True)
 

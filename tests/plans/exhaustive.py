@@ -63,9 +63,9 @@ def least_cost(program: Program, budget: int, price: Callable[[int], float] | No
                     first = place == done
                     after = (present | set(call.results), kept, done + first, 0 if first else passed, written)
                     following.append((cost + call.cost, after))
-        for each, after in following:
-            if each < costs.get(after, float("inf")):
-                costs[after] = each
+        for spent, after in following:
+            if spent < costs.get(after, float("inf")):
+                costs[after] = spent
                 number += 1
-                heappush(queue, (each, number, after))
+                heappush(queue, (spent, number, after))
     return None

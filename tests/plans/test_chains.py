@@ -7,8 +7,8 @@ from exhaustive import least_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute._plans.revolve import forward_runs, optimum
-from recompute._simulator.replay import baseline
+from recompute._plans.chains import forward_runs, optimum
+from recompute._simulator.published_replay import baseline
 from recompute._simulator.simulate import simulate
 from recompute._traces.chain import chain
 from recompute.planners import PlanError, plan, verify

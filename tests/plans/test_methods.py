@@ -140,7 +140,7 @@ def test_checkmate_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> Non
         plan(chain(4), 3, "checkmate")
 
 
-@pytest.mark.parametrize("method", [each for each in METHODS if each != "revolve"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "revolve"])
 def test_a_budget_that_cannot_do_is_one_clear_line(method: str) -> None:
     """It says what would do."""
     with pytest.raises(PlanError, match=r"infeasible.*give") as caught:
@@ -212,7 +212,7 @@ def test_a_plan_says_what_it_is(wrong: dict[str, object]) -> None:
     first, *steps = plan(chain(6), 4, "revolve").to_lines()
     with pytest.raises(PlanError, match="line 1 does not say"):
         ProgramPlan.from_lines([json.dumps(json.loads(first) | wrong), *steps])
-    few = {name: each for name, each in json.loads(first).items() if name not in ("bound", "seconds", "note")}
+    few = {name: value for name, value in json.loads(first).items() if name not in ("bound", "seconds", "note")}
     assert ProgramPlan.from_lines([json.dumps(few), *steps]).bound is None
     del few["peak"]
     with pytest.raises(PlanError, match="line 1 does not say"):

@@ -166,7 +166,7 @@ def test_a_plan_does_not_free_a_source_too_early() -> None:
     found = plan(program, peak(program), effort=LITTLE)
     place = next(at for at, (kind, which) in enumerate(found.steps) if kind == "free" and which < 3)
     early = (found.steps[place], *found.steps[:place], *found.steps[place + 1 :])
-    with pytest.raises(PlanError, match=r"step 0, free .* before the program lets go of it"):
+    with pytest.raises(PlanError, match=r"step 0, free .* before the program drops it"):
         verify(program, ProgramPlan("p", "own", found.budget, early, found.peak, 1.0))
 
 

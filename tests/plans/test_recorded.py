@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recompute._simulator.replay import baseline
+from recompute._simulator.published_replay import baseline
 from recompute._traces.program import Program
 from recompute._traces.read import read
 from recompute.planners import METHODS, PlanError, plan, verify
@@ -28,7 +28,7 @@ def program_of(name: str) -> Program:
 def test_own_is_better_than_what_was_known(name: str, budget: float, known: float) -> None:
     """`known`: the best of fifty policies that know the future, after local search."""
     program = program_of(name)
-    found = plan(program, budget, rounds=500, time_limit=60.0)
+    found = plan(program, of_peak=budget, rounds=500, time_limit=60.0)
     assert verify(program, found) == (found.peak, pytest.approx(found.overhead))
     assert found.overhead <= known
 
@@ -37,7 +37,7 @@ def test_own_is_better_than_what_was_known(name: str, budget: float, known: floa
 def test_own_takes_large_programs(name: str, budget: float) -> None:
     """With hardly any search it is better than any published policy."""
     program = program_of(name)
-    found = plan(program, budget, rounds=1)
+    found = plan(program, of_peak=budget, rounds=1)
     assert verify(program, found)[1] <= 1.5
 
 
@@ -45,17 +45,17 @@ def test_own_takes_large_programs(name: str, budget: float) -> None:
 def test_segments_fit(method: str) -> None:
     """At a third of the memory for one more forward pass, which is about a third of all compute."""
     program = program_of("resnet32")
-    found = plan(program, 0.34, method)
+    found = plan(program, of_peak=0.34, method=method)
     assert verify(program, found)[1] <= 1.35
 
 
 def test_revolve_refuses_them() -> None:
     """They are no chains."""
     with pytest.raises(PlanError, match="for uniform training chains"):
-        plan(program_of("unet"), 0.5, "revolve")
+        plan(program_of("unet"), of_peak=0.5, method="revolve")
 
 
 def test_a_share_is_one_of_the_baseline() -> None:
     """As in the simulator."""
     program = program_of("unet")
-    assert plan(program, 0.9, "chen-greedy").budget == int(0.9 * sum(baseline(program).values()))
+    assert plan(program, of_peak=0.9, method="chen-greedy").budget == int(0.9 * sum(baseline(program).values()))

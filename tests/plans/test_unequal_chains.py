@@ -7,10 +7,9 @@ from exhaustive import least_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recompute._plans.chains import _Table, chained, recognised
+from recompute._plans.chains import _Table, chained, optimum, recognised
 from recompute._plans.liveness import cost_of, schedule
 from recompute._plans.problem import problem_of
-from recompute._plans.revolve import optimum
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
 from recompute.planners import PlanError, plan, verify

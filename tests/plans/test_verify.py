@@ -57,7 +57,7 @@ def test_wrong_frees_are_named() -> None:
     base = plan(program, 3)
     assert verify(program, base) == (3, 1.0)
     with pytest.raises(
-        PlanError, match="step 0, free 0: the storage of a source cannot be freed before the program lets go of it"
+        PlanError, match="step 0, free 0: the storage of a source cannot be freed before the program drops it"
     ):
         verify(program, replace(base, steps=(("free", 0), *base.steps)))
     with pytest.raises(PlanError, match="step 0, free 1: the storage is not in memory"):

@@ -19,17 +19,16 @@ from watched_programs import STEPS, Step, record
 
 import recompute as rc
 from recompute._cli import main
-from recompute._sight.exports import FORMATS, export
+from recompute._sight.exports import COLUMNS, FORMATS, export
 from recompute._sight.nest import trees, walk
-from recompute._sight.recording import Recording, open_recording
-from recompute._sight.rows import COLUMNS
+from recompute._sight.recording import RecordedRun, open_recording
 from recompute.events import Evicted, Performed
 
 ROOT = Path(__file__).parents[1]
 UNET = str(ROOT / "simulator" / "data" / "unet.jsonl.gz")
 
 
-def watched(steps: list[Step]) -> tuple[Recording, Any]:
+def watched(steps: list[Step]) -> tuple[RecordedRun, Any]:
     """A generated program, recorded, and what happened while it ran."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.jsonl"
@@ -37,11 +36,11 @@ def watched(steps: list[Step]) -> tuple[Recording, Any]:
         return open_recording(path), truth
 
 
-def exported(recording: Recording, to: str) -> bytes:
+def exported(recording: RecordedRun, to: str) -> bytes:
     return b"".join(export(recording, to))
 
 
-def runs_of(recording: Recording) -> list[Performed]:
+def runs_of(recording: RecordedRun) -> list[Performed]:
     return [event for event in recording.events if isinstance(event, Performed)]
 
 
@@ -79,7 +78,7 @@ def sql(document: bytes) -> sqlite3.Connection:
 SUMS = "select category, sum(dur), count(*) from slice where category != 'need' group by category"
 
 
-def checked_sums(rows: list[tuple[Any, ...]], recording: Recording) -> None:
+def checked_sums(rows: list[tuple[Any, ...]], recording: RecordedRun) -> None:
     times: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for event in runs_of(recording):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from watched_programs import STEPS, Step, record
 
 from recompute._budget import parse_budget
-from recompute._pictures.points import Floor
+from recompute._pictures.overheads import Floor
 from recompute._sight.look import COLUMNS, ROWS, Look, Subject, look_at
 from recompute._sight.look import STEPS as PARTS
 from recompute._sight.study import Mark, Study, by_device, exact, few_digits, grid, halving, study

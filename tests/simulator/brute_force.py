@@ -84,7 +84,7 @@ class Model:
     def do_drop(self, value: int) -> None:
         self.references[value] -= 1
         storage = self.program.storages[value]
-        alive = any(self.references[each] for each in self.values_on(storage))
+        alive = any(self.references[value] for value in self.values_on(storage))
         if not alive and storage in self.resident and storage not in self.pinned:
             self.evict(storage, "release")
 
@@ -103,7 +103,7 @@ class Model:
             self.lock(storages[value])
         new = dict.fromkeys(storages[value] for value in call.results)
         shared = {storages[value] for value in call.arguments}
-        self.make_room(sum(self.program.sizes[each] for each in new if each not in shared))
+        self.make_room(sum(self.program.sizes[storage] for storage in new if storage not in shared))
         if number in self.ran:
             self.again += call.cost
             self.rematerializations += 1
@@ -141,10 +141,10 @@ class Model:
         if storage in self.candidates:
             self.candidates.remove(storage)
         joined = self.adjacent(storage)
-        self.components.append(self.own(storage) + sum(self.components[each] for each in joined))
+        self.components.append(self.own(storage) + sum(self.components[component] for component in joined))
         newest = len(self.components) - 1
         self.member[storage] = newest
-        self.member = {each: newest if where in joined else where for each, where in self.member.items()}
+        self.member = {member: newest if where in joined else where for member, where in self.member.items()}
 
     def arrive(self, storage: int) -> None:
         self.used += self.program.sizes[storage]
@@ -192,15 +192,15 @@ class Model:
         return sum(self.program.calls[number].cost for number in calls)
 
     def around(self, storage: int) -> float:
-        return sum(self.components[each] for each in self.adjacent(storage))
+        return sum(self.components[component] for component in self.adjacent(storage))
 
     def adjacent(self, storage: int) -> set[int]:
         """The components of its evicted neighbours, each once."""
         near = self.above(storage) | self.below(storage)
-        return {self.member[each] for each in near if each in self.member}
+        return {self.member[storage] for storage in near if storage in self.member}
 
     def total(self, storages: set[int]) -> float:
-        return sum(self.own(each) for each in storages)
+        return sum(self.own(storage) for storage in storages)
 
     def to_come(self, descendants: set[int]) -> float:
         """What a call that waits for these will make is evicted, too: a storage's own cost is that of the call."""
@@ -222,10 +222,10 @@ class Model:
         found: set[int] = set()
         todo = [storage]
         while todo:
-            for each in direction(todo.pop()):
-                if each not in self.resident and each not in found and each != storage:
-                    found.add(each)
-                    todo.append(each)
+            for near in direction(todo.pop()):
+                if near not in self.resident and near not in found and near != storage:
+                    found.add(near)
+                    todo.append(near)
         return found
 
     def above(self, storage: int) -> set[int]:

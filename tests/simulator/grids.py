@@ -68,4 +68,4 @@ class Grid:
 def measure(program: Program, budgets: Iterable[float], policy: str = "default") -> Grid:
     """Replay a program under each budget."""
     peak = baseline(program)
-    return Grid({at: simulate(program, at, policy=policy, peak=peak).overhead for at in sorted(budgets)})
+    return Grid({at: simulate(program, of_peak=at, policy=policy, peak=peak).overhead for at in sorted(budgets)})

@@ -20,7 +20,7 @@ def programs(draw: Any, most: int = 25, published: bool = True, drop_sources: bo
     for _ in range(draw(st.integers(1, most))):
         recent = draw(st.booleans())
         at = st.integers(max(0, len(alive) - 3), len(alive) - 1) if recent else st.integers(0, len(alive) - 1)
-        arguments = [alive[each] for each in draw(st.lists(at, min_size=1, max_size=3))]
+        arguments = [alive[position] for position in draw(st.lists(at, min_size=1, max_size=3))]
         storages: list[int] = []
         for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
             kind = draw(st.sampled_from(("new", "new", "new", "alias", "sibling")))

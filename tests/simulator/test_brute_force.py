@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from random_traces import programs
 
 from recompute._engine.events import Evicted
-from recompute._simulator.replay import PublishedReplay, baseline
+from recompute._simulator.published_replay import PublishedReplay, baseline
 from recompute._traces.program import Program
 
 POLICIES = ("dtr-eq", "dtr", "dtr-local", "lru", "msps", "size")

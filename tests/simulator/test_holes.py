@@ -26,7 +26,7 @@ def test_the_published_hole_budgets(trace: str) -> None:
 def test_the_default_works_where_the_published_policy_has_holes() -> None:
     """On U-Net at all of these budgets."""
     found, peak = program("unet")
-    assert all(simulate(found, budget, peak=peak).status == "ok" for budget in PUBLISHED["unet"])
+    assert all(simulate(found, of_peak=budget, peak=peak).status == "ok" for budget in PUBLISHED["unet"])
 
 
 @pytest.mark.parametrize(

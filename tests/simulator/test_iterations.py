@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,7 +15,11 @@ from hypothesis import strategies as st
 
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
-from recompute.simulator import Job, Replay, Run, baseline, iterate, simulate, simulate_many, varied
+from recompute.simulator import Job, Replay, Run, baseline, iterate, simulate, simulate_many
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from varied import varied
 
 ROUNDS = 4
 EFFORT = 0.001
@@ -28,7 +34,7 @@ shares = st.sampled_from([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
 def rounds(program: Program, share: float, foresight: bool = True, effort: float = EFFORT) -> list[Run]:
     """All rounds of a program, up to the one that fails."""
     assume(sum(share * size for size in baseline(program).values()) >= 1)
-    return list(iterate(program, share, ROUNDS, foresight=foresight, effort=effort, limit=PATIENT))
+    return list(iterate(program, of_peak=share, iterations=ROUNDS, foresight=foresight, effort=effort, limit=PATIENT))
 
 
 def without_time(run: Run) -> Run:
@@ -77,7 +83,7 @@ def test_later_rounds_are_no_worse(program: Program, share: float, effort: float
 def test_the_first_round_is_a_replay(program: Program, share: float) -> None:
     """Nothing is known of the program in the first round: it is what `simulate` gives, with foresight and without."""
     first = [without_time(rounds(program, share, foresight)[0]) for foresight in (True, False)]
-    assert first == [without_time(simulate(program, share, limit=PATIENT))] * 2
+    assert first == [without_time(simulate(program, of_peak=share, limit=PATIENT))] * 2
 
 
 @given(programs, shares, st.sampled_from(["dtr-eq", "lru"]))
@@ -85,7 +91,10 @@ def test_other_policies_do_not_learn(program: Program, share: float, policy: str
     """Only the default policy knows what to do with a plan; rounds of the others are the same with and without."""
     assume(sum(share * size for size in baseline(program).values()) >= 1)
     found = [
-        [without_time(run) for run in iterate(program, share, 3, policy=policy, foresight=foresight, effort=EFFORT)]
+        [
+            without_time(run)
+            for run in iterate(program, of_peak=share, iterations=3, policy=policy, foresight=foresight, effort=EFFORT)
+        ]
         for foresight in (True, False)
     ]
     assert found[0] == found[1]
@@ -131,7 +140,7 @@ def uneven(steps: int = 24) -> Program:
 
 def test_a_plan_is_followed() -> None:
     """From the second round on the plan of a program that repeats is followed, each time alike."""
-    first, *later = iterate(uneven(), 0.5, 4, effort=0.01)
+    first, *later = iterate(uneven(), of_peak=0.5, iterations=4, effort=0.01)
     assert first.overhead is not None
     assert all(run.overhead is not None and run.overhead < first.overhead for run in later)
     assert len({run.overhead for run in later}) == 1
@@ -139,18 +148,18 @@ def test_a_plan_is_followed() -> None:
 
 def test_a_round_above_the_limit_is_run_to_its_end() -> None:
     """So the next ones can be below it."""
-    first, second = iterate(uneven(), 0.5, 2, effort=0.01)
+    first, second = iterate(uneven(), of_peak=0.5, iterations=2, effort=0.01)
     assert first.overhead is not None
     assert second.overhead is not None
     limit = (first.overhead + second.overhead) / 2
-    slow, learnt = iterate(uneven(), 0.5, 2, effort=0.01, limit=limit)
+    slow, learnt = iterate(uneven(), of_peak=0.5, iterations=2, effort=0.01, limit=limit)
     assert (slow.status, slow.overhead) == ("thrash", None)
     assert learnt.overhead == second.overhead
 
 
 def test_a_round_that_does_not_fit_is_the_last_one() -> None:
     """There is nothing to be learnt from it."""
-    (run,) = iterate(chain(32), 1, 5)
+    (run,) = iterate(chain(32), 1, iterations=5)
     assert (run.status, run.iteration) == ("oom", 1)
 
 
@@ -158,10 +167,10 @@ def test_jobs_of_rounds_and_replays() -> None:
     """Runs come job by job, round by round, and the count of what is ready ends with all that were asked for."""
     programs, counts = [chain(16), chain(8)], list[int]()
     jobs = [
-        Job(0, 0.5, {"effort": EFFORT}, iterations=3),
-        Job(1, 0.5),
-        Job(1, 1, {"foresight": False}, iterations=4),
-        Job(1, 0.5, {"policy": "dtr"}, iterations=1),
+        Job(0, {"of_peak": 0.5, "effort": EFFORT}, iterations=3),
+        Job(1, {"of_peak": 0.5}),
+        Job(1, {"budget": 1, "foresight": False}, iterations=4),
+        Job(1, {"of_peak": 0.5, "policy": "dtr"}, iterations=1),
     ]
     runs = list(simulate_many(programs, jobs, done=counts.append))
     assert [(run.trace, run.iteration) for run in runs] == [
@@ -171,7 +180,7 @@ def test_jobs_of_rounds_and_replays() -> None:
     assert counts == sorted(counts)
     assert counts[-1] == 3 + 1 + 4 + 1
     assert [without_time(run) for run in runs[:3]] == [
-        without_time(run) for run in iterate(programs[0], 0.5, 3, effort=EFFORT)
+        without_time(run) for run in iterate(programs[0], of_peak=0.5, iterations=3, effort=EFFORT)
     ]
 
 
@@ -187,7 +196,7 @@ def test_jobs_of_rounds_and_replays() -> None:
 def test_wrong_arguments(options: dict[str, float], message: str) -> None:
     """What makes no sense is a ValueError before anything runs."""
     with pytest.raises(ValueError, match=message):
-        iterate(chain(8), 0.5, **options)  # type: ignore[arg-type]  # that is the point
+        iterate(chain(8), of_peak=0.5, **options)  # type: ignore[arg-type]  # that is the point
 
 
 @given(programs, st.integers(0, 9))

@@ -21,10 +21,10 @@ _EVERY = {
 @cache
 def run(trace: str, policy: str, budget: float) -> Run:
     found, peak = program(trace)
-    return simulate(found, budget, policy=policy, peak=peak)
+    return simulate(found, of_peak=budget, policy=policy, peak=peak)
 
 
-_CASES = [pytest.param(*each, marks=pytest.mark.slow) if each[1] in ("dtr", "msps") else each for each in FIGURES]
+_CASES = [pytest.param(*case, marks=pytest.mark.slow) if case[1] in ("dtr", "msps") else case for case in FIGURES]
 """Those that walk through what is evicted take longest."""
 
 

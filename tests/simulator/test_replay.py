@@ -7,7 +7,8 @@ from weakref import ref
 import pytest
 
 from recompute._engine.events import Event, Pinned
-from recompute._simulator.replay import PublishedReplay, Replay
+from recompute._simulator.published_replay import PublishedReplay
+from recompute._simulator.replay import Replay
 from recompute._traces.chain import chain
 from recompute.simulator import simulate
 
@@ -26,7 +27,7 @@ def test_a_replay_goes_with_its_last_reference(kind: type[Replay | PublishedRepl
         cut.run(interrupt)
     left = [ref(done), ref(cut)]
     del done, cut
-    assert [each() for each in left] == [None, None]
+    assert [reference() for reference in left] == [None, None]
 
 
 def test_a_listener_hears_the_replay_and_no_more() -> None:

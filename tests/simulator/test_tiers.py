@@ -23,7 +23,7 @@ LIMIT = 50.0
 
 def run(program: Program, share: float, tier: str | None, policy: str = "default") -> Run:
     assume(sum(share * size for size in baseline(program).values()) >= 1)
-    return simulate(program, share, tier=tier, policy=policy, limit=LIMIT)
+    return simulate(program, of_peak=share, tier=tier, policy=policy, limit=LIMIT)
 
 
 @given(programs, shares, st.sampled_from(["10B/s", "1kB/s", "1GB/s,1ms", "1GB/s,always"]))
@@ -89,8 +89,8 @@ def test_the_least_budget_is_smaller() -> None:
 def test_rounds_with_a_tier() -> None:
     """Foresight and tiers go together: later rounds of a program are no dearer than the first."""
     program = chain(48)
-    runs = list(iterate(program, 10, 4, effort=0.01, limit=LIMIT, tier="1B/s"))
-    overheads = [each.overhead for each in runs]
+    runs = list(iterate(program, 10, iterations=4, effort=0.01, limit=LIMIT, tier="1B/s"))
+    overheads = [run.overhead for run in runs]
     assert None not in overheads
     assert overheads[-1] <= 1.05 * overheads[0]  # type: ignore[operator]  # none is None
 

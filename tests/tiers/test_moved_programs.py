@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import recompute as rc
-from recompute.extend import Tier
-from recompute.testing import Identity, ManualClock, check_invariants
-from recompute.testing.programs import (
+from lib.programs import (
     Apply,
     Detach,
     Hold,
@@ -32,7 +30,9 @@ from recompute.testing.programs import (
     difference,
     run,
 )
-from recompute.testing.strategies import DEVICES, POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
+from lib.strategies import DEVICES, POLICIES, RELEASES, SEARCHES, programs, settings_of_caches
+from recompute.extend import Tier
+from recompute.testing import Identity, ManualClock, check_invariants
 
 pytestmark = pytest.mark.filterwarnings("ignore:a value could not be:RuntimeWarning")  # not all can be pickled
 

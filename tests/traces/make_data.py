@@ -40,9 +40,9 @@ def training() -> Iterator[dict[str, object]]:
         function: str, arguments: list[str], results: list[str], size: int, time: int, alias: int = -1
     ) -> Iterator[dict[str, object]]:
         yield {"INSTRUCTION": "CALL", "NAME": function, "ARGS": arguments, "RESULT": results, "TIME": str(time)}
-        for each in results:
-            yield {"INSTRUCTION": "MEMORY", "NAME": each, "MEMORY": str(0 if alias >= 0 else size)}
-            yield {"INSTRUCTION": "ALIAS", "NAME": each, "ALIAS": str(alias)}
+        for result in results:
+            yield {"INSTRUCTION": "MEMORY", "NAME": result, "MEMORY": str(0 if alias >= 0 else size)}
+            yield {"INSTRUCTION": "ALIAS", "NAME": result, "ALIAS": str(alias)}
 
     def release(*names: str) -> Iterator[dict[str, object]]:
         for name in names:

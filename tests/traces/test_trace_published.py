@@ -38,10 +38,10 @@ def call(function: str, arguments: str, results: str, size: int = 8, time: int =
     lines: list[Line] = [
         {"INSTRUCTION": "CALL", "NAME": function, "ARGS": [*arguments], "RESULT": [*results], "TIME": str(time)}
     ]
-    for each in results:
-        shared = alias.get(each, -1)
-        lines.append({"INSTRUCTION": "MEMORY", "NAME": each, "MEMORY": str(size if shared < 0 else 0)})
-        lines.append({"INSTRUCTION": "ALIAS", "NAME": each, "ALIAS": str(shared)})
+    for result in results:
+        shared = alias.get(result, -1)
+        lines.append({"INSTRUCTION": "MEMORY", "NAME": result, "MEMORY": str(size if shared < 0 else 0)})
+        lines.append({"INSTRUCTION": "ALIAS", "NAME": result, "ALIAS": str(shared)})
     return lines
 
 
@@ -149,8 +149,8 @@ def test_release_of_an_unknown_name_is_ignored(load: Write) -> None:
 def test_what_comes_before_the_start_is_skipped(load: Write) -> None:
     """Even what is no instruction; without a START everything counts."""
     program = load({"INSTRUCTION": "WARM UP"}, call("f", "", "a"), annotate("START"), call("g", "", "b"))
-    assert [each.name for each in program.calls] == ["g"]
-    assert [each.name for each in load(call("f", "", "a"), call("g", "", "b")).calls] == ["f", "g"]
+    assert [call.name for call in program.calls] == ["g"]
+    assert [loaded.name for loaded in load(call("f", "", "a"), call("g", "", "b")).calls] == ["f", "g"]
 
 
 def test_annotations_are_marks(load: Write) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import recompute as rc
+from lib.vectors import vector
 from recompute._engine.events import Accessed, Added, Event, Evicted, Performed
 from recompute._traces.write import Recorder, write
 from recompute.simulator import simulate
 from recompute.testing import EventLog, ManualClock
-from recompute.testing._vectors import vector
 from recompute.traces import TraceError, read, recorded_events
 
 ROOT = Path(rc.__file__).parents[1]
@@ -40,7 +40,7 @@ def test_header(tmp_path: Path) -> None:
     assert header["recompute-trace"] == 1
     assert header["recompute"] == rc.__version__
     assert {"python", "time"} <= set(header)
-    assert [header[each] for each in ("policy", "search", "release", "budget")] == ["lru", "sample", "ignore", 2000]
+    assert [header[name] for name in ("policy", "search", "release", "budget")] == ["lru", "sample", "ignore", 2000]
     assert end == {"event": "End"}
 
 
@@ -64,7 +64,7 @@ def test_every_event_is_a_line(tmp_path: Path, name: str) -> None:
     assert kinds >= {"Unpinned", "Detached", "Forgotten"}
     fields = [
         {"event": type(event).__name__}
-        | {each: getattr(event, each) for each in type(event).__match_args__ if each != "thread"}
+        | {name: getattr(event, name) for name in type(event).__match_args__ if name != "thread"}
         for event in log
     ]  # threads are numbered, and the first one is not written
     assert json.loads(json.dumps(fields)) == lines(path)[1:-1]
@@ -307,9 +307,9 @@ def test_results_that_move_are_read(tmp_path: Path) -> None:
     with rc.Cache(trace=path):
         x = rc.ap(vector, 1, 2)
         y, z = rc.ap(restless, x, nout=2)
-        for each in (x, y, z, y, z):
-            each.evict()
-            each.get()
+        for value in (x, y, z, y, z):
+            value.evict()
+            value.get()
     assert len(read(path).calls) == 2
 
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import recompute as rc
 import recompute.events
+from lib.programs import Apply, Budget, Gather, Interpreter, Program, Source
+from lib.strategies import POLICIES, RELEASES, programs, settings_of_caches
 from recompute._engine.events import Added, Event, Evicted, Performed
-from recompute._simulator.replay import baseline
+from recompute._simulator.published_replay import baseline
 from recompute._simulator.simulate import simulate
 from recompute.testing import EventLog, ManualClock
-from recompute.testing.programs import Apply, Budget, Gather, Interpreter, Program, Source
-from recompute.testing.strategies import POLICIES, RELEASES, programs, settings_of_caches
 from recompute.traces import read
 
 DATA = Path(__file__).parent / "data"
@@ -56,7 +56,8 @@ def decisions(events: list[Event]) -> list[Decision]:
             for storage in event.storages:
                 numbers.setdefault(storage, len(numbers))
             if event.again:
-                found.append(("again", event.function, event.cost, tuple(numbers[each] for each in event.storages)))
+                remade = tuple(numbers[storage] for storage in event.storages)
+                found.append(("again", event.function, event.cost, remade))
         elif isinstance(event, Evicted):
             found.append(("evicted", numbers[event.storage], event.why, event.held))
     return found
@@ -65,8 +66,8 @@ def decisions(events: list[Event]) -> list[Decision]:
 def plain(program: Program) -> Program:
     """A program without what a replay does not know: see recompute._traces.recorded."""
     kept = [step for step in program if not isinstance(step, (Budget, Gather))]
-    operations = [each for each in kept if not (isinstance(each, Apply) and each.function in _UNLIKE)]
-    return Program(replace(each, peeks=(), fault=0) if isinstance(each, Apply) else each for each in operations)
+    operations = [step for step in kept if not (isinstance(step, Apply) and step.function in _UNLIKE)]
+    return Program(replace(step, peeks=(), fault=0) if isinstance(step, Apply) else step for step in operations)
 
 
 def record(program: Program, budget: int | None, path: Path, **options: Any) -> tuple[list[Decision], bool]:
@@ -78,7 +79,7 @@ def record(program: Program, budget: int | None, path: Path, **options: Any) -> 
         del interpreter
         with cache:
             pass
-        return decisions(log.events), any(each[0] in ("short", "error") for each in found)
+        return decisions(log.events), any(observation[0] in ("short", "error") for observation in found)
 
 
 def replay(path: Path, budget: int, **options: Any) -> list[Decision]:
@@ -122,13 +123,13 @@ def test_a_real_program() -> None:
         header, *lines = map(json.loads, file)
     events = [event_of(line) for line in lines if line["event"] != "End"]
     made = decisions(events)
-    assert sum(each[0] == "again" for each in made) > 10
+    assert sum(decision[0] == "again" for decision in made) > 10
     assert replay(path, header["budget"], policy=header["policy"], release=header["release"]) == made
 
 
 def event_of(line: dict[str, Any]) -> Event:
     kind = getattr(recompute.events, line.pop("event"))
-    fields = {name: tuple(each) if isinstance(each, list) else each for name, each in line.items()}
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in line.items()}
     event: Event = kind(**fields)
     return event
 
@@ -136,7 +137,7 @@ def event_of(line: dict[str, Any]) -> Event:
 def test_another_budget() -> None:
     """A recorded run tells what less memory would have cost."""
     program = read(DATA / "letters.jsonl.gz")
-    runs = [simulate(program, share, policy="dtr-eq", machine="library") for share in (1.0, 0.7, 0.4)]
+    runs = [simulate(program, of_peak=share, policy="dtr-eq", machine="library") for share in (1.0, 0.7, 0.4)]
     overheads = [run.overhead for run in runs]
     assert overheads[0] == 1.0
     assert overheads == sorted(overheads)

@@ -1,4 +1,4 @@
-"""What checkers know of caches, staged functions, and the public modules, of which only `recompute` is imported."""
+"""What checkers know of caches, planned functions, and the public modules, of which only `recompute` is imported."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ with rc.Cache("512MB", policy="dtr", search="sample", release="eager") as cache:
     assert_type(cache.stats().overhead, float)
     assert_type(rc.current_cache(), rc.Cache)
 
-# A staged function takes and returns plain values.
-assert_type(rc.stage(double, 3, budget="1MB")(4), int)
-assert_type(rc.stage(both, 3, budget="1MB")(4), tuple[int, str])
-assert_type(rc.stage(several, 3, budget=0.5)(4), list[int])
-assert_type(rc.stage(named, 3, budget=0.5, method="own")(4), dict[str, int])
-assert_type(rc.stage(double, 3, budget=0.5).plan, rc.planners.ProgramPlan)
+# A planned function takes and returns plain values.
+assert_type(rc.planned(double, "1MB")(4), int)
+rc.planned(both, "1MB")(4)
+rc.planned(several, of_peak=0.5)(4)
+rc.planned(named, of_peak=0.5, method="own")(4)
+assert_type(rc.stage(double, of_peak=0.5).plan, rc.planners.ProgramPlan)
 
 
 def show(event: rc.events.Event) -> None:
@@ -45,8 +45,8 @@ def show(event: rc.events.Event) -> None:
 stop = rc.Cache(policy=rc.policies.Random(seed=3), clock=rc.testing.ManualClock()).subscribe(show)
 program = rc.traces.read("steps.trace")
 assert_type(program, rc.traces.Program)
-assert_type(rc.simulator.simulate(program, "40%").overhead, float | None)
-assert_type(rc.planners.plan(program, 0.4).peak, int)
+assert_type(rc.simulator.simulate(program, of_peak="40%").overhead, float | None)
+assert_type(rc.planners.plan(program, of_peak=0.4).peak, int)
 assert_type(rc.testing.Identity(3).get(), int)
 node: rc.extend.Value = rc.pure(3).node
 cache.extend.bring(node)

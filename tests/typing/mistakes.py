@@ -40,7 +40,7 @@ text.map(half)  # wrong
 text.gett()  # wrong
 double(3).get().upper()  # wrong
 rc.sequence([3])  # wrong
-rc.stage(double, 3, budget=0.5)(3).upper()  # wrong
+rc.stage(double, of_peak=0.5)(3).upper()  # wrong
 rc.Cache(policy="dtrr")  # wrong
 rc.Cache(release="lazy")  # wrong
 

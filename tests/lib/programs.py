@@ -14,14 +14,14 @@ from threading import Thread
 from typing import Any, Final, Literal
 from weakref import WeakSet
 
+from lib.functions import FICKLE as FICKLE
+from lib.functions import FUNCTIONS as FUNCTIONS
+from lib.functions import inner
+from lib.functions import numbers as numbers
+from lib.vectors import vector
 from recompute._cache import Cache
 from recompute._errors import BudgetError
 from recompute.testing._clock import ManualClock
-from recompute.testing._functions import FICKLE as FICKLE
-from recompute.testing._functions import FUNCTIONS as FUNCTIONS
-from recompute.testing._functions import inner
-from recompute.testing._functions import numbers as numbers
-from recompute.testing._vectors import vector
 
 Observation = tuple[Any, ...]
 """("value", shown), ("error", type, text), ("done",), or what only a cache does: ("short",), ("fault",), ("lost",)."""
@@ -94,7 +94,7 @@ class Hold(Step):
 
 @dataclass(frozen=True, repr=False)
 class LetGo(Step):
-    """Look at what is held once more, and let go of it."""
+    """Look at what is held once more, and drop it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +119,7 @@ class Detach(Step):
 
 @dataclass(frozen=True, repr=False)
 class Drop(Step):
-    """Let go of a handle."""
+    """Drop a handle."""
 
     value: int
 
@@ -159,6 +159,7 @@ class Program(tuple[Step, ...]):
 class Call:
     """One application of a function of `FUNCTIONS`: counts its runs, fails in one of them, peeks at other values."""
 
+    __module__ = "recompute.testing"  # so that `verify` looks at it as at a function: its count of runs is no change
     __slots__ = ("__name__", "__weakref__", "clock", "peeks", "runs", "step", "surface")
 
     def __init__(self, step: Apply, peeks: Sequence[Any], surface: Any, clock: ManualClock | None) -> None:
@@ -193,7 +194,7 @@ def _leaves(part: Any) -> list[Any]:
     if isinstance(part, dict):
         part = list(part.values())
     if isinstance(part, (list, tuple)):
-        return [leaf for each in part for leaf in _leaves(each)]
+        return [leaf for value in part for leaf in _leaves(value)]
     return [part]
 
 
@@ -236,8 +237,8 @@ class Interpreter:
     @property
     def roots(self) -> list[Any]:
         """The handles that are alive, those that functions hold included."""
-        handles = [each for each in self._handles if each is not None and each is not LOST]
-        return handles + [each for call in list(self._calls) for each in call.peeks]
+        handles = [handle for handle in self._handles if handle is not None and handle is not LOST]
+        return handles + [peek for call in list(self._calls) for peek in call.peeks]
 
     def do(self, step: Step) -> Observation:
         """One step, and what can be observed of it."""
@@ -294,7 +295,7 @@ class Interpreter:
             case Together(values):
                 return self._together(self._pick(*values))
             case Drop(value):
-                live = [position for position, each in enumerate(self._handles) if each is not None]
+                live = [position for position, handle in enumerate(self._handles) if handle is not None]
                 if live:
                     self._handles[live[value % len(live)]] = None
             case Pin(value) | Unpin(value) | Evict(value) | Detach(value):
@@ -307,8 +308,8 @@ class Interpreter:
 
     def _pick(self, *references: int) -> list[Any]:
         """The handles at these positions among those not dropped."""
-        live = [each for each in self._handles if each is not None]
-        return [live[each % len(live)] for each in references] if live else []
+        live = [handle for handle in self._handles if handle is not None]
+        return [live[reference % len(live)] for reference in references] if live else []
 
     def _got(self, *handles: Any) -> Observation:
         for handle in handles:
@@ -344,11 +345,11 @@ class Interpreter:
                 case "tuple":
                     made = self.surface.sequence(tuple(handles))
                 case "dict":
-                    made = self.surface.sequence({str(key): each for key, each in enumerate(handles)})
+                    made = self.surface.sequence({str(key): handle for key, handle in enumerate(handles)})
                 case "iterator":
                     made = self.surface.sequence(iter(handles))
                 case "traverse":
-                    made = self.surface.traverse(lambda each: each.map(inner), handles)
+                    made = self.surface.traverse(lambda value: value.map(inner), handles)
                 case _:
                     made = self.surface.sequence(handles)
         finally:
@@ -391,7 +392,7 @@ def _arrange(handles: list[Any], how: str) -> tuple[tuple[Any, ...], dict[str, A
         case "nested":
             return ((tuple(handles[:1]), [handles[1:], 7], {"k": (5, None)}),), {}
         case "keyword":
-            return tuple(handles[:1]), {f"k{key}": each for key, each in enumerate(handles[1:])}
+            return tuple(handles[:1]), {f"k{key}": handle for key, handle in enumerate(handles[1:])}
         case _:
             return tuple(handles), {}
 
@@ -401,7 +402,7 @@ def show(payload: Any) -> Any:
     if isinstance(payload, (list, tuple)):
         return type(payload).__name__, *map(show, payload)
     if isinstance(payload, dict):
-        return "dict", *((key, show(each)) for key, each in payload.items())
+        return "dict", *((key, show(value)) for key, value in payload.items())
     if isinstance(payload, BaseException):
         return type(payload).__name__, *payload.args
     return repr(payload)

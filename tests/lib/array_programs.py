@@ -11,19 +11,19 @@ import ast
 import builtins
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import inf, nan, prod
 from random import Random
-from struct import unpack
 from types import CodeType
-from typing import Any, Final, Literal
+from typing import Any, Final
 from weakref import ref
 
-from recompute._adapters import adapter as _adapter
-from recompute._adapters.adapter import Adapter, kinds
+from lib.array_code import LINES as LINES
+from lib.array_code import fill
+from lib.array_code import lines_for as lines_for
+from lib.programs import LOST, Observation, Program, Step, observed
+from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter
 from recompute._arrays.array import RecomputableArray
 from recompute._arrays.namespace import namespace
@@ -31,20 +31,14 @@ from recompute._arrays.wrap import array
 from recompute._arrays.writes import library_writes
 from recompute._cache import Cache
 from recompute._errors import BudgetError
-from recompute.testing._array_code import LINES as LINES
-from recompute.testing._array_code import fill
-from recompute.testing._array_code import lines_for as lines_for
-from recompute.testing._invariants import check_invariants
-from recompute.testing.programs import LOST, Observation, Program, Step, observed
+from recompute._tiers.host import Host
+from recompute.testing import check_arrays, check_invariants
+from recompute.testing.arrays import DTYPES as DTYPES
+from recompute.testing.arrays import LAYOUTS as LAYOUTS
+from recompute.testing.arrays import Layout, can_be_written, geometry, new
+from recompute.testing.arrays import serving as serving
 
-Layout = Literal["C", "F", "reversed", "strided", "broadcast", "scalar"]
-
-DTYPES: Final = (
-    *("float64", "int64", "bool", "float32", "complex128", "int8", "uint8", "float16", "complex64", "int32", "uint64"),
-    *("uint16",),
-)
 SHAPES: Final = ((3,), (), (2, 3), (3, 3), (1,), (0,), (1, 3), (2, 1), (2, 2, 3), (0, 3), (2, 3, 3), (1, 1, 1))
-LAYOUTS: Final[tuple[Layout, ...]] = ("C", "F", "reversed", "strided", "broadcast", "scalar")
 LARGEST: Final = 100  # elements; what is larger is looked at, but not used again
 
 
@@ -116,52 +110,6 @@ def _compiled(code: str) -> tuple[CodeType, tuple[str, ...], str]:
         return compile(code, "<line>", kind), operands, changed
 
 
-# Content
-
-_PAYLOADS: Final = unpack("<2d", bytes.fromhex("0000dec0ad0bf87f000000000000f8ff"))  # NaNs unlike the usual one
-_SPECIAL: Final = (0.0, nan, -0.0, inf, 1.0, -inf, _PAYLOADS[0], 5e-324, -1.5, 65504.0, _PAYLOADS[1], 1e-8, 1.7e308)
-
-
-def numbers(dtype: str, count: int, seed: int) -> list[Any]:
-    """That many numbers of a dtype, always the same for one seed."""
-    kind = dtype.rstrip("0123456789")
-    if kind == "complex":
-        parts = numbers("float64" if dtype == "complex128" else "float32", 2 * count, seed)
-        return [complex(*parts[2 * each : 2 * each + 2]) for each in range(count)]
-    if kind == "bool":
-        return [(each * (seed + 1) + seed // 2) % 3 > 0 for each in range(count)]
-    if seed == 0:
-        return [each + 1 if kind != "float" else each + 1.0 for each in range(count)]
-    if seed == 1 and kind == "float":
-        special = _SPECIAL if dtype == "float64" else _SPECIAL[:-1]
-        return [special[each % len(special)] for each in range(count)]
-    if seed == 1:
-        bits = int(dtype.removeprefix(kind))
-        ends = (0, 2**bits - 1, 1, 2) if kind == "uint" else (0, -(2 ** (bits - 1)), -1, 2 ** (bits - 1) - 1, 1)
-        return [ends[each % len(ends)] for each in range(count)]
-    random = Random(seed)
-    if kind == "float":
-        return [random.uniform(-2, 2) for _ in range(count)]
-    return [random.randint(0 if kind == "uint" else -4, 4) for _ in range(count)]
-
-
-def new(xp: Any, dtype: str, shape: tuple[int, ...], seed: int = 0, layout: str = "C") -> Any:
-    """A plain array of the library."""
-
-    def contiguous(shape: tuple[int, ...]) -> Any:
-        return xp.asarray(numbers(dtype, prod(shape), seed), dtype=getattr(xp, dtype)).reshape(shape)
-
-    if layout == "F" and len(shape) > 1:
-        return contiguous(shape[::-1]).T
-    if layout == "reversed" and shape:
-        return contiguous(shape)[(slice(None, None, -1),) * len(shape)]
-    if layout == "strided" and shape:
-        return contiguous((*shape[:-1], 2 * shape[-1]))[..., ::2]
-    if layout == "broadcast" and shape and shape[0] > 1 and 0 not in shape:
-        return xp.broadcast_to(contiguous(shape[1:]), shape)
-    return contiguous(())[()] if layout == "scalar" and not shape else contiguous(shape)
-
-
 # The interpreter
 
 _ASSIGNMENT: Final = re.compile(r"[A-D]\[.*\] .*=")
@@ -192,8 +140,8 @@ class Arrays:
     @property
     def handles(self) -> list[RecomputableArray]:
         """The wrapped arrays that there are."""
-        suspects = [each() for each in self._suspects]
-        return [each for each in [*self.pool, *self._stuck, *suspects] if isinstance(each, RecomputableArray)]
+        suspects = [value() for value in self._suspects]
+        return [value for value in [*self.pool, *self._stuck, *suspects] if isinstance(value, RecomputableArray)]
 
     def do(self, step: Step) -> Observation:
         """One step, and what can be observed of it."""
@@ -201,16 +149,17 @@ class Arrays:
 
     def content(self, position: int) -> Observation:
         """One array of the pool."""
-        each = self.pool[position]
-        if each is LOST:
+        value = self.pool[position]
+        if value is LOST:
             return ("lost",)
-        return observed(lambda: ("value", *self._content(each.get() if isinstance(each, RecomputableArray) else each)))
+        wrapped = isinstance(value, RecomputableArray)
+        return observed(lambda: ("value", *self._content(value.get() if wrapped else value)))
 
     def keep_up(self, other: Arrays) -> None:
         """Let the pool be as large as another one, of plain arrays: what could not be made, or changed, is lost."""
         self.pool += [LOST] * (len(other.pool) - len(self.pool))
         if self._unchanged:
-            buffers = [self.adapter.buffer(each) if kinds[type(each)].array else None for each in other.pool]
+            buffers = [self.adapter.buffer(value) if kinds[type(value)].array else None for value in other.pool]
             memories = [buffers[position] for position in self._unchanged if buffers[position] is not None]
             for position, buffer in enumerate(buffers):
                 if any(buffer is memory for memory in memories):
@@ -235,11 +184,11 @@ class Arrays:
         compiled, names, changes = _compiled(code)
         if not self.pool:
             return ("done",)
-        where = {name: each % len(self.pool) for name, each in zip(names, operands, strict=True)}
+        where = {name: value % len(self.pool) for name, value in zip(names, operands, strict=True)}
         changed = {name: where[name] for name in changes}
         written_to = [self.pool[position] for position in changed.values() if self.pool[position] is not LOST]
         if len({id(array) for array in written_to}) < len(written_to):
-            return ("done",)  # what it means to write two results to one array, nobody says
+            return ("done",)  # it is undefined what it means to write two results to one array
         scope = self._scope | {name: self.pool[position] for name, position in where.items()}
         if any(scope[name] is LOST for name in where):
             self._lose(changed)
@@ -249,9 +198,9 @@ class Arrays:
         written = [scope[name.upper()] for name in changes]
         before = []
         if changes and self.cache is None:
-            if not all(self.adapter.constant(each) or _allows_writes(each) for each in written):
+            if not all(self.adapter.constant(value) or _allows_writes(value) for value in written):
                 return REFUSED
-            before = [self.adapter.clone(each) for each in written]
+            before = [self.adapter.clone(value) for value in written]
             scope |= {name: self.adapter.clone(scope[name]) for name in where}
         try:
             result = eval(compiled, scope)
@@ -260,8 +209,8 @@ class Arrays:
             self._lose(changed)
             raise
         except Exception:
-            for each, content in zip(written, before, strict=False):
-                self._restore(each, content)
+            for value, content in zip(written, before, strict=False):
+                self._restore(value, content)
             wrapped = [scope[name] for name in where if isinstance(scope[name], RecomputableArray)]
             self._suspects += map(ref, wrapped)
             raise
@@ -277,8 +226,8 @@ class Arrays:
             return self._library.asarray(plain) if _ASSIGNMENT.match(code) else plain
         owner: Any = self.adapter.buffer(plain)
         if not _allows_writes(plain) and not _allows_writes(owner):
-            for each in (owner, plain):
-                each.setflags(write=True)
+            for value in (owner, plain):
+                value.setflags(write=True)
         return plain
 
     def _restore(self, plain: Any, content: Any) -> None:
@@ -294,13 +243,13 @@ class Arrays:
 
     def _describe(self, result: Any, written: list[Any]) -> Any:
         """A result, without the content of arrays; these go to the pool."""
-        for number, each in enumerate(written):
-            if result is each:
+        for number, value in enumerate(written):
+            if result is value:
                 return ("operand", number)
         if isinstance(result, (tuple, list)):
-            return type(result).__name__, *[self._describe(each, written) for each in result]
+            return type(result).__name__, *[self._describe(value, written) for value in result]
         if isinstance(result, dict):
-            return "dict", *[(key, self._describe(each, written)) for key, each in result.items()]
+            return "dict", *[(key, self._describe(value, written)) for key, value in result.items()]
         wrapped = isinstance(result, RecomputableArray)
         if not wrapped and not kinds[type(result)].array:
             return type(result).__name__, repr(result)
@@ -326,14 +275,6 @@ def _allows_writes(plain: Any) -> bool:
     strides = getattr(plain, "strides", None) or ()
     apart = 0 in plain.shape or all(step or length == 1 for step, length in zip(strides, plain.shape, strict=False))
     return apart and getattr(getattr(plain, "flags", None), "writeable", True)
-
-
-def geometry(outline: Any) -> tuple[Any, ...]:
-    """Dtype, shape, and bytes from one element to the next along the axes where there is one."""
-    shape, strides = outline.shape, getattr(outline, "strides", None)
-    if strides is not None and 0 not in shape:
-        strides = tuple([step for step, length in zip(strides, shape, strict=True) if length > 1])
-    return str(outline.dtype), shape, strides if 0 not in shape else None
 
 
 REFUSED: Final = ("error", "read-only")
@@ -397,33 +338,81 @@ def evict_some(random: Random) -> Callable[[Arrays], None]:
     """For `after` in `difference`: evicts every other array of the pool."""
 
     def evict(arrays: Arrays) -> None:
-        for each in arrays.handles:
+        for value in arrays.handles:
             if random.random() < 0.5:
-                each.evict()
+                value.evict()
 
     return evict
 
 
-@contextmanager
-def registered(adapter: Adapter, *classes: type) -> Iterator[None]:
-    """The adapter serves these types for a while."""
-    known = _adapter._registered
-    before = {cls: known.get(cls) for cls in classes}
-    for cls in classes:
-        _adapter.register(cls, adapter)
+# The check
+
+
+def check_array_programs(
+    adapter: ArrayAdapter,
+    *,
+    programs: int = 100,
+    length: int = 12,
+    dtypes: Sequence[str] = DTYPES,
+    lines: dict[str, tuple[str, ...]] | None = None,
+    dispatch: bool = False,
+    seed: int = 0,
+) -> None:
+    """Raise AssertionError, and say what is wrong, if arrays of a library behave otherwise when they are wrapped.
+
+    After `check_arrays`, runs random programs on plain and on wrapped arrays: without a budget, within small ones, with
+    evictions after each step, with a tier, and with results verified.
+
+    Parameters
+    ----------
+    programs, length, seed
+        How many programs, how many lines each, and which ones.
+    dtypes
+        Names of dtypes in the library's namespace.
+    lines
+        Parts of the language that the programs are made from, as in `LINES`; None: all of that which suits the library,
+        `lines_for` arrays that can or cannot be written to.
+    dispatch
+        Whether the library hands its functions over for wrapped arrays (NEP 13, NEP 18), so that programs can call them
+        as they are; otherwise they call those of `recompute.namespace`.
+    """
+    check_arrays(adapter, dtypes=dtypes)
+    with serving(adapter):
+        if lines is None:
+            lines = lines_for(writable=can_be_written(adapter))
+        for number in range(programs):
+            program = random_program(Random(seed + number), length, dtypes, lines)
+            settings: dict[str, Any] = _SETTINGS[number % len(_SETTINGS)]
+            differs = partial(_difference, adapter, settings, number, dispatch=dispatch)
+            wrong = differs(program)
+            if wrong is not None:
+                program = shrunk(program, differs)
+                raise AssertionError(f"{adapter!r}, {program!r} with {settings}:\n{differs(program) or wrong}")
+
+
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"budget": 100},
+    {"verify": True},
+    {"budget": 300, "release": "ignore", "policy": "lru"},
+    {"release": "banish"},
+    {"budget": 60, "policy": "random"},
+    {"budget": 200, "tiers": Host(always=True)},
+)
+
+
+def _difference(
+    adapter: ArrayAdapter, settings: dict[str, Any], number: int, program: Program, *, dispatch: bool
+) -> str | None:
+    cache = Cache(**settings)
+    evict = evict_some(Random(number))
+
+    def after(arrays: Arrays) -> None:
+        check_invariants(cache, arrays.handles)
+        if number % 2:
+            evict(arrays)
+
     try:
-        yield
-    finally:
-        for cls, one in before.items():
-            if one is None:
-                known.pop(cls, None)
-            else:
-                known[cls] = one
-        _adapter.kinds.clear()
-
-
-def serving(adapter: ArrayAdapter) -> AbstractContextManager[None]:
-    """The adapter serves the arrays and scalars of its library for a while."""
-    one = adapter.namespace().asarray([1.0])
-    classes = {base for cls in (type(one), type(one[0])) for base in cls.__mro__}
-    return registered(adapter, *(cls for cls in classes if cls.__module__ != "builtins" and adapter.serves(cls)))
+        return difference(program, adapter, cache, dispatch=dispatch, after=after)
+    except AssertionError as error:  # the cache's books
+        return str(error)

@@ -65,7 +65,7 @@ BLANKS: Final[dict[str, tuple[str, ...]]] = {
     "product": ("matmul", "dot", "inner", "vdot", "outer", "kron", "vecdot", "matvec", "vecmat", "cross"),
     "folding": ("add", "multiply", "maximum", "minimum", "logical_and", "logical_or", "bitwise_xor", "hypot", "gcd"),
     "reduction": ("sum", "prod", "max", "min", "mean", "std", "var", "any", "all", "argmax", "argmin"),
-    "nanreduction": tuple(f"nan{each}" for each in "sum prod max min mean std var median argmax argmin".split()),
+    "nanreduction": tuple(f"nan{name}" for name in "sum prod max min mean std var median argmax argmin".split()),
     "running": ("cumsum", "cumprod", "cumulative_sum", "cumulative_prod", "nancumsum", "nancumprod"),
     "complexity": ("real", "imag", "angle", "isreal", "iscomplex", "iscomplexobj", "isrealobj", "real_if_close"),
     "elementwise": tuple(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
-from recompute.testing._vectors import Vector, vector
+from lib.vectors import Vector, vector
 
 _MODULUS: Final = 97
 

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from recompute.testing._array_code import LINES, fill
-from recompute.testing.array_programs import DTYPES as DTYPES_OF_ARRAYS
-from recompute.testing.array_programs import LAYOUTS, SHAPES, Line, Make, letters
-from recompute.testing.programs import (
+from lib.array_code import LINES, fill
+from lib.array_programs import DTYPES as DTYPES_OF_ARRAYS
+from lib.array_programs import LAYOUTS, SHAPES, Line, Make, letters
+from lib.programs import (
     FICKLE,
     FUNCTIONS,
     Apply,

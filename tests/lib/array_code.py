@@ -16,10 +16,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from recompute.testing._array_blanks import BLANKS
-from recompute.testing._array_changes import CHANGES, UPDATES
-from recompute.testing._array_functions import FUNCTIONS
-from recompute.testing._array_syntax import COERCIONS, SYNTAX
+from lib.array_blanks import BLANKS
+from lib.array_changes import CHANGES, UPDATES
+from lib.array_functions import FUNCTIONS
+from lib.array_syntax import COERCIONS, SYNTAX
 
 LINES: Final[dict[str, tuple[str, ...]]] = SYNTAX | FUNCTIONS | COERCIONS | CHANGES
 """Part of the language -> templates."""
@@ -35,7 +35,7 @@ def lines_for(*, writable: bool) -> dict[str, tuple[str, ...]]:
         return LINES
     kept = {part: code for part, code in LINES.items() if part not in ("assignment", "changing", "out")}
     odd = re.compile(r"\.flat\b|lambda|sorted")
-    return {part: tuple(each for each in code if not odd.search(each)) for part, code in kept.items()} | UPDATES
+    return {part: tuple(line for line in code if not odd.search(line)) for part, code in kept.items()} | UPDATES
 
 
 _BLANK: Final = re.compile(r"{([a-z ]+)}")

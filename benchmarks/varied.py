@@ -6,7 +6,8 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from recompute._traces.program import Program, StepKind
+from recompute._traces.program import StepKind
+from recompute.traces import Program
 
 _SOON: Final = 8
 """Operations, at most, after which the result of an inserted one is dropped."""

@@ -1,0 +1,347 @@
+"""The table of points behind commands: programs under policies and planners, within budgets; made, shown and drawn."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from recompute._budget import format_bytes, parse_budget
+from recompute._cli.arguments import TIMED, destination, writing
+from recompute._cli.output import CommandError, print_list
+from recompute._live import Live, bar
+from recompute._pictures.overheads import Floor, Point, points_of
+from recompute._pictures.style import FORMATS, new_figure, save
+from recompute._plans.chains import UniformChain, uniform_chain
+from recompute._plans.fetching import Prices
+from recompute._plans.plan import plan
+from recompute._plans.problem import problem_of
+from recompute._plans.schedule import PlanError, ProgramPlan
+from recompute._plans.verify import verify
+from recompute._simulator.many import Job, cores, simulate_many, spread
+from recompute._simulator.published_replay import baseline
+from recompute._simulator.run import Run
+from recompute._simulator.simulate import by_amount
+from recompute._traces.program import Program
+from recompute.policies import DEFAULT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SMALL: Final = 60  # operations that checkmate can be expected to solve
+_WORTH_A_PROCESS: Final = 2_000  # operations: fewer are planned before another Python has started
+
+Progress = Callable[[float, float], None]
+
+
+# Replays
+
+
+@contextmanager
+def counted(whole: int, what: str) -> Iterator[Callable[[int], None]]:
+    """Inside, a line on the terminal shows how many are ready: as many as the function was told last."""
+    ready = [0]
+    with Live(lambda: [bar(ready[0], whole), f"{ready[0]} of {whole} {what}"]):
+        yield lambda count: ready.__setitem__(0, count)
+
+
+def jobs_of(
+    programs: Sequence[Program],
+    cases: Iterable[tuple[Mapping[str, Any], int | None]],
+    budgets: Sequence[int | float],
+) -> list[Job]:
+    """All programs in all cases, (arguments of a replay, its rounds if any), within all budgets; in this order."""
+    cases = list(cases)
+    return [
+        Job(number, {**by_amount(budget), **options}, iterations)
+        for number in range(len(programs))
+        for options, iterations in cases
+        for budget in budgets
+    ]
+
+
+def run_all(programs: Sequence[Program], jobs: Sequence[Job], processes: int = 1) -> Iterator[Run]:
+    """The runs of jobs, with progress."""
+    what = "replays" if all(job.iterations is None for job in jobs) else "rounds"
+    with counted(sum(job.rounds for job in jobs), what) as done:
+        yield from simulate_many(programs, jobs, processes=processes, done=done)
+
+
+def replay_all(
+    programs: Sequence[Program],
+    policies: Sequence[str],
+    budgets: Sequence[int | float],
+    searches: Sequence[str] = ("exact",),
+    *,
+    iterations: int | None = None,
+    effort: float = 1.0,
+    tier: str | None = None,
+) -> list[Run]:
+    """All programs under all policies, searches and budgets, with progress; in this order.
+
+    `iterations`: rounds of the default policy, the only one that learns from them, with plans of this `effort`.
+    `tier`: where evicted bytes may go under the default policy, after all others.
+    """
+    cases: list[tuple[dict[str, Any], int | None]] = []
+    for policy in policies:
+        learns = iterations is not None and policy in ("default", DEFAULT)
+        more = {"effort": effort} if learns else {}
+        cases += [({"policy": policy, "search": name, **more}, iterations if learns else None) for name in searches]
+    if tier is not None:
+        cases.append(({"policy": "default", "tier": tier}, None))
+    return list(run_all(programs, jobs_of(programs, cases, budgets), 1 if iterations is None else cores()))
+
+
+# Plans
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One plan that was asked for. Bytes, and seconds of planning."""
+
+    trace: str
+    method: str
+    status: Literal["ok", "infeasible", "timeout"]
+    budget_bytes: int
+    budget_ratio: float
+    overhead: float | None
+    peak_bytes: int | None
+    bound: float | None
+    computes: int | None
+    frees: int | None
+    fetches: int | None
+    seconds: float
+    reason: str = ""
+    """Why there is no plan, or what is to be said about it."""
+    plan: ProgramPlan | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures, for JSON."""
+        return {name: getattr(self, name) for name in list(self.__dataclass_fields__)[:-2]}
+
+
+@dataclass(frozen=True)
+class PlanJob:
+    """One plan to be made: of the program with this number."""
+
+    program: int
+    method: str
+    budget_bytes: int
+    budget_ratio: float
+    time_limit: float
+    operations: int | None = None
+    """Checkmate merges the program to so many."""
+    tier: str | None = None
+    """The tier from which the plan of the own method may fetch."""
+
+    def options(self, progress: Progress | None) -> dict[str, Any]:
+        """Arguments of `plan` beside the budget."""
+        options: dict[str, Any] = {"time_limit": self.time_limit} if self.method in TIMED else {}
+        if self.method == "own":
+            options |= {"progress": progress, "tier": self.tier}
+        if self.method == "checkmate":
+            options["operations"] = self.operations
+        return {name: value for name, value in options.items() if value is not None}
+
+
+def applicable(program: Program) -> list[str]:
+    """The methods that make sense for a program: Revolve for uniform chains alone, Checkmate for small ones."""
+    methods = ["own", "chen-sqrt", "chen-greedy"]
+    if isinstance(uniform_chain(problem_of(program, 1 << 62)), UniformChain):
+        methods.append("revolve")
+    if len(program.calls) <= _SMALL and find_spec("scipy") is not None:
+        methods.append("checkmate")
+    return methods
+
+
+def tier_of_plans(text: str | None) -> str | None:
+    """The tier from which plans can fetch: that of replays, unless plans know nothing of such a one."""
+    try:
+        if text is not None:
+            Prices.of(text, Program(""))
+    except ValueError:
+        return None
+    return text
+
+
+def make(program: Program, job: PlanJob, progress: Progress | None = None) -> Planned:
+    """One plan, verified. Raises CommandError if the planner cannot be used at all, or its plan is wrong."""
+    asked = (program.name, job.method)
+    size = (job.budget_bytes, job.budget_ratio)
+    start = perf_counter()
+    try:
+        made = plan(program, job.budget_bytes, job.method, **job.options(progress))
+    except PlanError as error:
+        status: Literal["infeasible", "timeout"] = "timeout" if "time_limit" in str(error) else "infeasible"
+        nothing = (None, None, None, None, None, None)
+        return Planned(*asked, status, *size, *nothing, perf_counter() - start, str(error))
+    except (ImportError, ValueError) as error:
+        raise CommandError(f"{job.method}: {error}", 1) from None
+    seconds = perf_counter() - start
+    try:
+        peak, overhead = verify(program, made)
+    except PlanError as error:
+        raise CommandError(
+            f"the plan of {job.method} for {program.name} is wrong: {error}; please report it", 1
+        ) from None
+    frees = len(made.steps) - made.computes - made.fetches
+    counts = (made.computes, frees, made.fetches)
+    return Planned(*asked, "ok", *size, overhead, peak, made.bound, *counts, seconds, made.note, made)
+
+
+def _make(programs: Sequence[Program], job: PlanJob) -> Planned:
+    return make(programs[job.program], job)
+
+
+def make_many(
+    programs: Sequence[Program],
+    jobs: Sequence[PlanJob],
+    *,
+    done: Callable[[int], None],
+    progress: Progress | None = None,
+) -> Iterator[Planned]:
+    """The plans of `jobs`, in order, on the cores there are; `done` is told how many are ready.
+
+    `progress` hears how far the plan at hand is, if there is only one at a time. Raises CommandError, see `make`.
+    """
+    work = sum(len(programs[job.program].calls) for job in jobs)
+    processes = min(len(jobs), cores(), max(1, work // _WORTH_A_PROCESS))
+    here = lambda programs, job: make(programs[job.program], job, progress)
+    made = spread(_make if processes > 1 else here, list(programs), jobs, processes)
+    for ready, planned in enumerate(made, 1):
+        yield planned
+        done(ready)
+
+
+def plan_all(
+    programs: Sequence[Program],
+    methods: Sequence[Sequence[str]],
+    budgets: Sequence[int | float],
+    **options: Any,
+) -> list[Planned]:
+    """All programs by their methods under all budgets, with progress; in this order; see `monotone`."""
+    jobs: list[PlanJob] = []
+    for number, program in enumerate(programs):
+        if methods[number]:
+            peak = sum(baseline(program).values())
+            sizes = [parse_budget(budget, whole=peak) for budget in budgets]
+            ratios = [budget if isinstance(budget, float) else budget / max(1, peak) for budget in budgets]
+            for method in methods[number]:
+                jobs += [PlanJob(number, method, *size, **options) for size in zip(sizes, ratios, strict=True)]
+    ready, share, best = [0], [0.0], [0.0]
+
+    def watch(done: float, least: float) -> None:
+        share[0], best[0] = done, least
+
+    def parts() -> list[str]:
+        told = [bar(ready[0], len(jobs)), f"{ready[0]} of {len(jobs)} plans"]
+        if best[0]:
+            told.append(f"this one {share[0]:.0%} searched, overhead {best[0]:.4f}")
+        return told
+
+    def done(count: int) -> None:
+        ready[0], share[0], best[0] = count, 0.0, 0.0
+
+    with Live(parts):
+        return monotone(list(make_many(programs, jobs, done=done, progress=watch)))
+
+
+def monotone(plans: Sequence[Planned]) -> list[Planned]:
+    """The same, but none of the own method costs more than another one of its program for a smaller budget.
+
+    What fits into less memory fits into more: that plan takes the place of one that costs more, or that is not there.
+    """
+    best: dict[str, Planned] = {}
+    kept = list(plans)
+    for number in sorted(range(len(plans)), key=lambda number: plans[number].budget_bytes):
+        planned = plans[number]
+        if planned.method != "own":
+            continue
+        less = best.get(planned.trace)
+        if less is None or less.overhead is None or less.plan is None:
+            if planned.overhead is not None:
+                best[planned.trace] = planned
+        elif planned.overhead is not None and planned.overhead <= less.overhead:
+            best[planned.trace] = planned
+        else:
+            kept[number] = replace(
+                less,
+                budget_bytes=planned.budget_bytes,
+                budget_ratio=planned.budget_ratio,
+                bound=None,
+                seconds=planned.seconds,
+                reason=f"that for {format_bytes(less.budget_bytes)}, which has a lower overhead than the one found",
+                plan=replace(less.plan, budget=planned.budget_bytes, bound=None),
+            )
+    return kept
+
+
+# As text
+
+
+def percent(figures: Run | Planned) -> str:
+    """Its budget, as a share of the peak."""
+    return f"{100 * figures.budget_ratio:.4g}%"
+
+
+def cell(figures: Run | Planned) -> str:
+    """Its overhead, or why there is none."""
+    return figures.status if figures.overhead is None else f"{figures.overhead:.3f}"
+
+
+def print_overheads(corner: str, heads: Sequence[str], figures: Sequence[Run | Planned]) -> None:
+    """A row for each policy and planner, a column for each budget."""
+    columns = len(heads)
+    rows = [
+        [one.policy if isinstance(one, Run) else one.method, *map(cell, figures[start:][:columns])]
+        for start in range(0, len(figures), columns)
+        for one in (figures[start],)
+    ]
+    print_list([corner, *heads], rows, sys.stdout, "<" + ">" * columns)
+
+
+# As a picture
+
+
+def target(output: str) -> Path:
+    """Where a picture is to go. Raises CommandError if it could not be drawn, or not be written there."""
+    path = destination(output, "picture", FORMATS)
+    try:
+        new_figure(1, 1)
+    except ImportError as error:
+        raise CommandError(str(error), 1) from None
+    return path
+
+
+def write(figure: Figure, path: Path) -> Path:
+    """Save a figure, with an error of one line."""
+    with writing(path):
+        return save(figure, path)
+
+
+def name_apart(programs: list[Program]) -> list[Program]:
+    """The programs, with a number behind a name that occurred before: panels go by name."""
+    seen: Counter[str] = Counter()
+    for program in programs:
+        seen[program.name] += 1
+        if seen[program.name] > 1:
+            program.name = f"{program.name} ({seen[program.name]})"
+    return programs
+
+
+def points(runs: Sequence[Run], plans: Sequence[Planned]) -> list[Point]:
+    """The points of the picture of overheads."""
+    return points_of(runs) + [
+        Point(plan.trace, plan.method, plan.budget_ratio, plan.overhead, "planner", plan.bound) for plan in plans
+    ]
+
+
+def floors(programs: Sequence[Program]) -> dict[str, Floor]:
+    """The least memory of any schedule, by trace."""
+    return {program.name: Floor.of(program, sum(baseline(program).values())) for program in programs}

@@ -1,0 +1,134 @@
+"""One replay in the published machine, and the peak of a run without a budget, of which budgets are shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, get_args
+
+from recompute._cache import limits_of
+from recompute._simulator import victims
+from recompute._simulator.published import Machine, OutOfMemory
+from recompute._simulator.replay import Replay
+from recompute._simulator.run import Counts, Status, StepLoop
+from recompute._traces.program import Program
+from recompute.events import Listener
+from recompute.policies import Policy, ReleaseMode, Search, policy_of, search_of
+
+
+class PublishedReplay(StepLoop):
+    """One replay of a program in a `Machine`, as `Replay` is one in a cache: `run` it once, or `again` and again."""
+
+    short = OutOfMemory
+
+    def __init__(
+        self,
+        program: Program,
+        budget: Mapping[str, int] | None,
+        *,
+        policy: str | Policy,
+        search: str | Search = "exact",
+        release: ReleaseMode = "eager",
+        limit: float = 2.0,
+    ) -> None:
+        if release not in get_args(ReleaseMode):
+            raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
+        chosen, how = policy_of(policy), search_of(search)  # type: ignore[arg-type]  # names are checked there
+        if not victims.knows(chosen):
+            raise ValueError(
+                f"the policy {chosen.name!r} needs the library's machine: the published one does not know it"
+            )
+        self.search = how.name
+        self.machine = Machine(limits_of(budget), chosen, how, release)
+        self._limit = limit
+        self._start(program)
+
+    def _start(self, program: Program) -> None:
+        self.program = program
+        self.values: list[victims.Value | None] = [None] * len(program.storages)
+        self.machine.left = (self._limit - 1) * program.model_time
+
+    def counts(self) -> Counts:
+        """The counts so far."""
+        machine = self.machine
+        return Counts(
+            model_time=machine.clock - machine.remat_time,
+            remat_time=machine.remat_time,
+            peak=sum(pool.peak for pool in machine.pools.values()),
+            evictions=machine.evictions,
+            rematerializations=machine.rematerializations,
+            scored=sum(pool.candidates.scored for pool in machine.pools.values()),
+        )
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener(event)` for every event; returns a function that stops it."""
+        listeners = self.machine.listeners
+        listeners.append(listener)
+        return lambda: listeners.remove(listener) if listener in listeners else None
+
+    def again(self, progress: Callable[[int], None] | None = None, *, program: Program | None = None) -> Status:
+        """Drop everything but constants, and run the program, or another one, as the next round."""
+        for value in reversed(self.values):
+            if value is not None and value.referred:
+                self.machine.drop(value)
+        self._start(program or self.program)
+        return self.run(progress)
+
+    def _value(self, value: int) -> victims.Value:
+        made = self.values[value]
+        assert made is not None, f"value {value} is used before it is made"
+        return made
+
+    def _referred(self, value: int) -> victims.Value:
+        made = self._value(value)
+        assert made.referred, f"value {value} is used without a reference"
+        return made
+
+    def _source(self, value: int) -> None:
+        program = self.program
+        storage = program.storages[value]
+        self.values[value] = self.machine.source(program.sizes[storage], program.devices[storage])
+
+    def _call(self, number: int) -> None:
+        call = self.program.calls[number]
+        arguments = tuple([self._value(argument) for argument in call.arguments])
+        for value, made in zip(call.results, self.machine.call(call, arguments, self.program), strict=True):
+            self.values[value] = made
+
+    def _keep(self, value: int) -> None:
+        self._value(value).referred = True
+
+    def _drop(self, value: int) -> None:
+        made = self.values[value]
+        if self.program.makers[value] >= 0 and made is not None and made.referred:
+            self.machine.drop(made)
+
+    do: ClassVar = {
+        "source": _source,
+        "call": _call,
+        "get": lambda replay, value: replay.machine.get(replay._referred(value)),
+        "keep": _keep,
+        "drop": _drop,
+        "pin": lambda replay, value: replay.machine.pin(replay._referred(value)),
+        "unpin": lambda replay, value: replay.machine.unpin(replay._referred(value)),
+        "detach": lambda replay, value: replay.machine.detach(replay._referred(value)),
+        "evict": lambda replay, value: replay.machine.request(replay._value(value)),
+        "hold": lambda replay, value: replay.machine.hold(replay._value(value)),
+        "let go": lambda replay, value: replay.machine.let_go(replay._value(value)),
+    }
+
+
+def baseline(program: Program) -> dict[str, int]:
+    """The bytes of each device at the peak of a run without a budget: 100 % of a budget ratio.
+
+    The published simulator takes 100 % from a run in which the constants, too, go with their last reference; under a
+    budget they stay to the end.
+    """
+    if program.published and not program.revived:
+        return program.most_in_use()
+    if program.published:
+        published = PublishedReplay(program, None, policy="none")
+        published.run()
+        return {device: pool.peak for device, pool in published.machine.pools.items()}
+    replay = Replay(program, None, policy="none")
+    replay.run()
+    return {pool.device: pool.peak for pool in replay.cache.stats().pools}
