@@ -80,7 +80,10 @@ class Ignore(Eager):
 
 
 class Banish(Eager):
-    """It is forgotten, and what was made from it is a source, as soon as nothing evicted needs it."""
+    """It is forgotten, and what was made from it is a source, as soon as nothing evicted needs it.
+
+    Not as long as a view of another value is made from it, too: a source has memory of its own.
+    """
 
     __slots__ = ()
 
@@ -100,7 +103,7 @@ class Banish(Eager):
                 self._banish(references, value.storage)
 
     def _banish(self, references: References, storage: Storage) -> bool:
-        """False: something evicted needs it."""
+        """False: something evicted needs it, or a view of something else is made from it, too."""
         users = dict.fromkeys(user for value in storage.values for user in value.each_user())
         outputs = [output for user in users for output in user.outputs if output is not None]
         self.waiting.discard(storage)
@@ -108,7 +111,13 @@ class Banish(Eager):
             return False
         in_flight = references.scheduler.in_flight
         busy = any(user in in_flight or not user.runs for user in users)
-        if busy or any(output.payload is EVICTED for output in outputs):
+        views = any(
+            other.operation not in users  # it is made from the value that it shares memory with, too
+            for output in outputs
+            if output.storage is not storage and len(output.storage.values) > 1
+            for other in output.storage.values
+        )
+        if busy or views or any(output.payload is EVICTED for output in outputs):
             self.waiting.add(storage)
             return False
         for output in outputs:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from interrupts import Interrupts
-from lib.strategies import settings_of_caches
+from lib.strategies import RELEASES, settings_of_caches
 from recompute._arrays import array, attributes, operate, sharing, writes
 from recompute.testing import ManualClock, check_invariants
 from recompute.testing.arrays import serving
@@ -478,3 +478,14 @@ def test_trim_zeros_of_several_axes() -> None:
         for options in ({}, {"trim": "b"}, {"axis": 1}):
             found = rc.namespace(np).trim_zeros(wrapped, **options)
             np.testing.assert_array_equal(found.get(), np.trim_zeros(plain, **options))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_view_that_something_else_was_needed_for_sees_writes(release: Any) -> None:
+    """The array that goes is not forgotten as long as a view of another one is made from it, too."""
+    with rc.Cache(release=release):
+        x, z = rc.array(np.ones((2, 3))), rc.array(np.ones(3))
+        wide, row = np.broadcast_arrays(x, z)
+        x += x  # what x was before has no reference now
+        z += z
+        assert [array.get().max() for array in (x, z, wide, row)] == [2.0] * 4
