@@ -33,7 +33,7 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     command.add_argument("--slower", type=float, default=1.1, metavar="TIMES", help="that a step may take; %(default)s")
     command.add_argument("--compiler", choices=("boxed", "inductor"), default="boxed")
-    command.add_argument("--costs", choices=("measure", "model"), default="measure")
+    command.add_argument("--costs", choices=("measured", "estimated"), default="measured")
     command.add_argument("--effort", type=float, default=0.3, help="of planning, for each budget; 1 is ten seconds")
     options = parser.parse_args(given)
     try:
@@ -52,7 +52,7 @@ def _told(options: argparse.Namespace) -> str:
     amounts = [within(text, _rounded) for text in budgets]
     chosen = {name: getattr(options, name) for name in ("compiler", "costs", "effort")}
     step, inputs = _made(options.make_step)
-    rungs = planned(step, inputs, amounts, {"budget": 1.0, **chosen})
+    rungs = planned(step, inputs, amounts, {"of_peak": 1, **chosen})
     plans = sorted([rung for rung in rungs if not isinstance(rung, TooSmall)], key=lambda plan: plan.budget)
     refused = [rung for rung in rungs if isinstance(rung, TooSmall)]
     pairs = [("too small", str(refused[0]))] if refused else []

@@ -40,14 +40,17 @@ class Least:
     curve: tuple[tuple[int, float], ...]
     """(budget, overhead): all compute over that without eviction, in the simulator."""
 
-    def budget(self, share: Any) -> int:
-        """The bytes of a budget between the floor (0) and the peak (1, "100%")."""
-        if share == 0:
+    def budget(self, between: float | str) -> int:
+        """The bytes of a budget `between` the floor (0) and the peak (1): 0.4 or "40%" is 40 % of the way.
+
+        Not a share of the peak, most of which would be below the floor. Raises ValueError for another number.
+        """
+        if between == 0:
             return self.floor
-        between = text.bytes_or_share(share, "share")
-        if isinstance(between, int) and between != 1:
-            raise ValueError(f"a share of what lies between floor and peak is at most 1 (100%), not {share!r}")
-        return self.floor + int(between * (self.peak - self.floor))
+        share = 1.0 if between == 1 else text.bytes_or_share(between, "between")
+        if isinstance(share, int):
+            raise ValueError(f"between is 0 (the floor) to 1 (the peak), not {between!r}")
+        return self.floor + int(share * (self.peak - self.floor))
 
     def __str__(self) -> str:
         return str(self._table())

@@ -130,7 +130,7 @@ def test_a_rehearsal_takes_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) ->
     for rehearse in (inductor.Rehearsal.peak, lambda _: None):
         monkeypatch.setattr(inductor.Rehearsal, "peak", lambda given, way=rehearse: peaks.append(way(given)))
         module = network(["conv", "norm", "dropout", "counting"])
-        step = by_inductor(module, "100%")
+        step = by_inductor(module, 1.0)
         results.append(left(module, step, image()))
     real = rt.plans(step)[0].peak
     assert real is not None
@@ -173,7 +173,7 @@ def test_what_does_more_than_compute_is_not_rehearsed(capsys: pytest.CaptureFixt
 def test_what_torch_does_is_taken_if_it_fits() -> None:
     """With room, the split is that of the default partitioner, and the report says so."""
     module = network(DEEP)
-    step = by_inductor(module, "100%")
+    step = by_inductor(module, 1.0)
     left(module, step, image(), steps=1)
     (plan,) = rt.plans(step)
     assert (plan.split, plan.planned, plan.saved) == ("min-cut at 1", plan.plain, plan.saved_plain)
@@ -214,7 +214,7 @@ def test_planning_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rehearsed")
 def test_what_seems_to_take_too_much_is_tried() -> None:
     """Where there is no plan, torch's own split is compiled and run: it is taken if it fits after all."""
-    plain = split_of(network(LINEAR), "100%").plain
+    plain = split_of(network(LINEAR), 1.0).plain
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choosing.FusedPartitioner, "_planned", lambda *_: None)
         patch.setattr(choosing, "_RATIOS", ())
@@ -269,7 +269,7 @@ def test_a_pointwise_chain_is_one_kernel() -> None:
     """Three layers are products, and a chain after each; the last chain is inside of the loss."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32, bias=False), nn.GELU(), nn.Tanh()) for _ in range(3)]
-    step = by_inductor(Mean(*layers), "100%")
+    step = by_inductor(Mean(*layers), 1.0)
     step(torch.randn(256, 32)).backward()
     forward, backward = 3 + 2 + 1, 3 + 5  # the input of the first layer has no gradient
     assert rt.plans(step)[0].operators == forward + backward
@@ -308,7 +308,7 @@ def test_gradients_are_those_of_inductor_without_a_budget() -> None:
     """To the bit where the split is the same, else but for rounding; dropout draws the same, and the peak holds."""
     given = torch.randn(256, 32)
     modules, steps, found = [], [], []
-    for budget in (None, "100%", 0.8):
+    for budget in (None, 1.0, 0.8):
         torch.manual_seed(0)
         layers = [[nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU()] for _ in range(2)]
         modules.append(Mean(*layers[0], *layers[1]))
@@ -386,7 +386,7 @@ if sys.argv[1] == "again":
     planners.plan = planners.replan = refuse
 torch.manual_seed(0)
 module = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)])
-step = rt.compile(lambda x: module(x).square().mean(), 0.7, compiler="inductor", effort=0.03)
+step = rt.compile(lambda x: module(x).square().mean(), of_peak=0.7, compiler="inductor", effort=0.03)
 step(torch.randn(256, 32)).backward()
 (plan,) = rt.plans(step)
 told = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")}
@@ -432,7 +432,7 @@ def test_what_inductor_takes_by_itself_is_enough() -> None:
     torch.manual_seed(0)
     given = torch.randn(8, 64, 64)
     module = Mean(*[Gated() for _ in range(2)])
-    step = by_inductor(module, "100%")
+    step = by_inductor(module, 1.0)
     left(module, step, given, steps=1)
     own = rt.plans(step)[0].peak
     assert own is not None
@@ -453,7 +453,7 @@ def test_convolutions_need_what_they_do_in_inductors_layout(channels: int, lengt
     conv = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(4)]
     layers = [[each, nn.BatchNorm2d(channels), nn.ReLU()] for each in conv]
     module = Mean(*[layer for group in layers for layer in group])
-    step = by_inductor(module, "100%")
+    step = by_inductor(module, 1.0)
     left(module, step, torch.randn(4, channels, length, length, requires_grad=True), steps=1)
     (plan,) = rt.plans(step)
     assert plan.peak is not None

@@ -11,7 +11,7 @@ from torch._dynamo.exc import ShortenTraceback, Unsupported
 
 import recompute as rc
 from recompute.planners import smallest
-from recompute.text import bytes_or_share, parse_budget
+from recompute.text import bytes_or_peak, parse_budget
 from recompute_torch._compile.backend import Backend, Split
 from recompute_torch._compile.made_up import drawing_elsewhere
 from recompute_torch._compile.partition import Amount, Parts, TooSmall
@@ -86,9 +86,9 @@ def largest_batch(
     step: Callable[..., Any], options: Mapping[str, Any], make_inputs: MakeInputs, low: int, high: int | None
 ) -> int:
     """See `Plans.largest_batch`."""
-    budget = bytes_or_share(options["budget"])
+    budget = bytes_or_peak(options.get("budget"), options.get("of_peak"))
     if isinstance(budget, float):
-        raise ValueError(f"the budget {options['budget']!r} is a share, which each batch would fit alike: give bytes")
+        raise ValueError(f"of_peak={budget:g} is a share, which each batch would fit alike: give a budget in bytes")
     if low < 1 or (high is not None and high < low):
         raise ValueError(f"batches go from 1 or more upwards, not from {low} to {high}")
     allowed = budget // options.get("graphs", 1)

@@ -15,7 +15,7 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._guards import CompileContext
 
 import recompute as rc
-from recompute.text import bytes_or_share, format_bytes, parse_budget
+from recompute.text import bytes_or_peak, format_bytes, parse_budget
 from recompute_torch._compile.boxed import Boxed
 from recompute_torch._compile.costs import Costs, Prices
 from recompute_torch._compile.partition import OVER, Amount, Parts, TooSmall
@@ -29,7 +29,7 @@ Split = Callable[[Amount, GraphPlan], Parts]
 """Plans a graph for so many bytes, notes what came of it, and returns its parts. Raises TooSmall."""
 
 _EFFORT: Final = 0.3
-_OPTIONS: Final = frozenset({"budget", "costs", "effort", "graphs", "compiler"})
+_OPTIONS: Final = frozenset({"budget", "of_peak", "costs", "effort", "graphs", "compiler"})
 
 
 class _Refused(ShortenTraceback, rc.BudgetError):
@@ -63,16 +63,15 @@ class Backend:
     def __init__(self, **options: Any) -> None:
         _check(options)
         self.options = options
-        self._budget: Any = options["budget"]
+        self._budget = bytes_or_peak(options.get("budget"), options.get("of_peak"))
         self._graphs: int = options.get("graphs", 1)
-        prices, effort = Prices(options.get("costs", "measure")), options.get("effort", _EFFORT)
+        prices, effort = Prices(options.get("costs", "measured")), options.get("effort", _EFFORT)
         self._compiler = _COMPILERS[options.get("compiler", "boxed")]()(prices, effort)
         self._frames: set[Any] = set()
         self.plans: list[GraphPlan] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        share = bytes_or_share(self._budget)
-        plan = GraphPlan(self._name(), 0, 0, 0, whole=isinstance(share, float) and share >= 1)
+        plan = GraphPlan(self._name(), 0, 0, 0, whole=isinstance(self._budget, float) and self._budget >= 1)
         ways = partial(self._partition, plan), partial(self._watched, plan)
         try:
             compiled = self._compiler.compile(module, inputs, plan, *ways)
@@ -110,9 +109,9 @@ class Backend:
 
     def _share(self, plain: int) -> int:
         """Bytes for a graph: its part of the budget, or so much of what it takes without a plan."""
-        if isinstance(bytes_or_share(self._budget), float):
+        if isinstance(self._budget, float):
             return parse_budget(self._budget, whole=plain)
-        return max(1, parse_budget(self._budget) // self._graphs)
+        return max(1, self._budget // self._graphs)
 
     def _count(self) -> None:
         """One more graph; another compilation of the same code, for other shapes say, is none."""
@@ -124,11 +123,17 @@ class Backend:
         if len(self._frames) == self._graphs + 1:
             warnings.warn(
                 f"the step breaks into more graphs than {self._graphs}: what one keeps for its backward is in memory "
-                f"while the others run, and each was planned for its share, {self._budget!r} / {self._graphs}. Give "
+                f"while the others run, and each was planned for its share, {self._allowed()}. Give "
                 f"fullgraph=True, which shows where it breaks, or graphs={self._graphs + 1} or more, as many as "
                 "rt.plans(step) has",
                 stacklevel=2,
             )
+
+    def _allowed(self) -> str:
+        """What each graph is planned for, for people."""
+        if isinstance(self._budget, float):
+            return f"{self._budget:.4g} of its peak"
+        return f"{format_bytes(self._budget)} / {self._graphs}"
 
     def _watched(
         self, plan: GraphPlan, late: bool, run: Callable[[list[Any]], Any], placeholders: Sequence[str]
@@ -166,10 +171,7 @@ def _check(options: dict[str, Any]) -> None:
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
         raise ValueError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(_OPTIONS))}")
-    if options.get("budget") is None:
-        raise ValueError('a budget is needed: options={"budget": "2GB"}, or a share of the plain peak, "50%"')
-    bytes_or_share(options["budget"])
-    if options.get("costs", "measure") not in get_args(Costs):
+    if options.get("costs", "measured") not in get_args(Costs):
         raise ValueError(f"costs is one of {', '.join(get_args(Costs))}, not {options['costs']!r}")
     graphs = options.get("graphs", 1)
     if type(graphs) is not int or graphs < 1:
@@ -197,16 +199,16 @@ def recompute(module: fx.GraphModule, inputs: Sequence[Any], *, options: dict[st
 recompute.reset = _asked.clear  # type: ignore[attr-defined]  # torch.compiler.reset() calls it
 
 
-def compile(
-    model: F,
-    budget: int | float | str,
+def planned(
+    step: F,
+    budget: int | str | None = None,
     *,
-    costs: Costs = "measure",
+    of_peak: float | str | None = None,
+    costs: Costs = "measured",
     effort: float = _EFFORT,
     graphs: int = 1,
     compiler: str = "boxed",
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
+    **options: Any,
 ) -> F:
     """`torch.compile` with a budget for what a step takes beside parameters and inputs.
 
@@ -217,12 +219,15 @@ def compile(
 
     Parameters
     ----------
+    step
+        A function or a module.
     budget
-        Bytes ("2GB"), or a share ("50%", 0.5) of the peak without a plan. It holds for the shapes that a graph was
-        compiled with.
+        Bytes ("2GB"). They hold for the shapes that a graph was compiled with.
+    of_peak
+        Instead: a share (0.5, "50%") of the peak of each graph if every operator runs once.
     costs
-        "measure": every operator of the graph is timed once, on made-up tensors. "model": reckoned from FLOPs and
-        bytes, so that the plan is the same on every machine of a kind.
+        "measured": every operator of the graph is timed once, on made-up tensors. "estimated": from FLOPs and bytes, so
+        that the plan is the same on every machine of a kind.
     effort
         1 is about ten seconds of search for the cheapest plan.
     graphs
@@ -232,18 +237,21 @@ def compile(
         order and fusion. What they take is read from its schedule, and seen on made-up tensors before training; if it
         is too much, less is fused, or less is planned for. Results are those of inductor but for rounding. What the
         default partitioner does is taken if it fits.
-    fullgraph, dynamic
-        As of `torch.compile`.
+    options
+        Those of `torch.compile`: fullgraph, dynamic.
 
-    The result has an attribute `plan`, which is what `plans` returns for it.
+    The result has an attribute `plan`, which is what `plans` returns for it. `compile` is another name of this.
 
-    Raises ValueError for wrong arguments; the first call of the step raises `recompute.BudgetError`, which says the
-    least that works, if the budget is too small.
+    Raises ValueError or TypeError for wrong arguments; the first call of the step raises `recompute.BudgetError`, which
+    says the least that works, if the budget is too small.
     """
-    backend = Backend(budget=budget, costs=costs, effort=effort, graphs=graphs, compiler=compiler)
-    compiled: Any = torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
-    object.__setattr__(compiled, "plan", backend.plans_of(model))  # a compiled module would hand it on to the module
+    backend = Backend(budget=budget, of_peak=of_peak, costs=costs, effort=effort, graphs=graphs, compiler=compiler)
+    compiled: Any = torch.compile(step, backend=backend, **options)
+    object.__setattr__(compiled, "plan", backend.plans_of(step))  # a compiled module would hand it on to the module
     return cast(F, compiled)
+
+
+compile = planned
 
 
 def plans(step: Callable[..., Any]) -> Plans:

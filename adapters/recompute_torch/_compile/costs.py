@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from recompute_torch._compile.made_up import Shape, as_int, elsewhere, hinted
 from recompute_torch._compile.program import Price
 
-Costs = Literal["measure", "model"]
+Costs = Literal["measured", "estimated"]
 
 CHANNELS_LAST: Final = "recompute: channels last"
 """In the meta of a node: pictures that it is given lie so when it runs, whatever their metadata says."""
@@ -37,10 +37,10 @@ class Prices:
     """What gives the price of a node of a graph."""
 
     def __init__(self, costs: Costs) -> None:
-        self._measured = costs == "measure"
+        self._measured = costs == "measured"
 
     def __call__(self, node: fx.Node) -> Price:
-        """With `measure` the operator is run on made-up tensors the first time that it is seen."""
+        """With measured costs the operator is run on made-up tensors the first time that it is seen."""
         try:
             args, kwargs = hinted((node.args, node.kwargs), node.meta.get(CHANNELS_LAST, False))
             key = (node.target, repr((args, kwargs)), self._measured)
