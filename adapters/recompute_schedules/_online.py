@@ -15,7 +15,7 @@ from itertools import accumulate
 from math import comb, inf
 from typing import Final
 
-from recompute_schedules._levels import Sizes
+from recompute_schedules._costs import Sizes
 
 _AHEAD: Final = 20
 """The forward is taken to end a twentieth later than it is now."""

@@ -12,12 +12,9 @@ from checkpoint_schedules import CheckpointSchedule, Copy, EndForward, EndRevers
 
 import recompute as rc
 from recompute.text import format_bytes, parse_budget
-from recompute_schedules._equal import EqualSteps
-from recompute_schedules._levels import Sizes
-from recompute_schedules._measure import Meter, probe
+from recompute_schedules._costs import Meter, Prices, Sizes, probe
 from recompute_schedules._online import Online
-from recompute_schedules._plan import Choice, Kind, Plan, Prices
-from recompute_schedules._unequal import UnequalSteps
+from recompute_schedules._tables import Choice, EqualSteps, Kind, UnequalSteps
 
 RAM, DISK, WORK, NONE = StorageType.RAM, StorageType.DISK, StorageType.WORK, StorageType.NONE
 Size = int | str
@@ -39,7 +36,8 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
     ----------
     ram, disk
         Bytes for checkpoints, as an int or as text such as "2GB". Stored checkpoints never take more. `working_bytes`
-        come on top. `disk` may be an `rc.Disk`, too, whose folder `run` then uses. None: no disk.
+        come on top. `disk` may be an `rc.Disk`, too, whose folder `run` then uses. None: no disk. They are the two
+        storages of `checkpoint_schedules`, to which its actions refer; hence not `tiers`, of which there is any number.
     state_bytes, deps_bytes
         Bytes of the restart data at the start of a step, and of the adjoint dependencies of one step. None: as large as
         restart data. Dependencies are stored where that saves time; never, if they are larger than `ram` and `disk`.
@@ -47,10 +45,10 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         The number of steps. None: `finalize(n)` says it when the forward has ended; then a step must need nothing but
         the restart data before it, since checkpoints are dropped while the forward goes on.
     step_seconds
-        What steps take: None, all the same; a number, all so many seconds; a sequence, for each step; "measure": the
+        What steps take: None, all the same; a number, all so many seconds; a sequence, for each step; "measured": the
         first sweep measures each, and later sweeps are planned with that. `measured` has it.
     disk_bandwidth
-        Bytes a second of the disk; "measure": as a file that is written and read shows, corrected by what is read
+        Bytes a second of the disk; "measured": as a file that is written and read shows, corrected by what is read
         later. It is compared with `step_seconds`. None: the disk takes no time, unless `disk` has a bandwidth.
     overlap
         Writes to the disk go on while the forward does, as `run` does it where RAM has room: only what takes longer
@@ -63,7 +61,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
 
     Known length, equal steps: as few forward steps as any schedule. Planning takes O(min(max_n, 1024)^2 x levels); the
     levels are at most the checkpoints that fit, or 256; with unequal steps O(max_n^3 x levels), and blocks of steps
-    instead of steps where that would take more than some seconds. See `_equal`, `_unequal` and `_online` for sources.
+    instead of steps where that would take more than some seconds. See `_tables` and `_online` for sources.
 
     Raises ValueError or TypeError, with the cure, for sizes in which nothing can be reversed and for wrong arguments.
     """
@@ -80,8 +78,8 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         disk: Size | rc.Disk | None = None,
         max_n: int | None = None,
         deps_bytes: Size | None = None,
-        step_seconds: float | Sequence[float] | Literal["measure"] | None = None,
-        disk_bandwidth: Size | Literal["measure"] | None = None,
+        step_seconds: float | Sequence[float] | Literal["measured"] | None = None,
+        disk_bandwidth: Size | Literal["measured"] | None = None,
         overlap: bool = False,
         sweeps: int | None = 1,
         clock: Callable[[], float] = perf_counter,
@@ -105,7 +103,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
             )
         self.overlap = overlap
         self._bandwidth = self._bandwidth_of(disk_bandwidth)
-        self._meter = Meter(step_seconds == "measure", disk_bandwidth == "measure", self._bandwidth)
+        self._meter = Meter(step_seconds == "measured", disk_bandwidth == "measured", self._bandwidth)
         self._sweeps, self._swept = sweeps, 0
         self._clock = clock
         self._running: tuple[Any, float] | None = None
@@ -113,9 +111,9 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         self._stack: list[_Checkpoint] = []
         self._used = {RAM: 0, DISK: 0}
         self._peak = {RAM: 0, DISK: 0}
-        self._plan: Plan | None = None
+        self._table: EqualSteps | UnequalSteps | None = None
 
-    def _bandwidth_of(self, given: Size | Literal["measure"] | None) -> tuple[float, float] | None:
+    def _bandwidth_of(self, given: Size | Literal["measured"] | None) -> tuple[float, float] | None:
         """Bytes a second, written and read; None: transfers take no time."""
         tier = self.disk_tier
         if tier is None:
@@ -125,12 +123,10 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         if given is None:
             given = tier.bandwidth
         elif self._given is None:
-            raise ValueError(
-                'disk_bandwidth is compared with step_seconds; give these, too: seconds, or "measure" to measure them'
-            )
+            raise ValueError('disk_bandwidth is compared with step_seconds; give these, too: seconds, or "measured"')
         if given is None or self._given is None:
             return None
-        if given == "measure":
+        if given == "measured":
             return probe(tier, self._sizes.state)
         pace = float(parse_budget(given, what="disk_bandwidth"))
         return pace, pace
@@ -207,14 +203,14 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         if self._max_n is None:
             yield from self._online()
             yield EndForward()
-            self._plan = None
+            self._table = None
             yield from self._sweep(at_hand=False, announce=False)
         else:
             yield from self._sweep(at_hand=True, announce=True)
         while True:
             self._swept += 1
             if not self.is_exhausted:
-                self._r, self._plan = 0, None
+                self._r, self._table = 0, None
             yield EndReverse()
             if self.is_exhausted:
                 return
@@ -253,21 +249,21 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
                 announce = False
                 yield EndForward()
                 if self._meter.measures and self._sizes.has_disk:
-                    self._plan = None
+                    self._table = None
             if choice.kind is Kind.LAST:
                 self._r += 1
                 yield Reverse(stop, stop - 1, True)
 
     def _choose(self, stop: int, kept: _Checkpoint | None) -> tuple[Choice, bool]:
         """What to do at the state that the forward is at; and whether its restart data stay in the storage."""
-        if self._plan is None:
-            self._plan = self._planned()
+        if self._table is None:
+            self._table = self._planned()
         free = {where: self._free(where) for where in (RAM, DISK)}
         where = NONE
         if kept is not None:
             where = kept.where
             free[where] += kept.nbytes
-        choice = self._plan.choose(self._n, stop, free[RAM], free[DISK], where)
+        choice = self._table.choose(self._n, stop, free[RAM], free[DISK], where)
         stays = kept is not None and choice.kind in (Kind.STATE, Kind.NOTHING) and choice.where is where
         if stays:
             return replace(choice, kind=Kind.NOTHING), True
@@ -282,7 +278,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
             return choice, True
         if free[RAM] < self._sizes.state and (stop - 1) * self._sizes.deps > free[RAM]:
             return Choice(Kind.NOTHING, stop - 1), True
-        choice = self._plan.choose(self._n, stop, free[RAM], free[DISK], NONE)
+        choice = self._table.choose(self._n, stop, free[RAM], free[DISK], NONE)
         return Choice(Kind.NOTHING, choice.stop), True  # one storage has one thing for a step
 
     def _is_needed_again(self, step: int) -> bool:
@@ -298,7 +294,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         self._n = choice.stop
         return Forward(start, choice.stop, choice.kind is Kind.STATE, choice.kind in (Kind.DEPS, Kind.LAST), where)
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> EqualSteps | UnequalSteps:
         steps, prices, sizes = self._max_n, self._prices(), self._sizes
         assert steps is not None, "a plan is made when the length is known"
         seconds = self._given if isinstance(self._given, list) else self.measured if self._swept else None
@@ -382,16 +378,16 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         self._used[checkpoint.where] -= checkpoint.nbytes
 
 
-def _seconds(given: Any, max_n: int | None) -> float | list[float] | Literal["measure"] | None:
+def _seconds(given: Any, max_n: int | None) -> float | list[float] | Literal["measured"] | None:
     """What the user says of steps, checked."""
-    if given is None or given == "measure":
+    if given is None or given == "measured":
         return given  # type: ignore[no-any-return]  # one of both
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         if not (isfinite(given) and given > 0):
             raise ValueError(f"step_seconds must be positive, not {given!r}")
         return float(given)
     if isinstance(given, str) or not hasattr(given, "__len__"):
-        raise TypeError(f'step_seconds must be None, seconds, a sequence of them, or "measure", not {given!r}')
+        raise TypeError(f'step_seconds must be None, seconds, a sequence of them, or "measured", not {given!r}')
     seconds = [float(second) for second in given]
     if not seconds or not all(isfinite(second) and second >= 0 for second in seconds):
         raise ValueError("step_seconds must have a number for each step, none of them negative")

@@ -1,14 +1,21 @@
-"""Steps that differ in cost: the least time to reverse any range of them within any bytes, by dynamic programming.
+"""The least time to reverse a number of steps within any bytes, by dynamic programming, and what to do next for it.
 
-Griewank and Walther (Evaluating Derivatives, chapter 12) reverse a chain of unequal steps so, with slots; here with
-bytes, with adjoint dependencies that may be stored, and with a disk. Many steps are taken together in blocks, inside of
-which they count as equal.
+Of steps that cost the same: with one size for everything this is Griewank and Walther's revolve (ACM TOMS 26, 2000)
+where adjoint dependencies are too large to be stored, and Maddison's mixed schedule (Journal of Computational Science
+82, 2024) where they are not. With a disk it is H-Revolve's (Herrmann and Pallez, ACM TOMS 46, 2020). Bytes instead of
+slots are the generalization.
+
+Of steps that differ in cost: Griewank and Walther (Evaluating Derivatives, chapter 12) reverse a chain of unequal steps
+so, with slots; here with bytes, with adjoint dependencies that may be stored, and with a disk. Many steps are taken
+together in blocks, inside of which they count as equal.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from math import inf
 from typing import Final
@@ -18,18 +25,142 @@ from checkpoint_schedules import StorageType
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from recompute_schedules._equal import EqualSteps
-from recompute_schedules._levels import Sizes
-from recompute_schedules._plan import Choice, Kind, Prices
+from recompute_schedules._costs import Levels, Prices, Sizes
 
-Times = NDArray[np.float32]
+Times = NDArray[np.float64]
+Times32 = NDArray[np.float32]
 
+_EXACT: Final = 1024
+"""Steps up to which the table has every length; beyond, lengths that grow by 1/128, with lines between them."""
 _ENTRIES: Final = 6_000_000
 """Of the table, twice, at 4 bytes each."""
 _WORK: Final = 1_000_000_000
 """Additions to fill it: some seconds."""
 _ROWS: Final = 16_000
 """Calls to fill it, each for all ranges of one length at one level."""
+
+
+class Kind(Enum):
+    """What a forward advance leaves in a storage."""
+
+    STATE = "restart data of its first step"
+    DEPS = "adjoint dependencies of its one step"
+    NOTHING = "nothing: the restart data of its first step are in the storage already"
+    LAST = "nothing: the step is reversed at once"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Advance to a step, and store this there."""
+
+    kind: Kind
+    stop: int
+    where: StorageType = StorageType.WORK
+
+
+class EqualSteps:
+    """A table of the least time for each length and level, made when first needed, in O(min(n, 1024)^2 x levels).
+
+    Row: level; the last row is what does not fit. Column: a length. Time is in steps.
+    """
+
+    def __init__(self, steps: int, sizes: Sizes, prices: Prices) -> None:
+        self.sizes = sizes
+        self.levels = Levels(sizes, steps)
+        self._prices = prices
+        lengths = list(range(min(steps, _EXACT) + 1))
+        while lengths[-1] < steps:
+            lengths.append(min(steps, lengths[-1] + max(1, lengths[-1] // 128)))
+        self._lengths = np.array(lengths)
+
+    def choose(self, start: int, stop: int, ram: int, disk: int, kept: StorageType) -> Choice:
+        """What to do with the forward at `start` and the adjoint at `stop`, and so many bytes free. O(steps).
+
+        `kept`: where the restart data of `start` are: then they count as free. NONE: only in working memory.
+        """
+        steps = stop - start
+        if steps == 1:
+            return Choice(Kind.LAST, stop)
+        if (steps - 1) * self.sizes.deps <= ram:  # nothing runs twice
+            return Choice(Kind.DEPS, start + 1, StorageType.RAM)
+        level = self.levels.at(ram, disk)
+        splits = self._splits(steps, len(self._lengths))
+        tries = self._tries(splits, steps, np.array([level]), len(self._lengths))
+        if kept is StorageType.DISK:
+            tries.pop((Kind.STATE, StorageType.DISK), None)
+        else:
+            tries.pop((Kind.NOTHING, StorageType.DISK), None)
+        kind, where = min(tries, key=lambda key: float(tries[key].min()))
+        if kind is Kind.DEPS:
+            return Choice(kind, start + 1, where)
+        best = int(tries[kind, where][0].argmin())
+        return Choice(kind, start + int(splits[best]), where)
+
+    def time(self, steps: int, level: int) -> float:
+        """The least time for so many steps."""
+        return float(self._at(self._table[0], np.array([steps]), np.array([level]), len(self._lengths))[0, 0])
+
+    @cached_property
+    def _table(self) -> tuple[Times, Times]:
+        """The least times from a state in working memory; and from one that is on the disk, too."""
+        shape = (self.levels.count + 1, len(self._lengths))
+        fresh, on_disk = np.full(shape, np.inf), np.full(shape, np.inf)
+        fresh[:-1, 1] = on_disk[:-1, 1] = 1.0
+        self.__dict__["_table"] = fresh, on_disk  # which is filled from the left
+        every = np.arange(self.levels.count)
+        for column in range(2, len(self._lengths)):
+            steps = int(self._lengths[column])
+            tries = self._tries(self._splits(steps, column), steps, every, column)
+            back = tries.pop((Kind.NOTHING, StorageType.DISK), None)
+            fresh[:-1, column] = np.min([times.min(1) for times in tries.values()], axis=0)
+            on_disk[:-1, column] = fresh[:-1, column] if back is None else np.minimum(fresh[:-1, column], back.min(1))
+        return fresh, on_disk
+
+    def _splits(self, steps: int, known: int) -> NDArray[np.intp]:
+        """How far to advance: all lengths, or those for which the table knows one of both parts."""
+        if steps <= _EXACT:
+            return np.arange(1, steps)
+        lengths = self._lengths[1:known]
+        lengths = lengths[lengths < steps]
+        return np.unique(np.concatenate([lengths, steps - lengths]))
+
+    def _tries(
+        self, splits: NDArray[np.intp], steps: int, level: NDArray[np.intp], known: int
+    ) -> dict[tuple[Kind, StorageType], Times]:
+        """What could be done: the times it would take, a row for each level and a column for each split."""
+        fresh, on_disk = self._table
+        levels, prices = self.levels, self._prices
+        tries = {}
+        rest = steps - splits
+        after = self._at(fresh, rest, levels.state_in_ram[level], known)
+        tries[Kind.STATE, StorageType.RAM] = splits + self._at(fresh, splits, level, known) + after
+        one = np.array([steps - 1])
+        tries[Kind.DEPS, StorageType.RAM] = 1 + self._at(fresh, one, levels.deps_in_ram[level], known)
+        if self.sizes.has_disk:
+            after = self._at(fresh, rest, levels.state_on_disk[level], known)
+            back = splits + after + prices.read_state + self._at(on_disk, splits, level, known)
+            tries[Kind.NOTHING, StorageType.DISK] = back
+            hidden = splits if prices.overlap else 0
+            tries[Kind.STATE, StorageType.DISK] = back + np.maximum(0, prices.write_state - hidden)
+            waits = max(0.0, prices.write_deps - int(prices.overlap)) + prices.read_deps
+            tries[Kind.DEPS, StorageType.DISK] = 1 + waits + self._at(fresh, one, levels.deps_on_disk[level], known)
+        return tries
+
+    def _at(self, table: Times, steps: NDArray[np.intp], level: NDArray[np.intp], known: int) -> Times:
+        """Entries for lengths of which the table knows that many, the first ones; between and beyond them on a line."""
+        if steps[-1] < min(known, _EXACT + 1) and steps[0] < min(known, _EXACT + 1):
+            if len(steps) > 1 and len(level) > 1:  # a slice is quicker than a choice of single entries
+                down = steps[0] > steps[-1]
+                part = table[:, steps[-1] : steps[0] + 1][:, ::-1] if down else table[:, steps[0] : steps[-1] + 1]
+                return part[level]
+            return table[np.ix_(level, steps)]
+        lengths = self._lengths[:known]
+        left = np.minimum(np.searchsorted(lengths, steps, side="right") - 1, known - 2)
+        share = (steps - lengths[left]) / (lengths[left + 1] - lengths[left])
+        below, above = table[np.ix_(level, left)], table[np.ix_(level, left + 1)]
+        with np.errstate(invalid="ignore"):
+            between = below + share * (above - below)
+        return np.where(share == 0, below, np.where(np.isnan(between), np.inf, between))
 
 
 class UnequalSteps:
@@ -58,7 +189,7 @@ class UnequalSteps:
         """Ranges in which whole blocks do not fit: with one checkpoint, say, and a block of two steps."""
 
     def choose(self, start: int, stop: int, ram: int, disk: int, kept: StorageType) -> Choice:
-        """See `Plan`. O(blocks), or O(steps of a block)."""
+        """As of `EqualSteps`. O(blocks), or O(steps of a block)."""
         if stop - start > 1 and (stop - start - 1) * self.sizes.deps <= ram:
             return Choice(Kind.DEPS, start + 1, StorageType.RAM)
         if any(begin <= start and stop <= end for begin, end in self._as_equal):
@@ -86,7 +217,7 @@ class UnequalSteps:
         time = float(self._table[0][highest, 0, -1])
         return self._unit * (time if time < inf else self._inside.time(self._edges[-1], highest))
 
-    def _tries(self, first: int, last: int, level: int) -> dict[tuple[Kind, StorageType], Times]:
+    def _tries(self, first: int, last: int, level: int) -> dict[tuple[Kind, StorageType], Times32]:
         """What could be done at the start of these blocks: the times it would take, for each block to advance to."""
         ahead, behind, on_disk = self._table
         levels, prices = self.levels, self._prices
@@ -103,7 +234,7 @@ class UnequalSteps:
             tries[Kind.DEPS, StorageType.DISK] = self._deps(first, last, level, levels.deps_on_disk, waits)
         return tries
 
-    def _deps(self, first: int, last: int, level: int, less: NDArray[np.intp], waits: float) -> Times:
+    def _deps(self, first: int, last: int, level: int, less: NDArray[np.intp], waits: float) -> Times32:
         """The time if the dependencies of the first block are stored, which take the level down for each of its steps.
 
         `waits`: for the disk, for each step.
@@ -112,16 +243,16 @@ class UnequalSteps:
         for _ in range(steps):
             level = int(less[level]) if level >= 0 else -1
         taken = self._until[first + 1] - self._until[first] + np.float32(steps * waits)
-        result: Times = taken + self._table[1][level, last, first + 1 : first + 2]
+        result: Times32 = taken + self._table[1][level, last, first + 1 : first + 2]
         return result
 
-    def _waits(self, write: float, advance: Times) -> Times:
+    def _waits(self, write: float, advance: Times32) -> Times32:
         """How long a write takes on top of the advance."""
-        waits: Times = np.maximum(np.float32(0), np.float32(write) - np.float32(self._prices.overlap) * advance)
+        waits: Times32 = np.maximum(np.float32(0), np.float32(write) - np.float32(self._prices.overlap) * advance)
         return waits
 
     @cached_property
-    def _table(self) -> tuple[Times, Times, Times]:
+    def _table(self) -> tuple[Times32, Times32, Times32]:
         """The least times: [level, first block, number of blocks], [level, end, first block], and from the disk, too.
 
         The third is as the first, with the state of the first block on the disk. The last level is what does not fit.
@@ -147,7 +278,7 @@ class UnequalSteps:
                     on_disk[level, starts, blocks] = np.minimum(best, back)
         return ahead, behind, on_disk
 
-    def _best(self, blocks: int, level: int) -> tuple[Times, Times]:
+    def _best(self, blocks: int, level: int) -> tuple[Times32, Times32]:
         """As `_tries` for all: the least times of so many blocks, by first one; and with its state on the disk."""
         ahead, behind, on_disk = self._table
         levels, prices, until = self.levels, self._prices, self._until
@@ -155,7 +286,7 @@ class UnequalSteps:
         advance = _diagonals(until[None], starts, blocks - 1) - until[:starts, None]
         base = advance + ahead[level, :starts, 1:blocks]
 
-        def after(below: int) -> Times:  # [first block, split]
+        def after(below: int) -> Times32:  # [first block, split]
             return _diagonals(behind[below], starts, blocks - 1, blocks)
 
         best = (base + after(levels.state_in_ram[level])).min(1)
@@ -168,7 +299,7 @@ class UnequalSteps:
         waits = self._waits(prices.write_deps, advance[:, 0]) + np.float32(prices.read_deps)
         return np.minimum(best, self._best_deps(blocks, level, levels.deps_on_disk, waits)), back.min(1)
 
-    def _best_deps(self, blocks: int, level: int, less: NDArray[np.intp], waits: Times) -> Times:
+    def _best_deps(self, blocks: int, level: int, less: NDArray[np.intp], waits: Times32) -> Times32:
         """As `_deps`, for each first block."""
         starts = np.arange(len(waits))
         steps = np.diff(self._edges)[: len(waits)]
@@ -176,11 +307,11 @@ class UnequalSteps:
         for step in range(int(steps.max())):
             after = np.where((step < steps) & (after >= 0), less[after], after)
         taken = np.diff(self._until)[: len(waits)] + steps.astype(np.float32) * waits
-        result: Times = taken + self._table[1][after, starts + blocks, starts + 1]
+        result: Times32 = taken + self._table[1][after, starts + blocks, starts + 1]
         return result
 
 
-def _diagonals(table: Times, starts: int, splits: int, row: int | None = None) -> Times:
+def _diagonals(table: Times32, starts: int, splits: int, row: int | None = None) -> Times32:
     """[start, split] -> table[row + start, start + 1 + split]; without a row, of the first row alone. No copy."""
     by_row, by_column = table.strides
     first, down = (table, 0) if row is None else (table[row:], by_row)
