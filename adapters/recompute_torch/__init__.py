@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 try:
     from recompute_torch._adapter import adapter
     from recompute_torch._block import budget, checkpoint, decheckpoint
-    from recompute_torch._floor import FloorWarning
+    from recompute_torch._holders import FloorWarning
     from recompute_torch._least import Least, least
     from recompute_torch._report import Report, Step
 except ModuleNotFoundError as error:

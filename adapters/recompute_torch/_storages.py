@@ -19,28 +19,28 @@ import torch
 import recompute as rc
 from recompute import extend
 from recompute.extend import EVICTED, Value
+from recompute_torch._adapter import MemoryAdapter
 from recompute_torch._holders import Holders
 from recompute_torch._memory import (
     Lost,
     Memory,
     Storage,
-    at_once,
     copy,
     device_name,
     foreign,
     new_memory,
     same,
     storage_of,
+    uninterrupted,
 )
 from recompute_torch._recipe import immaterial, new_storages, ordinary
-from recompute_torch._swapping import MemoryAdapter
 
 Tensor = torch.Tensor
 
 _base_of: Final = attrgetter("_base")
 
 _COPIED: Final = 2**26
-"""Bytes: more of somebody else's memory is not copied; what is made from it cannot be made again."""
+"""Bytes: more of memory that is not torch's is not copied; what is made from it cannot be made again."""
 
 Special = Literal["", "copied", "unwritten"]
 """Copied: the memory belongs to others, who may write to it, and the value is a copy. Unwritten: an empty buffer."""
@@ -78,7 +78,7 @@ class Storages:
         self._meeting = RLock()  # one thread at a time makes storages known, or strangers again
 
     def _enter(self, storage: Storage, handle: Handle, special: Special = "") -> Handle:
-        """A storage holds a value from now on."""
+        """Let a storage hold a value."""
         handle.tracker = self
         handle.special = special
         self._known[id(storage)] = ref(storage)  # first: what holds a value must be found when the block is left
@@ -120,7 +120,7 @@ class Storages:
         if not ordinary(tensor):
             return handle  # it may look at a tensor that belongs to the cache, but is never one itself
         if handle is not None and handle.special == "copied" and not same(handle.node.payload.storage, storage):
-            handle = None  # somebody has written to it: it is another value now
+            handle = None  # it was written to: it is another value now
             del storage._recompute  # type: ignore[attr-defined]  # ours
         if handle is None or handle.tracker is not self:
             others = foreign(storage) and not isinstance(
@@ -155,7 +155,7 @@ class Storages:
             self._source(storage_of(tensor))
 
     def keep(self, tensor: Tensor) -> None:
-        """What a tensor has stays from now on, whatever it was made of."""
+        """What a tensor has stays, whatever it was made of."""
         handle = getattr(storage_of(tensor), "_recompute", None)
         if handle is not None:
             self._fix(handle.node)
@@ -214,14 +214,14 @@ class Storages:
             handle.special = ""
             if not self.cache.extend.needed(source):
                 continue
-            alive = [each for each in self.cache.extend.dependents(source) or () if each.operation is not None]
-            size = sum(each.size for each in {each.storage for each in alive})
+            alive = [node for node in self.cache.extend.dependents(source) or () if node.operation is not None]
+            size = sum(storage.size for storage in {node.storage for node in alive})
             if size > source.storage.size and self.cache.budget is not None and get_ident() not in self.stepping:
                 self._part(storage_of(tensor), source)
                 continue
             with suppress(rc.BudgetError):
-                for each in alive:
-                    self._fix(each)
+                for node in alive:
+                    self._fix(node)
             if self.cache.extend.needed(source):  # for what did not fit, or what another thread is just making
                 self._part(storage_of(tensor), source)
             self.orphans.extend(self._kept)  # with fewer that depend on them, some are not worth their memory any more
@@ -240,7 +240,7 @@ class Storages:
             yield
 
     def _fix(self, node: Value) -> None:
-        """A source from now on, whatever it was made of; unless nobody can need it any more."""
+        """Make it a source, whatever it was made of; unless nothing can need it any more."""
         while node.operation is not None:
             memory = node.payload
             outer = memory.outer() if isinstance(memory, Memory) and memory.outer is not None else None
@@ -259,20 +259,20 @@ class Storages:
                     raise
 
     def _fix_in_memory(self, node: Value) -> None:
-        """A source that no tier takes, from now on."""
+        """Make it a source that no tier takes."""
         self._fix(node)
         if not node.stays:
             self.cache.extend.detach(node, moves=False)
 
     def hold(self, given: Iterable[Tensor]) -> None:
-        """Sources that are written where nobody can say so stay in memory."""
+        """Sources that are written unseen stay in memory."""
         for tensor in given:
             handle = self._handle(tensor) if self._moves else None
             if handle is not None:
                 self._fix_in_memory(handle.node)
 
     def wrote(self, given: Iterable[Tensor]) -> None:
-        """The memory of sources is written from now on, which are in memory: what tiers have of them is out of date."""
+        """Sources, which are in memory, are about to be written: what tiers have of them is out of date."""
         for tensor in given if self._moves else ():
             handle = getattr(storage_of(tensor), "_recompute", None)
             if handle is not None:
@@ -298,23 +298,23 @@ class Storages:
     def _tidy(self) -> None:
         """Let go of sources that take more memory than what could be made of them, and of a history that is too long.
 
-        A momentum remembers all gradients that went into it, if nobody asks what that is worth.
+        A momentum remembers all gradients that went into it, unless it is asked what that is worth.
         """
         for _ in range(len(self.orphans)):
             source = self.orphans.popleft()
             if source.referred or not self.cache.extend.needed(source):
                 continue
             alive = self.cache.extend.dependents(source, _LOOK)
-            if alive is not None and sum(each.storage.size for each in alive) <= source.storage.size:
-                for each in alive:
-                    self._fix(each)
+            if alive is not None and sum(node.storage.size for node in alive) <= source.storage.size:
+                for node in alive:
+                    self._fix(node)
             else:
                 self._kept.append(source)
         if self.cache.extend.history > self._history:
             self.commit()
 
     def _disown(self, storage: Storage) -> None:
-        """The storage has other memory than the cache thinks: it is new to it from now on."""
+        """The storage has other memory than the cache thinks: it is new to it."""
         handle: Handle | None = getattr(storage, "_recompute", None)
         if handle is None:
             return
@@ -324,7 +324,7 @@ class Storages:
         if node.payload is EVICTED:
             leave()
         else:
-            at_once(partial(setattr, node.payload, "outer", None), leave)
+            uninterrupted(partial(setattr, node.payload, "outer", None), leave)
 
     def forget(self, given: Iterable[Tensor]) -> None:
         """Let the tensors be strangers, with their content, as they were before the cache met them."""
@@ -333,7 +333,7 @@ class Storages:
             self.hand_out(storage_of(tensor))
 
     def hand_out(self, storage: Storage) -> None:
-        """Somebody gets at the memory: it is no longer the cache's, unless it is needed to make others."""
+        """The program gets at the memory: it is no longer the cache's, unless it is needed to make others."""
         with self._meeting:
             handle = getattr(storage, "_recompute", None)
             if handle is None:
@@ -355,7 +355,7 @@ class Storages:
         """
         try:
             reference = None if isinstance(to, Storage) else ref(to)  # the storage is the tensor's own, and stays
-        except TypeError:  # nobody can tell how long it lives
+        except TypeError:  # there is no telling how long it lives
             reference = None
         self._lent.setdefault(get_ident(), []).append((tensor, reference))
 
@@ -371,11 +371,11 @@ class Storages:
 
     def known(self) -> list[Storage]:
         """The storages of the program that are alive and belong to values of the cache."""
-        found = [each() for each in list(self._known.values())]
-        return [each for each in found if each is not None and hasattr(each, "_recompute")]
+        found = [reference() for reference in list(self._known.values())]
+        return [storage for storage in found if storage is not None and hasattr(storage, "_recompute")]
 
     def commit(self) -> None:
-        """Forget how everything was made: what is alive is a source from now on."""
+        """Forget how everything was made: what is alive becomes a source."""
         for storage in self.known():
             self._fix(storage._recompute.node)  # type: ignore[attr-defined]  # ours
 
@@ -387,7 +387,7 @@ class Storages:
             hook.remove()
         self._hooks.clear()
         errors: list[BaseException] = []
-        for storage in filter(None, [each() for each in list(self._known.values())]):
+        for storage in filter(None, [reference() for reference in list(self._known.values())]):
             if hasattr(storage, "_passing"):
                 self._source(storage)
         for storage in sorted(self.known(), key=_last_evicted):

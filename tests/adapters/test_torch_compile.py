@@ -32,7 +32,7 @@ from torch import Tensor, nn  # noqa: E402  # after importorskip
 from torch.utils.checkpoint import checkpoint  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute_torch._compile import versions  # noqa: E402  # after importorskip
+from recompute_torch import _compile  # noqa: E402  # after importorskip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -186,9 +186,9 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], error: type[Exc
 
 def test_another_version_of_torch_is_refused() -> None:
     """With what to install, and what works with any."""
-    versions.check(f"{versions.NEWEST}.1+cpu")
+    _compile.check_version(f"{_compile.NEWEST}.1+cpu")
     with pytest.raises(ImportError, match=r"rt\.budget"):
-        versions.check("2.1.0")
+        _compile.check_version("2.1.0")
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:

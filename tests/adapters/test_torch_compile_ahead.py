@@ -21,7 +21,7 @@ from torch._functorch import config  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
 from recompute_torch.__main__ import main  # noqa: E402  # after importorskip
-from recompute_torch._compile.remembered import Found, best  # noqa: E402  # after importorskip
+from recompute_torch._compile.partition import KnownPlan, best  # noqa: E402  # after importorskip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -176,9 +176,9 @@ def test_what_is_chosen_from_small_to_large_is_never_dearer(
     asked: list[tuple[int, list[tuple[int, int, int]]]],
 ) -> None:
     """Neither in time nor in operations, whatever the searches find: (budget, plans found for it)."""
-    known: list[Found] = []
+    known: list[KnownPlan] = []
     for budget, plans in sorted(asked):
-        new = [Found((), min(peak, budget), cost, flops) for peak, cost, flops in plans]
+        new = [KnownPlan((), min(peak, budget), cost, flops) for peak, cost, flops in plans]
         if not new and not known:
             continue
         chosen = best(known, new)

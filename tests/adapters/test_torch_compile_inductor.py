@@ -39,10 +39,9 @@ from torch._inductor import cpp_builder  # noqa: E402  # after importorskip
 from torch.nn import functional  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute_torch._compile import choosing, inductor, remembered  # noqa: E402  # after importorskip
-from recompute_torch._compile.choosing import min_cut  # noqa: E402  # after importorskip
-from recompute_torch._compile.partition import Partitioner  # noqa: E402  # after importorskip
-from recompute_torch._compile.remembered import Scheduled  # noqa: E402  # after importorskip
+from recompute_torch._compile import inductor  # noqa: E402  # after importorskip
+from recompute_torch._compile.inductor import min_cut  # noqa: E402  # after importorskip
+from recompute_torch._compile.partition import Partitioner, Scheduled  # noqa: E402  # after importorskip
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -78,8 +77,8 @@ class Mean(nn.Sequential):
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What inductor would compile runs operator by operator, which takes more than kernels do."""
     monkeypatch.setattr(inductor, "compile_fx_inner", lambda graph, given, **_: boxed_nop(graph, given))
-    monkeypatch.setattr(remembered, "scheduled", lambda *_: [])
-    monkeypatch.setattr(remembered, "keep_scheduled", lambda *_: None)
+    monkeypatch.setattr(inductor, "scheduled", lambda *_: [])
+    monkeypatch.setattr(inductor, "keep_scheduled", lambda *_: None)
 
 
 @pytest.fixture
@@ -189,7 +188,7 @@ def test_where_there_is_a_plan_torch_is_not_asked_for_more(monkeypatch: pytest.M
         ratios.append(ratio)
         return min_cut(module, results, ratio, lasting)
 
-    monkeypatch.setattr(choosing, "min_cut", counted)
+    monkeypatch.setattr(inductor, "min_cut", counted)
     assert split_of(network(LINEAR), 0.8).split == "planned"
     with pytest.raises(rc.BudgetError):
         split_of(network(LINEAR), 1000)
@@ -216,8 +215,8 @@ def test_what_seems_to_take_too_much_is_tried() -> None:
     """Where there is no plan, torch's own split is compiled and run: it is taken if it fits after all."""
     plain = split_of(network(LINEAR), 1.0).plain
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing.FusedPartitioner, "_planned", lambda *_: None)
-        patch.setattr(choosing, "_RATIOS", ())
+        patch.setattr(inductor._Splits, "_planned", lambda *_: None)
+        patch.setattr(inductor, "_RATIOS", ())
         patch.setattr(inductor.Rehearsal, "peak", lambda _: round(0.9 * plain))
         assert split_of(network(LINEAR), round(0.9 * plain)).split == "min-cut at 1"
         with pytest.raises(rc.BudgetError, match="too small"):
@@ -418,11 +417,11 @@ def test_what_was_kept_is_read_or_passed_over(tmp_path: Path) -> None:
     program = Program("step")
     one, two = Scheduled(10, 0.1, (0, 1, 0), 8, 9), Scheduled(10, 0.1, (0, 1), 2, 8)
     for plan in (one, two):
-        remembered.keep_scheduled(program, str(tmp_path), plan)
-        assert remembered.scheduled(program, str(tmp_path)) == [plan]
+        inductor.keep_scheduled(program, str(tmp_path), plan)
+        assert inductor.scheduled(program, str(tmp_path)) == [plan]
     (file,) = (tmp_path / "recompute").iterdir()
     file.write_text("[{}]", encoding="utf-8")
-    assert remembered.scheduled(program, str(tmp_path)) == []
+    assert inductor.scheduled(program, str(tmp_path)) == []
 
 
 @pytest.mark.slow

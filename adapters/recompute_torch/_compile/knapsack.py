@@ -121,7 +121,10 @@ class _Choice:
         return {
             number
             for number, calls in enumerate(made)
-            if any(self._joint.kinds[call] == "call" and (seeded(call) or not self._can(call)) for call in calls)
+            if any(
+                self._joint.kinds[call] == "call" and (seeded(call) or not repeatable(self._joint, call))
+                for call in calls
+            )
         }
 
     def kept(self, nodes: Sequence[fx.Node], budget: int) -> set[int]:
@@ -169,9 +172,6 @@ class _Choice:
                 with suppress(planners.PlanError):
                     self._orders[budget] = planners.plan(self._joint.program, budget, effort=self._effort).order
         return self._orders[budget]
-
-    def _can(self, call: fx.Node) -> bool:
-        return repeatable(self._joint, call)
 
 
 def _results(graph: fx.Graph, info: NodeInfo) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from recompute import planners
 from recompute.text import format_bytes
-from recompute_torch._compile.meter import Allocations, Meter
+from recompute_torch._compile.costs import Allocations, Meter
 from recompute_torch._compile.program import Joint
 
 _LINES: Final = 12

@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
-from threading import RLock, local
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Final
 from weakref import ref
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import recompute as rc
 from recompute import policies, text
 from recompute.extend import PoolStats
 from recompute.text import parse_budget
-from recompute_torch import _block
 from recompute_torch._block import budget
+from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, blocks
 from recompute_torch._holders import KINDS, Held, Holders
 from recompute_torch._memory import storage_of
 from recompute_torch._native import load
 from recompute_torch._native.build import Unavailable
 from recompute_torch._native.policy import numbers
 from recompute_torch._recipe import ordinary
-from recompute_torch._report import Report, Step
-from recompute_torch._stats import Stats
-from recompute_torch._threads import Threads
+from recompute_torch._report import Report, Stats, Step
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "activations": None,
@@ -94,39 +88,19 @@ class NativeBudget(budget):
         self._history = history
         self.cache = Ledger(self)  # type: ignore[misc, assignment]  # what there is of it here
         self.holders: Final = Holders()
-        self._listeners: list[Callable[[Step], Any]] = []
-        self._steps: deque[Step] = deque(maxlen=_block._REMEMBERED)
-        self._here = local()
-        self._entered = 0
         self._state = "new"
-        self._threads: Threads | None = None
-        self._hooks: list[Any] = []
-        self._optimizer: ref[torch.optim.Optimizer] | None = None
         self._hooked: dict[int, ref[Any]] = {}
         self._last = (0, 0.0, 0, 0, 0, 0.0, 0.0)
         self._final: tuple[load.Figures, tuple[float, float]] | None = None
         self._said = False
-        self._lock = RLock()
+        Block.__init__(self)
 
-    # Entering and leaving
-
-    def __enter__(self) -> NativeBudget:
-        around = self._around()
-        with self._lock:
-            if not self._entered:
-                self._begin_block()
-            self._entered += 1
-            self._begin()
-        _block._current.blocks = [*around, self]
-        return self
-
-    def _begin_block(self) -> None:
+    def _open(self) -> None:
         if self._state != "new":
-            raise RuntimeError(_block._ENTERED_ONCE)
-        others = _block._blocks - {self}
+            raise RuntimeError(ENTERED_ONCE)
         policy = numbers(self._policy)
         powers = (ctypes.c_double * len(policy.powers))(*policy.powers)
-        if others or self._library.rm_open(
+        if blocks or self._library.rm_open(
             0 if self._limit is None else self._limit,
             *(self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
             *(int(os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"), id(rc.BudgetError)),
@@ -136,46 +110,20 @@ class NativeBudget(budget):
                 "let all threads enter one block, or take native=False for both"
             )
         self._state = "open"
-        _block._blocks.add(self)
-        self._threads = Threads(self._join)
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._steps_now),
-            register_optimizer_step_post_hook(self._stepped),
-        ]
         self._last = (0, perf_counter(), 0, 0, 0, 0.0, 0.0)
 
-    def _begin(self) -> None:
-        self._here.times = getattr(self._here, "times", 0) + 1
-        if self._here.times == 1:
-            self._library.rm_take_part(1)
+    def _take_part(self) -> None:
+        self._library.rm_take_part(1)
 
-    def _end(self) -> None:
-        self._here.times -= 1
-        if not self._here.times:
-            self._library.rm_take_part(0)
+    def _step_out(self) -> None:
+        self._library.rm_take_part(0)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _block._current.blocks = _block._current.blocks[:-1]
-        with self._lock:
-            self._end()
-            self._entered -= 1
-            if not self._entered:
-                self._leave()
-
-    def _leave(self) -> None:
+    def _close(self) -> None:
         try:
-            if self._threads is not None:
-                self._threads.close()
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks.clear()
             failed, text = load.calling(self._library.rm_close)
             self._final = load.figures(self._library), load.times(self._library)
         finally:
             self._state = "over"
-            _block._blocks.discard(self)
         if failed:
             raise RuntimeError(f"tensors could not be brought back at the end of the block: {text}")
 
@@ -207,22 +155,18 @@ class NativeBudget(budget):
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._library.rm_stepping(0)
-        first = None if self._optimizer is None else self._optimizer()
-        if first is None:
-            self._optimizer = ref(optimizer)
-        if first is None or first is optimizer:
-            step = self._lapped()
-            self._steps.append(step)
-            if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE:
-                self._said = True
-                text.warn(
-                    f"{step.repeated_share:.0%} of the computing in step {step.number} was repeated computing, "
-                    f"{step.repeated_compute:.1f} seconds. {_block._CURE}",
-                    rc.ThrashWarning,
-                    stacklevel=text.outside("torch"),
-                )
-            for listener in list(self._listeners):
-                listener(step)
+        if self._ends_a_round(optimizer):
+            self._record(self._lapped())
+
+    def _look_at(self, step: Step) -> None:
+        if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE:
+            self._said = True
+            text.warn(
+                f"{step.repeated_share:.0%} of the computing in step {step.number} was repeated computing, "
+                f"{step.repeated_compute:.1f} seconds. {CURE}",
+                rc.ThrashWarning,
+                stacklevel=text.outside("torch"),
+            )
 
     def _lapped(self) -> Step:
         found, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
@@ -244,7 +188,7 @@ class NativeBudget(budget):
 
     @property
     def budget(self) -> Any:
-        """Bytes; None: unlimited. Setting it evicts at once."""
+        """Bytes; None: unlimited. Setting it evicts what no longer fits."""
         return self._limit
 
     @budget.setter
@@ -296,14 +240,14 @@ class NativeBudget(budget):
             for tensor in tensors:
                 if ordinary(tensor) and self._library.rm_state(_address(tensor)):
                     held[kind].here += storage_of(tensor).nbytes()
-        known = sum(each.here for each in held.values())
+        known = sum(size.here for size in held.values())
         held["activations"] = Held(found.evictable, found.missing)
         held["inputs and others"].here = max(0, found.used - known - found.evictable)
         whole = found.peak if not found.evictions else 0
         return Report(held, 0, whole, tuple(self._steps), self.stats())
 
     def commit(self) -> None:
-        """Forget how everything was made: what is alive stays in memory from now on."""
+        """Forget how everything was made: what is alive stays in memory."""
         self._do(self._library.rm_commit)
 
     def check(self) -> None:
@@ -363,7 +307,7 @@ def _address(tensor: Any) -> int:
 def limit_of(budget: Any) -> int | None:
     """Bytes of a budget on CPU; None: no limit."""
     if isinstance(budget, Mapping):
-        others = {device: each for device, each in budget.items() if device != "cpu" and each is not None}
+        others = {device: size for device, size in budget.items() if device != "cpu" and size is not None}
         if others:
             raise Unavailable(
                 f"the native path is for the CPU, not {', '.join(others)}; native=False is for all devices"

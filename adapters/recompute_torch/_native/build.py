@@ -169,7 +169,7 @@ def command_line(compiler: str, into: Path) -> list[str]:
     library = home / "lib"
     return [
         *(compiler, *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
-        *(f"-I{each}" for each in includes),
+        *(f"-I{include}" for include in includes),
         *(str(SOURCE / "tracker.cpp"), "-o", str(into)),
         *(f"-L{library}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{library}"),
     ]
