@@ -191,8 +191,8 @@ def made(handle: Held, held: list[Held], writable: bool, unique: bool) -> Held:
     It is read-only only because a cache has it.
     """
     handle.unique = unique
-    handle.writable = writable or any(each.writable for each in held)
-    handle.depth = 1 + max([each.depth for each in held], default=0)
+    handle.writable = writable or any(argument.writable for argument in held)
+    handle.depth = 1 + max([argument.depth for argument in held], default=0)
     return handle
 
 
@@ -224,18 +224,9 @@ def holds(spec: Any) -> tuple[bool, int]:
 
     With what is in them.
     """
-    arrays, containers, stack = False, 0, [spec]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, SpecifiedTask):
-            stack += [part.func, *part.args, *part.kwargs.values()]
-        elif isinstance(part, DataNode):
-            stack.append(part.value)
-        elif isinstance(part, partial):
-            stack += [part.func, *part.args, *part.keywords.values()]
-        elif type(part) is dict and any(isinstance(each, GraphNode) for each in part.values()):  # fused tasks
-            stack += part.values()
-        elif is_writable_array(part):
+    arrays, containers = False, 0
+    for part in _leaves(spec):
+        if is_writable_array(part):
             arrays = True
         elif type(part) in CONTAINERS and not is_fixed(part):
             containers += 1 + len(part)
@@ -244,23 +235,31 @@ def holds(spec: Any) -> tuple[bool, int]:
 
 def weight(spec: Any) -> int:
     """Bytes of what a task itself holds, which no other task makes."""
-    total, stack = 0, [spec]
+    return sum(sizeof(part) for part in _leaves(spec) if not isinstance(part, _LIGHT))
+
+
+def _leaves(spec: Any) -> Iterator[Any]:
+    """What a task calls, and its arguments as they are; of tasks that were fused, those of all."""
+    stack = [spec]
     while stack:
         part = stack.pop()
         if isinstance(part, SpecifiedTask):
             stack += [part.func, *part.args, *part.kwargs.values()]
+        elif isinstance(part, DataNode):
+            stack.append(part.value)
         elif isinstance(part, partial):
             stack += [part.func, *part.args, *part.keywords.values()]
-        elif not isinstance(part, _LIGHT):
-            total += sizeof(part)
-    return total
+        elif type(part) is dict and any(isinstance(value, GraphNode) for value in part.values()):  # fused tasks
+            stack += part.values()
+        else:
+            yield part
 
 
 def own_task(task: GraphNode) -> GraphNode:
     """A task with a structure of its own, in which arrays are read-only; functions and other instances are shared."""
     try:
         return own_structure(task, (GraphNode, partial))  # type: ignore[no-any-return]  # as the task
-    except Exception as error:  # somebody's `__reduce__`, or `__setstate__`
+    except Exception as error:  # of a user's `__reduce__`, or `__setstate__`
         if extend.is_interrupt(error):
             raise
         return task
@@ -269,31 +268,26 @@ def own_task(task: GraphNode) -> GraphNode:
 def is_bound_to_worker(spec: Any) -> bool:
     """Whether a task is a coroutine, or uses a function of dask.distributed, such as a shuffle's: it runs once only."""
     return spec.is_coro or any(
-        (getattr(each, "__module__", None) or "").startswith("distributed.") for each in uses(spec)
+        (getattr(part, "__module__", None) or "").startswith("distributed.") for part in uses(spec)
     )
 
 
 def stores(spec: Any) -> bool:
     """Whether a task of Dask's own writes into an argument on purpose: `da.store` into an array of another task."""
-    return any(getattr(each, "__name__", "") in _STORING for each in uses(spec))
+    return any(getattr(part, "__name__", "") in _STORING for part in uses(spec))
 
 
 def uses(spec: Any) -> Iterator[Any]:
-    """What a task calls, and what it has as arguments; of tasks that were fused, all of them."""
+    """What a task calls, and what it has as arguments, or in them; of tasks that were fused, all of them."""
     seen: dict[int, Any] = {}  # by identity, with the part: it must not die meanwhile
     stack = [spec]
     while stack:
-        part = stack.pop()
-        if id(part) in seen:
-            continue
-        seen[id(part)] = part
-        if isinstance(part, SpecifiedTask):
-            stack += [part.func, *part.args, *part.kwargs.values()]
-        elif isinstance(part, dict):
-            stack += part.values()
-        elif isinstance(part, (list, tuple)):
-            stack += part
-        elif isinstance(part, partial):
-            stack += [part.func, *part.args]
-        elif callable(part):
-            yield part
+        for part in _leaves(stack.pop()):
+            if id(part) not in seen:
+                seen[id(part)] = part
+                if isinstance(part, dict):
+                    stack += part.values()
+                elif isinstance(part, (list, tuple)):
+                    stack += part
+                elif callable(part):
+                    yield part

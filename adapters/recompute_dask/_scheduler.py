@@ -26,12 +26,10 @@ import recompute as rc
 from recompute import extend
 from recompute.text import List, Table, format_bytes, seconds
 from recompute_dask._metadata import Metadata, graph_of
-from recompute_dask._next import Next
 from recompute_dask._opened import Join, opened
 from recompute_dask._payloads import leaving
 from recompute_dask._recipe import SMALL, Held, Inlined, is_kept, is_unique, made, recipe_of, stores
-from recompute_dask._soon import Soon
-from recompute_dask._together import Together
+from recompute_dask._running import Next, Soon, Together
 
 _LITTLE: Final = 1 / 8
 """Of the budget: what takes no more at once stays as it is in the graph."""
@@ -189,7 +187,7 @@ class Computation:
         finally:
             _running.reset(token)
         if way is get_threaded:
-            self.cache.extend.be_lenient()  # all results are wanted at once
+            self.cache.extend.be_lenient()  # all results are wanted together
         return _leave(keys, results)
 
     def _loaded(self, sent: Any) -> Any:
@@ -234,7 +232,7 @@ class Computation:
             from recompute_dask._joined import UnlikeMetadata, joined  # it needs NumPy
 
             try:
-                return joined(self.cache, task.key, join, data)
+                return joined(self.cache, join, data)
             except UnlikeMetadata:
                 pass
             except rc.BudgetError as error:
@@ -245,9 +243,9 @@ class Computation:
             taken = sum([storage.size for storage in {argument.node.storage for argument in held}])
             recipe.nbytes = self._sizes.get(task.key)
             recipe.guess = taken * self._arrays.get(task.key, 1) or None
-        for each in held if storing else ():  # what is written into cannot be made again
-            self.cache.extend.detach(each.node, moves=False)
-        nodes = [each.node for each in held]
+        for argument in held if storing else ():  # what is written into cannot be made again
+            self.cache.extend.detach(argument.node, moves=False)
+        nodes = [argument.node for argument in held]
         try:
             (handle,) = self.cache.extend.run(recipe, nodes, nodes, sys._getframe(), handle=Held)
         except rc.BudgetError as error:
@@ -257,7 +255,7 @@ class Computation:
                 return Inlined(recipe, held)  # the cache has refused the result
             error.__dask_task__ = recipe, held  # type: ignore[attr-defined]  # for `_rerun`
             raise
-        if recipe.is_data:  # which nobody may hold here: another thread might have to wait for it
+        if recipe.is_data:  # which must not be held here: another thread might have to wait for it
             if handle.node.storage.size < SMALL:
                 handle.detach()
             return made(handle, held, recipe.writable, unique=False)
@@ -313,7 +311,7 @@ def _rerun(error: BaseException, traceback: Any) -> None:
     """Run a task that has failed once more, in this thread, for a debugger."""
     recipe, held = getattr(error, "__dask_task__", (None, ()))
     if recipe is not None:
-        recipe.run([each.get() for each in held])
+        recipe.run([argument.get() for argument in held])
     _reraise(error, traceback)
 
 

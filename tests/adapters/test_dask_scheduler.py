@@ -38,7 +38,7 @@ from dask_graphs import (  # noqa: E402
 )
 
 import recompute_dask as rd  # noqa: E402
-from recompute_dask import _payloads, _recipe, _versions  # noqa: E402
+from recompute_dask import _installed, _payloads, _recipe  # noqa: E402
 
 
 @settings(max_examples=60)
@@ -409,12 +409,12 @@ def test_the_scheduler_does_not_import_distributed() -> None:
 @pytest.mark.parametrize("version", ["2024.12.1", "2025.12.0", "2027.1.0", "2028.4.1", "2.30.0"])
 def test_another_dask_is_an_error(version: str) -> None:
     """One that names the versions that are known to work, and the cure."""
-    with pytest.raises(ImportError, match=rf"dask {_versions.OLDEST} to .* {version} is installed.*pip install"):
-        _versions.check("dask", version)
+    with pytest.raises(ImportError, match=rf"dask {_installed.OLDEST} to .* {version} is installed.*pip install"):
+        _installed.check_version("dask", version)
 
 
 @pytest.mark.parametrize("version", ["2026.1.0", "2026.8.0", "2026.12.3"])
 def test_a_dask_of_the_range_is_none(version: str) -> None:
     """The first and the last that were tried, and what follows within the year."""
-    _versions.check("dask", version)
-    assert version >= _versions.OLDEST
+    _installed.check_version("dask", version)
+    assert version >= _installed.OLDEST
