@@ -262,7 +262,7 @@ def _tally(value: Any) -> tuple[int, int, int]:
         bases = max(bases, getrefcount(base))
         pointers.append(base.data)
         base = base.base
-    numbers = [id(each) for each in pointers]
+    numbers = [id(pointer) for pointer in pointers]
     most = 0
     for number, references in zip(numbers, map(getrefcount, pointers), strict=True):
         most = max(most, references - 2 * numbers.count(number))
@@ -275,6 +275,6 @@ def _view() -> Any:
     return cupy.ndarray(2, np.int8, cupy.cuda.MemoryPointer(memory, 0))[1:].view()
 
 
-_ONE: Final = _tally(_view())  # what the look sees where nobody else keeps the memory
+_ONE: Final = _tally(_view())  # what the look sees where nothing else keeps the memory
 
 adapter: Final = CupyAdapter()

@@ -36,7 +36,7 @@ class Streams:
         """Let the current stream of the device wait for what was launched on the others, and note it."""
         stream = cupy.cuda.get_current_stream(device)
         busy = self._busy[device]
-        for address in [each for each in tuple(busy) if each != stream.ptr]:
+        for address in [key for key in tuple(busy) if key != stream.ptr]:
             other = busy.pop(address, None)  # first, since its thread may note it again at any time
             if other is not None and not other.done:
                 busy[address] = other

@@ -19,7 +19,7 @@ Program = Callable[[Progress, Callable[[], Any]], T]
 
 
 def silent(words: str, share: float) -> None:
-    """A `Progress` that tells nobody."""
+    """A `Progress` that says nothing."""
 
 
 class Run(NamedTuple, Generic[T]):

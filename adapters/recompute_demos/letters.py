@@ -4,7 +4,7 @@ Cave and Neuwirth (Hidden Markov models for English, 1980) fitted two states to 
 they had become vowels and consonants. The fit (Baum and Welch) reads the text forwards and then backwards, and the way
 back needs every message of the way forward. Here these messages are recomputable values, one for each block of letters:
 within a budget the cache drops some and recomputes them when the way back arrives. That is the island algorithm
-(Binder, Murphy and Russell, Space-efficient inference in dynamic probabilistic networks, 1997), but nobody wrote it:
+(Binder, Murphy and Russell, Space-efficient inference in dynamic probabilistic networks, 1997), without being written:
 `expect` is the same few lines with a budget and without.
 """
 
@@ -84,7 +84,7 @@ def fit(letters: Letters, model: Model, *, iterations: int, blocks: int, progres
 
 def maximize(letters: Letters, expectation: Expectation) -> Model:
     """The model under which what was expected is most likely, but for a tiny floor under every probability."""
-    counts = [np.bincount(letters, weights=each, minlength=len(ALPHABET)) for each in expectation.posteriors]
+    counts = [np.bincount(letters, weights=posterior, minlength=len(ALPHABET)) for posterior in expectation.posteriors]
     return Model(_rows(expectation.transitions), _rows(np.array(counts)))
 
 
@@ -145,7 +145,7 @@ def _scan(steps: Array, first: Array, letters: Letters) -> Array:
     from row to row, then all messages at once are products with the message at the head of their row.
     """
     count = len(letters)
-    folded = np.zeros((-(-count // _STEPS), _STEPS), np.intp)  # the last row ends with letters that nobody reads
+    folded = np.zeros((-(-count // _STEPS), _STEPS), np.intp)  # the last row ends with letters that are not read
     folded.reshape(-1)[:count] = letters
     products = steps.take(np.ascontiguousarray(folded.T), axis=2)  # from, to, step, row
     product = products[:, :, 0]

@@ -116,8 +116,8 @@ class Prices:
 
     def divided(self, unit: float) -> Prices:
         """In other units."""
-        seconds = self.write_state, self.read_state, self.write_deps, self.read_deps
-        return Prices(*[time / unit for time in seconds], overlap=self.overlap)
+        write, read = self.write_state / unit, self.read_state / unit
+        return Prices(write, read, self.write_deps / unit, self.read_deps / unit, self.overlap)
 
 
 def probe(tier: rc.Disk, nbytes: int) -> tuple[float, float]:

@@ -46,7 +46,7 @@ class Kind(Enum):
     STATE = "restart data of its first step"
     DEPS = "adjoint dependencies of its one step"
     NOTHING = "nothing: the restart data of its first step are in the storage already"
-    LAST = "nothing: the step is reversed at once"
+    LAST = "nothing: the step is reversed next"
 
 
 @dataclass(frozen=True)
