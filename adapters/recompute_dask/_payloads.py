@@ -228,7 +228,7 @@ def returned(result: Any) -> tuple[Any, bool]:
     return protected(result), bool(result.flags.writeable)
 
 
-def leaving(value: Any, writable: bool) -> Any:
+def leaving(value: Any, *, writable: bool) -> Any:
     """A value for the caller; an array that could be written to can be again. Copied only if there is no other way."""
     numpy = sys.modules.get("numpy")
     if not writable or numpy is None or not isinstance(value, numpy.ndarray):
@@ -249,7 +249,7 @@ def leaving(value: Any, writable: bool) -> Any:
     return value
 
 
-def sendable(value: Any, writable: bool) -> Any:
+def sendable(value: Any, *, writable: bool) -> Any:
     """A value for another process, where an array has to be writable again: the same memory, never written to."""
     numpy = sys.modules.get("numpy")
     if not writable or numpy is None or type(value) is not numpy.ndarray or value.dtype.kind not in "biufcmM":

@@ -95,8 +95,9 @@ class Recipe:
         plain: dict[Any, Any],
         inlined: dict[Any, tuple[Recipe, int]],
         writers: set[str],
-        stores: bool,
         place: Place,
+        *,
+        stores: bool,
     ) -> None:
         self.key = key
         self.nbytes: int | None = None
@@ -166,7 +167,7 @@ class Recipe:
 
 
 def recipe_of(
-    task: GraphNode, data: Mapping[Any, Any], writers: set[str], place: Place, stores: bool = False
+    task: GraphNode, data: Mapping[Any, Any], writers: set[str], place: Place, *, stores: bool = False
 ) -> tuple[Recipe, list[Held]]:
     """How a task is run, and the values that the recipe takes, in order; it does not keep them.
 
@@ -182,10 +183,10 @@ def recipe_of(
             held += value.held
         elif not isinstance(value, Held):
             plain[name] = protected(value) if is_writable_array(value) and not stores else value
-    return Recipe(task.key, task, names, plain, inlined, writers, stores, place), held
+    return Recipe(task.key, task, names, plain, inlined, writers, place, stores=stores), held
 
 
-def made(handle: Held, held: list[Held], writable: bool, unique: bool) -> Held:
+def made(handle: Held, held: list[Held], *, writable: bool, unique: bool) -> Held:
     """What refers to a result that was made of `held`, and could be written to; so could a view of one that could be.
 
     It is read-only only because a cache has it.

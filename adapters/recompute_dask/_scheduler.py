@@ -225,7 +225,7 @@ class Computation:
                     self._together.wait_to_be_alone()
             return self._performed(task, data, expects=False)  # what was expected of the result may be too much
 
-    def _performed(self, task: Any, data: Mapping[Any, Any], expects: bool) -> Any:
+    def _performed(self, task: Any, data: Mapping[Any, Any], *, expects: bool) -> Any:
         """`expects`: make room for what the metadata say of the result, or as much for each array as the task takes."""
         join = self._joins.get(task.key)
         if join is not None:
@@ -238,7 +238,7 @@ class Computation:
             except rc.BudgetError as error:
                 raise _impossible(task.key, len(join.sources), error) from None
         storing = stores(task)
-        recipe, held = recipe_of(task, data, self._writers, self._inside, storing)
+        recipe, held = recipe_of(task, data, self._writers, self._inside, stores=storing)
         if expects:
             taken = sum([storage.size for storage in {argument.node.storage for argument in held}])
             recipe.nbytes = self._sizes.get(task.key)
@@ -258,12 +258,12 @@ class Computation:
         if recipe.is_data:  # which must not be held here: another thread might have to wait for it
             if handle.node.storage.size < SMALL:
                 handle.detach()
-            return made(handle, held, recipe.writable, unique=False)
+            return made(handle, held, writable=recipe.writable, unique=False)
         payload, nbytes = handle.node.payload, handle.node.storage.size
         there = payload is not extend.EVICTED
         if there and is_kept(payload, nbytes):
             handle.detach()
-        return made(handle, held, recipe.writable, there and is_unique(payload, nbytes))
+        return made(handle, held, writable=recipe.writable, unique=there and is_unique(payload, nbytes))
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -291,7 +291,7 @@ def _leave(keys: Any, results: Any) -> Any:
 def _value(result: Any) -> Any:
     if isinstance(result, Inlined):
         return result.recipe.run([held.get() for held in result.held])
-    return leaving(result.get(), result.writable) if isinstance(result, Held) else result
+    return leaving(result.get(), writable=result.writable) if isinstance(result, Held) else result
 
 
 def _impossible(key: Hashable, taken: int, error: rc.BudgetError) -> rc.BudgetError:

@@ -191,7 +191,7 @@ class Values(MutableMapping[Any, Any]):
 
         Not `waits`: False if something has to be evicted for it.
         """
-        handle = self._source(value, waits)
+        handle = self._source(value, waits=waits)
         if handle is not None:
             self.cache.extend.count_operation(max(cost, 0.0))
             self._entered[key] = value, handle
@@ -205,7 +205,7 @@ class Values(MutableMapping[Any, Any]):
             payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0.0), handle=Held, waits=waits
         )
         if handle is not None:  # not unique: else `is_made_again` would have said no
-            self._entered[key] = value, made(handle, held, writable, unique=False)
+            self._entered[key] = value, made(handle, held, writable=writable, unique=False)
         return handle is not None
 
     def forget_entered(self, key: Any) -> None:
@@ -240,7 +240,7 @@ class Values(MutableMapping[Any, Any]):
                 if value.payload is not extend.EVICTED:
                     self.cache.extend.detach(value)
 
-    def _source(self, value: Any, waits: bool) -> Held | None:
+    def _source(self, value: Any, *, waits: bool) -> Held | None:
         payload, writable = returned(value)
         held = self.cache.extend.source(payload, Held, waits=waits)
         if held is None:

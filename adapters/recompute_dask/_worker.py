@@ -129,7 +129,7 @@ class Worker(distributed.Worker):
         held = await self._held(keys)
         values = await self._bring(held)
         for key, handle in held.items():
-            values[key] = sendable(values[key], handle.writable)
+            values[key] = sendable(values[key], writable=handle.writable)
         with self._values.at_hand(values):
             return await super().get_data(comm, keys, *args, **options)
 

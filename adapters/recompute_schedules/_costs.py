@@ -139,7 +139,7 @@ def probe(tier: rc.Disk, nbytes: int) -> tuple[float, float]:
 class Meter:
     """What was measured: seconds of each step, and of transfers."""
 
-    def __init__(self, measures: bool, reads: bool, bandwidth: tuple[float, float] | None) -> None:
+    def __init__(self, bandwidth: tuple[float, float] | None, *, measures: bool, reads: bool) -> None:
         """`measures`: steps. `reads`: the bandwidth of later reads counts, too."""
         self.measures = measures
         self._reads = reads

@@ -103,7 +103,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
             )
         self.overlap = overlap
         self._bandwidth = self._bandwidth_of(disk_bandwidth)
-        self._meter = Meter(step_seconds == "measured", disk_bandwidth == "measured", self._bandwidth)
+        self._meter = Meter(self._bandwidth, measures=step_seconds == "measured", reads=disk_bandwidth == "measured")
         self._sweeps, self._swept = sweeps, 0
         self._clock = clock
         self._running: tuple[Any, float] | None = None

@@ -193,7 +193,7 @@ class MemoryAdapter(rc.Adapter):
     def unpack(self, head: Any, load: Callable[[Any], None]) -> Memory:
         """Memory that no tensor of the program has yet."""
         device, nbytes, tiny, kept = head
-        memory = Memory(device_name(device), nbytes, None, new_storage(nbytes, device, load), tiny)
+        memory = Memory(device_name(device), nbytes, None, new_storage(nbytes, device, load), tiny=tiny)
         memory.kept = kept
         return memory
 

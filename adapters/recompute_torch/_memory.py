@@ -55,7 +55,7 @@ class Memory:
     __slots__ = ("device", "kept", "nbytes", "outer", "own", "tiny")
 
     def __init__(
-        self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None, tiny: bool = False
+        self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None, *, tiny: bool = False
     ) -> None:
         self.device = device
         self.nbytes = nbytes

@@ -270,7 +270,7 @@ def _plain(result: Any, made: list[Storage]) -> Memory | None:
         size = storage.nbytes()
         if size and not hasattr(storage, "_recompute") and storage not in made:
             made.append(storage)
-            return Memory("cpu", size, ref(storage), None, size <= _TINY and tiny(result, size))
+            return Memory("cpu", size, ref(storage), None, tiny=size <= _TINY and tiny(result, size))
     return None
 
 
@@ -366,7 +366,7 @@ def new_memories(result: Any, known: Sequence[Any] = ()) -> list[Memory]:
     new = [storage for storage in new_storages(result) if storage not in known]
     own = [(tensor, storage_of(tensor)) for tensor in tensors(result) if ordinary(tensor)]
     small = {id(storage) for tensor, storage in own if tiny(tensor, storage.nbytes())}
-    return [Memory(device_name(made.device), made.nbytes(), ref(made), None, id(made) in small) for made in new]
+    return [Memory(device_name(made.device), made.nbytes(), ref(made), None, tiny=id(made) in small) for made in new]
 
 
 @contextmanager

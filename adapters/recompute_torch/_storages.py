@@ -60,7 +60,7 @@ class Handle(rc.Recomputable[Any]):
 class Storages:
     """Which storage has which value, from the first meeting to the end of the block."""
 
-    def __init__(self, cache: rc.Cache, history: int, moves: bool = False) -> None:
+    def __init__(self, cache: rc.Cache, history: int, *, moves: bool = False) -> None:
         self.cache: Final = cache
         self._moves: Final = moves  # there are tiers: sources may leave memory, too
         self.holders: Final = Holders()
@@ -174,10 +174,8 @@ class Storages:
         handle = getattr(storage, "_recompute", None)
         if handle is None:
             return hasattr(storage, "_passing")
-        if handle.tracker is not self or handle.special:
-            return False
-        node = handle.node
-        return node.operation is None and (node.users is None or not self.cache.extend.needed(node))
+        mine, node = handle.tracker is self and not handle.special, handle.node
+        return mine and node.operation is None and (node.users is None or not self.cache.extend.needed(node))
 
     def _made_here(self, tensor: Any) -> bool:
         """Whether an operation has made what a tensor holds."""
@@ -188,13 +186,6 @@ class Storages:
 
     def _unwritten(self, handle: Handle) -> bool:
         return handle.special == "unwritten" and not self.cache.extend.needed(handle.node)
-
-    def bring(self, storage: Storage) -> None:
-        """Make sure that a storage has its bytes."""
-        handle: Handle | None = getattr(storage, "_recompute", None)
-        if handle is not None and not handle.resident:
-            with handle.tracker.staying(handle.node):
-                pass
 
     def own(self, given: Iterable[Tensor]) -> None:
         """Make sources of what the tensors hold, which are about to be written: nothing depends on them any more.
@@ -360,7 +351,7 @@ class Storages:
         self._lent.setdefault(get_ident(), []).append((tensor, reference))
 
     def _take_back(self) -> None:
-        """What the operator has kept that was just run is seen to."""
+        """Give up the memory of what the operator that just ran has kept."""
         lent = self._lent.pop(get_ident(), ())
         self.forget([tensor for tensor, reference in lent if reference is None or reference() is not None])
 
@@ -390,8 +381,9 @@ class Storages:
         for storage in filter(None, [reference() for reference in list(self._known.values())]):
             if hasattr(storage, "_passing"):
                 self._source(storage)
-        for storage in sorted(self.known(), key=_last_evicted):
-            node = storage._recompute.node  # type: ignore[attr-defined]  # ours
+        node_of = attrgetter("_recompute.node")
+        for storage in sorted(self.known(), key=lambda kept: (node_of(kept).payload is EVICTED, node_of(kept).number)):
+            node = node_of(storage)
             try:
                 self._fix_in_memory(node)
                 node.payload.give_back(partial(delattr, storage, "_recompute"))
@@ -402,12 +394,6 @@ class Storages:
         self.cache.flush()
         if errors:
             raise errors[0]
-
-
-def _last_evicted(storage: Storage) -> tuple[bool, int]:
-    """What is in memory comes first, then what others may be made of."""
-    node = storage._recompute.node  # type: ignore[attr-defined]  # ours
-    return node.payload is EVICTED, node.number
 
 
 rc.register(Memory, MemoryAdapter())

@@ -52,11 +52,12 @@ class Tracker(Storages):
         self,
         cache: rc.Cache,
         history: int,
+        *,
         everything: bool,
         watching: Callable[[Tracker], AbstractContextManager[Any]],
         moves: bool = False,
     ) -> None:
-        super().__init__(cache, history, moves)
+        super().__init__(cache, history, moves=moves)
         self.watching: Final = watching  # makes the mode that brings calls here
         self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}  # by the identity of an operator
         self.floor: Floor | None = None  # told of each operation, if that is asked for
@@ -100,7 +101,8 @@ class Tracker(Storages):
             call = Call(func, rule, simple[0], None, (args, None))
             nodes: Sequence[Value] = simple[1]
         else:
-            if _on_meta(kwargs):
+            device = kwargs.get("device")
+            if device is not None and torch.device(device).type == "meta":  # only what the outputs would look like
                 return func(*args, **kwargs)
             packed = self._packed(rule, args, kwargs)
             if packed is None:
@@ -110,7 +112,7 @@ class Tracker(Storages):
                 return result
             call = Call(func, rule, *packed[1:])
             nodes = tuple(packed[0])
-        handles = self._run(call, nodes, rule.single, _getframe(1))
+        handles = self._run(call, nodes, _getframe(1), single=rule.single)
         result, call.result = call.result, None
         plain = call.made
         if plain is not None:
@@ -134,7 +136,7 @@ class Tracker(Storages):
             simple = None if kwargs or rule.replaced or rule.seeded else self._simple(args)
             if simple is not None and simple[1][0].operation is not None:
                 write = Write(func, rule, simple[0], None, (args, {}))
-                return self._takes_over(write, simple[1], [storage_of(args[0])], False, rule.single)
+                return self._takes_over(write, simple[1], [storage_of(args[0])], blank=False, single=rule.single)
         targets: list[Any] = [
             kwargs.get(position) if isinstance(position, str) else args[position] for position in rule.written
         ]
@@ -147,7 +149,9 @@ class Tracker(Storages):
             packed = self._packed(rule, args, kwargs, targets if blank else ()) if blank or not first else None
             if packed is not None:
                 storages = list(dict.fromkeys(storage_of(tensor) for tensor in targets))
-                return self._takes_over(Write(func, rule, *packed[1:]), packed[0], storages, blank, rule.single)
+                return self._takes_over(
+                    Write(func, rule, *packed[1:]), packed[0], storages, blank=blank, single=rule.single
+                )
         written = [*tensors(targets), *tensors(hidden)]
         self.own(written)
         outs = [tensor for tensor in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(tensor)]
@@ -158,7 +162,7 @@ class Tracker(Storages):
             torch.autograd.graph.increment_version(list(tensors(targets)))
         return result
 
-    def _takes_over(self, call: Write, nodes: Sequence[Value], targets: list[Any], blank: bool, single: bool) -> Any:
+    def _takes_over(self, call: Write, nodes: Sequence[Value], targets: list[Any], *, blank: bool, single: bool) -> Any:
         """Run a call whose first outputs are what the targets hold from then on."""
         call.targets, call.blank, call.single, call.written = targets, blank, single, ()
         sizes = [target.nbytes() for target in targets]
@@ -175,7 +179,7 @@ class Tracker(Storages):
             before = [target._recompute for target in targets]
             call.written = tuple([nodes.index(handle.node) for handle in before])
         try:
-            handles = self._run(call, nodes, single, _getframe(2))
+            handles = self._run(call, nodes, _getframe(2), single=single)
         except BaseException:
             if call.live is None and not blank:  # it has begun: what there is now, no repeated run would make
                 for target in targets:
@@ -213,7 +217,10 @@ class Tracker(Storages):
             if isinstance(argument, (Tensor, Storage))
         ]
         for storage in storages:
-            self.bring(storage)
+            handle: Handle | None = getattr(storage, "_recompute", None)
+            if handle is not None and not handle.resident:  # bring its bytes back
+                with handle.tracker.staying(handle.node):
+                    pass
         if rule.name in ("aten::resize_", "aten::resize_as_"):
             self.forget([args[0]])
         return func(*args, **kwargs)
@@ -256,7 +263,7 @@ class Tracker(Storages):
                 if handle is not None:
                     nodes.append(handle.node)
         look = Look(func, (args, kwargs), partial(self.wrote, written))
-        self._run(look, nodes, True, _getframe(1))
+        self._run(look, nodes, _getframe(1), single=True)
         self._kept_by(look.result, args, kwargs)
         return look.result
 
@@ -303,7 +310,7 @@ class Tracker(Storages):
 
     # Operations
 
-    def _run(self, function: Call | Look, nodes: Sequence[Value], single: bool, frame: FrameType) -> list[Handle]:
+    def _run(self, function: Call | Look, nodes: Sequence[Value], frame: FrameType, *, single: bool) -> list[Handle]:
         """Let the cache run a call; what refers to its outputs. `frame` is the one below the methods of this class."""
         caller = _program_at(frame)
         while True:
@@ -379,12 +386,6 @@ class Tracker(Storages):
         if type(argument) is list:
             return [self._argument(part, nodes, blank) for part in argument]
         return argument
-
-
-def _on_meta(kwargs: dict[str, Any]) -> bool:
-    """Whether a call only asks what the outputs would look like: no content is read, and no memory is taken."""
-    device = kwargs.get("device")
-    return device is not None and torch.device(device).type == "meta"
 
 
 def _read(targets: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:

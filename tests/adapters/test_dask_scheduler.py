@@ -313,7 +313,7 @@ def test_arrays_are_read_only_inside_whoever_serves_them() -> None:
     array = make(1)
     kept, writable = _payloads.returned(array)
     assert (kept.flags.writeable, array.flags.writeable, writable) == (False, True, True)
-    assert _payloads.leaving(kept, writable) is array
+    assert _payloads.leaving(kept, writable=writable) is array
 
 
 def test_containers_are_given_with_a_structure_of_their_own() -> None:

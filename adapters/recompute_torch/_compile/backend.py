@@ -226,8 +226,6 @@ def planned(
 
     Parameters
     ----------
-    step
-        A function or a module.
     budget
         Bytes ("2GB"). They hold for the shapes that a graph was compiled with.
     of_peak
@@ -294,7 +292,7 @@ def _backend_of(step: Any) -> Backend | None:
 Rung = GraphPlan | TooSmall
 """What became of one budget."""
 
-_MOST: Final = 1 << 30
+_MAX_BATCH: Final = 1 << 30
 """Samples: no batch is larger."""
 
 
@@ -379,7 +377,7 @@ def largest_batch(
     else:
         taken, high = first.plain, 2 * low
         while isinstance(rung := plan(high), GraphPlan):
-            if rung.plain <= taken or high > _MOST:
+            if rung.plain <= taken or high > _MAX_BATCH:
                 raise ValueError(
                     f"what the step takes does not grow from a batch of {high // 2} to one of {high}: "
                     "make_inputs(batch) is to return the inputs for so many samples"

@@ -33,7 +33,7 @@ _UNKNOWN: Final = 64  # what a size counts as that depends on data
 class Shape:
     """What a tensor is beyond its content."""
 
-    def __init__(self, tensor: torch.Tensor, channels_last: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, *, channels_last: bool) -> None:
         self.dtype, self.device = tensor.dtype, tensor.device
         self.size = [as_int(size) for size in tensor.shape]
         self.stride = [as_int(size) for size in tensor.stride()]
@@ -66,13 +66,13 @@ class Shape:
         return f"{self.dtype}{self.size}{self.stride}{self.device}"
 
 
-def hinted(arguments: Any, channels_last: bool = False) -> Any:
+def hinted(arguments: Any, *, channels_last: bool = False) -> Any:
     """Shapes instead of tensors, and numbers in that of symbols."""
 
     def one(given: Any) -> Any:
         value = given.meta.get("val") if isinstance(given, fx.Node) else given
         if isinstance(value, torch.Tensor):
-            return Shape(value, channels_last)
+            return Shape(value, channels_last=channels_last)
         return as_int(value) if isinstance(value, torch.SymInt) else value
 
     return tree_map(one, arguments, is_leaf=lambda value: isinstance(value, fx.Node))
@@ -136,7 +136,7 @@ class Prices:
     def __call__(self, node: fx.Node) -> Price:
         """With measured costs the operator is run on made-up tensors the first time that it is seen."""
         try:
-            args, kwargs = hinted((node.args, node.kwargs), node.meta.get(CHANNELS_LAST, False))
+            args, kwargs = hinted((node.args, node.kwargs), channels_last=node.meta.get(CHANNELS_LAST, False))
             key = (node.target, repr((args, kwargs)), self._measured)
             if key not in _known:
                 _known[key] = self._price(node, args, kwargs)
@@ -169,7 +169,7 @@ def _taken(run: Callable[[], Any]) -> tuple[float, int]:
     run()  # what the first run alone allocates is kept by libraries
     most, best, spent = 0, float("inf"), 0.0
     for number in range(_RUNS):
-        with allocations(not number) as changes:
+        with allocations(wanted=not number) as changes:
             start = perf_counter()
             result = run()
             if any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in tree_leaves(result)):
@@ -186,7 +186,7 @@ def _taken(run: Callable[[], Any]) -> tuple[float, int]:
 
 
 @contextmanager
-def allocations(wanted: bool) -> Iterator[list[int]]:
+def allocations(*, wanted: bool) -> Iterator[list[int]]:
     """The bytes that are allocated inside, as the allocators tell the profiler, less than zero for those that go."""
     changes: list[int] = []
     if not wanted or profiler._profiler_enabled():  # one profiler at a time: the user is looking
@@ -280,7 +280,7 @@ class Allocations:
     def watch(self, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]) -> Any:
         """Run a boxed graph; of its arguments, those with the numbers `new` came to be for it."""
         arrived = sum(args[number].untyped_storage().nbytes() for number in new)
-        with allocations(True) as changes:
+        with allocations(wanted=True) as changes:
             result = run(args)
         for change in [arrived, *changes] if changes else []:
             self._used += change
@@ -338,7 +338,7 @@ class Rehearsal:
     def __init__(self) -> None:
         self._parts: dict[bool, tuple[Part, Run]] = {}
 
-    def knows(self, late: bool, part: Part, run: Run) -> None:
+    def knows(self, part: Part, run: Run, *, late: bool) -> None:
         """How a part runs: the backward if `late`, else the forward."""
         self._parts[late] = part, run
 

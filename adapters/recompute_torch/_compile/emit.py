@@ -60,7 +60,7 @@ class Emission:
             if len(done) == joint.turn and not self._late:
                 returned = self._finish(outputs[: joint.results])
                 self._late = True
-            self._run(joint.calls[number], number in done, runs[number] > 1)
+            self._run(joint.calls[number], again=number in done, repeated=runs[number] > 1)
             done.add(number)
         if not self._late:
             returned = self._finish(outputs[: joint.results])
@@ -75,7 +75,7 @@ class Emission:
                 self._copy(node)
         return [self._named(output) if isinstance(output, Node) else output for output in outputs]
 
-    def _run(self, node: Node, again: bool, repeated: bool) -> None:
+    def _run(self, node: Node, *, again: bool, repeated: bool) -> None:
         if again and node.target is BATCH_NORM:
             image, weight, bias, _, _, *rest = node.args
             self._store(node, self._call(_NORM_AGAIN, (image, weight, bias, *rest), {}, node), skip=STATISTICS)

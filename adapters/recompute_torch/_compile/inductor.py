@@ -359,7 +359,7 @@ class Inductor:
                 run = _compile_inner(graph, given, **options)
             if options.get("is_inference"):
                 return run
-            rehearsal.knows(late, part, run)
+            rehearsal.knows(part, run, late=late)
             return watched(late, run, part.names)
 
         # what AOTAutograd caches does not know of the plan; kernels are cached by their code

@@ -63,7 +63,7 @@ def mark(module: fx.GraphModule, results: int) -> None:
         if joint.kinds[node] in ("view", "item"):
             lives = any(source in inside for source in node.all_input_nodes)
         else:
-            lives = (node, 0) not in returned and _lives(joint, node, sources, draws)
+            lives = (node, 0) not in returned and _lives(joint, node, sources, draws=draws)
         node.meta[_MARK] = lives
         if lives:
             inside[node] = sources
@@ -104,7 +104,7 @@ def _mark_channels_last(module: fx.GraphModule) -> None:
                     source.meta[COPIED] = not value.is_contiguous(memory_format=torch.channels_last)
 
 
-def _lives(joint: Joint, node: fx.Node, sources: set[Value], draws: bool) -> bool:
+def _lives(joint: Joint, node: fx.Node, sources: set[Value], *, draws: bool) -> bool:
     """Whether a call is inside of the kernels that use it.
 
     It is where keeping it, rather than what it is made from, would never save memory. Where it might, it still is if
