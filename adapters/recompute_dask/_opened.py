@@ -35,9 +35,9 @@ from recompute_dask._metadata import (
     referred,
 )
 
-_MANY: Final = 4096
+_MAX_PARTS: Final = 4096
 """Parts of a join that takes the parts of other joins: more would take longer to find and to copy than it is worth."""
-_ALL_PARTS: Final = 200_000
+_MAX_PARTS_OF_ALL: Final = 200_000
 """Parts of all joins of a graph."""
 
 Span = tuple[range, ...]
@@ -109,7 +109,7 @@ class _Opening:
             return Opened(_needed(self._graph, keys), {})
         cuts = dict(self._cuts_of_joins())
         chosen: dict[Hashable, Join] = {}
-        left = _ALL_PARTS
+        left = _MAX_PARTS_OF_ALL
         for key in toposort(self._graph):
             join = self._joins.get(key) or cuts.get(key)
             if join is None:
@@ -217,7 +217,7 @@ class _Opening:
                 if crossed is not None:
                     parts.append(crossed)
                     sources[inner.source] = other.sources[inner.source]
-            if len(parts) > min(_MANY, left):
+            if len(parts) > min(_MAX_PARTS, left):
                 return join
         if absorbed and not absorbed.keys() & sources.keys():  # else some of its parts do not go through
             self._absorbed[key] |= absorbed

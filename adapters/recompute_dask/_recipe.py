@@ -29,9 +29,9 @@ from recompute_dask._payloads import (
     returned,
 )
 
-SMALL: Final = 512
+SMALL_BYTES: Final = 512
 """Bytes: to evict what is smaller would free nothing."""
-_LARGE: Final = 64_000
+_LARGE_BYTES: Final = 64_000
 _DATA: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
 
 _LIGHT: Final = (Alias, TaskRef, int, float, type(None), slice, type, FunctionType, BuiltinFunctionType)
@@ -202,7 +202,7 @@ def is_kept(value: Any, nbytes: int) -> bool:
 
     To evict what is small would free nothing, and a task with side effects mostly returns None.
     """
-    return nbytes < SMALL or _is_object(value, nbytes)
+    return nbytes < SMALL_BYTES or _is_object(value, nbytes)
 
 
 def is_unique(value: Any, nbytes: int) -> bool:
@@ -212,7 +212,7 @@ def is_unique(value: Any, nbytes: int) -> bool:
 
 def _is_object(value: Any, nbytes: int) -> bool:
     """Whether it may have its state elsewhere: it is no container, array or frame, and not large."""
-    return nbytes <= _LARGE and not is_data(value)
+    return nbytes <= _LARGE_BYTES and not is_data(value)
 
 
 def is_data(value: Any) -> bool:

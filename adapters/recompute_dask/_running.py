@@ -17,13 +17,13 @@ import recompute as rc
 from recompute import extend
 from recompute_dask._recipe import Held
 
-_FULL: Final = 1 / 2
+_FULL_SHARE: Final = 1 / 2
 """Of the budget: with less in memory it does not matter what is needed soon."""
-_ROOM: Final = 3 / 4
+_KEPT_SHARE: Final = 3 / 4
 """Of the budget: so much of what is in memory, and needed soon, stays."""
-_FAR: Final = 128
+_MAX_TASKS_AHEAD: Final = 128
 """Tasks that are looked at, at most."""
-_FEW: Final = 32
+_TASKS_PER_LOOK: Final = 32
 """Tasks that are looked at for each that runs, about: after n of them, the next look is n / 32 tasks later."""
 
 Following = Callable[[int], Iterable[Iterable[Held]]]
@@ -43,11 +43,11 @@ class Soon:
             self._pause -= 1
             return
         pool = self._cache.extend.fullest()
-        if pool is None or pool.used < _FULL * pool.limit:
+        if pool is None or pool.used < _FULL_SHARE * pool.limit:
             return
-        room = _ROOM * pool.limit
+        room = _KEPT_SHARE * pool.limit
         looked, seen = 0, set()
-        for taken in following(_FAR):
+        for taken in following(_MAX_TASKS_AHEAD):
             looked += 1
             for held in taken:
                 node = held.node
@@ -57,7 +57,7 @@ class Soon:
                     room -= size
             if room <= 0:
                 break
-        self._pause = looked // _FEW
+        self._pause = looked // _TASKS_PER_LOOK
 
 
 class Next:

@@ -28,13 +28,13 @@ from recompute.text import List, Table, format_bytes, seconds
 from recompute_dask._metadata import Metadata, graph_of
 from recompute_dask._opened import Join, opened
 from recompute_dask._payloads import leaving
-from recompute_dask._recipe import SMALL, Held, Inlined, is_kept, is_unique, made, recipe_of, stores
+from recompute_dask._recipe import SMALL_BYTES, Held, Inlined, is_kept, is_unique, made, recipe_of, stores
 from recompute_dask._running import Next, Soon, Together
 
-_LITTLE: Final = 1 / 8
+_SMALL_SHARE: Final = 1 / 8
 """Of the budget: what takes no more at once stays as it is in the graph."""
 
-_REMEMBERED: Final = 8
+_MAX_COMPUTATIONS: Final = 8
 """Computations of a block."""
 
 _last: Final[list[rc.Stats]] = []
@@ -89,7 +89,7 @@ class budget:  # reads as a function: with rd.budget("4GB") as block:
     def __init__(self, budget: Any, *, tiers: Any = ()) -> None:
         self._budget = rc.Cache(budget).budget  # says now what is wrong with it
         self._set = dask.config.set({"scheduler": get, "recompute.budget": budget, "recompute.tiers": tiers})
-        self._ended: deque[rc.Stats] = deque(maxlen=_REMEMBERED)
+        self._ended: deque[rc.Stats] = deque(maxlen=_MAX_COMPUTATIONS)
         _blocks.add(self)
 
     def __enter__(self) -> budget:
@@ -201,7 +201,7 @@ class Computation:
         """The graph as it runs."""
         metadata = Metadata(dsk)
         graph = graph_of(dsk)
-        room = self.cache.extend.room("cpu") * _LITTLE
+        room = self.cache.extend.room("cpu") * _SMALL_SHARE
         if room == inf:
             return graph
         graph, joins = opened(graph, set(flatten([keys])), metadata, room)
@@ -256,7 +256,7 @@ class Computation:
             error.__dask_task__ = recipe, held  # type: ignore[attr-defined]  # for `_rerun`
             raise
         if recipe.is_data:  # which must not be held here: another thread might have to wait for it
-            if handle.node.storage.size < SMALL:
+            if handle.node.storage.size < SMALL_BYTES:
                 handle.detach()
             return made(handle, held, writable=recipe.writable, unique=False)
         payload, nbytes = handle.node.payload, handle.node.storage.size

@@ -24,15 +24,15 @@ from distributed.threadpoolexecutor import ThreadPoolExecutor  # at its end its 
 import recompute as rc
 from recompute import extend
 from recompute_dask._payloads import given, is_given_whole, returned
-from recompute_dask._recipe import SMALL, Held, Recipe, is_bound_to_worker, is_kept, is_unique, made, weight
+from recompute_dask._recipe import SMALL_BYTES, Held, Recipe, is_bound_to_worker, is_kept, is_unique, made, weight
 from recompute_dask._running import Soon
 
-_DEEP: Final = 256
+_MAX_DEPTH: Final = 256
 """Released results, one made of the other, that a recipe may need: then history begins anew."""
-_MANY: Final = 256
+_MAX_DEPENDENTS: Final = 256
 """Results that are looked at when something they were made of is released."""
 
-_LITTLE: Final = 1 / 4
+_SMALL_SHARE: Final = 1 / 4
 """Of the budget: as much is brought back before it is needed."""
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _DONE: Final[Future[None]] = Future()
 _DONE.set_result(None)
 
 
-_SETTINGS: Final = extend.Settings(lenient=True, smallest=SMALL)
+_SETTINGS: Final = extend.Settings(lenient=True, smallest=SMALL_BYTES)
 """As Dask: too much memory is no error."""
 
 
@@ -214,7 +214,7 @@ class Values(MutableMapping[Any, Any]):
 
     def is_little(self, nbytes: int) -> bool:
         """Whether these bytes leave most of the budget to others."""
-        return nbytes <= _LITTLE * self._budget
+        return nbytes <= _SMALL_SHARE * self._budget
 
     @staticmethod
     def is_made_again(spec: Any, value: Any, nbytes: int, held: dict[Any, Held]) -> bool:
@@ -222,7 +222,7 @@ class Values(MutableMapping[Any, Any]):
         return (
             not is_kept(value, nbytes)
             and len(held) == len(spec.dependencies)
-            and max([handle.depth for handle in held.values()], default=0) < _DEEP
+            and max([handle.depth for handle in held.values()], default=0) < _MAX_DEPTH
             and weight(spec) < max(10_000, nbytes // 8)
             and not is_bound_to_worker(spec)
         )
@@ -236,7 +236,7 @@ class Values(MutableMapping[Any, Any]):
         """Recipes that keep what Dask has released go, where the result of the recipe is in memory."""
         while self._released:
             source = self._released.popleft()
-            for value in self.cache.extend.dependents(source, _MANY) or ():
+            for value in self.cache.extend.dependents(source, _MAX_DEPENDENTS) or ():
                 if value.payload is not extend.EVICTED:
                     self.cache.extend.detach(value)
 

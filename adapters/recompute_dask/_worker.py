@@ -43,7 +43,7 @@ from recompute_dask._recipe import Held, holds, own_task, recipe_of  # noqa: E40
 from recompute_dask._values import Values  # noqa: E402
 
 T = TypeVar("T")
-_FEW: Final = 100
+_MAX_PARTS_COPIED: Final = 100
 """Parts of containers that are copied here, and not in a thread."""
 _NOTHING: Final[Mapping[Any, Any]] = {}
 
@@ -96,7 +96,7 @@ class Worker(distributed.Worker):
         values = await self._bring(held)
         arrays, containers = holds(spec)
         if containers:  # before the task changes them
-            spec = own_task(spec) if containers <= _FEW else await self._in_thread(own_task, spec)
+            spec = own_task(spec) if containers <= _MAX_PARTS_COPIED else await self._in_thread(own_task, spec)
         if key_split(key) in self._writers:
             values = await self._in_thread(copied, values)
         self._bring_next()

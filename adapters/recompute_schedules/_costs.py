@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 import recompute as rc
 from recompute.extend import Link
 
-_MOST: Final = 256
+_MAX_LEVELS: Final = 256
 """Levels of one storage: more are rounded to as many, which never exceeds the bytes that there are."""
 
-_PROBE: Final = 1 << 25
+_PROBE_BYTES: Final = 1 << 25
 """Bytes, at most, that are written and read to see how quick the disk is."""
 
 
@@ -52,7 +52,7 @@ class Levels:
         self._ram = _Ladder(min(sizes.ram, most), sizes)
         self._disk = _Ladder(min(sizes.disk, most) if sizes.has_disk else 0, sizes)
         rows, columns = len(self._ram.levels), len(self._disk.levels)
-        self._is_hierarchy = rows * columns > _MOST
+        self._is_hierarchy = rows * columns > _MAX_LEVELS
         pairs = [
             (row, column)
             for row in range(rows)
@@ -87,14 +87,14 @@ class _Ladder:
         self.state, self.deps = sizes.state, sizes.deps
         free = {nbytes}
         new = [nbytes]
-        while new and len(free) <= _MOST:
+        while new and len(free) <= _MAX_LEVELS:
             new = [left for level in new for left in {level - self.state, level - self.deps} if left >= 0]
             new = [level for level in set(new) if level not in free]
             free.update(new)
-        if len(free) <= _MOST:
+        if len(free) <= _MAX_LEVELS:
             self.levels = sorted(free)
         else:
-            unit = -(-nbytes // _MOST)
+            unit = -(-nbytes // _MAX_LEVELS)
             self.state, self.deps = -(-self.state // unit) * unit, -(-self.deps // unit) * unit
             self.levels = range(0, nbytes + 1, unit)
 
@@ -123,7 +123,7 @@ class Prices:
 def probe(tier: rc.Disk, nbytes: int) -> tuple[float, float]:
     """Bytes a second, written and read, of a file as large as a state, or of 32 MB. Raises OSError as the disk does."""
     store = tier.open()
-    part = memoryview(os.urandom(min(nbytes, _PROBE)))
+    part = memoryview(os.urandom(min(nbytes, _PROBE_BYTES)))
     start = perf_counter()
     where = store.write([part], len(part))
     written = perf_counter()

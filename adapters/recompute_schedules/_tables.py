@@ -30,13 +30,13 @@ from recompute_schedules._costs import Levels, Prices, Sizes
 Times = NDArray[np.float64]
 Times32 = NDArray[np.float32]
 
-_EXACT: Final = 1024
+_EXACT_STEPS: Final = 1024
 """Steps up to which the table has every length; beyond, lengths that grow by 1/128, with lines between them."""
-_ENTRIES: Final = 6_000_000
+_MAX_ENTRIES: Final = 6_000_000
 """Of the table, twice, at 4 bytes each."""
-_WORK: Final = 1_000_000_000
+_MAX_ADDITIONS: Final = 1_000_000_000
 """Additions to fill it: some seconds."""
-_ROWS: Final = 16_000
+_MAX_CALLS: Final = 16_000
 """Calls to fill it, each for all ranges of one length at one level."""
 
 
@@ -68,7 +68,7 @@ class EqualSteps:
         self.sizes = sizes
         self.levels = Levels(sizes, steps)
         self._prices = prices
-        lengths = list(range(min(steps, _EXACT) + 1))
+        lengths = list(range(min(steps, _EXACT_STEPS) + 1))
         while lengths[-1] < steps:
             lengths.append(min(steps, lengths[-1] + max(1, lengths[-1] // 128)))
         self._lengths = np.array(lengths)
@@ -118,7 +118,7 @@ class EqualSteps:
 
     def _splits(self, steps: int, known: int) -> NDArray[np.intp]:
         """How far to advance: all lengths, or those for which the table knows one of both parts."""
-        if steps <= _EXACT:
+        if steps <= _EXACT_STEPS:
             return np.arange(1, steps)
         lengths = self._lengths[1:known]
         lengths = lengths[lengths < steps]
@@ -148,7 +148,7 @@ class EqualSteps:
 
     def _at(self, table: Times, steps: NDArray[np.intp], level: NDArray[np.intp], known: int) -> Times:
         """Entries for lengths of which the table knows that many, the first ones; between and beyond them on a line."""
-        if steps[-1] < min(known, _EXACT + 1) and steps[0] < min(known, _EXACT + 1):
+        if steps[-1] < min(known, _EXACT_STEPS + 1) and steps[0] < min(known, _EXACT_STEPS + 1):
             if len(steps) > 1 and len(level) > 1:  # a slice is quicker than a choice of single entries
                 down = steps[0] > steps[-1]
                 part = table[:, steps[-1] : steps[0] + 1][:, ::-1] if down else table[:, steps[0] : steps[-1] + 1]
@@ -180,7 +180,11 @@ class UnequalSteps:
         self._inside = EqualSteps(steps, sizes, self._prices)
         self.levels = self._inside.levels
         levels = self.levels.count
-        while max(count**2 * levels / _ENTRIES, count**3 * levels / (6 * _WORK), count * levels / _ROWS) > 1 < count:
+        while (
+            max(count**2 * levels / _MAX_ENTRIES, count**3 * levels / (6 * _MAX_ADDITIONS), count * levels / _MAX_CALLS)
+            > 1
+            < count
+        ):
             count = count * 19 // 20
         edges = {steps * block // count for block in range(count + 1)}
         self._edges = sorted(edges | {state for state in states if 0 < state < steps})

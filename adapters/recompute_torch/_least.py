@@ -123,10 +123,10 @@ def _refill(container: Any, content: Callable[[], Any]) -> Any:
     return container
 
 
-_BEARABLE: Final = 3.0
+_MAX_OVERHEAD: Final = 3.0
 """The overhead above which a budget counts as too small."""
 
-_CLOSE: Final = 0.04
+_FLOOR_ERROR: Final = 0.04
 """Of the peak: the floor is found to within this."""
 
 _POINTS: Final = 5
@@ -215,7 +215,7 @@ def least(step: Callable[[], Any], /, *, steps: int = 2, budget: Any = None) -> 
     peak = peaks[device]
 
     def overhead(budget: int) -> float | None:
-        return simulate(program, {device: budget}, limit=_BEARABLE, peak=peaks).overhead
+        return simulate(program, {device: budget}, limit=_MAX_OVERHEAD, peak=peaks).overhead
 
     parts = floor.parts[device]
     lowest, cost = _smallest(overhead, parts.total, peak)
@@ -240,5 +240,5 @@ def _smallest(overhead: Callable[[int], float | None], low: int, high: int) -> t
             costs[budget] = found
         return found is not None
 
-    best = low if fits(low) else smallest(fits, low, high, within=_CLOSE * high)
+    best = low if fits(low) else smallest(fits, low, high, within=_FLOOR_ERROR * high)
     return best, costs[best]

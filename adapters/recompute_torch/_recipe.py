@@ -31,8 +31,8 @@ from recompute_torch._rules import Rule
 
 Tensor = torch.Tensor
 
-_NUMBER: Final = 16  # bytes
-_TINY: Final = 1024  # bytes
+_NUMBER_BYTES: Final = 16  # bytes
+_TINY_BYTES: Final = 1024  # bytes
 _NUMBERS: Final = frozenset({int, float, bool, complex})
 
 Geometry = tuple[tuple[torch.dtype, torch.Size, tuple[int, ...]], int, bool, bool]
@@ -270,7 +270,7 @@ def _plain(result: Any, made: list[Storage]) -> Memory | None:
         size = storage.nbytes()
         if size and not hasattr(storage, "_recompute") and storage not in made:
             made.append(storage)
-            return Memory("cpu", size, ref(storage), None, tiny=size <= _TINY and tiny(result, size))
+            return Memory("cpu", size, ref(storage), None, tiny=size <= _TINY_BYTES and tiny(result, size))
     return None
 
 
@@ -353,7 +353,9 @@ def storages(result: Any) -> list[Storage]:
 
 def tiny(tensor: Tensor, nbytes: int) -> bool:
     """Whether it is a number, or a few integers: lengths, indices, batch sizes."""
-    return nbytes <= _NUMBER or (nbytes <= _TINY and not tensor.is_floating_point() and not tensor.is_complex())
+    return nbytes <= _NUMBER_BYTES or (
+        nbytes <= _TINY_BYTES and not tensor.is_floating_point() and not tensor.is_complex()
+    )
 
 
 def new_storages(result: Any) -> list[Storage]:

@@ -26,8 +26,8 @@ def of_python(stats: rc.Stats) -> Stats:
 
 
 _COLUMNS = ("step", "peak", "evicted", "operators", "repeated", "in", "overhead", "took")
-_STEPS = 5
-_MOST = 5
+_MAX_STEPS = 5
+_MAX_FUNCTIONS = 5
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ class Report:
         rows = [(kind, format_bytes(self.held[kind].here), format_bytes(self.held[kind].gone)) for kind in KINDS]
         found = [List(("held by", "in memory", "evicted"), rows, "<>>")]
         if self.steps:
-            steps = [_row(step) for step in self.steps[-_STEPS:]]
+            steps = [_row(step) for step in self.steps[-_MAX_STEPS:]]
             found.append(List(_COLUMNS, steps, "<" + 7 * ">"))
         if self.stats.recomputed:
-            most = self.stats.recomputed[:_MOST]
+            most = self.stats.recomputed[:_MAX_FUNCTIONS]
             often = [(run.function, f"{run.times:,}", seconds(run.seconds)) for run in most]
             found.append(List(("repeated most", "times", "in"), often, "<>>"))
         return found

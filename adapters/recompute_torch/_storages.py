@@ -39,13 +39,13 @@ Tensor = torch.Tensor
 
 _base_of: Final = attrgetter("_base")
 
-_COPIED: Final = 2**26
+_MAX_COPIED_BYTES: Final = 2**26
 """Bytes: more of memory that is not torch's is not copied; what is made from it cannot be made again."""
 
 Special = Literal["", "copied", "unwritten"]
 """Copied: the memory belongs to others, who may write to it, and the value is a copy. Unwritten: an empty buffer."""
 
-_LOOK: Final = 256
+_MAX_DEPENDENTS: Final = 256
 """Calls that are looked at to see what depends on a source."""
 
 
@@ -126,7 +126,7 @@ class Storages:
             others = foreign(storage) and not isinstance(
                 tensor, torch.nn.Parameter
             )  # a model is changed by operators alone
-            if not storage.nbytes() or (others and storage.nbytes() > _COPIED):
+            if not storage.nbytes() or (others and storage.nbytes() > _MAX_COPIED_BYTES):
                 return None
             parameter = _base_of(tensor) if tensor._is_view() else tensor  # below autograd a matrix may be transposed
             if isinstance(parameter, torch.nn.Parameter):
@@ -295,7 +295,7 @@ class Storages:
             source = self.orphans.popleft()
             if source.referred or not self.cache.extend.needed(source):
                 continue
-            alive = self.cache.extend.dependents(source, _LOOK)
+            alive = self.cache.extend.dependents(source, _MAX_DEPENDENTS)
             if alive is not None and sum(node.storage.size for node in alive) <= source.storage.size:
                 for node in alive:
                     self._fix(node)

@@ -54,7 +54,7 @@ def costs(draw: st.DrawFn, steps: int) -> dict[str, Any]:
 @pytest.mark.parametrize("cost", [0.0, 1.0])
 def test_one_checkpoint_and_blocks_of_two_steps(monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
     """Where whole blocks do not fit, their steps are reversed one by one, within the bytes."""
-    monkeypatch.setattr("recompute_schedules._tables._ENTRIES", 20_000)
+    monkeypatch.setattr("recompute_schedules._tables._MAX_ENTRIES", 20_000)
     schedule = Schedule(max_n=101, ram=5, state_bytes=3, step_seconds=(*[cost] * 100, 2.0))
     assert followed(101, schedule).ran >= 101
     assert schedule.is_exhausted
@@ -68,7 +68,7 @@ def test_known_lengths(data: st.DataObject, steps: int, given_sizes: dict[str, A
         options["disk_bandwidth"] = data.draw(st.none() | st.integers(1, 100))
     schedule = Schedule(max_n=steps, **given_sizes, **options)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("recompute_schedules._tables._ENTRIES", 20_000)  # blocks, and seconds less
+        patched.setattr("recompute_schedules._tables._MAX_ENTRIES", 20_000)  # blocks, and seconds less
         follower = followed(steps, schedule)
     assert schedule.is_exhausted
     assert list(schedule) == []

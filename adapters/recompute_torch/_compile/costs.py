@@ -27,7 +27,7 @@ from recompute import extend
 from recompute_torch._compile.program import Price
 from recompute_torch._memory import storage_of
 
-_UNKNOWN: Final = 64  # what a size counts as that depends on data
+_UNKNOWN_SIZE: Final = 64  # what a size counts as that depends on data
 
 
 class Shape:
@@ -80,7 +80,7 @@ def hinted(arguments: Any, *, channels_last: bool = False) -> Any:
 
 def as_int(size: Any) -> int:
     """A size that may be a symbol."""
-    return int(optimization_hint(size, fallback=_UNKNOWN))
+    return int(optimization_hint(size, fallback=_UNKNOWN_SIZE))
 
 
 def made_up(values: Sequence[Any], *, together: bool = False) -> list[Any]:
@@ -117,11 +117,11 @@ Costs = Literal["measured", "estimated"]
 CHANNELS_LAST: Final = "recompute: channels last"
 """In the meta of a node: pictures that it is given lie so when it runs, whatever their metadata says."""
 
-_RUNS: Final = 5  # at most
-_ENOUGH: Final = 0.02  # seconds of runs of one operator
-_FLOPS: Final = {"cpu": 5e4, "cuda": 2e7}  # in a microsecond
-_BYTES: Final = {"cpu": 1e4, "cuda": 1e6}  # moved in a microsecond
-_CALL: Final = 5.0  # microseconds to start an operator
+_MAX_RUNS: Final = 5  # at most
+_ENOUGH_SECONDS: Final = 0.02  # seconds of runs of one operator
+_FLOPS_PER_US: Final = {"cpu": 5e4, "cuda": 2e7}  # in a microsecond
+_BYTES_PER_US: Final = {"cpu": 1e4, "cuda": 1e6}  # moved in a microsecond
+_CALL_US: Final = 5.0  # microseconds to start an operator
 
 _known: dict[Hashable, Price] = {}
 """Of this process: (operator, dtypes, shapes, strides, other arguments) -> what it takes."""
@@ -168,7 +168,7 @@ def _taken(run: Callable[[], Any]) -> tuple[float, int]:
     """Seconds of the fastest of a few runs, and bytes at the worst moment of one beyond what it returns."""
     run()  # what the first run alone allocates is kept by libraries
     most, best, spent = 0, float("inf"), 0.0
-    for number in range(_RUNS):
+    for number in range(_MAX_RUNS):
         with allocations(wanted=not number) as changes:
             start = perf_counter()
             result = run()
@@ -180,7 +180,7 @@ def _taken(run: Callable[[], Any]) -> tuple[float, int]:
             most = max(0, *used) - used[-1]
         del result
         best, spent = min(best, took), spent + took
-        if spent > _ENOUGH:
+        if spent > _ENOUGH_SECONDS:
             break
     return best, most
 
@@ -210,7 +210,7 @@ def _reckoned(node: fx.Node) -> float:
     tensors = [*made, *(leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))]
     kind = "cuda" if any(leaf.device.type == "cuda" for leaf in tensors) else "cpu"
     moved = sum(elements(leaf) * leaf.dtype.itemsize for leaf in tensors)
-    return _CALL + max(_flops(node) / _FLOPS[kind], moved / _BYTES[kind])
+    return _CALL_US + max(_flops(node) / _FLOPS_PER_US[kind], moved / _BYTES_PER_US[kind])
 
 
 def _flops(node: fx.Node) -> float:

@@ -26,8 +26,8 @@ BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit_functional.default
 STATISTICS: Final = (3, 4)  # results of a batch norm: the new running statistics
 COPIED: Final = "recompute: copied"
 """In the meta of an input: it is copied as it comes in, and the copy is in memory until its last use."""
-STATE: Final = 5056  # bytes of the state of torch's generator on the CPU
-_UNKNOWN: Final = 4096  # what a size counts as that depends on data
+STATE_BYTES: Final = 5056  # bytes of the state of torch's generator on the CPU
+_UNKNOWN_BYTES: Final = 4096  # what a size counts as that depends on data
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def repeatable(joint: Joint, node: Node) -> bool:
     if seeded(node):
         if node.kwargs.get("generator") is not None or "generator" in target._overloadname:
             return False  # the state that is kept is the default one's
-        if sum(nbytes(leaf) for leaf in tree_leaves(node.meta["val"]) if is_tensor(leaf)) <= STATE:
+        if sum(nbytes(leaf) for leaf in tree_leaves(node.meta["val"]) if is_tensor(leaf)) <= STATE_BYTES:
             return False  # that state takes as much
     return not any(value[0] in joint.overwritten for value in _used(joint, node))
 
@@ -298,6 +298,6 @@ def storage_key(tensor: Any) -> int:
 def nbytes(tensor: Any) -> int:
     """Of its storage; symbols count as their hints."""
     try:
-        return int(optimization_hint(tensor.untyped_storage().nbytes(), fallback=_UNKNOWN))
+        return int(optimization_hint(tensor.untyped_storage().nbytes(), fallback=_UNKNOWN_BYTES))
     except (NotImplementedError, RuntimeError, AttributeError):
         return 0

@@ -41,7 +41,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 }
 """What the native path serves: these values, and no others."""
 
-_NOTICEABLE: Final = 1.0
+_NOTICEABLE_SECONDS: Final = 1.0
 """Seconds of repeated computing in a step, from which on it is worth a warning."""
 
 
@@ -159,7 +159,7 @@ class NativeBudget(budget):
             self._record(self._lapped())
 
     def _look_at(self, step: Step) -> None:
-        if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE:
+        if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE_SECONDS:
             self._said = True
             text.warn(
                 f"{step.repeated_share:.0%} of the computing in step {step.number} was repeated computing, "

@@ -29,7 +29,7 @@ TRIED: Final = ("2.13.0",)
 SOURCE: Final = Path(__file__).parent
 FOLDER_VARIABLE: Final = "RECOMPUTE_TORCH_CACHE"
 _FLAGS: Final = ("-O2", "-std=c++20", "-fPIC", "-shared", "-Wno-attributes", "-Wno-unknown-pragmas")
-_SECONDS: Final = 600
+_MAX_COMPILE_SECONDS: Final = 600
 """After which a compiler is given up."""
 
 
@@ -181,10 +181,10 @@ def _compile(compiler: str, path: Path) -> None:
         made = Path(work) / "tracker.so"
         try:
             ran = subprocess.run(
-                command_line(compiler, made), capture_output=True, text=True, timeout=_SECONDS, check=False
+                command_line(compiler, made), capture_output=True, text=True, timeout=_MAX_COMPILE_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            raise Unavailable(f"{compiler} took more than {_SECONDS} seconds") from None
+            raise Unavailable(f"{compiler} took more than {_MAX_COMPILE_SECONDS} seconds") from None
         if ran.returncode:
             last = "\n".join(ran.stderr.strip().splitlines()[-20:])
             raise Unavailable(f"{compiler} failed:\n{last}")
