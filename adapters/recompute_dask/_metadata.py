@@ -99,7 +99,7 @@ class Metadata:
 
 def _users_of_items(graph: Mapping[Any, GraphNode]) -> dict[Hashable, dict[int, Hashable]]:
     """By item, which task takes it out and returns it; None: it does more with it."""
-    found: dict[Hashable, dict[int, Hashable]] = {}
+    takers: dict[Hashable, dict[int, Hashable]] = {}
     others = set()
     for user, task in graph.items():
         parts = task.args[0].values() if is_fused(task) else (task,)
@@ -107,10 +107,10 @@ def _users_of_items(graph: Mapping[Any, GraphNode]) -> dict[Hashable, dict[int, 
             for key in part.dependencies:
                 item = _item_of(part, key)
                 if item is not None:
-                    found.setdefault(origin(key, graph), {})[item] = user if part is task else None
+                    takers.setdefault(origin(key, graph), {})[item] = user if part is task else None
                 elif not isinstance(task, Alias):
                     others.add(origin(key, graph))
-    return {key: users for key, users in found.items() if key not in others}
+    return {key: users for key, users in takers.items() if key not in others}
 
 
 def origin(key: Hashable, graph: Mapping[Any, GraphNode]) -> Hashable:

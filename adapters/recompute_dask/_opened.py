@@ -136,10 +136,10 @@ class _Opening:
         for key, task in self._graph.items():
             if cut_of(task) is not None:
                 absorbed: dict[Hashable, None] = {}
-                found = self._cut(task, absorbed)
-                if found is None or found[0] not in self._joins:
+                cut_out = self._cut(task, absorbed)
+                if cut_out is None or cut_out[0] not in self._joins:
                     continue
-                source, cut, block = found
+                source, cut, block = cut_out
                 shape = tuple(map(len, cut))
                 if prod(shape) and all(span.step == 1 for span in cut):
                     partial = [axis > 0 and len(span) < block.shape[axis] for axis, span in enumerate(cut)]
@@ -151,9 +151,9 @@ class _Opening:
     def _read(self, key: Hashable, grid: dict[tuple[int, ...], Any]) -> None:
         """Note how a task joins blocks, if they are known, and make up a grid."""
         absorbed: dict[Hashable, None] = {}
-        found = {index: self._cut(leaf, absorbed) for index, leaf in grid.items()}
+        cuts_or_none = {index: self._cut(leaf, absorbed) for index, leaf in grid.items()}
         cuts: dict[tuple[int, ...], tuple[Hashable, Span, Block]] = {
-            index: cut for index, cut in found.items() if cut is not None
+            index: cut for index, cut in cuts_or_none.items() if cut is not None
         }
         if len(cuts) < len(grid):
             return

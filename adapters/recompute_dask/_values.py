@@ -144,8 +144,8 @@ class Values(MutableMapping[Any, Any]):
 
     def held(self, keys: Iterable[Any]) -> dict[Any, Held]:
         """The values of these keys, as far as there are any: they stay known as long as they are referred to."""
-        found = {key: self._held.get(key) for key in keys}
-        return {key: held for key, held in found.items() if held is not None}
+        values = {key: self._held.get(key) for key in keys}
+        return {key: held for key, held in values.items() if held is not None}
 
     @staticmethod
     def look(held: dict[Any, Held]) -> dict[Any, Any] | None:

@@ -43,13 +43,13 @@ class Twice(NamedTuple, Generic[T]):
 
     def report(self) -> list[str]:
         """What they took, as lines to read."""
-        found = self.figures
-        share = found["budget_peak_bytes"] / found["peak_bytes"]
+        figures = self.figures
+        share = figures["budget_peak_bytes"] / figures["peak_bytes"]
         return [
-            f"peak memory         {megabytes(found['peak_bytes'])} without a budget, "
-            f"{megabytes(found['budget_peak_bytes'])} within {megabytes(found['budget_bytes'])}: {share:.1%}",
-            f"processor time      {found['seconds']:.1f} s without a budget, "
-            f"{found['budget_seconds']:.1f} s within it: x {found['time_ratio']:.2f}",
+            f"peak memory         {megabytes(figures['peak_bytes'])} without a budget, "
+            f"{megabytes(figures['budget_peak_bytes'])} within {megabytes(figures['budget_bytes'])}: {share:.1%}",
+            f"processor time      {figures['seconds']:.1f} s without a budget, "
+            f"{figures['budget_seconds']:.1f} s within it: x {figures['time_ratio']:.2f}",
         ]
 
     def draw(self, title: str, picture: str | Path | None, echo: Callable[[str], None]) -> str | None:

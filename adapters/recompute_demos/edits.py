@@ -79,37 +79,37 @@ def edits(text: Letters, other: Letters, *, blocks: int, progress: Progress = si
         table.append(block)
     del block
 
-    found: list[str] = []
+    script: list[str] = []
     column = len(other)
     while table:
         progress(f"backwards, block {len(table)} of {blocks}", 1 - len(table) / blocks / 2)
-        column = walk(table.pop().get(), parts.pop(), other, column, found)
-    found += ADD * column
-    return "".join(reversed(found))
+        column = walk(table.pop().get(), parts.pop(), other, column, script)
+    script += ADD * column
+    return "".join(reversed(script))
 
 
-def walk(steps: Steps, part: Letters, other: Letters, column: int, found: list[str]) -> int:
+def walk(steps: Steps, part: Letters, other: Letters, column: int, script: list[str]) -> int:
     """Walk back through a block from `column`, adding to `found`; the column in which the block above is reached."""
     row = len(part)
     while row:
         if column and part[row - 1] == other[column - 1]:
-            found.append(KEEP)
+            script.append(KEEP)
             row, column = row - 1, column - 1
         elif column and steps[row, column - 1] == 1:
-            found.append(ADD)
+            script.append(ADD)
             column -= 1
         elif column and steps[row - 1, column - 1] >= 0:
-            found.append(REPLACE)
+            script.append(REPLACE)
             row, column = row - 1, column - 1
         else:
-            found.append(REMOVE)
+            script.append(REMOVE)
             row -= 1
     return column
 
 
 def longest_kept(text: str, script: str) -> str:
     """The longest passage that both texts have and no edit touches."""
-    start, stop = max((found.span() for found in re.finditer(f"{KEEP}+", script)), key=_length, default=(0, 0))
+    start, stop = max((match.span() for match in re.finditer(f"{KEEP}+", script)), key=_length, default=(0, 0))
     before = start - script.count(ADD, 0, start)  # additions are no letters of `text`
     return text[before : before + stop - start]
 

@@ -104,10 +104,10 @@ def expect(letters: Letters, model: Model, *, blocks: int) -> Expectation:
     after, end = np.full(2, 0.5), len(letters)
     while messages:
         part = parts.pop()
-        after, found = backward(model, messages.pop().get(), after, part)
-        posteriors[:, end - len(part) : end] = found.posteriors
-        transitions += found.transitions
-        log_likelihood += found.log_likelihood
+        after, part_found = backward(model, messages.pop().get(), after, part)
+        posteriors[:, end - len(part) : end] = part_found.posteriors
+        transitions += part_found.transitions
+        log_likelihood += part_found.log_likelihood
         end -= len(part)
     return Expectation(posteriors, transitions, log_likelihood)
 
@@ -163,11 +163,11 @@ def _scan(steps: Array, first: Array, letters: Letters) -> Array:
         total = a + b
         a, b = a / total, b / total
     head = np.array(heads).T[:, None, None, :]
-    found = head[0] * products[0] + head[1] * products[1]
-    found /= found[0] + found[1]
+    inner = head[0] * products[0] + head[1] * products[1]
+    inner /= inner[0] + inner[1]
     messages = np.empty((2, 1 + count))
     messages[:, 0] = first
-    messages[:, 1:] = found.swapaxes(1, 2).reshape(2, -1)[:, :count]
+    messages[:, 1:] = inner.swapaxes(1, 2).reshape(2, -1)[:, :count]
     return messages
 
 

@@ -45,7 +45,7 @@ class Parts:
         return self.parameters + self.gradients + self.optimizer + self.others + self.operator
 
     def __str__(self) -> str:
-        found = [
+        parts = [
             f"{what} {format_bytes(size)}"
             for what, size in (
                 ("parameters", self.parameters),
@@ -54,7 +54,7 @@ class Parts:
                 ("inputs and others", self.others),
             )
         ]
-        return f"{', '.join(found)}, and {format_bytes(self.operator)} for {self.name}"
+        return f"{', '.join(parts)}, and {format_bytes(self.operator)} for {self.name}"
 
 
 @dataclass
@@ -88,8 +88,8 @@ class Holders:
 
     def handed_out(self) -> int:
         """Bytes of these that are alive, and in no budget."""
-        found = [reference() for reference in list(self._handed_out.values())]
-        return sum(storage.nbytes() for storage in found if storage is not None and not hasattr(storage, "_recompute"))
+        alive = [reference() for reference in list(self._handed_out.values())]
+        return sum(storage.nbytes() for storage in alive if storage is not None and not hasattr(storage, "_recompute"))
 
     def meet_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
@@ -112,8 +112,8 @@ class Holders:
 
     def parameters(self) -> list[Tensor]:
         """Those that are alive."""
-        found = [reference() for reference in list(self._parameters.values())]
-        return [parameter for parameter in found if parameter is not None]
+        alive = [reference() for reference in list(self._parameters.values())]
+        return [parameter for parameter in alive if parameter is not None]
 
     def groups(self) -> dict[str, list[Tensor]]:
         """What optimizers remember, gradients, and parameters; a tensor of several counts as the last."""
@@ -131,25 +131,25 @@ class Holders:
 
     def kinds(self) -> dict[int, str]:
         """What a storage is there for, by its identity; those of activations and others are not in it."""
-        found: dict[int, str] = {}
+        kinds: dict[int, str] = {}
         for kind, tensors in self.groups().items():
             for tensor in tensors:
                 if _has_storage(tensor):
-                    found[id(storage_of(tensor))] = kind
-        return found
+                    kinds[id(storage_of(tensor))] = kind
+        return kinds
 
     def sizes(self, storages: Iterable[Any]) -> dict[str, Held]:
         """The bytes of storages that the cache knows, by kind, in memory and evicted."""
         kinds = self.kinds()
-        found = {kind: Held() for kind in KINDS}
+        sizes = {kind: Held() for kind in KINDS}
         for storage in storages:
             node = storage._recompute.node
             kind = kinds.get(id(storage)) or ("activations" if node.operation is not None else "inputs and others")
             if node.payload is EVICTED:
-                found[kind].gone += node.storage.size
+                sizes[kind].gone += node.storage.size
             else:
-                found[kind].here += node.storage.size
-        return found
+                sizes[kind].here += node.storage.size
+        return sizes
 
 
 def _has_storage(tensor: Tensor) -> bool:
@@ -207,8 +207,8 @@ class Floor:
         return Parts(parameters, gradients, optimizer, others, operator, name)
 
     def _staying(self, pool: Pool) -> list[Any]:
-        found = [(storage, storage._recompute.node.storage) for storage in self._storages()]
-        return [storage for storage, node in found if node.pool is pool and any(value.stays for value in node.values)]
+        pairs = [(storage, storage._recompute.node.storage) for storage in self._storages()]
+        return [storage for storage, node in pairs if node.pool is pool and any(value.stays for value in node.values)]
 
 
 class FloorWarning(UserWarning):

@@ -84,25 +84,25 @@ def _generators() -> list[Callable[[], Any]]:
     generators = [torch.default_generator]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         generators += list(torch.cuda.default_generators)
-    found: list[Callable[[], Any]] = [partial(generator.set_state, generator.get_state()) for generator in generators]
-    found.append(partial(random.setstate, random.getstate()))
+    steps: list[Callable[[], Any]] = [partial(generator.set_state, generator.get_state()) for generator in generators]
+    steps.append(partial(random.setstate, random.getstate()))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        found.append(partial(numpy.random.set_state, numpy.random.get_state()))
-    return found
+        steps.append(partial(numpy.random.set_state, numpy.random.get_state()))
+    return steps
 
 
 def _objects() -> list[Callable[[], Any]]:
     """How to put gradients, and what else is no tensor that an operator writes, back to what they are now."""
-    found: list[Callable[[], Any]] = []
+    steps: list[Callable[[], Any]] = []
     kinds = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
     for thing in gc.get_objects():
         cls = type(thing)
         if issubclass(cls, torch.nn.Parameter):
-            found.append(partial(setattr, thing, "grad", thing.grad))
+            steps.append(partial(setattr, thing, "grad", thing.grad))
         elif issubclass(cls, kinds):
-            found.append(_noted(vars(thing)))
-    return found
+            steps.append(_noted(vars(thing)))
+    return steps
 
 
 def _noted(value: Any) -> Callable[[], Any]:
@@ -117,9 +117,9 @@ def _noted(value: Any) -> Callable[[], Any]:
 
 
 def _refill(container: Any, content: Callable[[], Any]) -> Any:
-    found = content()
+    items = content()
     container.clear()
-    (container.update if isinstance(container, dict) else container.extend)(found)
+    (container.update if isinstance(container, dict) else container.extend)(items)
     return container
 
 
@@ -235,10 +235,10 @@ def _smallest(overhead: Callable[[int], float | None], low: int, high: int) -> t
     costs = {high: 1.0}
 
     def fits(budget: int) -> bool:
-        found = overhead(budget)
-        if found is not None:
-            costs[budget] = found
-        return found is not None
+        cost = overhead(budget)
+        if cost is not None:
+            costs[budget] = cost
+        return cost is not None
 
     best = low if fits(low) else smallest(fits, low, high, within=_FLOOR_ERROR * high)
     return best, costs[best]

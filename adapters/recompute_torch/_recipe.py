@@ -129,9 +129,9 @@ class Call:
             nullcontext() if torch.get_default_dtype() is self.dtype else _default(self.dtype),
             replaying(self.states) if self.states else nullcontext(),
         ):
-            found = [copies.get(number) or memory.storage for number, memory in enumerate(memories)]
+            own = [copies.get(number) or memory.storage for number, memory in enumerate(memories)]
             used: list[Storage] = []
-            given = iter(found)
+            given = iter(own)
             args = [_filled(argument, given, used) for argument in self.args]
             kwargs = {name: _filled(argument, given, used) for name, argument in (self.kwargs or {}).items()}
             try:
@@ -140,7 +140,7 @@ class Call:
                 if copies or not out_of_memory(error):  # with copies it may have written already
                     raise
                 result = try_again(error, self.func, args, kwargs)
-            used += found
+            used += own
             new = [storage for storage in storages(result) if storage not in used]
             return [*self.wrote(copies, used), *map(new_memory, new)]
 
@@ -342,13 +342,13 @@ def immaterial(tensor: Tensor) -> bool:
 
 def storages(result: Any) -> list[Storage]:
     """The storages of what an operator returned that have bytes, each once."""
-    found: list[Storage] = []
+    made: list[Storage] = []
     for tensor in tensors(result):
         if ordinary(tensor):
             storage = storage_of(tensor)
-            if storage not in found and storage.nbytes():
-                found.append(storage)
-    return found
+            if storage not in made and storage.nbytes():
+                made.append(storage)
+    return made
 
 
 def tiny(tensor: Tensor, nbytes: int) -> bool:

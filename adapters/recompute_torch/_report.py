@@ -130,15 +130,15 @@ class Report:
 
     def _lists(self) -> list[List]:
         rows = [(kind, format_bytes(self.held[kind].here), format_bytes(self.held[kind].gone)) for kind in KINDS]
-        found = [List(("held by", "in memory", "evicted"), rows, "<>>")]
+        lists = [List(("held by", "in memory", "evicted"), rows, "<>>")]
         if self.steps:
             steps = [_row(step) for step in self.steps[-_MAX_STEPS:]]
-            found.append(List(_COLUMNS, steps, "<" + 7 * ">"))
+            lists.append(List(_COLUMNS, steps, "<" + 7 * ">"))
         if self.stats.recomputed:
             most = self.stats.recomputed[:_MAX_FUNCTIONS]
             often = [(run.function, f"{run.times:,}", seconds(run.seconds)) for run in most]
-            found.append(List(("repeated most", "times", "in"), often, "<>>"))
-        return found
+            lists.append(List(("repeated most", "times", "in"), often, "<>>"))
+        return lists
 
     def more_memory(self) -> str:
         """What a budget in which nothing is evicted would take and give; empty if nothing was repeated."""

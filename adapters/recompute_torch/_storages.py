@@ -362,8 +362,8 @@ class Storages:
 
     def known(self) -> list[Storage]:
         """The storages of the program that are alive and belong to values of the cache."""
-        found = [reference() for reference in list(self._known.values())]
-        return [storage for storage in found if storage is not None and hasattr(storage, "_recompute")]
+        alive = [reference() for reference in list(self._known.values())]
+        return [storage for storage in alive if storage is not None and hasattr(storage, "_recompute")]
 
     def commit(self) -> None:
         """Forget how everything was made: what is alive becomes a source."""

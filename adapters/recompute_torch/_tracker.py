@@ -39,10 +39,10 @@ _BETWEEN: Final = ("torch.", "recompute.", "recompute_torch.", "contextlib.")
 
 def _program_at(frame: FrameType) -> FrameType:
     """The innermost frame of the program; a thread of autograd has none, and names the operator's."""
-    found: FrameType | None = frame
-    while found is not None and f"{found.f_globals.get('__name__')}.".startswith(_BETWEEN):
-        found = found.f_back
-    return found or frame.f_back or frame
+    outer: FrameType | None = frame
+    while outer is not None and f"{outer.f_globals.get('__name__')}.".startswith(_BETWEEN):
+        outer = outer.f_back
+    return outer or frame.f_back or frame
 
 
 class Tracker(Storages):
@@ -390,8 +390,8 @@ class Tracker(Storages):
 
 def _read(targets: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a tensor that is written stands among the arguments once more."""
-    found = [storage_of(tensor) for tensor in tensors([*args, *kwargs.values()]) if ordinary(tensor)]
-    return any(found.count(storage_of(tensor)) > 1 for tensor in targets)
+    taken = [storage_of(tensor) for tensor in tensors([*args, *kwargs.values()]) if ordinary(tensor)]
+    return any(taken.count(storage_of(tensor)) > 1 for tensor in targets)
 
 
 def _covers(tensor: Tensor) -> bool:

@@ -280,10 +280,10 @@ def _backend_of(step: Any) -> Backend | None:
             callbacks.append(cell.cell_contents)
     for callback in callbacks:
         wrapper: Any = innermost_backend(callback)
-        found = getattr(wrapper, "compiler_fn", wrapper)
-        if isinstance(found, Backend):
-            return found
-        if found is recompute:
+        compiler = getattr(wrapper, "compiler_fn", wrapper)
+        if isinstance(compiler, Backend):
+            return compiler
+        if compiler is recompute:
             options = wrapper.kwargs.get("options", {})
             return _asked[id(options)][1] if id(options) in _asked else Backend(_options(options))
     return None

@@ -122,13 +122,13 @@ class Emission:
         """What a node is called now. Views are made anew if what they are on was, and for the backward."""
         if node in self._now:
             return self._now[node]
-        found, stack = {node}, [node]
+        seen, stack = {node}, [node]
         while stack:
             for source in stack.pop().all_input_nodes:
-                if source not in self._now and source not in found:
-                    found.add(source)
+                if source not in self._now and source not in seen:
+                    seen.add(source)
                     stack.append(source)
-        for view in sorted(found, key=self._place.__getitem__):
+        for view in sorted(seen, key=self._place.__getitem__):
             known = self._views.get(view)
             names = [
                 self._now[given] if given in self._now else self._views[given][2] for given in view.all_input_nodes

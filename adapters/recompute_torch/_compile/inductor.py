@@ -291,11 +291,11 @@ def keep_overwritten(graph: fx.Graph, results: int) -> None:
 
 def _views(leaf: fx.Node) -> dict[fx.Node, None]:
     """The views of a node, and the views of these, in order."""
-    found: dict[fx.Node, None] = {}
+    views: dict[fx.Node, None] = {}
     for node in leaf.graph.nodes:
-        if _is_view(node) and any(source is leaf or source in found for source in node.all_input_nodes):
-            found[node] = None
-    return found
+        if _is_view(node) and any(source is leaf or source in views for source in node.all_input_nodes):
+            views[node] = None
+    return views
 
 
 def _is_view(node: fx.Node) -> bool:

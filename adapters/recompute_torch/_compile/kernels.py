@@ -80,12 +80,12 @@ def read_fused(
     joint = read(graph, results)
     inside = {node for node in joint.order if node.meta.get(_MARK) and node not in kept}
     kernels, origin, slowest = _kernels(joint, inside, price)
-    found = read(kernels, results, slowest)
+    fused = read(kernels, results, slowest)
     joint.kinds.update(dict.fromkeys(inside, "view"))
-    joint.calls = [origin[node] for node in found.calls]
-    joint.turn = found.turn
-    values = {(origin[node], number): value for (node, number), value in found.builder.values.items()}
-    joint.builder = ProgramBuilder(found.program, values)
+    joint.calls = [origin[node] for node in fused.calls]
+    joint.turn = fused.turn
+    values = {(origin[node], number): value for (node, number), value in fused.builder.values.items()}
+    joint.builder = ProgramBuilder(fused.program, values)
     return joint
 
 
@@ -141,15 +141,15 @@ def _fuses(node: fx.Node) -> bool:
 
 def _users(joint: Joint, node: fx.Node) -> list[fx.Node]:
     """What reads a node, or a view of it."""
-    found: dict[fx.Node, None] = {}
+    users: dict[fx.Node, None] = {}
     stack = [node]
     while stack:
         for user in stack.pop().users:
             if joint.kinds.get(user) in ("view", "item"):
                 stack.append(user)
             else:
-                found[user] = None
-    return list(found)
+                users[user] = None
+    return list(users)
 
 
 def _kernels(

@@ -239,6 +239,6 @@ def holders(joint: Joint) -> str:
 
 def repeated(joint: Joint, order: Sequence[int]) -> Counter[str]:
     """Which operators run again, and how often."""
-    found = Counter([joint.program.calls[number].name for number in order])
-    found.subtract(call.name for call in joint.program.calls)
-    return +found
+    runs = Counter([joint.program.calls[number].name for number in order])
+    runs.subtract(call.name for call in joint.program.calls)
+    return +runs

@@ -169,16 +169,16 @@ class NativeBudget(budget):
             )
 
     def _lapped(self) -> Step:
-        found, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
+        counts, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
         self._library.rm_next_lap()
         before = self._last
-        self._last = (before[0] + 1, now, found.operators, found.evictions, found.repeats, compute, repeated)
+        self._last = (before[0] + 1, now, counts.operators, counts.evictions, counts.repeats, compute, repeated)
         return Step(
             number=before[0] + 1,
-            peak=found.lap,
-            evictions=found.evictions - before[3],
-            operations=found.operators - before[2],
-            repeated=found.repeats - before[4],
+            peak=counts.lap,
+            evictions=counts.evictions - before[3],
+            operations=counts.operators - before[2],
+            repeated=counts.repeats - before[4],
             compute=compute - before[5],
             repeated_compute=repeated - before[6],
             seconds=now - before[1],
@@ -199,32 +199,32 @@ class NativeBudget(budget):
 
     def stats(self) -> Stats:
         """What the tracker did and holds."""
-        found, (compute, repeated) = self._figures()
+        counts, (compute, repeated) = self._figures()
         over = self._state != "open"
         pool = PoolStats(
             device="cpu",
             budget=self._limit,
-            used=0 if over else found.used,
-            peak=found.peak,
-            overshoot=found.overshoot,
+            used=0 if over else counts.used,
+            peak=counts.peak,
+            overshoot=counts.overshoot,
             pinned=0,
-            sources=0 if over else found.sources,
+            sources=0 if over else counts.sources,
             held=0,
-            candidates=found.candidates,
+            candidates=counts.candidates,
         )
         return Stats(
             used=pool.used,
-            peak=found.peak,
-            overshoot=found.overshoot,
+            peak=counts.peak,
+            overshoot=counts.overshoot,
             held=0,
-            operations=found.operators,
-            evictions=found.evictions,
+            operations=counts.operators,
+            evictions=counts.evictions,
             releases=0,
-            rematerializations=found.repeats,
+            rematerializations=counts.repeats,
             recoveries=0,
             model_time=compute - repeated,
             remat_time=repeated,
-            scored=found.scored,
+            scored=counts.scored,
             recomputed=(),
             pools=(pool,),
             path=self.path,
@@ -234,16 +234,16 @@ class NativeBudget(budget):
         """What holds memory, and what the last steps took: `print(block)` shows it. `html` is the Python path's."""
         if html is not None:
             raise ValueError("a page is made of a recording, which takes native=False and trace=...")
-        found, _ = self._figures()
+        counts, _ = self._figures()
         held = {kind: Held() for kind in KINDS}
         for kind, tensors in self.holders.groups().items():
             for tensor in tensors:
                 if ordinary(tensor) and self._library.rm_state(_address(tensor)):
                     held[kind].here += storage_of(tensor).nbytes()
         known = sum(size.here for size in held.values())
-        held["activations"] = Held(found.evictable, found.missing)
-        held["inputs and others"].here = max(0, found.used - known - found.evictable)
-        whole = found.peak if not found.evictions else 0
+        held["activations"] = Held(counts.evictable, counts.missing)
+        held["inputs and others"].here = max(0, counts.used - known - counts.evictable)
+        whole = counts.peak if not counts.evictions else 0
         return Report(held, 0, whole, tuple(self._steps), self.stats())
 
     def commit(self) -> None:
