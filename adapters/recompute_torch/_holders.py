@@ -185,30 +185,23 @@ class Floor:
             most = sum([node.storage.size for node in nodes]) + sum([node.storage.size for node in made])
             if known is not None and pool.sources + most <= known.total:
                 return
-        self._note(function, nodes, made)
-
-    def _note(self, function: Any, nodes: Sequence[Value], made: Sequence[Value]) -> None:
-        pool: Pool | None = None
-        size = 0
-        for storage in {node.storage for node in (*nodes, *made) if node.storage.values}:
-            pool = pool or storage.pool
-            if storage.pool is pool and not any(node.stays for node in storage.values):
-                size += storage.size
-        if pool is not None:
+        storages = list({node.storage for node in (*nodes, *made) if node.storage.values})
+        if storages:
+            pool = storages[0].pool
+            here = [storage for storage in storages if storage.pool is pool]
+            size = sum(storage.size for storage in here if not any(node.stays for node in storage.values))
             known = self.parts.get(pool.device)
             if known is None or pool.sources + size > known.total:
                 self.parts[pool.device] = self.now(pool, size, function.__name__)
 
     def now(self, pool: Pool, operator: int, name: str) -> Parts:
         """What stays on a device now, and an operator beside it."""
-        sizes = self._holders.sizes(self._staying(pool))
+        pairs = [(storage, storage._recompute.node.storage) for storage in self._storages()]
+        here = [(storage, node) for storage, node in pairs if node.pool is pool]
+        sizes = self._holders.sizes(storage for storage, node in here if any(value.stays for value in node.values))
         parameters, gradients, optimizer = [sizes[kind].here for kind in KINDS[:3]]
         others = max(0, pool.sources - parameters - gradients - optimizer)
         return Parts(parameters, gradients, optimizer, others, operator, name)
-
-    def _staying(self, pool: Pool) -> list[Any]:
-        pairs = [(storage, storage._recompute.node.storage) for storage in self._storages()]
-        return [storage for storage, node in pairs if node.pool is pool and any(value.stays for value in node.values)]
 
 
 class FloorWarning(UserWarning):

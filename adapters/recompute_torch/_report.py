@@ -132,7 +132,14 @@ class Report:
         rows = [(kind, format_bytes(self.held[kind].here), format_bytes(self.held[kind].gone)) for kind in KINDS]
         lists = [List(("held by", "in memory", "evicted"), rows, "<>>")]
         if self.steps:
-            steps = [_row(step) for step in self.steps[-_MAX_STEPS:]]
+            steps = [
+                (
+                    *(f"{step.number}", format_bytes(step.peak), f"{step.evictions:,}", f"{step.operations:,}"),
+                    *(f"{step.repeated:,}", seconds(step.repeated_compute), f"{step.overhead:.2f}"),
+                    seconds(step.seconds),
+                )
+                for step in self.steps[-_MAX_STEPS:]
+            ]
             lists.append(List(_COLUMNS, steps, "<" + 7 * ">"))
         if self.stats.recomputed:
             most = self.stats.recomputed[:_MAX_FUNCTIONS]
@@ -147,10 +154,3 @@ class Report:
         spared = mean([step.repeated_compute for step in self.steps]) if self.steps else self.stats.remat_time
         each = "a step" if self.steps else "so far"
         return f"about {format_bytes(max(self.whole, self.stats.peak))}, {seconds(spared)} less {each}"
-
-
-def _row(step: Step) -> tuple[str, ...]:
-    return (
-        *(f"{step.number}", format_bytes(step.peak), f"{step.evictions:,}", f"{step.operations:,}"),
-        *(f"{step.repeated:,}", seconds(step.repeated_compute), f"{step.overhead:.2f}", seconds(step.seconds)),
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,16 @@ def with_torch() -> tuple[Callable[..., Any], Callable[[], Any]]:
     return budget, lambda: torch.ones(1000).exp().sum().item()
 
 
+def with_torch_below_python() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    """The same on the native path."""
+    budget, work = with_torch()
+    from recompute_torch._native.build import status
+
+    if status().reason:
+        pytest.skip(str(status()))
+    return partial(budget, native=True), work
+
+
 def with_dask() -> tuple[Callable[..., Any], Callable[[], Any]]:
     """The same."""
     pytest.importorskip("dask", reason="the extra 'dask' is not installed")
@@ -27,7 +38,7 @@ def with_dask() -> tuple[Callable[..., Any], Callable[[], Any]]:
     return budget, lambda: da.ones(1000, chunks=500).sum().compute()
 
 
-@pytest.mark.parametrize("adapter", [with_torch, with_dask])
+@pytest.mark.parametrize("adapter", [with_torch, with_torch_below_python, with_dask])
 def test_a_block_has_a_budget_statistics_and_a_report(adapter: Callable[[], Any]) -> None:
     """The budget is bytes, and can be changed inside; statistics are those of a cache; what has no sense is refused."""
     budget, work = adapter()
