@@ -6,9 +6,10 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from checkpoint_schedules import Copy, Forward, Move, StorageType
@@ -177,3 +178,21 @@ class Meter:
         elif isinstance(action, (Copy, Move)) and action.from_storage is StorageType.DISK and self._reads:
             assert self._links is not None, "its bandwidth was measured first"
             self._links[1].learn(sizes.state, seconds)
+
+
+def checked_seconds(given: Any, max_n: int | None) -> float | list[float] | Literal["measured"] | None:
+    """What the user says of steps, checked."""
+    if given is None or given == "measured":
+        return given  # type: ignore[no-any-return]  # one of both
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        if not (isfinite(given) and given > 0):
+            raise ValueError(f"step_seconds must be positive, not {given!r}")
+        return float(given)
+    if isinstance(given, str) or not hasattr(given, "__len__"):
+        raise TypeError(f'step_seconds must be None, seconds, a sequence of them, or "measured", not {given!r}')
+    seconds = [float(second) for second in given]
+    if not seconds or not all(isfinite(second) and second >= 0 for second in seconds):
+        raise ValueError("step_seconds must have a number for each step, none of them negative")
+    if max_n is not None and len(seconds) != max_n:
+        raise ValueError(f"step_seconds has {len(seconds)} steps, and max_n={max_n}; give one number for each step")
+    return seconds
