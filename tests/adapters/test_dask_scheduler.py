@@ -124,7 +124,10 @@ def test_a_budget_is_a_block_or_for_good() -> None:
         assert block.stats() is rd.stats()
         assert rd.stats().pools[0].budget == 1_000_000
         assert dask.config.get("scheduler") is rd.get
-    assert dask.config.get("scheduler", None) is None
+        block.budget = "3MB"
+        assert x.sum().compute() == 10_000
+        assert rd.stats().pools[0].budget == 3_000_000
+    assert dask.config.get("scheduler", None) is dask.config.get("recompute.budget", None) is None
     with dask.config.set({"scheduler": rd.get, "recompute.budget": "2MB", "recompute.tiers": "1GB"}):
         assert x.sum().compute() == 10_000
         assert rd.stats().pools[0].budget == 2_000_000
