@@ -10,11 +10,7 @@ import torch
 
 import recompute as rc
 from recompute.text import bytes_or_share, parse_budget
-
-
-def devices() -> list[str]:
-    """Those that torch has here."""
-    return ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+from recompute_torch._adapter import adapter
 
 
 def for_cache(budget: Any) -> Any:
@@ -25,7 +21,7 @@ def for_cache(budget: Any) -> Any:
         return None
     if budget is None or callable(budget) or isinstance(bytes_or_share(budget), int):
         return budget
-    return {device: _size(device, budget) for device in devices()}
+    return {device: _size(device, budget) for device in adapter.devices()}
 
 
 def _size(device: str, budget: Any) -> Any:
@@ -44,7 +40,7 @@ class Activations:
     def __init__(self, cache: rc.Cache, activations: Any) -> None:
         self._cache: Final = cache
         self._room = bytes_or_share(activations, "activations")
-        self._most = dict.fromkeys(devices(), 0)  # activations of the first step, evicted ones too
+        self._most = dict.fromkeys(adapter.devices(), 0)  # activations of the first step, evicted ones too
         self._limits: dict[str, int] = {}
         cache.budget = {device: self._asked(device) for device in self._most}
 
