@@ -110,7 +110,8 @@ class budget(Block):
 
     def __new__(cls, *args: Any, native: bool | None = None, **options: Any) -> budget:
         """A block of the path that is asked for."""
-        return object.__new__(_path(native, args[0] if args else None, options) if cls is budget else cls)
+        path: Any = _path(native, args[0] if args else None, options) if cls is budget else budget
+        return object.__new__(cls) if path is budget else path(*args, native=native, **options)
 
     def __init__(
         self,
@@ -306,7 +307,7 @@ def decheckpoint(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[budget]:
+def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[Block]:
     """The class of a block. Raises RuntimeError if the native path is asked for and cannot be."""
     if native is False or (native is None and os.environ.get("RECOMPUTE_TORCH_NATIVE", "") in ("", "0")):
         return budget  # mostly, without a look at what is not needed
@@ -325,11 +326,11 @@ def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[bu
         if wrong:
             load.say_once(wrong)
             return budget
-    return block.NativeBudget
+    return budget.register(block.NativeBudget)
 
 
-def _block(name: str) -> budget:
+def _block(name: str) -> Any:
     blocks = getattr(current, "blocks", None)
     if not blocks:
         raise RuntimeError(f"{name} works inside of a budget block: with rt.budget(...):")
-    return blocks[-1]  # type: ignore[no-any-return]  # a thread-local attribute has any type
+    return blocks[-1]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from math import inf
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 from weakref import ref
 
 import torch
@@ -20,7 +20,6 @@ import recompute as rc
 from recompute import policies, text
 from recompute.extend import PoolStats
 from recompute.text import parse_budget
-from recompute_torch._block import budget
 from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, blocks
 from recompute_torch._holders import KINDS, Held, Holders
 from recompute_torch._memory import storage_of
@@ -58,10 +57,10 @@ def serves(options: Mapping[str, Any], policy: Any) -> str:
     return ""
 
 
-class NativeBudget(budget):
-    """A block below Python: see `budget`. One at a time in a process, on CPU."""
+class NativeBudget(Block):
+    """A block below Python: see `recompute_torch.budget`. One at a time in a process, on CPU."""
 
-    path = "native"
+    path: ClassVar[Literal["python", "native"]] = "native"
 
     def __init__(
         self,
@@ -86,14 +85,14 @@ class NativeBudget(budget):
         self._limit = limit_of(budget)
         self._smallest = parse_budget(smallest, of="what", what="smallest")
         self._history = history
-        self.cache = Ledger(self)  # type: ignore[misc, assignment]  # what there is of it here
+        self.cache: Final = Ledger(self)
         self.holders: Final = Holders()
         self._state = "new"
         self._hooked: dict[int, ref[Any]] = {}
         self._last = (0, 0.0, 0, 0, 0, 0.0, 0.0)
         self._final: tuple[load.Figures, tuple[float, float]] | None = None
         self._said = False
-        Block.__init__(self)
+        super().__init__()
 
     def _open(self) -> None:
         if self._state != "new":
