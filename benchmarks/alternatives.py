@@ -1,6 +1,6 @@
 """One real problem with each of the usual tools: memory, time, and how often a block is computed.
 
-The problem is that of the demo (`recompute_numpy.edits`): it fills a table of half a gigabyte, and
+The problem is that of the demo (`recompute_demos.edits`): it fills a table of half a gigabyte, and
 reads it back from the end. Each way runs in its own process, so that the peak of the process's memory is its own, too.
 
     python benchmarks/alternatives.py                the rows of docs/which_tool.md, as Markdown
@@ -27,7 +27,7 @@ import numpy as np
 from _common import facts
 
 import recompute as rc
-from recompute_numpy.edits import ADD, encode, rows, source, walk
+from recompute_demos.edits import ADD, encode, rows, source, walk
 
 BLOCKS = 384
 TENTH = BLOCKS // 10

@@ -36,7 +36,7 @@ from _torch_training import Task, resnet, transformer  # noqa: E402  # after the
 from _training_network import load  # noqa: E402
 from _training_steps import Settings, train  # noqa: E402
 from island import Chain, cut, posteriors  # noqa: E402
-from recompute_numpy.letters import random_model  # noqa: E402
+from recompute_demos.letters import random_model  # noqa: E402
 
 LAST: Final = 6
 """Rounds at the end that are compared with the plan."""

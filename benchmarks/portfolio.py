@@ -186,7 +186,7 @@ def torch_programs() -> None:
         step = MODELS[name](straight, True)
         for share in (0.7, 0.5):
             with suppress(rc.BudgetError):
-                rt.compile(alone(step), share)(step.x, step.y).backward()
+                rt.compile(alone(step), of_peak=share)(step.x, step.y).backward()
 
 
 def main() -> None:

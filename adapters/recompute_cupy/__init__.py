@@ -1,7 +1,7 @@
 """CuPy for recompute: how the cache sees arrays on a GPU, and an allocator that asks it for room (`install`)."""
 
 try:
-    from recompute_cupy._adapter import CupyAdapter, adapter
+    from recompute_cupy._adapter import adapter
     from recompute_cupy._allocator import Allocator, DeviceMemoryError, Pool, install, uninstall
     from recompute_cupy._streams import join
 except ModuleNotFoundError as error:
@@ -13,4 +13,4 @@ except ModuleNotFoundError as error:
         name="cupy",
     ) from None
 
-__all__ = ["Allocator", "CupyAdapter", "DeviceMemoryError", "Pool", "adapter", "install", "join", "uninstall"]
+__all__ = ["Allocator", "DeviceMemoryError", "Pool", "adapter", "install", "join", "uninstall"]

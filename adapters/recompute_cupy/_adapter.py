@@ -18,8 +18,7 @@ import numpy as np
 
 import recompute as rc
 from recompute_cupy import _devices
-from recompute_cupy import _transfers as transfers
-from recompute_cupy._streams import streams
+from recompute_cupy._streams import give, streams, take
 from recompute_numpy import adapter as on_host
 
 _BLOCK: Final = 512  # bytes: CuPy's pool rounds up to multiples of it
@@ -201,11 +200,11 @@ class CupyAdapter(rc.ArrayAdapter):
 
     def take(self, device: int, address: int, nbytes: int) -> Any:
         """Bytes of a device, in pinned memory of the host."""
-        return transfers.take(device, address, nbytes)
+        return take(device, address, nbytes)
 
     def give(self, device: int, address: int, nbytes: int, load: Callable[[Any], None]) -> None:
         """Fill memory of a device with what `load` gives, by pinned memory of the host."""
-        transfers.give(device, address, nbytes, load)
+        give(device, address, nbytes, load)
 
     def devices(self) -> list[str]:
         """All that CUDA shows; none without a driver."""
@@ -262,7 +261,7 @@ def _tally(value: Any) -> tuple[int, int, int]:
         bases = max(bases, getrefcount(base))
         pointers.append(base.data)
         base = base.base
-    numbers = [id(each) for each in pointers]
+    numbers = [id(pointer) for pointer in pointers]
     most = 0
     for number, references in zip(numbers, map(getrefcount, pointers), strict=True):
         most = max(most, references - 2 * numbers.count(number))
@@ -275,6 +274,6 @@ def _view() -> Any:
     return cupy.ndarray(2, np.int8, cupy.cuda.MemoryPointer(memory, 0))[1:].view()
 
 
-_ONE: Final = _tally(_view())  # what the look sees where nobody else keeps the memory
+_ONE: Final = _tally(_view())  # what the look sees where nothing else keeps the memory
 
 adapter: Final = CupyAdapter()

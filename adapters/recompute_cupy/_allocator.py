@@ -178,16 +178,16 @@ class Allocator:
         """Who holds what, when nothing can be evicted."""
         name = _devices.name(device)
         total, used, limit = self.pool.total_bytes(), self.pool.used_bytes(), self.pool.get_limit()
-        pools = [each for each in self.cache.stats().pools if each.device == name]
-        counted = sum(each.used for each in pools)
+        pools = [pool for pool in self.cache.stats().pools if pool.device == name]
+        counted = sum(pool.used for pool in pools)
         parts = [
-            (sum(each.sources for each in pools), "in sources"),
-            (sum(each.pinned for each in pools), "pinned"),
+            (sum(pool.sources for pool in pools), "in sources"),
+            (sum(pool.pinned for pool in pools), "pinned"),
             (
-                sum(each.used - each.sources - each.pinned - each.held for each in pools),
+                sum(pool.used - pool.sources - pool.pinned - pool.held for pool in pools),
                 "locked by operations in flight or reserved for them",
             ),
-            (sum(each.held for each in pools), "evicted but held by the caller"),
+            (sum(pool.held for pool in pools), "evicted but held by the caller"),
             (used - counted, "in temporaries and other arrays that the cache does not know"),
             (total - used, "free in blocks that are partly in use"),
             (limit - total, "free" if limit - total < size else "free in pieces that are too small"),
@@ -196,7 +196,7 @@ class Allocator:
         return (
             f"{_amount(size)} were asked for on {name}, no block of that size can be made, and nothing more can be "
             f"evicted: {taken}; {f'the limit is {_amount(limit)}' if limit else 'there is no limit but the device'}; "
-            "unpin, let go of what get() returned, or do the operation in parts"
+            "unpin, drop what get() returned, or do the operation in parts"
         )
 
     def __repr__(self) -> str:

@@ -5,16 +5,14 @@
     Worker, Nanny           for a cluster (dask.distributed, which is imported when they are used)
 
 The layers, from the top: _scheduler and _worker; _joined (arrays that are put together); _values (what a worker holds);
-_next, _soon (what is evicted last); _together (a task that runs alone); _recipe (a task as a function of its
-arguments); _least; _opened (graphs, opened); _metadata (sizes before a task runs); _payloads (what tasks are given, and
-what they return); _versions, _installed.
+_running (what is evicted last, and what runs alone); _recipe (a task as a function of its arguments); _payloads (what
+tasks are given, and what they return); _opened (graphs, opened, and what they need); _metadata (tasks, read).
 """
 
 from typing import TYPE_CHECKING
 
-from recompute_dask import _installed as _installed  # first, these two: they say what is wrong
-from recompute_dask import _versions as _versions
-from recompute_dask._least import least
+from recompute_dask import _installed as _installed  # first: it says what is wrong
+from recompute_dask._opened import least
 from recompute_dask._scheduler import budget, get, stats
 
 if TYPE_CHECKING:

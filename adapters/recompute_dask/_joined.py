@@ -22,7 +22,7 @@ class UnlikeMetadata(Exception):
     """A block has another type or shape than the metadata say: then the task is run as it is."""
 
 
-def joined(cache: rc.Cache, key: Hashable, join: Join, data: Mapping[Any, Any]) -> Held:
+def joined(cache: rc.Cache, join: Join, data: Mapping[Any, Any]) -> Held:
     """The array that a join puts together. `data`: what the task takes, by key.
 
     Raises UnlikeMetadata if that is not known to be the same as what the task itself returns.
@@ -34,10 +34,10 @@ def joined(cache: rc.Cache, key: Hashable, join: Join, data: Mapping[Any, Any]) 
         if not isinstance(data[source], Held) and type(data[source]) is not np.ndarray:
             raise UnlikeMetadata
     place = (joined.__code__, 0)  # no frame: with a name in itself it would hold what is in it
-    (array,) = cache.extend.run(_Empty(key, join), (), (), place, handle=Held)
+    (array,) = cache.extend.run(_Empty(join), (), (), place, handle=Held)
     for source in _resident_first(by_source, data):
         block = data[source]
-        fill = _Fill(key, join, by_source[source], source, None if isinstance(block, Held) else protected(block))
+        fill = _Fill(join, by_source[source], source, None if isinstance(block, Held) else protected(block))
         nodes = (array.node, block.node) if isinstance(block, Held) else (array.node,)
         (array,) = cache.extend.run(fill, nodes, nodes, place, handle=Held)
     held = [data[source] for source in by_source if isinstance(data[source], Held)]
@@ -54,8 +54,7 @@ class _Empty:
 
     __name__ = "join"
 
-    def __init__(self, key: Hashable, join: Join) -> None:
-        self._key = key
+    def __init__(self, join: Join) -> None:
         self._join = join
 
     def size_key(self) -> Hashable:
@@ -75,8 +74,7 @@ class _Fill:
 
     __name__ = "join"
 
-    def __init__(self, key: Hashable, join: Join, parts: list[Part], source: Hashable, plain: Any) -> None:
-        self._key = key
+    def __init__(self, join: Join, parts: list[Part], source: Hashable, plain: Any) -> None:
         self._dtype = join.block.dtype
         self._shape = join.sources[source].shape
         self._parts = parts

@@ -1,4 +1,4 @@
-"""What the metadata of collections say before any task runs: the shapes of results, and so their bytes.
+"""Tasks, read before any of them runs: what they do, and what the metadata of collections say of their results.
 
 Dask notes the chunks and the type of an array with the layer of its graph. Results of other collections, and of arrays
 with unknown chunks, have no sizes before they are there.
@@ -7,13 +7,28 @@ with unknown chunks, have no sizes before they are there.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
+from itertools import product
 from math import prod
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from dask._task_spec import Alias, GraphNode, Task, TaskRef, _execute_subgraph, convert_legacy_graph
+from dask._task_spec import (
+    Alias,
+    GraphNode,
+    NestedContainer,
+    Task,
+    TaskRef,
+    _execute_subgraph,
+    _identity_cast,
+    convert_legacy_graph,
+)
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 _PLAIN: Final = "numpy.ndarray"
+_JOINS: Final = {
+    ("dask.array.core", "concatenate_shaped"),
+    ("dask.array.core", "concatenate3"),
+    ("dask.array.core", "finalize"),
+}
 GETITEMS: Final = frozenset({"getitem"})
 """Names of the functions that index an array, of `operator` and of Dask."""
 
@@ -84,7 +99,7 @@ class Metadata:
 
 def _users_of_items(graph: Mapping[Any, GraphNode]) -> dict[Hashable, dict[int, Hashable]]:
     """By item, which task takes it out and returns it; None: it does more with it."""
-    found: dict[Hashable, dict[int, Hashable]] = {}
+    takers: dict[Hashable, dict[int, Hashable]] = {}
     others = set()
     for user, task in graph.items():
         parts = task.args[0].values() if is_fused(task) else (task,)
@@ -92,10 +107,10 @@ def _users_of_items(graph: Mapping[Any, GraphNode]) -> dict[Hashable, dict[int, 
             for key in part.dependencies:
                 item = _item_of(part, key)
                 if item is not None:
-                    found.setdefault(origin(key, graph), {})[item] = user if part is task else None
+                    takers.setdefault(origin(key, graph), {})[item] = user if part is task else None
                 elif not isinstance(task, Alias):
                     others.add(origin(key, graph))
-    return {key: users for key, users in found.items() if key not in others}
+    return {key: users for key, users in takers.items() if key not in others}
 
 
 def origin(key: Hashable, graph: Mapping[Any, GraphNode]) -> Hashable:
@@ -152,3 +167,50 @@ def _layers(graph: Any) -> Iterator[tuple[str, Layer]]:
             for operand in part.operands:
                 if isinstance(operand, HighLevelGraph):
                     yield from operand.layers.items()
+
+
+def is_join(task: Any) -> TypeGuard[Task]:
+    if not isinstance(task, Task):
+        return False
+    return (getattr(task.func, "__module__", ""), getattr(task.func, "__name__", "")) in _JOINS
+
+
+def grid_of(task: GraphNode) -> dict[tuple[int, ...], Any] | None:
+    """What a task joins, by its place among the others; None: it does something else."""
+    if not is_join(task) or task.kwargs:
+        return None
+    nested = _nested(task.args[0])
+    if not isinstance(nested, list):
+        return None
+    if task.func.__name__ == "concatenate_shaped":
+        shape = list(task.args[1])
+        if len(nested) != prod(shape) or any(isinstance(part, list) for part in nested):
+            return None
+        return dict(zip(product(*map(range, shape)), nested, strict=True))
+    grid: dict[tuple[int, ...], Any] = {(): nested}
+    while any(isinstance(part, list) for part in grid.values()):
+        if not all(isinstance(part, list) for part in grid.values()):
+            return None
+        grid = {(*index, number): part for index, row in grid.items() for number, part in enumerate(row)}
+    numbers = [max(along) + 1 for along in zip(*grid, strict=True)]
+    return grid if len(grid) == prod(numbers) else None
+
+
+def _nested(argument: Any) -> Any:
+    """Lists of a task's argument as lists; other parts as they are."""
+    is_list = isinstance(argument, NestedContainer) and argument.klass in (list, tuple)
+    if is_list or (isinstance(argument, Task) and argument.func is _identity_cast and argument.kwargs["typ"] is list):
+        return [_nested(part) for part in argument.args]
+    return argument
+
+
+def cut_of(task: Any) -> tuple[Any, tuple[slice, ...]] | None:
+    """What a task cuts something out of, and the slices; None: it does something else."""
+    if not isinstance(task, Task) or getattr(task.func, "__name__", "") not in GETITEMS or len(task.args) != 2:
+        return None
+    whole, index = task.args
+    if isinstance(index, slice):
+        index = (index,)
+    if type(index) is not tuple or not all(type(part) is slice for part in index) or task.kwargs:
+        return None
+    return (whole, index) if isinstance(whole, (Alias, TaskRef, Task)) else None

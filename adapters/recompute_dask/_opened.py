@@ -1,4 +1,4 @@
-"""Graphs, opened: an array that is put together from parts takes them one at a time, and not all at once.
+"""Graphs, opened, and what they need at least: what is put together from parts takes them one at a time.
 
 Dask's tasks take all that they need at once. Mostly that is little, but not where blocks are joined: for a rechunk, for
 the margins of `map_overlap`, and where the result of a computation is put together. And where `getitem` cuts something
@@ -15,23 +15,29 @@ Tasks that were fused with a join are tasks again.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from itertools import product
 from math import prod
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
-from dask._task_spec import Alias, GraphNode, NestedContainer, Task, TaskRef, _identity_cast
-from dask.core import toposort
+from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
+from dask.base import collections_to_expr, is_dask_collection
+from dask.core import flatten, toposort
 
-from recompute_dask._metadata import GETITEMS, Block, Metadata, is_fused, made_as, referred
+from recompute_dask._metadata import (
+    Block,
+    Metadata,
+    cut_of,
+    graph_of,
+    grid_of,
+    is_fused,
+    is_join,
+    made_as,
+    origin,
+    referred,
+)
 
-_JOINS: Final = {
-    ("dask.array.core", "concatenate_shaped"),
-    ("dask.array.core", "concatenate3"),
-    ("dask.array.core", "finalize"),
-}
-_MANY: Final = 4096
+_MAX_PARTS: Final = 4096
 """Parts of a join that takes the parts of other joins: more would take longer to find and to copy than it is worth."""
-_ALL_PARTS: Final = 200_000
+_MAX_PARTS_OF_ALL: Final = 200_000
 """Parts of all joins of a graph."""
 
 Span = tuple[range, ...]
@@ -96,14 +102,14 @@ class _Opening:
 
     def opened(self, keys: set[Any]) -> Opened:
         for key, task in self._graph.items():
-            grid = _grid(task)
+            grid = grid_of(task)
             if grid is not None:
                 self._read(key, grid)
         if not self._joins:
             return Opened(_needed(self._graph, keys), {})
         cuts = dict(self._cuts_of_joins())
         chosen: dict[Hashable, Join] = {}
-        left = _ALL_PARTS
+        left = _MAX_PARTS_OF_ALL
         for key in toposort(self._graph):
             join = self._joins.get(key) or cuts.get(key)
             if join is None:
@@ -128,12 +134,12 @@ class _Opening:
         those of an array that is. So memory has one element more along each axis that is cut, but the first.
         """
         for key, task in self._graph.items():
-            if _cut_of(task) is not None:
+            if cut_of(task) is not None:
                 absorbed: dict[Hashable, None] = {}
-                found = self._cut(task, absorbed)
-                if found is None or found[0] not in self._joins:
+                cut_out = self._cut(task, absorbed)
+                if cut_out is None or cut_out[0] not in self._joins:
                     continue
-                source, cut, block = found
+                source, cut, block = cut_out
                 shape = tuple(map(len, cut))
                 if prod(shape) and all(span.step == 1 for span in cut):
                     partial = [axis > 0 and len(span) < block.shape[axis] for axis, span in enumerate(cut)]
@@ -145,9 +151,9 @@ class _Opening:
     def _read(self, key: Hashable, grid: dict[tuple[int, ...], Any]) -> None:
         """Note how a task joins blocks, if they are known, and make up a grid."""
         absorbed: dict[Hashable, None] = {}
-        found = {index: self._cut(leaf, absorbed) for index, leaf in grid.items()}
+        cuts_or_none = {index: self._cut(leaf, absorbed) for index, leaf in grid.items()}
         cuts: dict[tuple[int, ...], tuple[Hashable, Span, Block]] = {
-            index: cut for index, cut in found.items() if cut is not None
+            index: cut for index, cut in cuts_or_none.items() if cut is not None
         }
         if len(cuts) < len(grid):
             return
@@ -180,7 +186,7 @@ class _Opening:
             if isinstance(leaf, (Alias, TaskRef)):
                 key = referred(leaf)
                 task = self._graph.get(key)
-                if isinstance(task, Alias) or _cut_of(task) is not None:
+                if isinstance(task, Alias) or cut_of(task) is not None:
                     absorbed[key] = None
                     leaf = TaskRef(task.target) if isinstance(task, Alias) else task
                     continue
@@ -188,7 +194,7 @@ class _Opening:
                 if block is None and task is not None:
                     block = self._metadata.block(made_as(task))
                 return None if block is None else _applied(key, block, cuts)
-            cut = _cut_of(leaf)
+            cut = cut_of(leaf)
             if cut is None:
                 return None
             leaf, slices = cut
@@ -211,7 +217,7 @@ class _Opening:
                 if crossed is not None:
                     parts.append(crossed)
                     sources[inner.source] = other.sources[inner.source]
-            if len(parts) > min(_MANY, left):
+            if len(parts) > min(_MAX_PARTS, left):
                 return join
         if absorbed and not absorbed.keys() & sources.keys():  # else some of its parts do not go through
             self._absorbed[key] |= absorbed
@@ -226,11 +232,11 @@ def unfused(graph: Mapping[Any, GraphNode]) -> dict[Any, GraphNode]:
     rest = []
     for task in fused:
         tasks = task.args[0].values()
-        if any(map(_is_join, tasks)) or all(isinstance(part, Alias) or _cut_of(part) for part in tasks):
+        if any(map(is_join, tasks)) or all(isinstance(part, Alias) or cut_of(part) for part in tasks):
             _unfuse(result, task)
         else:
             rest.append(task)
-    joins = {key for key, task in result.items() if _is_join(task)}
+    joins = {key for key, task in result.items() if is_join(task)}
     for task in rest:
         if any(_is_cut_of_one(part, joins, result) for part in task.args[0].values()):
             _unfuse(result, task)
@@ -239,13 +245,13 @@ def unfused(graph: Mapping[Any, GraphNode]) -> dict[Any, GraphNode]:
 
 def _is_cut_of_one(task: GraphNode, keys: set[Any], graph: Mapping[Any, GraphNode]) -> bool:
     """Whether a task cuts something out of the result of one of these."""
-    cut = _cut_of(task)
+    cut = cut_of(task)
     while cut is not None and isinstance(cut[0], (Alias, TaskRef)):
         key = referred(cut[0])
         other = graph.get(key)
         if key in keys:
             return True
-        cut = (other, ()) if isinstance(other, Alias) else _cut_of(other)
+        cut = (other, ()) if isinstance(other, Alias) else cut_of(other)
     return False
 
 
@@ -263,53 +269,6 @@ def _unfuse(graph: dict[Any, GraphNode], task: Task) -> None:
 
 def _fused(tasks: list[GraphNode], key: Any) -> GraphNode:
     return Task.fuse(*tasks, key=key) if len(tasks) > 1 else tasks[0]
-
-
-def _is_join(task: Any) -> TypeGuard[Task]:
-    if not isinstance(task, Task):
-        return False
-    return (getattr(task.func, "__module__", ""), getattr(task.func, "__name__", "")) in _JOINS
-
-
-def _grid(task: GraphNode) -> dict[tuple[int, ...], Any] | None:
-    """What a task joins, by its place among the others; None: it does something else."""
-    if not _is_join(task) or task.kwargs:
-        return None
-    nested = _nested(task.args[0])
-    if not isinstance(nested, list):
-        return None
-    if task.func.__name__ == "concatenate_shaped":
-        shape = list(task.args[1])
-        if len(nested) != prod(shape) or any(isinstance(part, list) for part in nested):
-            return None
-        return dict(zip(product(*map(range, shape)), nested, strict=True))
-    grid: dict[tuple[int, ...], Any] = {(): nested}
-    while any(isinstance(part, list) for part in grid.values()):
-        if not all(isinstance(part, list) for part in grid.values()):
-            return None
-        grid = {(*index, number): part for index, row in grid.items() for number, part in enumerate(row)}
-    numbers = [max(along) + 1 for along in zip(*grid, strict=True)]
-    return grid if len(grid) == prod(numbers) else None
-
-
-def _nested(argument: Any) -> Any:
-    """Lists of a task's argument as lists; other parts as they are."""
-    is_list = isinstance(argument, NestedContainer) and argument.klass in (list, tuple)
-    if is_list or (isinstance(argument, Task) and argument.func is _identity_cast and argument.kwargs["typ"] is list):
-        return [_nested(part) for part in argument.args]
-    return argument
-
-
-def _cut_of(task: Any) -> tuple[Any, tuple[slice, ...]] | None:
-    """What a task cuts something out of, and the slices; None: it does something else."""
-    if not isinstance(task, Task) or getattr(task.func, "__name__", "") not in GETITEMS or len(task.args) != 2:
-        return None
-    whole, index = task.args
-    if isinstance(index, slice):
-        index = (index,)
-    if type(index) is not tuple or not all(type(part) is slice for part in index) or task.kwargs:
-        return None
-    return (whole, index) if isinstance(whole, (Alias, TaskRef, Task)) else None
 
 
 def _applied(key: Hashable, block: Block, cuts: list[tuple[slice, ...]]) -> tuple[Hashable, Span, Block] | None:
@@ -345,3 +304,61 @@ def _needed(graph: dict[Any, GraphNode], keys: set[Any]) -> dict[Any, GraphNode]
             needed[key] = graph[key]
             stack += [dependency for dependency in graph[key].dependencies if dependency in graph]
     return needed
+
+
+class Least(NamedTuple):
+    """Bytes that must be in memory at once.
+
+    `task` is the key of the task that sets them; of `unknown` tasks the size of the result is not known before they
+    run, and counts as nothing.
+    """
+
+    nbytes: int
+    task: Hashable
+    unknown: int
+
+
+def least(graph: Any) -> Least:
+    """The bytes that must be in memory at once while a graph runs within a budget, and the task that sets them.
+
+    A task needs what it takes and its result. With less, `compute` raises BudgetError; with as much it may still do so,
+    because what was evicted has to be computed again beside what the task holds already.
+
+    Parameters
+    ----------
+    graph
+        A collection, several of them in a tuple or list, or a graph as `dask.threaded.get` takes it.
+
+    Nothing runs: sizes are those of the metadata (chunks and dtype of arrays). Data in the graph itself is not counted.
+    O(tasks). Raises TypeError for anything else.
+    """
+    collections = graph if isinstance(graph, (tuple, list)) else [graph]
+    if collections and all(map(is_dask_collection, collections)):
+        from dask._expr import FinalizeCompute
+
+        graph = FinalizeCompute(collections_to_expr(collections)).optimize()
+        keys = set(flatten(graph.__dask_keys__()))
+    elif isinstance(graph, Mapping):
+        keys = None
+    else:
+        raise TypeError(f"least takes a collection of Dask's, several in a list, or a graph, not {graph!r:.60}")
+    metadata, tasks = Metadata(graph), graph_of(graph)
+    return least_of(*opened(tasks, set(tasks) if keys is None else keys, metadata, 0), metadata)
+
+
+def least_of(graph: Mapping[Any, GraphNode], joins: Mapping[Hashable, Join], metadata: Metadata) -> Least:
+    """The same of a graph that is opened."""
+    sizes = metadata.results(graph).sizes
+    most, most_key, unknown = 0, None, 0
+    for key, task in graph.items():
+        if isinstance(task, (Alias, DataNode)):
+            continue
+        unknown += key not in sizes and key not in joins
+        if key in joins:
+            needed = joins[key].least
+        else:
+            taken = {origin(dependency, graph) for dependency in task.dependencies}
+            needed = sum(sizes.get(argument, 0) for argument in taken) + sizes.get(key, 0)
+        if needed > most or most_key is None:
+            most, most_key = needed, key
+    return Least(most, most_key, unknown)

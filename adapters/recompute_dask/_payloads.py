@@ -46,19 +46,19 @@ def given(payload: Any) -> Any:
             return _own_container(payload)
     try:
         return own_structure(payload)
-    except Exception as error:  # somebody's `__reduce__`, or `__setstate__`
+    except Exception as error:  # of a user's `__reduce__`, or `__setstate__`
         if extend.is_interrupt(error):
             raise
         return copy(payload) if type(payload) in CONTAINERS else payload
 
 
-def is_given_at_once(payload: Any) -> bool:
+def is_given_whole(payload: Any) -> bool:
     """Whether a task is given a value without a copy of what may have many parts."""
     return is_shared(payload) or _is_frame(payload)
 
 
 def is_fixed(payload: Any) -> bool:
-    """Whether nobody can change a container, nor what is in it."""
+    """Whether neither a container nor what is in it can be changed."""
     seen: dict[int, Any] = {}  # by identity, with the part: it must not die meanwhile
     stack = [payload]
     while stack:
@@ -67,12 +67,12 @@ def is_fixed(payload: Any) -> bool:
             return False
         if id(part) not in seen:
             seen[id(part)] = part
-            stack += [each for each in part if type(each) not in _FIXED]
+            stack += [inner for inner in part if type(inner) not in _FIXED]
     return True
 
 
 def is_shared(payload: Any) -> bool:
-    """Whether tasks are given the value itself: they cannot change it, or whoever has made it takes care of that."""
+    """Whether tasks are given the value itself: they cannot change it, or what made it takes care of that."""
     if type(payload) in _FIXED or isinstance(payload, type):
         return True
     if extend.is_array(payload):
@@ -109,7 +109,7 @@ def own_structure(payload: Any, kinds: type | tuple[type, ...] = object) -> Any:
     pickler = _Pickler(file, kinds)
     pickler.dump(payload)
     file.seek(0)
-    buffers = [each.raw().toreadonly() for each in pickler.buffers]
+    buffers = [buffer.raw().toreadonly() for buffer in pickler.buffers]
     return _Unpickler(file, buffers, pickler.shared).load()
 
 
@@ -181,7 +181,7 @@ def part_of(number: int) -> Any:
 
 
 def is_writable_array(value: Any) -> bool:
-    """Whether it is an array that somebody could write to."""
+    """Whether it is an array that could be written to."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray) and bool(value.flags.writeable)
 
@@ -220,7 +220,7 @@ def refuses_writes(message: str) -> bool:
 def returned(result: Any) -> tuple[Any, bool]:
     """What the cache may have of a result, and whether it could be written to.
 
-    Of an array it has a view, so that an array of somebody else's, which the task returned, does not become read-only.
+    Of an array it has a view, so that an array that is not the task's own does not become read-only.
     """
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(result, numpy.ndarray) or result is numpy.ma.masked:
@@ -228,7 +228,7 @@ def returned(result: Any) -> tuple[Any, bool]:
     return protected(result), bool(result.flags.writeable)
 
 
-def leaving(value: Any, writable: bool) -> Any:
+def leaving(value: Any, *, writable: bool) -> Any:
     """A value for the caller; an array that could be written to can be again. Copied only if there is no other way."""
     numpy = sys.modules.get("numpy")
     if not writable or numpy is None or not isinstance(value, numpy.ndarray):
@@ -242,15 +242,15 @@ def leaving(value: Any, writable: bool) -> Any:
         for array in reversed(bases):
             if not array.flags.writeable:
                 array.flags.writeable = True
-    except ValueError:  # the memory is that of a value which nobody may write to
+    except ValueError:  # the memory is that of a value that must not be written to
         return value.copy(order="K")
     if len(bases) == 2 and _is_same(value, bases[1]):
         return bases[1]  # the array that the task made, of which the cache had a view
     return value
 
 
-def sendable(value: Any, writable: bool) -> Any:
-    """A value for another process, where an array has to be writable again: the same memory, which nobody writes to."""
+def sendable(value: Any, *, writable: bool) -> Any:
+    """A value for another process, where an array has to be writable again: the same memory, never written to."""
     numpy = sys.modules.get("numpy")
     if not writable or numpy is None or type(value) is not numpy.ndarray or value.dtype.kind not in "biufcmM":
         return value

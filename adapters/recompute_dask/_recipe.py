@@ -29,9 +29,9 @@ from recompute_dask._payloads import (
     returned,
 )
 
-SMALL: Final = 512
+SMALL_BYTES: Final = 512
 """Bytes: to evict what is smaller would free nothing."""
-_LARGE: Final = 64_000
+_LARGE_BYTES: Final = 64_000
 _DATA: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
 
 _LIGHT: Final = (Alias, TaskRef, int, float, type(None), slice, type, FunctionType, BuiltinFunctionType)
@@ -95,8 +95,9 @@ class Recipe:
         plain: dict[Any, Any],
         inlined: dict[Any, tuple[Recipe, int]],
         writers: set[str],
-        stores: bool,
         place: Place,
+        *,
+        stores: bool,
     ) -> None:
         self.key = key
         self.nbytes: int | None = None
@@ -166,7 +167,7 @@ class Recipe:
 
 
 def recipe_of(
-    task: GraphNode, data: Mapping[Any, Any], writers: set[str], place: Place, stores: bool = False
+    task: GraphNode, data: Mapping[Any, Any], writers: set[str], place: Place, *, stores: bool = False
 ) -> tuple[Recipe, list[Held]]:
     """How a task is run, and the values that the recipe takes, in order; it does not keep them.
 
@@ -182,17 +183,17 @@ def recipe_of(
             held += value.held
         elif not isinstance(value, Held):
             plain[name] = protected(value) if is_writable_array(value) and not stores else value
-    return Recipe(task.key, task, names, plain, inlined, writers, stores, place), held
+    return Recipe(task.key, task, names, plain, inlined, writers, place, stores=stores), held
 
 
-def made(handle: Held, held: list[Held], writable: bool, unique: bool) -> Held:
+def made(handle: Held, held: list[Held], *, writable: bool, unique: bool) -> Held:
     """What refers to a result that was made of `held`, and could be written to; so could a view of one that could be.
 
     It is read-only only because a cache has it.
     """
     handle.unique = unique
-    handle.writable = writable or any(each.writable for each in held)
-    handle.depth = 1 + max([each.depth for each in held], default=0)
+    handle.writable = writable or any(argument.writable for argument in held)
+    handle.depth = 1 + max([argument.depth for argument in held], default=0)
     return handle
 
 
@@ -201,7 +202,7 @@ def is_kept(value: Any, nbytes: int) -> bool:
 
     To evict what is small would free nothing, and a task with side effects mostly returns None.
     """
-    return nbytes < SMALL or _is_object(value, nbytes)
+    return nbytes < SMALL_BYTES or _is_object(value, nbytes)
 
 
 def is_unique(value: Any, nbytes: int) -> bool:
@@ -211,7 +212,7 @@ def is_unique(value: Any, nbytes: int) -> bool:
 
 def _is_object(value: Any, nbytes: int) -> bool:
     """Whether it may have its state elsewhere: it is no container, array or frame, and not large."""
-    return nbytes <= _LARGE and not is_data(value)
+    return nbytes <= _LARGE_BYTES and not is_data(value)
 
 
 def is_data(value: Any) -> bool:
@@ -224,18 +225,9 @@ def holds(spec: Any) -> tuple[bool, int]:
 
     With what is in them.
     """
-    arrays, containers, stack = False, 0, [spec]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, SpecifiedTask):
-            stack += [part.func, *part.args, *part.kwargs.values()]
-        elif isinstance(part, DataNode):
-            stack.append(part.value)
-        elif isinstance(part, partial):
-            stack += [part.func, *part.args, *part.keywords.values()]
-        elif type(part) is dict and any(isinstance(each, GraphNode) for each in part.values()):  # fused tasks
-            stack += part.values()
-        elif is_writable_array(part):
+    arrays, containers = False, 0
+    for part in _leaves(spec):
+        if is_writable_array(part):
             arrays = True
         elif type(part) in CONTAINERS and not is_fixed(part):
             containers += 1 + len(part)
@@ -244,23 +236,31 @@ def holds(spec: Any) -> tuple[bool, int]:
 
 def weight(spec: Any) -> int:
     """Bytes of what a task itself holds, which no other task makes."""
-    total, stack = 0, [spec]
+    return sum(sizeof(part) for part in _leaves(spec) if not isinstance(part, _LIGHT))
+
+
+def _leaves(spec: Any) -> Iterator[Any]:
+    """What a task calls, and its arguments as they are; of tasks that were fused, those of all."""
+    stack = [spec]
     while stack:
         part = stack.pop()
         if isinstance(part, SpecifiedTask):
             stack += [part.func, *part.args, *part.kwargs.values()]
+        elif isinstance(part, DataNode):
+            stack.append(part.value)
         elif isinstance(part, partial):
             stack += [part.func, *part.args, *part.keywords.values()]
-        elif not isinstance(part, _LIGHT):
-            total += sizeof(part)
-    return total
+        elif type(part) is dict and any(isinstance(value, GraphNode) for value in part.values()):  # fused tasks
+            stack += part.values()
+        else:
+            yield part
 
 
 def own_task(task: GraphNode) -> GraphNode:
     """A task with a structure of its own, in which arrays are read-only; functions and other instances are shared."""
     try:
         return own_structure(task, (GraphNode, partial))  # type: ignore[no-any-return]  # as the task
-    except Exception as error:  # somebody's `__reduce__`, or `__setstate__`
+    except Exception as error:  # of a user's `__reduce__`, or `__setstate__`
         if extend.is_interrupt(error):
             raise
         return task
@@ -269,31 +269,26 @@ def own_task(task: GraphNode) -> GraphNode:
 def is_bound_to_worker(spec: Any) -> bool:
     """Whether a task is a coroutine, or uses a function of dask.distributed, such as a shuffle's: it runs once only."""
     return spec.is_coro or any(
-        (getattr(each, "__module__", None) or "").startswith("distributed.") for each in uses(spec)
+        (getattr(part, "__module__", None) or "").startswith("distributed.") for part in uses(spec)
     )
 
 
 def stores(spec: Any) -> bool:
     """Whether a task of Dask's own writes into an argument on purpose: `da.store` into an array of another task."""
-    return any(getattr(each, "__name__", "") in _STORING for each in uses(spec))
+    return any(getattr(part, "__name__", "") in _STORING for part in uses(spec))
 
 
 def uses(spec: Any) -> Iterator[Any]:
-    """What a task calls, and what it has as arguments; of tasks that were fused, all of them."""
+    """What a task calls, and what it has as arguments, or in them; of tasks that were fused, all of them."""
     seen: dict[int, Any] = {}  # by identity, with the part: it must not die meanwhile
     stack = [spec]
     while stack:
-        part = stack.pop()
-        if id(part) in seen:
-            continue
-        seen[id(part)] = part
-        if isinstance(part, SpecifiedTask):
-            stack += [part.func, *part.args, *part.kwargs.values()]
-        elif isinstance(part, dict):
-            stack += part.values()
-        elif isinstance(part, (list, tuple)):
-            stack += part
-        elif isinstance(part, partial):
-            stack += [part.func, *part.args]
-        elif callable(part):
-            yield part
+        for part in _leaves(stack.pop()):
+            if id(part) not in seen:
+                seen[id(part)] = part
+                if isinstance(part, dict):
+                    stack += part.values()
+                elif isinstance(part, (list, tuple)):
+                    stack += part
+                elif callable(part):
+                    yield part

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
 from typing import Any, Final
+from weakref import WeakSet
 
 import dask
 from dask._task_spec import Alias, GraphNode
@@ -22,22 +24,24 @@ from dask.threaded import get as get_threaded
 
 import recompute as rc
 from recompute import extend
+from recompute.text import List, Table, format_bytes, seconds
 from recompute_dask._metadata import Metadata, graph_of
-from recompute_dask._next import Next
 from recompute_dask._opened import Join, opened
 from recompute_dask._payloads import leaving
-from recompute_dask._recipe import SMALL, Held, Inlined, is_kept, is_unique, made, recipe_of, stores
-from recompute_dask._soon import Soon
-from recompute_dask._together import Together
+from recompute_dask._recipe import SMALL_BYTES, Held, Inlined, is_kept, is_unique, made, recipe_of, stores
+from recompute_dask._running import Next, Soon, Together
 
-_LITTLE: Final = 1 / 8
+_SMALL_SHARE: Final = 1 / 8
 """Of the budget: what takes no more at once stays as it is in the graph."""
+
+_MAX_COMPUTATIONS: Final = 8
+"""Computations of a block."""
 
 _last: Final[list[rc.Stats]] = []
 _running: Final[ContextVar[Computation | None]] = ContextVar("recompute_dask_running", default=None)
 
 
-def get(dsk: Mapping[Any, Any], keys: Any, budget: Any = None, disk: Any = None, **options: Any) -> Any:
+def get(dsk: Mapping[Any, Any], keys: Any, budget: Any = None, tiers: Any = None, **options: Any) -> Any:
     """Compute keys of a graph as `dask.threaded.get` does, within a budget: `y.compute(scheduler=rd.get)`.
 
     Parameters
@@ -45,9 +49,10 @@ def get(dsk: Mapping[Any, Any], keys: Any, budget: Any = None, disk: Any = None,
     budget
         Bytes ("4GB"), a share of the memory ("50%"), or a function, as for `recompute.Cache`. By default
         `recompute.budget` of Dask's configuration; None: unlimited.
-    disk
-        Bytes on a disk ("50GB"; True: as many as there are) to which moves what is quicker to read than to compute
-        again. By default `recompute.disk` of the configuration; None: nothing moves.
+    tiers
+        As for `recompute.Cache`: `rc.Disk("50GB")`, to which moves what is quicker to read than to compute again. By
+        default `recompute.tiers` of the configuration, which may be text in a file: bytes on a disk; None: nothing
+        moves.
     **options
         Those of `dask.threaded.get`: num_workers, pool, callbacks, ...
 
@@ -60,29 +65,76 @@ def get(dsk: Mapping[Any, Any], keys: Any, budget: Any = None, disk: Any = None,
         return outer.compute(get_sync, dsk, keys, options)
     computation = Computation(
         dask.config.get("recompute.budget", None) if budget is None else budget,
-        dask.config.get("recompute.disk", None) if disk is None else disk,
+        dask.config.get("recompute.tiers", None) if tiers is None else tiers,
     )
     try:
         return computation.compute(get_threaded, dsk, keys, options)
     finally:
         _last[:] = [computation.cache.stats()]
+        for block in list(_blocks):
+            block._ended.append(_last[0])
 
 
-class budget:  # reads as a function: with rd.budget("4GB"):
-    """Compute within a budget inside the block, or from now on: a setting of Dask's scheduler and configuration.
+class budget:  # reads as a function: with rd.budget("4GB") as block:
+    """Compute within a budget inside the block, or from then on: a setting of Dask's scheduler and configuration.
 
-    `disk`: as for `get`.
+    Parameters
+    ----------
+    budget, tiers
+        As for `get`.
+
+    Raises ValueError or TypeError for a budget that is none.
     """
 
-    def __init__(self, budget: Any, *, disk: Any = None) -> None:
-        rc.Cache(budget)  # says now what is wrong with it
-        self._set = dask.config.set({"scheduler": get, "recompute.budget": budget, "recompute.disk": disk})
+    def __init__(self, budget: Any, *, tiers: Any = ()) -> None:
+        self._budget = rc.Cache(budget).budget  # says now what is wrong with it
+        self._set = dask.config.set({"scheduler": get, "recompute.budget": budget, "recompute.tiers": tiers})
+        self._ended: deque[rc.Stats] = deque(maxlen=_MAX_COMPUTATIONS)
+        _blocks.add(self)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> budget:
         self._set.__enter__()
+        return self
 
     def __exit__(self, *exception: object) -> None:
+        _blocks.discard(self)
         self._set.__exit__(*exception)
+
+    @property
+    def budget(self) -> Any:
+        """Bytes, a share of the memory or a function; None: unlimited. Setting it is for computations that follow."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: Any) -> None:
+        self._budget = rc.Cache(budget).budget
+        dask.config.set({"recompute.budget": budget})
+
+    def stats(self) -> rc.Stats:
+        """What the last computation of the block that has ended did. Raises RuntimeError if there was none."""
+        if not self._ended:
+            raise RuntimeError("nothing was computed yet in this block: y.compute()")
+        return self._ended[-1]
+
+    def report(self) -> Table:
+        """What the last computations of the block took, the latest one last: `print(block)` shows it."""
+        rows = [
+            (
+                *(format_bytes(done.peak), f"{done.evictions:,}", f"{done.operations:,}"),
+                *(f"{done.rematerializations:,}", seconds(done.remat_time), f"{done.overhead:.2f}"),
+            )
+            for done in self._ended
+        ]
+        budget = format_bytes(self._budget) if isinstance(self._budget, int) else str(self._budget)
+        columns = ("peak", "evicted", "tasks", "repeated", "in", "overhead")
+        return Table("recompute_dask.budget", [("budget", budget)], [List(columns, rows, ">>>>>>")])
+
+    def __str__(self) -> str:
+        return str(self.report())
+
+
+_blocks: Final[WeakSet[budget]] = WeakSet()
+"""Those that are open, or hold from then on."""
 
 
 def stats() -> rc.Stats:
@@ -103,9 +155,8 @@ class _Ready:
 class Computation:
     """One graph, or several of them one inside of the other, with one cache."""
 
-    def __init__(self, budget: Any, disk: Any) -> None:
-        tiers = [] if disk in (None, False) else [rc.Disk(None if disk is True else disk)]
-        self.cache = rc.Cache(budget, tiers=tiers)
+    def __init__(self, budget: Any, tiers: Any) -> None:
+        self.cache = rc.Cache(budget, tiers=rc.Disk(tiers) if isinstance(tiers, (int, str)) else tiers or ())
         self._writers: set[str] = set()
         self._soon = Soon(self.cache)
         self._together = Together()
@@ -136,7 +187,7 @@ class Computation:
         finally:
             _running.reset(token)
         if way is get_threaded:
-            self.cache.extend.be_lenient()  # all results are wanted at once
+            self.cache.extend.be_lenient()  # all results are wanted together
         return _leave(keys, results)
 
     def _loaded(self, sent: Any) -> Any:
@@ -150,7 +201,7 @@ class Computation:
         """The graph as it runs."""
         metadata = Metadata(dsk)
         graph = graph_of(dsk)
-        room = self.cache.extend.room("cpu") * _LITTLE
+        room = self.cache.extend.room("cpu") * _SMALL_SHARE
         if room == inf:
             return graph
         graph, joins = opened(graph, set(flatten([keys])), metadata, room)
@@ -174,27 +225,27 @@ class Computation:
                     self._together.wait_to_be_alone()
             return self._performed(task, data, expects=False)  # what was expected of the result may be too much
 
-    def _performed(self, task: Any, data: Mapping[Any, Any], expects: bool) -> Any:
+    def _performed(self, task: Any, data: Mapping[Any, Any], *, expects: bool) -> Any:
         """`expects`: make room for what the metadata say of the result, or as much for each array as the task takes."""
         join = self._joins.get(task.key)
         if join is not None:
             from recompute_dask._joined import UnlikeMetadata, joined  # it needs NumPy
 
             try:
-                return joined(self.cache, task.key, join, data)
+                return joined(self.cache, join, data)
             except UnlikeMetadata:
                 pass
             except rc.BudgetError as error:
                 raise _impossible(task.key, len(join.sources), error) from None
         storing = stores(task)
-        recipe, held = recipe_of(task, data, self._writers, self._inside, storing)
+        recipe, held = recipe_of(task, data, self._writers, self._inside, stores=storing)
         if expects:
             taken = sum([storage.size for storage in {argument.node.storage for argument in held}])
             recipe.nbytes = self._sizes.get(task.key)
             recipe.guess = taken * self._arrays.get(task.key, 1) or None
-        for each in held if storing else ():  # what is written into cannot be made again
-            self.cache.extend.detach(each.node, moves=False)
-        nodes = [each.node for each in held]
+        for argument in held if storing else ():  # what is written into cannot be made again
+            self.cache.extend.detach(argument.node, moves=False)
+        nodes = [argument.node for argument in held]
         try:
             (handle,) = self.cache.extend.run(recipe, nodes, nodes, sys._getframe(), handle=Held)
         except rc.BudgetError as error:
@@ -204,15 +255,15 @@ class Computation:
                 return Inlined(recipe, held)  # the cache has refused the result
             error.__dask_task__ = recipe, held  # type: ignore[attr-defined]  # for `_rerun`
             raise
-        if recipe.is_data:  # which nobody may hold here: another thread might have to wait for it
-            if handle.node.storage.size < SMALL:
+        if recipe.is_data:  # which must not be held here: another thread might have to wait for it
+            if handle.node.storage.size < SMALL_BYTES:
                 handle.detach()
-            return made(handle, held, recipe.writable, unique=False)
+            return made(handle, held, writable=recipe.writable, unique=False)
         payload, nbytes = handle.node.payload, handle.node.storage.size
         there = payload is not extend.EVICTED
         if there and is_kept(payload, nbytes):
             handle.detach()
-        return made(handle, held, recipe.writable, there and is_unique(payload, nbytes))
+        return made(handle, held, writable=recipe.writable, unique=there and is_unique(payload, nbytes))
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -240,7 +291,7 @@ def _leave(keys: Any, results: Any) -> Any:
 def _value(result: Any) -> Any:
     if isinstance(result, Inlined):
         return result.recipe.run([held.get() for held in result.held])
-    return leaving(result.get(), result.writable) if isinstance(result, Held) else result
+    return leaving(result.get(), writable=result.writable) if isinstance(result, Held) else result
 
 
 def _impossible(key: Hashable, taken: int, error: rc.BudgetError) -> rc.BudgetError:
@@ -260,7 +311,7 @@ def _rerun(error: BaseException, traceback: Any) -> None:
     """Run a task that has failed once more, in this thread, for a debugger."""
     recipe, held = getattr(error, "__dask_task__", (None, ()))
     if recipe is not None:
-        recipe.run([each.get() for each in held])
+        recipe.run([argument.get() for argument in held])
     _reraise(error, traceback)
 
 

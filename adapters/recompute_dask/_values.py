@@ -19,20 +19,20 @@ from threading import Lock
 from typing import Any, Final
 
 from distributed.spill import SpilledSize
-from distributed.threadpoolexecutor import ThreadPoolExecutor  # at its end nobody waits for its threads
+from distributed.threadpoolexecutor import ThreadPoolExecutor  # at its end its threads are not waited for
 
 import recompute as rc
 from recompute import extend
-from recompute_dask._payloads import given, is_given_at_once, returned
-from recompute_dask._recipe import SMALL, Held, Recipe, is_bound_to_worker, is_kept, is_unique, made, weight
-from recompute_dask._soon import Soon
+from recompute_dask._payloads import given, is_given_whole, returned
+from recompute_dask._recipe import SMALL_BYTES, Held, Recipe, is_bound_to_worker, is_kept, is_unique, made, weight
+from recompute_dask._running import Soon
 
-_DEEP: Final = 256
+_MAX_DEPTH: Final = 256
 """Released results, one made of the other, that a recipe may need: then history begins anew."""
-_MANY: Final = 256
+_MAX_DEPENDENTS: Final = 256
 """Results that are looked at when something they were made of is released."""
 
-_LITTLE: Final = 1 / 4
+_SMALL_SHARE: Final = 1 / 4
 """Of the budget: as much is brought back before it is needed."""
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _DONE: Final[Future[None]] = Future()
 _DONE.set_result(None)
 
 
-_SETTINGS: Final = extend.Settings(lenient=True, smallest=SMALL)
+_SETTINGS: Final = extend.Settings(lenient=True, smallest=SMALL_BYTES)
 """As Dask: too much memory is no error."""
 
 
@@ -98,7 +98,7 @@ class Values(MutableMapping[Any, Any]):
             return
         try:
             self._held[key] = held = self._source(value, waits=False)
-        except TypeError:  # it can be read only once, by whoever is the first, as on Dask's own workers
+        except TypeError:  # it can be read only once, by the first task that takes it, as on Dask's own workers
             self._held[key] = None
             self._outside[key] = value, _DONE
             return
@@ -143,27 +143,26 @@ class Values(MutableMapping[Any, Any]):
         return [self._outside[key][1] for key in keys if key in self._outside]
 
     def held(self, keys: Iterable[Any]) -> dict[Any, Held]:
-        """The values of these keys, as far as there are any: they stay known as long as somebody has them."""
-        found = {key: self._held.get(key) for key in keys}
-        return {key: held for key, held in found.items() if held is not None}
+        """The values of these keys, as far as there are any: they stay known as long as they are referred to."""
+        values = {key: self._held.get(key) for key in keys}
+        return {key: held for key, held in values.items() if held is not None}
 
     @staticmethod
     def look(held: dict[Any, Held]) -> dict[Any, Any] | None:
-        """These values, if they are in memory and not much has to be copied for tasks: at once."""
-        values = {key: each.cache.extend.look(each) for key, each in held.items()}
-        at_once = all(
-            value is not extend.EVICTED and (held[key].unique or is_given_at_once(value))
-            for key, value in values.items()
+        """These values, if they are in memory and not much has to be copied for tasks; None: it may take long."""
+        values = {key: handle.cache.extend.look(handle) for key, handle in held.items()}
+        is_quick = all(
+            value is not extend.EVICTED and (held[key].unique or is_given_whole(value)) for key, value in values.items()
         )
-        return {key: value if held[key].unique else given(value) for key, value in values.items()} if at_once else None
+        return {key: value if held[key].unique else given(value) for key, value in values.items()} if is_quick else None
 
     @staticmethod
     def bring(held: dict[Any, Held]) -> dict[Any, Any]:
         """These values, in memory. What cannot be brought back is an error when it is looked up."""
         values: dict[Any, Any] = {}
-        for key, each in held.items():
+        for key, handle in held.items():
             try:
-                values[key] = each.get() if each.unique else given(each.get())
+                values[key] = handle.get() if handle.unique else given(handle.get())
             except Exception as error:
                 values[key] = _Lost(error)
         return values
@@ -171,10 +170,10 @@ class Values(MutableMapping[Any, Any]):
     @staticmethod
     def fetch(held: dict[Any, Held]) -> None:
         """Have these in memory, if nothing comes between."""
-        for each in held.values():
+        for handle in held.values():
             try:
-                each.get()
-            except Exception:  # whoever needs it will hear of that
+                handle.get()
+            except Exception:  # the task that needs it will raise it
                 return
 
     @staticmethod
@@ -192,7 +191,7 @@ class Values(MutableMapping[Any, Any]):
 
         Not `waits`: False if something has to be evicted for it.
         """
-        handle = self._source(value, waits)
+        handle = self._source(value, waits=waits)
         if handle is not None:
             self.cache.extend.count_operation(max(cost, 0.0))
             self._entered[key] = value, handle
@@ -201,12 +200,12 @@ class Values(MutableMapping[Any, Any]):
     def enter_made(self, key: Any, value: Any, recipe: Recipe, held: list[Held], cost: float, *, waits: bool) -> bool:
         """As `enter`, with how to make it again and the seconds that takes."""
         payload, writable = returned(value)
-        nodes = [each.node for each in held]
+        nodes = [handle.node for handle in held]
         handle = self.cache.extend.adopt(
             payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0.0), handle=Held, waits=waits
         )
         if handle is not None:  # not unique: else `is_made_again` would have said no
-            self._entered[key] = value, made(handle, held, writable, unique=False)
+            self._entered[key] = value, made(handle, held, writable=writable, unique=False)
         return handle is not None
 
     def forget_entered(self, key: Any) -> None:
@@ -215,7 +214,7 @@ class Values(MutableMapping[Any, Any]):
 
     def is_little(self, nbytes: int) -> bool:
         """Whether these bytes leave most of the budget to others."""
-        return nbytes <= _LITTLE * self._budget
+        return nbytes <= _SMALL_SHARE * self._budget
 
     @staticmethod
     def is_made_again(spec: Any, value: Any, nbytes: int, held: dict[Any, Held]) -> bool:
@@ -223,7 +222,7 @@ class Values(MutableMapping[Any, Any]):
         return (
             not is_kept(value, nbytes)
             and len(held) == len(spec.dependencies)
-            and max([each.depth for each in held.values()], default=0) < _DEEP
+            and max([handle.depth for handle in held.values()], default=0) < _MAX_DEPTH
             and weight(spec) < max(10_000, nbytes // 8)
             and not is_bound_to_worker(spec)
         )
@@ -237,11 +236,11 @@ class Values(MutableMapping[Any, Any]):
         """Recipes that keep what Dask has released go, where the result of the recipe is in memory."""
         while self._released:
             source = self._released.popleft()
-            for value in self.cache.extend.dependents(source, _MANY) or ():
+            for value in self.cache.extend.dependents(source, _MAX_DEPENDENTS) or ():
                 if value.payload is not extend.EVICTED:
                     self.cache.extend.detach(value)
 
-    def _source(self, value: Any, waits: bool) -> Held | None:
+    def _source(self, value: Any, *, waits: bool) -> Held | None:
         payload, writable = returned(value)
         held = self.cache.extend.source(payload, Held, waits=waits)
         if held is None:

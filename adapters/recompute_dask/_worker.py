@@ -20,14 +20,14 @@ from typing import Any, Final, TypeVar
 
 import distributed
 
-from recompute_dask._versions import check
+from recompute_dask._installed import check_version
 
-check("distributed", distributed.__version__)  # type: ignore[attr-defined]  # it is there
+check_version("distributed", distributed.__version__)  # type: ignore[attr-defined]  # it is there
 
 import dask  # noqa: E402
 from dask._task_spec import GraphNode  # noqa: E402
 from dask.utils import format_bytes, key_split, parse_bytes  # noqa: E402
-from distributed.threadpoolexecutor import ThreadPoolExecutor  # noqa: E402  # at its end nobody waits for its threads
+from distributed.threadpoolexecutor import ThreadPoolExecutor  # noqa: E402  # at its end its threads are not waited for
 from distributed.utils import set_thread_state  # noqa: E402
 from distributed.worker import WORKER_ANY_RUNNING, _worker_cvar  # noqa: E402
 from distributed.worker_state_machine import (  # noqa: E402
@@ -43,8 +43,8 @@ from recompute_dask._recipe import Held, holds, own_task, recipe_of  # noqa: E40
 from recompute_dask._values import Values  # noqa: E402
 
 T = TypeVar("T")
-_FEW: Final = 100
-"""Parts of containers that are copied at once, and not in a thread."""
+_MAX_PARTS_COPIED: Final = 100
+"""Parts of containers that are copied here, and not in a thread."""
 _NOTHING: Final[Mapping[Any, Any]] = {}
 
 logger = logging.getLogger(__name__)
@@ -92,11 +92,11 @@ class Worker(distributed.Worker):
         spec, annotations = state.run_spec, state.annotations or {}
         assert spec is not None
         self._values.soon.look(self._following)
-        held = await self._held([each.key for each in state.dependencies])
+        held = await self._held([dependency.key for dependency in state.dependencies])
         values = await self._bring(held)
         arrays, containers = holds(spec)
         if containers:  # before the task changes them
-            spec = own_task(spec) if containers <= _FEW else await self._in_thread(own_task, spec)
+            spec = own_task(spec) if containers <= _MAX_PARTS_COPIED else await self._in_thread(own_task, spec)
         if key_split(key) in self._writers:
             values = await self._in_thread(copied, values)
         self._bring_next()
@@ -128,8 +128,8 @@ class Worker(distributed.Worker):
         """Give values to another worker, or to a client."""
         held = await self._held(keys)
         values = await self._bring(held)
-        for key, each in held.items():
-            values[key] = sendable(values[key], each.writable)
+        for key, handle in held.items():
+            values[key] = sendable(values[key], writable=handle.writable)
         with self._values.at_hand(values):
             return await super().get_data(comm, keys, *args, **options)
 
@@ -154,7 +154,7 @@ class Worker(distributed.Worker):
             self._next = list(self.state.ready.peekn(count))
         for task in self._next:
             if task.state == "ready":
-                yield self._values.held([each.key for each in task.dependencies]).values()
+                yield self._values.held([dependency.key for dependency in task.dependencies]).values()
 
     # In threads
 
@@ -163,8 +163,8 @@ class Worker(distributed.Worker):
         if self._is_ahead or not self.state.ready or self.status not in WORKER_ANY_RUNNING:
             return
         following = self.state.ready.peek()
-        held = self._values.held([each.key for each in following.dependencies])
-        missing = {key: each for key, each in held.items() if not each.resident}
+        held = self._values.held([dependency.key for dependency in following.dependencies])
+        missing = {key: handle for key, handle in held.items() if not handle.resident}
         if missing and self._values.is_little(sum(self.state.tasks[key].get_nbytes() for key in missing)):
             self._is_ahead = True
             done = self._thread_ahead.submit(self._values.fetch, missing)
@@ -238,7 +238,7 @@ class Worker(distributed.Worker):
 
     @contextmanager
     def _outside(self, key: Any) -> Iterator[None]:
-        """A task that runs in the block is run again, by whoever needs its result: this worker is where it runs."""
+        """A task that runs in the block is run again, where its result is needed: this worker is where it runs."""
         token = _worker_cvar.set(self)
         try:
             with set_thread_state(execution_state=self.execution_state, key=key):

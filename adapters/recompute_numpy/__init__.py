@@ -1,7 +1,7 @@
-"""NumPy for recompute: how the cache sees arrays and scalars, and a demonstration on real text (`letters`)."""
+"""NumPy for recompute: how the cache sees arrays and scalars."""
 
 try:
-    from recompute_numpy._adapter import NumpyAdapter, adapter
+    from recompute_numpy._adapter import adapter
 except ModuleNotFoundError as error:
     if error.name != "numpy":
         raise
@@ -10,4 +10,4 @@ except ModuleNotFoundError as error:
         name="numpy",
     ) from None
 
-__all__ = ["NumpyAdapter", "adapter"]
+__all__ = ["adapter"]

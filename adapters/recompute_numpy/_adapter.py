@@ -353,7 +353,7 @@ def _elements_bytes(array: Any) -> int:
     count: int = array.size
     chosen = range(0, count, max(1, count // _SAMPLE))
     elements = array.flat
-    distinct = {id(element): element for element in [elements[each] for each in chosen]}
+    distinct = {id(element): element for element in [elements[index] for index in chosen]}
     seen = sum(rc.sizeof(element) for element in distinct.values() if element is not array)
     return seen * count // max(1, len(chosen))
 

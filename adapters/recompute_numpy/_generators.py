@@ -33,17 +33,17 @@ class NumpyGenerators(Generators):
 
     def restore(self, generator: Any, state: bytes) -> None:
         """Raises ValueError if children were spawned meanwhile: their number cannot be set."""
-        found, spawned = pickle.loads(state)
+        bits_state, spawned = pickle.loads(state)
         if getattr(_bits(generator).seed_seq, "n_children_spawned", 0) != spawned:
             raise ValueError("children were spawned from it; spawn them outside, and pass one as an argument")
         if isinstance(generator, np.random.RandomState):
-            generator.set_state(found)
+            generator.set_state(bits_state)
         else:
-            _bits(generator).state = found
+            _bits(generator).state = bits_state
 
     def copy(self, generator: Any, state: bytes) -> Any:
         """With a bit generator of its own."""
-        found, spawned = pickle.loads(state)
+        bits_state, spawned = pickle.loads(state)
         bits = _bits(generator)
         seeds: Any = bits.seed_seq
         if type(seeds) is np.random.SeedSequence:
@@ -54,9 +54,9 @@ class NumpyGenerators(Generators):
         if generator is not bits:
             made = type(generator)(made)
         if isinstance(generator, np.random.RandomState):
-            made.set_state(found)
+            made.set_state(bits_state)
         else:
-            _bits(made).state = found
+            _bits(made).state = bits_state
         return made
 
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 from math import comb, inf
 from typing import Final
 
-from recompute_schedules._levels import Sizes
+from recompute_schedules._costs import Sizes
 
 _AHEAD: Final = 20
 """The forward is taken to end a twentieth later than it is now."""
@@ -23,7 +23,7 @@ _WORTH: Final = 50
 """Dependencies are kept as long as the steps so far are at most so many times those that they spare."""
 _FINE: Final = 20
 """Restart data are considered every (steps so far) / (20 x checkpoints) steps."""
-_MOST: Final = 4096
+_MAX_STATES: Final = 4096
 """Restart data, however large the disk is."""
 
 
@@ -41,7 +41,7 @@ class Online:
         """`price`: of restart data that go to the disk and back, in steps."""
         self._sizes = sizes
         self._in_ram = sizes.ram // sizes.state
-        self._slots = min(self._in_ram + sizes.disk // sizes.state, _MOST)
+        self._slots = min(self._in_ram + sizes.disk // sizes.state, _MAX_STATES)
         self._price = price
         self.states = [0]
         self._on_disk = 0 if self._in_ram else 1

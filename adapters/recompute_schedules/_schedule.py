@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from time import perf_counter
 from typing import Any, Literal
 
@@ -12,12 +11,9 @@ from checkpoint_schedules import CheckpointSchedule, Copy, EndForward, EndRevers
 
 import recompute as rc
 from recompute.text import format_bytes, parse_budget
-from recompute_schedules._equal import EqualSteps
-from recompute_schedules._levels import Sizes
-from recompute_schedules._measure import Meter, probe
+from recompute_schedules._costs import Meter, Prices, Sizes, checked_seconds, probe
 from recompute_schedules._online import Online
-from recompute_schedules._plan import Choice, Kind, Plan, Prices
-from recompute_schedules._unequal import UnequalSteps
+from recompute_schedules._tables import Choice, EqualSteps, Kind, UnequalSteps
 
 RAM, DISK, WORK, NONE = StorageType.RAM, StorageType.DISK, StorageType.WORK, StorageType.NONE
 Size = int | str
@@ -32,6 +28,47 @@ class _Checkpoint:
     nbytes: int
 
 
+class _Stored:
+    """The checkpoints that are stored, oldest first, and their bytes."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.checkpoints: list[_Checkpoint] = []
+        self.used = {RAM: 0, DISK: 0}
+        self.peak = {RAM: 0, DISK: 0}
+        self._sizes = sizes
+
+    def free(self, where: StorageType) -> int:
+        """Bytes."""
+        return (self._sizes.ram if where is RAM else self._sizes.disk) - self.used[where]
+
+    def push(self, step: int, kind: Kind, where: StorageType) -> None:
+        """Store one."""
+        nbytes = self._sizes.state if kind is Kind.STATE else self._sizes.deps
+        self.checkpoints.append(_Checkpoint(step, kind, where, nbytes))
+        self._count(where, nbytes)
+
+    def pop(self, checkpoint: _Checkpoint) -> None:
+        """Drop one."""
+        self.checkpoints.remove(checkpoint)
+        self.used[checkpoint.where] -= checkpoint.nbytes
+
+    def states(self) -> list[_Checkpoint]:
+        """Those of restart data."""
+        return [checkpoint for checkpoint in self.checkpoints if checkpoint.kind is Kind.STATE]
+
+    def down(self) -> Any:
+        """The action that moves the oldest restart data from RAM to the disk."""
+        number, old = next((number, old) for number, old in enumerate(self.checkpoints) if old.where is RAM)
+        self.used[RAM] -= old.nbytes
+        self._count(DISK, old.nbytes)
+        self.checkpoints[number] = replace(old, where=DISK)
+        return Move(old.step, RAM, DISK)
+
+    def _count(self, where: StorageType, nbytes: int) -> None:
+        self.used[where] += nbytes
+        self.peak[where] = max(self.peak[where], self.used[where])
+
+
 class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedules has no types
     """A checkpointing schedule within bytes.
 
@@ -39,7 +76,8 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
     ----------
     ram, disk
         Bytes for checkpoints, as an int or as text such as "2GB". Stored checkpoints never take more. `working_bytes`
-        come on top. `disk` may be an `rc.Disk`, too, whose folder `run` then uses. None: no disk.
+        come on top. `disk` may be an `rc.Disk`, too, whose folder `run` then uses. None: no disk. They are the two
+        storages of `checkpoint_schedules`, to which its actions refer; hence not `tiers`, of which there is any number.
     state_bytes, deps_bytes
         Bytes of the restart data at the start of a step, and of the adjoint dependencies of one step. None: as large as
         restart data. Dependencies are stored where that saves time; never, if they are larger than `ram` and `disk`.
@@ -47,10 +85,10 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         The number of steps. None: `finalize(n)` says it when the forward has ended; then a step must need nothing but
         the restart data before it, since checkpoints are dropped while the forward goes on.
     step_seconds
-        What steps take: None, all the same; a number, all so many seconds; a sequence, for each step; "measure": the
+        What steps take: None, all the same; a number, all so many seconds; a sequence, for each step; "measured": the
         first sweep measures each, and later sweeps are planned with that. `measured` has it.
     disk_bandwidth
-        Bytes a second of the disk; "measure": as a file that is written and read shows, corrected by what is read
+        Bytes a second of the disk; "measured": as a file that is written and read shows, corrected by what is read
         later. It is compared with `step_seconds`. None: the disk takes no time, unless `disk` has a bandwidth.
     overlap
         Writes to the disk go on while the forward does, as `run` does it where RAM has room: only what takes longer
@@ -63,7 +101,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
 
     Known length, equal steps: as few forward steps as any schedule. Planning takes O(min(max_n, 1024)^2 x levels); the
     levels are at most the checkpoints that fit, or 256; with unequal steps O(max_n^3 x levels), and blocks of steps
-    instead of steps where that would take more than some seconds. See `_equal`, `_unequal` and `_online` for sources.
+    instead of steps where that would take more than some seconds. See `_tables` and `_online` for sources.
 
     Raises ValueError or TypeError, with the cure, for sizes in which nothing can be reversed and for wrong arguments.
     """
@@ -80,8 +118,8 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         disk: Size | rc.Disk | None = None,
         max_n: int | None = None,
         deps_bytes: Size | None = None,
-        step_seconds: float | Sequence[float] | Literal["measure"] | None = None,
-        disk_bandwidth: Size | Literal["measure"] | None = None,
+        step_seconds: float | Sequence[float] | Literal["measured"] | None = None,
+        disk_bandwidth: Size | Literal["measured"] | None = None,
         overlap: bool = False,
         sweeps: int | None = 1,
         clock: Callable[[], float] = perf_counter,
@@ -90,7 +128,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
             raise ValueError(f"max_n must be a positive number of steps, or None, not {max_n!r}")
         if sweeps is not None and (not isinstance(sweeps, int) or sweeps < 1):
             raise ValueError(f"sweeps must be a positive number, or None for any, not {sweeps!r}")
-        self._given = _seconds(step_seconds, max_n)
+        self._given = checked_seconds(step_seconds, max_n)
         super().__init__(len(self._given) if isinstance(self._given, list) else max_n)
         state = parse_budget(state_bytes, what="state_bytes")
         deps = state if deps_bytes is None else parse_budget(deps_bytes, what="deps_bytes")
@@ -104,18 +142,16 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
                 f"holds them; give at least ram={state}"
             )
         self.overlap = overlap
-        self._bandwidth = self._bandwidth_of(disk_bandwidth)
-        self._meter = Meter(step_seconds == "measure", disk_bandwidth == "measure", self._bandwidth)
+        bandwidth = self._bandwidth_of(disk_bandwidth)
+        self._meter = Meter(bandwidth, measures=step_seconds == "measured", reads=disk_bandwidth == "measured")
         self._sweeps, self._swept = sweeps, 0
         self._clock = clock
         self._running: tuple[Any, float] | None = None
         self._begun = 0  # where the latest advance began
-        self._stack: list[_Checkpoint] = []
-        self._used = {RAM: 0, DISK: 0}
-        self._peak = {RAM: 0, DISK: 0}
-        self._plan: Plan | None = None
+        self._stored = _Stored(self._sizes)
+        self._table: EqualSteps | UnequalSteps | None = None
 
-    def _bandwidth_of(self, given: Size | Literal["measure"] | None) -> tuple[float, float] | None:
+    def _bandwidth_of(self, given: Size | Literal["measured"] | None) -> tuple[float, float] | None:
         """Bytes a second, written and read; None: transfers take no time."""
         tier = self.disk_tier
         if tier is None:
@@ -125,12 +161,10 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         if given is None:
             given = tier.bandwidth
         elif self._given is None:
-            raise ValueError(
-                'disk_bandwidth is compared with step_seconds; give these, too: seconds, or "measure" to measure them'
-            )
+            raise ValueError('disk_bandwidth is compared with step_seconds; give these, too: seconds, or "measured"')
         if given is None or self._given is None:
             return None
-        if given == "measure":
+        if given == "measured":
             return probe(tier, self._sizes.state)
         pace = float(parse_budget(given, what="disk_bandwidth"))
         return pace, pace
@@ -149,11 +183,11 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
 
     def used(self, storage: StorageType) -> int:
         """Bytes of the checkpoints that are stored now, in RAM or on the disk."""
-        return self._used[storage]
+        return self._stored.used[storage]
 
     def peak(self, storage: StorageType) -> int:
         """The most bytes of checkpoints so far."""
-        return self._peak[storage]
+        return self._stored.peak[storage]
 
     @property
     def measured(self) -> list[float] | None:
@@ -167,7 +201,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
 
     def uses_storage_type(self, storage_type: StorageType) -> bool:
         """Whether checkpoints may lie there."""
-        if storage_type not in self._used:
+        if storage_type not in self._stored.used:
             return storage_type is WORK
         room = self._sizes.ram if storage_type is RAM else self._sizes.disk
         return self._stores and room >= min(self._sizes.state, self._sizes.deps)
@@ -207,14 +241,14 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         if self._max_n is None:
             yield from self._online()
             yield EndForward()
-            self._plan = None
+            self._table = None
             yield from self._sweep(at_hand=False, announce=False)
         else:
             yield from self._sweep(at_hand=True, announce=True)
         while True:
             self._swept += 1
             if not self.is_exhausted:
-                self._r, self._plan = 0, None
+                self._r, self._table = 0, None
             yield EndReverse()
             if self.is_exhausted:
                 return
@@ -228,9 +262,9 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
             stop = steps - self._r
             kept: _Checkpoint | None = None
             if not at_hand:
-                kept = self._stack[-1]
+                kept = self._stored.checkpoints[-1]
                 if kept.kind is Kind.DEPS:
-                    self._pop(kept)
+                    self._stored.pop(kept)
                     if kept.step < stop - 1:  # a step between was dropped
                         yield Move(kept.step, kept.where, NONE)
                         continue
@@ -245,7 +279,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
                 if stays:
                     yield Copy(kept.step, kept.where, WORK)
                 else:
-                    self._pop(kept)
+                    self._stored.pop(kept)
                     yield Move(kept.step, kept.where, WORK)
             yield self._advance(choice)
             at_hand = self._n < stop
@@ -253,21 +287,21 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
                 announce = False
                 yield EndForward()
                 if self._meter.measures and self._sizes.has_disk:
-                    self._plan = None
+                    self._table = None
             if choice.kind is Kind.LAST:
                 self._r += 1
                 yield Reverse(stop, stop - 1, True)
 
     def _choose(self, stop: int, kept: _Checkpoint | None) -> tuple[Choice, bool]:
         """What to do at the state that the forward is at; and whether its restart data stay in the storage."""
-        if self._plan is None:
-            self._plan = self._planned()
-        free = {where: self._free(where) for where in (RAM, DISK)}
+        if self._table is None:
+            self._table = self._planned()
+        free = {where: self._stored.free(where) for where in (RAM, DISK)}
         where = NONE
         if kept is not None:
             where = kept.where
             free[where] += kept.nbytes
-        choice = self._plan.choose(self._n, stop, free[RAM], free[DISK], where)
+        choice = self._table.choose(self._n, stop, free[RAM], free[DISK], where)
         stays = kept is not None and choice.kind in (Kind.STATE, Kind.NOTHING) and choice.where is where
         if stays:
             return replace(choice, kind=Kind.NOTHING), True
@@ -282,7 +316,7 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
             return choice, True
         if free[RAM] < self._sizes.state and (stop - 1) * self._sizes.deps > free[RAM]:
             return Choice(Kind.NOTHING, stop - 1), True
-        choice = self._plan.choose(self._n, stop, free[RAM], free[DISK], NONE)
+        choice = self._table.choose(self._n, stop, free[RAM], free[DISK], NONE)
         return Choice(Kind.NOTHING, choice.stop), True  # one storage has one thing for a step
 
     def _is_needed_again(self, step: int) -> bool:
@@ -293,17 +327,17 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
         """The action that does this."""
         start = self._begun = self._n
         if choice.kind in (Kind.STATE, Kind.DEPS):
-            self._push(start, choice.kind, choice.where)
+            self._stored.push(start, choice.kind, choice.where)
         where = WORK if choice.kind in (Kind.NOTHING, Kind.LAST) else choice.where
         self._n = choice.stop
         return Forward(start, choice.stop, choice.kind is Kind.STATE, choice.kind in (Kind.DEPS, Kind.LAST), where)
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> EqualSteps | UnequalSteps:
         steps, prices, sizes = self._max_n, self._prices(), self._sizes
         assert steps is not None, "a plan is made when the length is known"
         seconds = self._given if isinstance(self._given, list) else self.measured if self._swept else None
         if seconds is not None and len(set(seconds)) > 1:
-            states = [checkpoint.step for checkpoint in self._stack if checkpoint.kind is Kind.STATE]
+            states = [checkpoint.step for checkpoint in self._stored.states()]
             return UnequalSteps(seconds, sizes, prices, states)
         return EqualSteps(steps, sizes, prices.divided(self._step()))
 
@@ -336,65 +370,23 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
                 decision = online.decide(now)
                 is_stored = decision is not None
                 if decision is not None and decision.drop is not None:
-                    dropped = next(old for old in self._stack if old.step == decision.drop and old.kind is Kind.STATE)
-                    self._pop(dropped)
+                    dropped = next(old for old in self._stored.states() if old.step == decision.drop)
+                    self._stored.pop(dropped)
                     yield Move(dropped.step, dropped.where, NONE)
             window = online.window(len(online.states), now)
             while len(latest) > max(0, window - (not is_stored)) or (
-                latest and is_stored and self._free(RAM) < self._sizes.state <= self._sizes.ram
+                latest and is_stored and self._stored.free(RAM) < self._sizes.state <= self._sizes.ram
             ):
-                self._pop(latest[0])
+                self._stored.pop(latest[0])
                 yield Move(latest[0].step, RAM, NONE)
                 del latest[0]
             if is_stored:
-                if self._free(RAM) < self._sizes.state <= self._sizes.ram:
-                    yield self._down()
-                where = RAM if self._free(RAM) >= self._sizes.state else DISK
+                if self._stored.free(RAM) < self._sizes.state <= self._sizes.ram:
+                    yield self._stored.down()
+                where = RAM if self._stored.free(RAM) >= self._sizes.state else DISK
                 yield self._advance(Choice(Kind.STATE, now + 1 if window else max(due, now + 1), where))
             elif window:
                 yield self._advance(Choice(Kind.DEPS, now + 1, RAM))
-                latest.append(self._stack[-1])
+                latest.append(self._stored.checkpoints[-1])
             else:
                 yield self._advance(Choice(Kind.NOTHING, max(due, now + 1)))
-
-    def _down(self) -> Any:
-        """Move the oldest restart data from RAM to the disk."""
-        number, old = next((number, old) for number, old in enumerate(self._stack) if old.where is RAM)
-        self._used[RAM] -= old.nbytes
-        self._used[DISK] += old.nbytes
-        self._peak[DISK] = max(self._peak[DISK], self._used[DISK])
-        self._stack[number] = replace(old, where=DISK)
-        return Move(old.step, RAM, DISK)
-
-    # What is stored
-
-    def _free(self, where: StorageType) -> int:
-        return (self._sizes.ram if where is RAM else self._sizes.disk) - self._used[where]
-
-    def _push(self, step: int, kind: Kind, where: StorageType) -> None:
-        nbytes = self._sizes.state if kind is Kind.STATE else self._sizes.deps
-        self._stack.append(_Checkpoint(step, kind, where, nbytes))
-        self._used[where] += nbytes
-        self._peak[where] = max(self._peak[where], self._used[where])
-
-    def _pop(self, checkpoint: _Checkpoint) -> None:
-        self._stack.remove(checkpoint)
-        self._used[checkpoint.where] -= checkpoint.nbytes
-
-
-def _seconds(given: Any, max_n: int | None) -> float | list[float] | Literal["measure"] | None:
-    """What the user says of steps, checked."""
-    if given is None or given == "measure":
-        return given  # type: ignore[no-any-return]  # one of both
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        if not (isfinite(given) and given > 0):
-            raise ValueError(f"step_seconds must be positive, not {given!r}")
-        return float(given)
-    if isinstance(given, str) or not hasattr(given, "__len__"):
-        raise TypeError(f'step_seconds must be None, seconds, a sequence of them, or "measure", not {given!r}')
-    seconds = [float(second) for second in given]
-    if not seconds or not all(isfinite(second) and second >= 0 for second in seconds):
-        raise ValueError("step_seconds must have a number for each step, none of them negative")
-    if max_n is not None and len(seconds) != max_n:
-        raise ValueError(f"step_seconds has {len(seconds)} steps, and max_n={max_n}; give one number for each step")
-    return seconds

@@ -16,7 +16,7 @@ class PandasAdapter(rc.Adapter):
 
     def serves(self, cls: type) -> bool:
         """Frames, series and indexes; a Timestamp or a Categorical is a plain object."""
-        pandas = sys.modules.get("pandas")  # None while pandas is still being imported by somebody
+        pandas = sys.modules.get("pandas")  # None while pandas is still being imported
         return pandas is not None and issubclass(cls, (pandas.DataFrame, pandas.Series, pandas.Index))
 
     def nbytes(self, value: Any) -> int:

@@ -69,7 +69,7 @@ class PolarsAdapter(rc.Adapter):
         """With the same chunks, known to be sorted if they were."""
         if isinstance(head, tuple) and isinstance(head[0], type):
             cls, heads = head
-            columns = [_column(each, load) for each in heads]
+            columns = [_column(head, load) for head in heads]
             return cls(columns) if len(columns) != 1 or cls is not type(columns[0]) else columns[0]
         return super().unpack(head, load)
 

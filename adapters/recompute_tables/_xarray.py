@@ -25,21 +25,24 @@ class XarrayAdapter(rc.Adapter):
 
         What is yet to be read from a file counts nothing, also after it was read through the cached value: `load` it.
         """
-        return super().nbytes([value.attrs, *((_held(each), each.attrs) for _, each in _variables(value))])
+        return super().nbytes([value.attrs, *((_held(variable), variable.attrs) for _, variable in _variables(value))])
 
     def signature(self, value: Any) -> Hashable:
         """Type, and names, dimensions, shapes and dtypes of the variables."""
-        return (type(value), *((name, each.dims, each.shape, each.dtype) for name, each in _variables(value)))
+        return (
+            type(value),
+            *((name, variable.dims, variable.shape, variable.dtype) for name, variable in _variables(value)),
+        )
 
     def fingerprint(self, value: Any) -> bytes | None:
         """A digest of all names, attributes and arrays; None if something is not in memory."""
         cls = type(value)
         parts: list[Any] = [f"{cls.__module__}.{cls.__qualname__}", getattr(value, "name", None), value.attrs]
-        for name, each in _variables(value):
-            if each.chunks is not None or _held(each) is None:
+        for name, variable in _variables(value):
+            if variable.chunks is not None or _held(variable) is None:
                 return None
-            index = isinstance(each, sys.modules["xarray"].IndexVariable)
-            parts += name, each.dims, each.attrs, each.to_index() if index else each.data
+            index = isinstance(variable, sys.modules["xarray"].IndexVariable)
+            parts += name, variable.dims, variable.attrs, variable.to_index() if index else variable.data
         return super().fingerprint(parts)
 
 
@@ -47,14 +50,14 @@ def _variables(value: Any) -> Iterator[tuple[Any, Any]]:
     """Each with its name: that of a dataset in a tree is its path, too."""
     if hasattr(value, "subtree"):
         for node in value.subtree:
-            for name, each in node.dataset.variables.items():
-                yield (node.path, name), each
+            for name, variable in node.dataset.variables.items():
+                yield (node.path, name), variable
     elif hasattr(value, "data_vars"):
         yield from value.variables.items()
     elif hasattr(value, "coords"):
         yield None, value.variable
-        for name, each in value.coords.variables.items():
-            yield name, each
+        for name, variable in value.coords.variables.items():
+            yield name, variable
     else:
         yield None, value
 

@@ -3,16 +3,15 @@
 with rt.budget("5GB"):
     train(model, loader, optimizer)
 
-step = rt.compile(loss_of, "2GB")  # or planned in advance, by torch.compile
+step = rt.planned(loss_of, "2GB")  # or planned in advance, by torch.compile
 """
 
 from typing import TYPE_CHECKING, Any
 
 try:
-    from recompute_torch._adapter import TorchAdapter, adapter
+    from recompute_torch._adapter import adapter
     from recompute_torch._block import budget, checkpoint, decheckpoint
-    from recompute_torch._floor import FloorWarning
-    from recompute_torch._holders import Held, Parts
+    from recompute_torch._holders import FloorWarning
     from recompute_torch._least import Least, least
     from recompute_torch._report import Report, Step
 except ModuleNotFoundError as error:
@@ -24,12 +23,13 @@ except ModuleNotFoundError as error:
     ) from None
 
 if TYPE_CHECKING:
-    from recompute_torch._compile.backend import compile, plans
+    from recompute_torch._compile.backend import compile, planned, plans
     from recompute_torch._compile.knapsack import KnapsackSolver
     from recompute_torch._compile.report import GraphPlan, Plans
 
 _COMPILED = {
     "compile": "backend",
+    "planned": "backend",
     "plans": "backend",
     "GraphPlan": "report",
     "Plans": "report",
@@ -49,19 +49,17 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "FloorWarning",
     "GraphPlan",
-    "Held",
     "KnapsackSolver",
     "Least",
-    "Parts",
     "Plans",
     "Report",
     "Step",
-    "TorchAdapter",
     "adapter",
     "budget",
     "checkpoint",
     "compile",
     "decheckpoint",
     "least",
+    "planned",
     "plans",
 ]

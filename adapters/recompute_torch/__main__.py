@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from recompute.text import List, Table, format_bytes
+from recompute.text import List, Table, format_bytes, parse_budget
 
 _SHARES: Final = "100%,90%,80%,70%,60%,50%,40%,30%,20%,10%"
 _ABOUT: Final = """\
@@ -33,7 +34,7 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     command.add_argument("--slower", type=float, default=1.1, metavar="TIMES", help="that a step may take; %(default)s")
     command.add_argument("--compiler", choices=("boxed", "inductor"), default="boxed")
-    command.add_argument("--costs", choices=("measure", "model"), default="measure")
+    command.add_argument("--costs", choices=("measured", "estimated"), default="measured")
     command.add_argument("--effort", type=float, default=0.3, help="of planning, for each budget; 1 is ten seconds")
     options = parser.parse_args(given)
     try:
@@ -45,14 +46,13 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _told(options: argparse.Namespace) -> str:
-    from recompute_torch._compile.ahead import planned, within
+    from recompute_torch._compile.backend import Options, ladder
     from recompute_torch._compile.partition import TooSmall
 
     budgets = [text.strip() for text in options.budgets.split(",")]
-    amounts = [within(text, _rounded) for text in budgets]
-    chosen = {name: getattr(options, name) for name in ("compiler", "costs", "effort")}
+    amounts = [partial(_bytes, text) for text in budgets]
     step, inputs = _made(options.make_step)
-    rungs = planned(step, inputs, amounts, {"budget": 1.0, **chosen})
+    rungs = ladder(step, inputs, amounts, Options(None, 1.0, options.costs, options.effort, 1, options.compiler))
     plans = sorted([rung for rung in rungs if not isinstance(rung, TooSmall)], key=lambda plan: plan.budget)
     refused = [rung for rung in rungs if isinstance(rung, TooSmall)]
     pairs = [("too small", str(refused[0]))] if refused else []
@@ -79,8 +79,9 @@ def _told(options: argparse.Namespace) -> str:
     return f"{Table(options.make_step, pairs, [List(columns, rows, '>>>>>>')])}\n\n{line}"
 
 
-def _rounded(nbytes: int) -> int:
-    """Up to what is shown of it, three digits, so that the line to paste says what was planned."""
+def _bytes(budget: str, plain: int) -> int:
+    """A budget, or a share of the plain peak; up to three digits, so that the line to paste says what was planned."""
+    nbytes = parse_budget(budget, whole=plain)
     last: int = 10 ** max(0, len(str(nbytes)) - 3)
     return -(-nbytes // last) * last
 

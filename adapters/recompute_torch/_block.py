@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Mapping
-from threading import RLock, get_ident, local
+from threading import get_ident
 from time import perf_counter
-from types import TracebackType
 from typing import Any, ClassVar, Final, Literal
-from weakref import WeakSet, ref
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
 from recompute.extend import Settings
-from recompute.text import bytes_or_share, parse_budget
+from recompute.text import parse_budget
 from recompute_torch import _escapes
-from recompute_torch._floor import Floor, explain, warn_of
-from recompute_torch._interrupts import Interrupts
-from recompute_torch._net import Net
-from recompute_torch._report import Report, Step
-from recompute_torch._stats import Stats, of_python
-from recompute_torch._threads import Threads
+from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, blocks, current
+from recompute_torch._holders import Floor, explain, warn_of
+from recompute_torch._limits import Activations, for_cache
+from recompute_torch._report import Report, Stats, Step, of_python
+from recompute_torch._threads import Interrupts
 from recompute_torch._tracker import Tracker
 
 _NONE: Final[dict[str, Any]] = {}
@@ -65,7 +60,7 @@ class _Mode(TorchDispatchMode):
             known = self._rules.get(id(func)) or self._tracker.learn(func)
             return known[0](func, known[1], args, kwargs or _NONE)
         except rc.BudgetError as error:
-            explain(error, self._tracker)
+            explain(error, self._tracker.floor_now(), self._tracker.cache.extend.pools())
             raise
         finally:
             if self._interrupts.waiting:
@@ -74,32 +69,8 @@ class _Mode(TorchDispatchMode):
 
 set_code_exec_strategy(_Mode.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
-_current: Final = local()
 
-_CURE: Final = (
-    "Raise the budget, or take smaller batches; print(block) shows what holds memory and what is repeated, and "
-    "rt.least(step) what each budget costs."
-)
-
-_ENTERED_ONCE: Final = "a budget block is entered once; make a new one: with rt.budget(...):"
-
-_REMEMBERED: Final = 1000
-"""Steps."""
-
-_blocks: Final[WeakSet[budget]] = WeakSet()
-"""Those that are open, for processes that are forked off: the workers of a DataLoader."""
-
-
-def _forked() -> None:
-    for block in list(_blocks):
-        block._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-class budget:
+class budget(Block):
     """Train, or do whatever else with tensors, in a memory budget.
 
     Inside the block every tensor takes part: what operators make may be evicted, and is made again when it is needed.
@@ -123,7 +94,7 @@ class budget:
     tiers
         As for `recompute.Cache`: `{"cuda:0": [rc.Host("64GB")]}`. Parameters, gradients and what an optimizer remembers
         may move, too, so the budget can be smaller than all of them; an optimizer that takes all of them in one
-        operator (`foreach=True`, the default on a GPU) needs them in memory at once, `foreach=False` does not.
+        operator (`foreach=True`, the default on a GPU) needs them in memory together, `foreach=False` does not.
     history
         How many calls are remembered at most for the sake of what was made from them; with more, see `commit`.
     native
@@ -136,11 +107,11 @@ class budget:
     """
 
     path: ClassVar[Literal["python", "native"]] = "python"
-    """Which one tracks the operators: a dispatch mode, or C++ below it."""
 
     def __new__(cls, *args: Any, native: bool | None = None, **options: Any) -> budget:
         """A block of the path that is asked for."""
-        return object.__new__(_path(native, args[0] if args else None, options) if cls is budget else cls)
+        path: Any = _path(native, args[0] if args else None, options) if cls is budget else budget
+        return object.__new__(cls) if path is budget else path(*args, native=native, **options)
 
     def __init__(
         self,
@@ -164,7 +135,7 @@ class budget:
             raise TypeError("give budget, for all memory, or activations, for these alone; not both")
         named = {} if policy is None else {"policy": policy}
         self.cache: Final = rc.Cache(
-            _bytes(budget),
+            for_cache(budget),
             search=search,
             foresight=foresight,
             tiers=tiers,
@@ -173,73 +144,52 @@ class budget:
             clock=clock,
             settings=Settings(
                 smallest=parse_budget(smallest, of="what", what="smallest"),
-                cure=_CURE,
+                cure=CURE,
                 package="torch",
                 paste='rt.budget("{budget}")',
                 keeps=False,
             ),
             **named,
         )
-        self._net = None if activations is None else Net(self.cache, activations, _devices())
-        self._listeners: list[Callable[[Step], Any]] = []
-        self._steps: deque[Step] = deque(maxlen=_REMEMBERED)
+        self._activations = None if activations is None else Activations(self.cache, activations)
         self._lap = 0, perf_counter(), self.cache.extend.counts()
         self._measures = False
-        self._interrupts = Interrupts()
+        super().__init__()
         self._tracker = Tracker(
             self.cache, history, everything=not only_checkpointed, watching=self._mode, moves=bool(tiers)
         )
-        self._here = local()
-        self._threads: Threads | None = None
-        self._entered = 0
-        self._hooks: list[Any] = []
-        self._optimizer: ref[torch.optim.Optimizer] | None = None
-        self._lock = RLock()
 
-    def __enter__(self) -> budget:
-        around = self._around()
-        with self._lock:
-            if not self._entered:
-                if self._tracker.closed:
-                    raise RuntimeError(_ENTERED_ONCE)
-                if any(block.path == "native" for block in _blocks):
-                    raise RuntimeError("a native budget block is open in this process, which is alone: leave it first")
-                _escapes.guard()
-                _blocks.add(self)
-                if self.cache.budget is not None and self._tracker.floor is None:
-                    self._tracker.floor = Floor(self._tracker.holders, self._tracker.known)
-                self._threads = Threads(self._join)
-                self._hooks = [
-                    register_optimizer_step_pre_hook(self._steps_now),
-                    register_optimizer_step_post_hook(self._stepped),
-                ]
-            self._entered += 1
-            self._begin()
-        _current.blocks = [*around, self]
-        return self
+    def _open(self) -> None:
+        """The first thread enters."""
+        if self._tracker.closed:
+            raise RuntimeError(ENTERED_ONCE)
+        if any(block.path == "native" for block in blocks):
+            raise RuntimeError("a native budget block is open in this process, which is alone: leave it first")
+        _escapes.guard()
+        if self.cache.budget is not None and self._tracker.floor is None:
+            self._tracker.floor = self._tracker.floor_now()
 
-    def _around(self) -> list[budget]:
-        """The entries of this thread that have not ended, all of this block. Raises RuntimeError for another one's."""
-        around: list[budget] = getattr(_current, "blocks", [])
-        if any(block is not self for block in around):
-            raise RuntimeError(
-                "a budget block is open in this thread already, and tensors can belong to one only; "
-                "to change its budget, set block.budget"
-            )
-        return around
+    def _take_part(self) -> None:
+        self._here.mode = self._mode(self._tracker)
+        self._here.mode.__enter__()
+        self._interrupts.hold()
 
-    def _join(self) -> None:
-        with self._lock:
-            self._begin()
+    def _step_out(self) -> None:
+        self._here.mode.__exit__(None, None, None)
 
-    def _begin(self) -> None:
-        """This thread takes part, as long as it has not ended as often as it has begun."""
-        here = self._here
-        here.times = getattr(here, "times", 0) + 1
-        if here.times == 1:
-            here.mode = self._mode(self._tracker)
-            here.mode.__enter__()
-            self._interrupts.hold()
+    def _close(self) -> None:
+        try:
+            self.cache.next_iteration(last=True)
+            self._tracker.leave()
+        finally:
+            _escapes.unguard()
+
+    def _after_fork(self) -> None:
+        """In a child process."""
+        self._interrupts.release()
+        self._tracker.fork()
+
+    # Steps of optimizers
 
     def _steps_now(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer is about to make a step."""
@@ -252,26 +202,19 @@ class budget:
             self._tracker.meet(tensor)
             self._tracker.keep(tensor)  # what it is made of, such as gradients, need not stay for it
         self._tracker.stepping.discard(get_ident())
-        first = None if self._optimizer is None else self._optimizer()
-        if first is None:
-            self._optimizer = ref(optimizer)
-        if first is None or first is optimizer:
-            self._over()
+        if self._ends_a_round(optimizer):
+            self._record(self._lapped())
             self.cache.next_iteration()
 
-    def _over(self) -> None:
-        """A step is over."""
-        step = self._lapped()
-        self._steps.append(step)
-        if self._net is not None:
-            self._net.stepped()
+    def _look_at(self, step: Step) -> None:
+        """Learn from a step, and warn of what it shows."""
+        if self._activations is not None:
+            self._activations.stepped()
         floor = self._tracker.floor
         if floor is not None and step.number == 1:
             warn_of(floor, self.cache.extend.pools())
             if not self._measures:
                 self._tracker.floor = None
-        for listener in list(self._listeners):
-            listener(step)
 
     def _lapped(self) -> Step:
         done, now = self.cache.extend.counts(), perf_counter()
@@ -291,54 +234,23 @@ class budget:
     def _measure(self) -> Floor:
         """Have all operators of the block measured, not only those of the first step."""
         self._measures = True
-        floor = self._tracker.floor = Floor(self._tracker.holders, self._tracker.known)
+        floor = self._tracker.floor = self._tracker.floor_now()
         return floor
 
     def _mode(self, tracker: Tracker) -> _Mode:
         return _Mode(tracker, self._interrupts)
 
-    def _end(self) -> None:
-        here = self._here
-        here.times -= 1
-        if not here.times:
-            here.mode.__exit__(None, None, None)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _current.blocks = _current.blocks[:-1]
-        with self._lock:
-            self._end()
-            self._entered -= 1
-            try:
-                if not self._entered:
-                    self._leave()
-            finally:
-                if not self._here.times:
-                    self._interrupts.let_go()
-                self._interrupts.deliver()
-
-    def _leave(self) -> None:
-        try:
-            self.cache.next_iteration(last=True)
-            self._tracker.leave()
-        finally:
-            if self._threads is not None:
-                self._threads.close()
-            for hook in self._hooks:
-                hook.remove()
-            _escapes.unguard()
-            _blocks.discard(self)
+    # What a user asks
 
     @property
     def budget(self) -> Any:
-        """Bytes, or a mapping from device to these; None: unlimited. Setting it evicts at once."""
+        """Bytes, or a mapping from device to these; None: unlimited. Setting it evicts what no longer fits."""
         return self.cache.budget
 
     @budget.setter
     def budget(self, budget: Any) -> None:
-        self.cache.budget = _bytes(budget)
-        self._net = None
+        self.cache.budget = for_cache(budget)
+        self._activations = None
 
     def stats(self) -> Stats:
         """What the cache did and holds, and which path ran."""
@@ -355,27 +267,18 @@ class budget:
         stats = self.stats()
         tracker = self._tracker
         held = tracker.holders.sizes(tracker.known())
-        held["inputs and others"].here += max(0, stats.used - sum(each.here for each in held.values()))
+        held["inputs and others"].here += max(0, stats.used - sum(size.here for size in held.values()))
         load = self.cache.extend.load()
         whole = max(tracker.whole, load.missing + load.used)
         return Report(held, tracker.holders.handed_out(), whole, tuple(self._steps), stats)
 
-    def on_step(self, listener: Callable[[Step], Any]) -> None:
-        """Call `listener(step)` after each step of the first optimizer, with what it took: see `Step`."""
-        self._listeners.append(listener)
-
     def commit(self) -> None:
-        """Forget how everything was made: what is alive stays in memory from now on.
+        """Forget how everything was made: what is alive stays in memory.
 
-        Nobody needs to call this in a training: what was made from a parameter is forgotten when the parameter changes.
+        A training does not need it: what was made from a parameter is forgotten when the parameter changes.
         """
         self._tracker.commit()
         self._interrupts.deliver()
-
-    def _after_fork(self) -> None:
-        """In a child process."""
-        self._interrupts.let_go()
-        self._tracker.fork()
 
     def _own(self, tensor: torch.Tensor) -> None:
         """It takes part."""
@@ -388,12 +291,6 @@ class budget:
     def __repr__(self) -> str:
         return f"<budget {self.cache!r}>"
 
-    def __str__(self) -> str:
-        return str(self.report())
-
-    def _repr_html_(self) -> str:
-        return self.report()._repr_html_()
-
 
 def checkpoint(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, which takes part in the budget block that is open in this thread, and what is made from it.
@@ -405,12 +302,12 @@ def checkpoint(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def decheckpoint(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, with its content, which stays from now on; how it was made is forgotten."""
+    """The tensor itself, with its content, which stays; how it was made is forgotten."""
     _block("decheckpoint")._forget(tensor)
     return tensor
 
 
-def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[budget]:
+def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[Block]:
     """The class of a block. Raises RuntimeError if the native path is asked for and cannot be."""
     if native is False or (native is None and os.environ.get("RECOMPUTE_TORCH_NATIVE", "") in ("", "0")):
         return budget  # mostly, without a look at what is not needed
@@ -429,32 +326,11 @@ def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[bu
         if wrong:
             load.say_once(wrong)
             return budget
-    return block.NativeBudget
+    return budget.register(block.NativeBudget)
 
 
-def _block(name: str) -> budget:
-    blocks = getattr(_current, "blocks", None)
+def _block(name: str) -> Any:
+    blocks = getattr(current, "blocks", None)
     if not blocks:
         raise RuntimeError(f"{name} works inside of a budget block: with rt.budget(...):")
-    return blocks[-1]  # type: ignore[no-any-return]  # a thread-local attribute has any type
-
-
-def _bytes(budget: Any) -> Any:
-    """A budget as the cache takes it: shares of a device's memory become bytes."""
-    if isinstance(budget, Mapping):
-        return {device: _size(device, each) for device, each in budget.items()}
-    if budget == "auto":
-        return None
-    if budget is None or callable(budget) or isinstance(bytes_or_share(budget), int):
-        return budget
-    return {device: _size(device, budget) for device in _devices()}
-
-
-def _devices() -> list[str]:
-    return ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-
-
-def _size(device: str, budget: Any) -> Any:
-    if device == "cpu" or budget is None or callable(budget):  # the cache knows the memory of the machine itself
-        return budget
-    return parse_budget(budget, whole=lambda: int(torch.cuda.mem_get_info(torch.device(device))[1]))
+    return blocks[-1]

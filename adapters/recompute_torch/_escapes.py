@@ -1,6 +1,6 @@
 """What reads the memory of tensors without an operator, and so behind the back of every mode.
 
-While a block is open, a few functions of torch are preceded by ones that see to it that there is something to read: in
+While a block is open, a few functions of torch are preceded by ones that make sure that there is something to read: in
 every thread, in hooks of autograd, and in code that has switched the modes off. Afterwards they are gone.
 """
 
@@ -41,7 +41,7 @@ MOVES: Final[Names] = {
     torch.Tensor: ("share_memory_",),
     torch.UntypedStorage: ("_share_fd_cpu_", "_share_filename_cpu_"),
 }
-"""They give a storage other memory, with the same content, by operators that nobody should see."""
+"""They give a storage other memory, with the same content, by operators that are not to be tracked."""
 
 WRITES: Final[Names] = {torch.Tensor: ("apply_", "map2_", "map_")}
 """They write to the memory of their first argument, and read that of the others."""

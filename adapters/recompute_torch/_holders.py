@@ -1,15 +1,20 @@
-"""What the memory of a training is held by: parameters, gradients, optimizers, inputs and the like, activations."""
+"""What the memory of a training is held by, and its floor: what must be in memory together at its tightest operator.
+
+Parameters, gradients, optimizers, inputs and the like, activations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import ref
 
 import torch
 
-from recompute.extend import EVICTED
+import recompute as rc
+from recompute import text
+from recompute.extend import EVICTED, Pool, Value
 from recompute.text import format_bytes
 from recompute_torch._memory import storage_of
 from recompute_torch._recipe import ordinary
@@ -28,7 +33,7 @@ class Parts:
     optimizer: int = 0
     """What optimizers remember of each parameter."""
     others: int = 0
-    """Inputs, buffers, and whatever else stays: nobody knows how to make it again, or it was written in place."""
+    """Inputs, buffers, and whatever else stays: how to make it again is not known, or it was written in place."""
     operator: int = 0
     """What the largest operator takes and makes, beyond these."""
     name: str = ""
@@ -40,7 +45,7 @@ class Parts:
         return self.parameters + self.gradients + self.optimizer + self.others + self.operator
 
     def __str__(self) -> str:
-        found = [
+        parts = [
             f"{what} {format_bytes(size)}"
             for what, size in (
                 ("parameters", self.parameters),
@@ -49,7 +54,7 @@ class Parts:
                 ("inputs and others", self.others),
             )
         ]
-        return f"{', '.join(found)}, and {format_bytes(self.operator)} for {self.name}"
+        return f"{', '.join(parts)}, and {format_bytes(self.operator)} for {self.name}"
 
 
 @dataclass
@@ -76,15 +81,15 @@ class Holders:
         known[number] = ref(parameter, lambda _: known.pop(number, None))
 
     def hand_out(self, storage: Any) -> None:
-        """Somebody refers to the memory of a storage."""
+        """The program refers to the memory of a storage."""
         known = self._handed_out
         number = id(storage)
         known[number] = ref(storage, lambda _: known.pop(number, None))
 
     def handed_out(self) -> int:
         """Bytes of these that are alive, and in no budget."""
-        found = [each() for each in list(self._handed_out.values())]
-        return sum(each.nbytes() for each in found if each is not None and not hasattr(each, "_recompute"))
+        alive = [reference() for reference in list(self._handed_out.values())]
+        return sum(storage.nbytes() for storage in alive if storage is not None and not hasattr(storage, "_recompute"))
 
     def meet_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
@@ -94,21 +99,21 @@ class Holders:
             known[number] = ref(optimizer, lambda _: known.pop(number, None))
             self._entries.pop(number, None)
             for group in optimizer.param_groups:
-                for each in group["params"]:
-                    self.meet(each)
+                for parameter in group["params"]:
+                    self.meet(parameter)
 
     def remembered(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         """What an optimizer remembers, if there is more of it than when this was last asked."""
-        entries = sum([len(optimizer.state[each]) for each in list(optimizer.state)])
+        entries = sum([len(optimizer.state[parameter]) for parameter in list(optimizer.state)])
         if entries == self._entries.get(id(optimizer)):
             return []
         self._entries[id(optimizer)] = entries
-        return [each for each in _tensors(list(optimizer.state.values())) if _has_storage(each)]
+        return [tensor for tensor in _tensors(list(optimizer.state.values())) if _has_storage(tensor)]
 
     def parameters(self) -> list[Tensor]:
         """Those that are alive."""
-        found = [each() for each in list(self._parameters.values())]
-        return [each for each in found if each is not None]
+        alive = [reference() for reference in list(self._parameters.values())]
+        return [parameter for parameter in alive if parameter is not None]
 
     def groups(self) -> dict[str, list[Tensor]]:
         """What optimizers remember, gradients, and parameters; a tensor of several counts as the last."""
@@ -117,34 +122,34 @@ class Holders:
         for reference in list(self._optimizers.values()):
             optimizer = reference()
             if optimizer is not None:
-                remembered += [optimizer.state[each] for each in list(optimizer.state)]
+                remembered += [optimizer.state[parameter] for parameter in list(optimizer.state)]
         return {
             "optimizer": list(_tensors(remembered)),
-            "gradients": [each.grad for each in parameters if each.grad is not None],
+            "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
             "parameters": parameters,
         }
 
     def kinds(self) -> dict[int, str]:
         """What a storage is there for, by its identity; those of activations and others are not in it."""
-        found: dict[int, str] = {}
+        kinds: dict[int, str] = {}
         for kind, tensors in self.groups().items():
             for tensor in tensors:
                 if _has_storage(tensor):
-                    found[id(storage_of(tensor))] = kind
-        return found
+                    kinds[id(storage_of(tensor))] = kind
+        return kinds
 
     def sizes(self, storages: Iterable[Any]) -> dict[str, Held]:
         """The bytes of storages that the cache knows, by kind, in memory and evicted."""
         kinds = self.kinds()
-        found = {kind: Held() for kind in KINDS}
+        sizes = {kind: Held() for kind in KINDS}
         for storage in storages:
             node = storage._recompute.node
             kind = kinds.get(id(storage)) or ("activations" if node.operation is not None else "inputs and others")
             if node.payload is EVICTED:
-                found[kind].gone += node.storage.size
+                sizes[kind].gone += node.storage.size
             else:
-                found[kind].here += node.storage.size
-        return found
+                sizes[kind].here += node.storage.size
+        return sizes
 
 
 def _has_storage(tensor: Tensor) -> bool:
@@ -157,5 +162,76 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
+        for part in value:
+            yield from _tensors(part)
+
+
+_CURE: Final = "rt.least(step) says before a training what it needs"
+
+
+class Floor:
+    """The tightest operator on each device, of those that it is told about."""
+
+    def __init__(self, holders: Holders, storages: Callable[[], list[Any]]) -> None:
+        self._holders = holders
+        self._storages = storages
+        self.parts: dict[str, Parts] = {}
+
+    def note(self, function: Any, nodes: Sequence[Value], made: Sequence[Value]) -> None:
+        """An operator has run: what it took and made was in memory together, beside what stays."""
+        if made and made[0].storage.values:  # mostly it is none of the tightest, which is quickly seen
+            pool = made[0].storage.pool
+            known = self.parts.get(pool.device)
+            most = sum([node.storage.size for node in nodes]) + sum([node.storage.size for node in made])
+            if known is not None and pool.sources + most <= known.total:
+                return
+        storages = list({node.storage for node in (*nodes, *made) if node.storage.values})
+        if storages:
+            pool = storages[0].pool
+            here = [storage for storage in storages if storage.pool is pool]
+            size = sum(storage.size for storage in here if not any(node.stays for node in storage.values))
+            known = self.parts.get(pool.device)
+            if known is None or pool.sources + size > known.total:
+                self.parts[pool.device] = self.now(pool, size, function.__name__)
+
+    def now(self, pool: Pool, operator: int, name: str) -> Parts:
+        """What stays on a device now, and an operator beside it."""
+        pairs = [(storage, storage._recompute.node.storage) for storage in self._storages()]
+        here = [(storage, node) for storage, node in pairs if node.pool is pool]
+        sizes = self._holders.sizes(storage for storage, node in here if any(value.stays for value in node.values))
+        parameters, gradients, optimizer = [sizes[kind].here for kind in KINDS[:3]]
+        others = max(0, pool.sources - parameters - gradients - optimizer)
+        return Parts(parameters, gradients, optimizer, others, operator, name)
+
+
+class FloorWarning(UserWarning):
+    """The next step needs more than the budget, if it is like the first one: what the optimizer remembers is new."""
+
+
+def warn_of(floor: Floor, pools: Mapping[str, Pool]) -> None:
+    """After the first step: warn if the next one, in which there is what the optimizer remembers, cannot work."""
+    for device, seen in floor.parts.items():
+        pool = pools[device]
+        now = floor.now(pool, 0, "")
+        needed = replace(seen, optimizer=max(seen.optimizer, now.optimizer))
+        if needed.total > pool.limit:
+            text.warn(
+                f"the next step needs at least {format_bytes(needed.total)} ({needed.total} bytes) on {device}, if it "
+                f"is like this one: {needed}; the budget is {format_bytes(pool.limit)}. What the optimizer remembers "
+                "stays there. Raise it, or take smaller batches; rt.least(step) says what a step needs",
+                FloorWarning,
+                stacklevel=text.outside("torch"),
+            )
+
+
+def explain(error: rc.BudgetError, floor: Floor, pools: Mapping[str, Pool]) -> None:
+    """Say in the words of a training what the operator that found no room would have needed."""
+    pool = pools.get(error.device or "")
+    if pool is None or _CURE in str(error):  # nested operators: it has been said
+        return
+    parts = floor.now(pool, max(0, error.needed - pool.sources), error.operation or "a tensor")
+    later = "" if parts.optimizer else "; what an optimizer remembers comes on top, from the second step on"
+    error.args = (
+        f"{error}. It needs at least {format_bytes(parts.total)} ({parts.total} bytes) on {pool.device}: "
+        f"{parts}{later}. {_CURE}",
+    )

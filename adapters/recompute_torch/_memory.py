@@ -1,15 +1,25 @@
-"""The memory of a storage: its bytes lie in the storage that tensors of the program share, or in one of their own."""
+"""The memory of a storage: its bytes lie in the storage that tensors of the program share, or in one of their own.
+
+How they move to a tier and back (those of a GPU by pinned memory, on a stream of their own), what an operation on a GPU
+costs, and what is done if a device has no memory left.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import c_ubyte
 from functools import partial
 from operator import call
+from pickle import PickleBuffer
 from typing import Any, Final, TypeVar
 from weakref import ref
 
 import torch
+
+from recompute import extend
 
 Storage = torch.UntypedStorage
 
@@ -19,11 +29,11 @@ storage_of: Final = torch._C.TensorBase.untyped_storage
 """The storage of a tensor, past whatever stands before this method while a block is open."""
 
 
-def at_once(*steps: partial[Any]) -> None:
+def uninterrupted(*steps: partial[Any]) -> None:
     """Do one after the other what has no code in Python: no exception comes up in between, of a signal or a tracer.
 
     Between two statements one can: a handler of signals runs where a tracer does, before any line. Of two storages
-    that have the same bytes one is to let go of them, and if nobody knows which, both do or none.
+    that have the same bytes one is to give them up, and if it is not known which, both do or none.
     """
     deque(map(call, steps), 0)
 
@@ -45,7 +55,7 @@ class Memory:
     __slots__ = ("device", "kept", "nbytes", "outer", "own", "tiny")
 
     def __init__(
-        self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None, tiny: bool = False
+        self, device: str, nbytes: int, outer: ref[Storage] | None, own: Storage | None, *, tiny: bool = False
     ) -> None:
         self.device = device
         self.nbytes = nbytes
@@ -65,11 +75,11 @@ class Memory:
         return storage
 
     def keep(self) -> bool:
-        """From now on the bytes stay when the outer storage goes; False if that has gone, and they with it."""
+        """Let the bytes stay when the outer storage goes; False if that has gone, and they with it."""
         outer: Any = None if self.outer is None else self.outer()
         if self.own is None and outer is not None:
             alias = _alias(outer)
-            at_once(partial(outer._swap_data_ptr_, alias), partial(setattr, self, "own", alias))
+            uninterrupted(partial(outer._swap_data_ptr_, alias), partial(setattr, self, "own", alias))
         return self.own is not None
 
     def fill(self, remains: ref[Storage]) -> None:
@@ -78,21 +88,21 @@ class Memory:
         if outer is None or self.own is None:
             return
         if self.kept:
-            at_once(partial(outer._swap_data_ptr_, _alias(self.own)), partial(setattr, self, "outer", remains))
+            uninterrupted(partial(outer._swap_data_ptr_, _alias(self.own)), partial(setattr, self, "outer", remains))
         else:
-            at_once(
+            uninterrupted(
                 partial(outer._swap_data_ptr_, self.own),
                 partial(setattr, self, "outer", remains),
                 partial(setattr, self, "own", None),
             )
 
     def give_back(self, *further: partial[Any]) -> None:
-        """Leave the bytes to the outer storage; `further` steps, if any, are part of it: see `at_once`."""
+        """Leave the bytes to the outer storage; `further` steps, if any, are part of it: see `uninterrupted`."""
         outer: Any = None if self.outer is None else self.outer()
         steps: list[partial[Any]] = []
         if self.own is not None and outer is not None:
             steps = [partial(outer._swap_data_ptr_, self.own), partial(setattr, self, "own", None)]
-        at_once(*steps, *further)
+        uninterrupted(*steps, *further)
 
     def __repr__(self) -> str:
         return f"<{self.nbytes} bytes on {self.device}>"
@@ -126,7 +136,7 @@ def same(one: Any, other: Any) -> bool:
     """Whether two storages of one size have the same bytes."""
 
     def equal() -> bool:
-        pair = [torch.empty(0, dtype=torch.uint8, device=each.device).set_(each) for each in (one, other)]
+        pair = [torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory) for memory in (one, other)]
         return torch.equal(*pair)
 
     return quietly(equal)
@@ -150,3 +160,117 @@ def quietly(function: Callable[[], T]) -> T:
         torch._C._AutoDispatchBelowADInplaceOrView(),
     ):
         return function()
+
+
+_streams: Final[dict[torch.device, Any]] = {}
+
+
+def bytes_of(storage: Storage) -> memoryview:
+    """The bytes of a storage, which stays as long as they do; of one on a GPU a copy on the host.
+
+    Raises ValueError where other processes have them, too, and for devices that are neither CPU nor CUDA.
+    """
+    if storage.device.type == "cuda":
+        return _view(quietly(lambda: _on_host(storage)))
+    if storage.device.type != "cpu" or storage.is_shared():
+        raise ValueError(f"a storage on {storage.device} that others may have, too, cannot be moved")
+    return _view(storage)
+
+
+def new_storage(nbytes: int, device: torch.device, load: Callable[[Any], None]) -> Storage:
+    """A storage of its own whose bytes `load` gives."""
+    storage = quietly(lambda: Storage(nbytes, device=device))
+    if device.type == "cpu":
+        load(_view(storage))
+    else:
+        host = quietly(lambda: _pinned(nbytes))
+        load(_view(storage_of(host)))
+        quietly(lambda: _copy(host, _bytes(storage)))
+    return storage
+
+
+def _view(storage: Storage) -> memoryview:
+    """Memory on the host. NumPy's view would make the storage one that cannot be resized."""
+    memory: Any = (c_ubyte * storage.nbytes()).from_address(storage.data_ptr())
+    memory.storage = storage  # which lives as long as the view
+    return PickleBuffer(memory).raw()
+
+
+def _on_host(storage: Storage) -> Storage:
+    torch.cuda.synchronize(storage.device)  # whichever stream has made the bytes
+    host = _pinned(storage.nbytes())
+    _copy(_bytes(storage), host)
+    return storage_of(host)
+
+
+def _copy(source: torch.Tensor, to: torch.Tensor) -> None:
+    with _beside(source.device if source.is_cuda else to.device):
+        to.copy_(source, non_blocking=True)
+
+
+@contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """A stream that nothing else uses, after what was launched before; what it is given is done when the block ends."""
+    stream = _streams.get(device) or _streams.setdefault(device, torch.cuda.Stream(device))
+    stream.wait_stream(torch.cuda.current_stream(device))  # the memory may have been that of another tensor until now
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+def _pinned(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+def _bytes(storage: Storage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def timer(device: str) -> Callable[[], Callable[[], float | None]] | None:
+    """`Adapter.timer` for CUDA devices; None for others, whose operations are over when they return."""
+    if not device.startswith("cuda"):
+        return None
+    stream = torch.cuda.current_stream(torch.device(device))
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record(stream)
+
+    def launched() -> Callable[[], float | None]:
+        end.record(stream)
+        return lambda: start.elapsed_time(end) / 1000 if end.query() else None
+
+    return launched
+
+
+_ASKED: Final = re.compile(r"ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
+_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether an allocation failed, on a GPU or on the host."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def try_again(error: RuntimeError, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """What `function` returns once the cache has evicted enough; twice as much each time.
+
+    Raises `error` if there is no cache to ask, or if nothing more can be evicted.
+    """
+    frame = extend.running()
+    if frame is None:
+        raise error
+    device = device_name(
+        next((argument.device for argument in args if isinstance(argument, torch.Tensor)), torch.device("cpu"))
+    )
+    asked = _ASKED.search(str(error))
+    wanted = int(float(asked[1]) * _UNITS[asked[2]]) if asked else 2**20
+    while frame.engine.cache.release_memory(max(1, wanted), device):
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as again:
+            if not out_of_memory(again):
+                raise
+        wanted *= 2
+    try:
+        raise error
+    finally:
+        del error  # it refers to this frame, which refers to the arguments

@@ -1,13 +1,17 @@
-"""Operators that draw random numbers: the state of their generators is part of what they are given."""
+"""Random numbers: the state of generators is part of what operators and functions are given."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import string_at
 from threading import RLock
 from typing import Any, Final
 
 import torch
+
+from recompute.extend import Generators
+from recompute_torch._memory import quietly
 
 States = tuple[tuple[torch.Generator, torch.Tensor], ...]
 """Generators, and what state each of them was in."""
@@ -18,18 +22,18 @@ turn: Final = RLock()
 
 def states(args: Any, kwargs: dict[str, Any]) -> States:
     """The state of each generator that a call may draw from."""
-    given = kwargs.get("generator") or next((each for each in args if isinstance(each, torch.Generator)), None)
+    given = kwargs.get("generator") or next((one for one in args if isinstance(one, torch.Generator)), None)
     if given is not None:
         generators = [given]
     else:
         generators = [torch.default_generator]
-        devices = [each.device for each in args if isinstance(each, torch.Tensor)]
+        devices = [argument.device for argument in args if isinstance(argument, torch.Tensor)]
         wanted = kwargs.get("device")
         if wanted is not None:
             devices.append(torch.device(wanted))
-        numbers = {each.index or 0 for each in devices if each.type == "cuda"}
+        numbers = {device.index or 0 for device in devices if device.type == "cuda"}
         generators += [torch.cuda.default_generators[number] for number in sorted(numbers)]
-    return tuple([(each, each.get_state()) for each in generators])
+    return tuple([(generator, generator.get_state()) for generator in generators])
 
 
 @contextmanager
@@ -44,3 +48,37 @@ def replaying(earlier: States) -> Iterator[None]:
         finally:
             for generator, state in now:
                 generator.set_state(state)
+
+
+_MODULES: Final = ("torch", "torch._C", "torch._C._nn", "torch.nn.functional", "torch.random")
+
+
+class TorchGenerators(Generators):
+    """Those of the processor and of devices. What draws on a device without naming its generator is not found."""
+
+    def serves(self, cls: type) -> bool:
+        return issubclass(cls, torch.Generator)
+
+    def of_module(self, name: str) -> Any | None:
+        """That of `torch.randn` on the processor."""
+        return torch.default_generator if name in _MODULES else None
+
+    def save(self, generator: Any) -> bytes:
+        """5 kB on the processor."""
+
+        def read() -> bytes:
+            state = generator.get_state()
+            return string_at(state.data_ptr(), state.nbytes)
+
+        return quietly(read)
+
+    def restore(self, generator: Any, state: bytes) -> None:
+        quietly(lambda: generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)))
+
+    def copy(self, generator: Any, state: bytes) -> Any:
+        made = torch.Generator(device=generator.device)
+        self.restore(made, state)
+        return made
+
+
+generators: Final = TorchGenerators()

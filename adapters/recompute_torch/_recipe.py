@@ -15,15 +15,24 @@ import torch
 
 from recompute import extend
 from recompute.extend import Outputs
-from recompute_torch._memory import Memory, Storage, copy, device_name, new_memory, quietly, storage_of
+from recompute_torch._memory import (
+    Memory,
+    Storage,
+    copy,
+    device_name,
+    new_memory,
+    out_of_memory,
+    quietly,
+    storage_of,
+    try_again,
+)
 from recompute_torch._random import States, replaying, states, turn
 from recompute_torch._rules import Rule
-from recompute_torch._shortage import out_of_memory, try_again
 
 Tensor = torch.Tensor
 
-_NUMBER: Final = 16  # bytes
-_TINY: Final = 1024  # bytes
+_NUMBER_BYTES: Final = 16  # bytes
+_TINY_BYTES: Final = 1024  # bytes
 _NUMBERS: Final = frozenset({int, float, bool, complex})
 
 Geometry = tuple[tuple[torch.dtype, torch.Size, tuple[int, ...]], int, bool, bool]
@@ -55,7 +64,7 @@ class Call:
     sizes_alone = True
     """`size_key` says all that decides the sizes of the outputs, those of the arguments included."""
     keeps_states = True
-    """It sees to generators itself."""
+    """It saves and restores the states of generators itself."""
 
     def __init__(
         self,
@@ -98,7 +107,7 @@ class Call:
                 return memory
         elif type(result) is tuple:
             made = []
-            several = [_plain(each, made) for each in result if each is not None]
+            several = [_plain(part, made) for part in result if part is not None]
             if several and None not in several:
                 self.made = made
                 return Outputs(several)
@@ -120,19 +129,20 @@ class Call:
             nullcontext() if torch.get_default_dtype() is self.dtype else _default(self.dtype),
             replaying(self.states) if self.states else nullcontext(),
         ):
-            found = [copies.get(number) or memory.storage for number, memory in enumerate(memories)]
+            own = [copies.get(number) or memory.storage for number, memory in enumerate(memories)]
             used: list[Storage] = []
-            given = iter(found)
-            args = [_filled(each, given, used) for each in self.args]
-            kwargs = {name: _filled(each, given, used) for name, each in (self.kwargs or {}).items()}
+            given = iter(own)
+            args = [_filled(argument, given, used) for argument in self.args]
+            kwargs = {name: _filled(argument, given, used) for name, argument in (self.kwargs or {}).items()}
             try:
                 result = self.func(*args, **kwargs)
             except RuntimeError as error:
                 if copies or not out_of_memory(error):  # with copies it may have written already
                     raise
                 result = try_again(error, self.func, args, kwargs)
-            used += found
-            return [*self.wrote(copies, used), *(new_memory(each) for each in storages(result) if each not in used)]
+            used += own
+            new = [storage for storage in storages(result) if storage not in used]
+            return [*self.wrote(copies, used), *map(new_memory, new)]
 
     def wrote(self, copies: dict[int, Storage], used: list[Storage]) -> list[Memory]:
         """The memory of what a repeated run wrote to."""
@@ -142,16 +152,16 @@ class Call:
         """What decides the sizes of the outputs. Of a number beside tensors it is the type."""
         numbers, kwargs = self.rule.numbers, self.kwargs
         parts: list[Any] = [self.func]
-        for position, each in enumerate(self.args):
-            cls = type(each)
+        for position, argument in enumerate(self.args):
+            cls = type(argument)
             parts.append(
-                each[0]
+                argument[0]
                 if cls is tuple
-                else _constant(each)
+                else _constant(argument)
                 if cls is list
                 else cls
                 if position in numbers and cls in _NUMBERS
-                else each
+                else argument
             )
         if kwargs:
             parts.append(_constant(list(kwargs.values())))
@@ -167,15 +177,15 @@ class Call:
             return []
 
     def _expect(self, device: str) -> list[tuple[str, int]]:
-        args = [_without_content(each) for each in self.args]
-        kwargs = {name: _without_content(each) for name, each in (self.kwargs or {}).items()}
+        args = [_without_content(argument) for argument in self.args]
+        kwargs = {name: _without_content(argument) for name, argument in (self.kwargs or {}).items()}
         if kwargs.get("device") is not None:
             device, kwargs["device"] = device_name(kwargs["device"]), torch.device("meta")
-        given = {storage_of(each) for each in tensors([*args, *kwargs.values()])}
-        made = {storage_of(each): each for each in tensors(self.func(*args, **kwargs))}
+        given = {storage_of(tensor) for tensor in tensors([*args, *kwargs.values()])}
+        made = {storage_of(tensor): tensor for tensor in tensors(self.func(*args, **kwargs))}
         sizes = [
-            0 if tiny(each, storage.nbytes()) else storage.nbytes()
-            for storage, each in made.items()
+            0 if tiny(tensor, storage.nbytes()) else storage.nbytes()
+            for storage, tensor in made.items()
             if storage not in given
         ]
         return [(device, size) for size in sizes if size]
@@ -208,7 +218,7 @@ class Write(Call):
                 self.states = states(args, kwargs)
             self.result = result = self.func(*args, **kwargs)
         if self.blank:
-            outputs = [Memory(device_name(each.device), each.nbytes(), ref(each), None) for each in self.targets]
+            outputs = [Memory(device_name(made.device), made.nbytes(), ref(made), None) for made in self.targets]
         else:
             outputs = list(dict.fromkeys([memories[number] for number in self.written]))
         return outputs[0] if self.single else _given(outputs + new_memories(result, self.targets))
@@ -220,8 +230,8 @@ class Write(Call):
 
     def wrote(self, copies: dict[int, Storage], used: list[Storage]) -> list[Memory]:
         if self.blank:  # blanks come first among what was used, in their order
-            return [new_memory(each) for each in used if each.nbytes()][: len(self.targets)]
-        return [new_memory(each) for each in dict.fromkeys(copies[number] for number in self.written)]
+            return [new_memory(storage) for storage in used if storage.nbytes()][: len(self.targets)]
+        return [new_memory(storage) for storage in dict.fromkeys(copies[number] for number in self.written)]
 
 
 class Look:
@@ -260,7 +270,7 @@ def _plain(result: Any, made: list[Storage]) -> Memory | None:
         size = storage.nbytes()
         if size and not hasattr(storage, "_recompute") and storage not in made:
             made.append(storage)
-            return Memory("cpu", size, ref(storage), None, size <= _TINY and tiny(result, size))
+            return Memory("cpu", size, ref(storage), None, tiny=size <= _TINY_BYTES and tiny(result, size))
     return None
 
 
@@ -278,7 +288,7 @@ def _filled(argument: Any, given: Iterator[Storage], used: list[Storage]) -> Any
         used.append(storage)
         return tensor_on(storage, argument.geometry)
     if cls is list:
-        return [_filled(each, given, used) for each in argument]
+        return [_filled(part, given, used) for part in argument]
     return argument
 
 
@@ -290,7 +300,7 @@ def _without_content(argument: Any) -> Any:
     if type(argument) is tuple:
         (dtype, shape, strides), *_ = argument
         return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    return [_without_content(each) for each in argument] if cls is list else argument
+    return [_without_content(part) for part in argument] if cls is list else argument
 
 
 def geometry_of(tensor: Any) -> Geometry:
@@ -314,8 +324,8 @@ def tensors(result: Any) -> Iterator[Tensor]:
     if isinstance(result, Tensor):
         yield result
     elif isinstance(result, (tuple, list)):
-        for each in result:
-            yield from tensors(each)
+        for part in result:
+            yield from tensors(part)
 
 
 def ordinary(tensor: Tensor) -> bool:
@@ -332,32 +342,33 @@ def immaterial(tensor: Tensor) -> bool:
 
 def storages(result: Any) -> list[Storage]:
     """The storages of what an operator returned that have bytes, each once."""
-    found: list[Storage] = []
-    for each in tensors(result):
-        if ordinary(each):
-            storage = storage_of(each)
-            if storage not in found and storage.nbytes():
-                found.append(storage)
-    return found
+    made: list[Storage] = []
+    for tensor in tensors(result):
+        if ordinary(tensor):
+            storage = storage_of(tensor)
+            if storage not in made and storage.nbytes():
+                made.append(storage)
+    return made
 
 
 def tiny(tensor: Tensor, nbytes: int) -> bool:
     """Whether it is a number, or a few integers: lengths, indices, batch sizes."""
-    return nbytes <= _NUMBER or (nbytes <= _TINY and not tensor.is_floating_point() and not tensor.is_complex())
+    return nbytes <= _NUMBER_BYTES or (
+        nbytes <= _TINY_BYTES and not tensor.is_floating_point() and not tensor.is_complex()
+    )
 
 
 def new_storages(result: Any) -> list[Storage]:
     """Those of `storages` that belong to no value yet."""
-    return [each for each in storages(result) if not hasattr(each, "_recompute")]
+    return [storage for storage in storages(result) if not hasattr(storage, "_recompute")]
 
 
 def new_memories(result: Any, known: Sequence[Any] = ()) -> list[Memory]:
     """Memory in each of the new storages."""
-    new = [each for each in new_storages(result) if each not in known]
-    small = {
-        id(storage_of(each)) for each in tensors(result) if ordinary(each) and tiny(each, storage_of(each).nbytes())
-    }
-    return [Memory(device_name(each.device), each.nbytes(), ref(each), None, id(each) in small) for each in new]
+    new = [storage for storage in new_storages(result) if storage not in known]
+    own = [(tensor, storage_of(tensor)) for tensor in tensors(result) if ordinary(tensor)]
+    small = {id(storage) for tensor, storage in own if tiny(tensor, storage.nbytes())}
+    return [Memory(device_name(made.device), made.nbytes(), ref(made), None, tiny=id(made) in small) for made in new]
 
 
 @contextmanager
@@ -373,5 +384,5 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
 def _constant(arguments: Iterable[Any]) -> Hashable:
     """What of the arguments decides sizes: all but where in its storage a tensor begins."""
     return tuple(
-        [each[0] if type(each) is tuple else _constant(each) if type(each) is list else each for each in arguments]
+        [part[0] if type(part) is tuple else _constant(part) if type(part) is list else part for part in arguments]
     )

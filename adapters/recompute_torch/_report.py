@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
 import recompute as rc
 from recompute.text import List, Table, format_bytes, seconds
 from recompute_torch._holders import KINDS, Held
 
-if TYPE_CHECKING:
-    from recompute_torch._block import budget
+
+@dataclass(frozen=True)
+class Stats(rc.Stats):
+    """`recompute.Stats` of a block."""
+
+    path: Literal["python", "native"] = "python"
+    """Which one tracked the operators: a dispatch mode, or C++ below it."""
+
+
+def of_python(stats: rc.Stats) -> Stats:
+    """Those of a cache."""
+    return Stats(**{field.name: getattr(stats, field.name) for field in fields(rc.Stats)})
+
 
 _COLUMNS = ("step", "peak", "evicted", "operators", "repeated", "in", "overhead", "took")
-_STEPS = 5
-_MOST = 5
+_MAX_STEPS = 5
+_MAX_FUNCTIONS = 5
 
 
 @dataclass(frozen=True)
@@ -68,11 +79,11 @@ def together(steps: Sequence[Step]) -> Step:
 
 
 class Watched:
-    """The steps of a block since they were last asked for, as loggers take them."""
+    """The steps of a block since they were last asked for, as loggers take them; `on_step` as of the block."""
 
-    def __init__(self, block: budget) -> None:
+    def __init__(self, on_step: Callable[[Callable[[Step], Any]], Any]) -> None:
         self._steps: list[Step] = []
-        block.on_step(self._steps.append)
+        on_step(self._steps.append)
 
     def metrics(self) -> dict[str, float]:
         """Of all of them together; empty if there was none."""
@@ -87,7 +98,7 @@ class Report:
     held: dict[str, Held]
     """By kind: parameters, gradients, optimizer, inputs and others, activations. In memory, and evicted."""
     handed_out: int
-    """Bytes of tensors whose memory somebody refers to: they are not in the budget."""
+    """Bytes of tensors whose memory the program refers to: they are not in the budget."""
     whole: int
     """Bytes that were alive at most, evicted or not: about the peak without a limit."""
     steps: tuple[Step, ...]
@@ -119,15 +130,22 @@ class Report:
 
     def _lists(self) -> list[List]:
         rows = [(kind, format_bytes(self.held[kind].here), format_bytes(self.held[kind].gone)) for kind in KINDS]
-        found = [List(("held by", "in memory", "evicted"), rows, "<>>")]
+        lists = [List(("held by", "in memory", "evicted"), rows, "<>>")]
         if self.steps:
-            steps = [_row(step) for step in self.steps[-_STEPS:]]
-            found.append(List(_COLUMNS, steps, "<" + 7 * ">"))
+            steps = [
+                (
+                    *(f"{step.number}", format_bytes(step.peak), f"{step.evictions:,}", f"{step.operations:,}"),
+                    *(f"{step.repeated:,}", seconds(step.repeated_compute), f"{step.overhead:.2f}"),
+                    seconds(step.seconds),
+                )
+                for step in self.steps[-_MAX_STEPS:]
+            ]
+            lists.append(List(_COLUMNS, steps, "<" + 7 * ">"))
         if self.stats.recomputed:
-            most = self.stats.recomputed[:_MOST]
-            often = [(each.function, f"{each.times:,}", seconds(each.seconds)) for each in most]
-            found.append(List(("repeated most", "times", "in"), often, "<>>"))
-        return found
+            most = self.stats.recomputed[:_MAX_FUNCTIONS]
+            often = [(run.function, f"{run.times:,}", seconds(run.seconds)) for run in most]
+            lists.append(List(("repeated most", "times", "in"), often, "<>>"))
+        return lists
 
     def more_memory(self) -> str:
         """What a budget in which nothing is evicted would take and give; empty if nothing was repeated."""
@@ -136,10 +154,3 @@ class Report:
         spared = mean([step.repeated_compute for step in self.steps]) if self.steps else self.stats.remat_time
         each = "a step" if self.steps else "so far"
         return f"about {format_bytes(max(self.whole, self.stats.peak))}, {seconds(spared)} less {each}"
-
-
-def _row(step: Step) -> tuple[str, ...]:
-    return (
-        *(f"{step.number}", format_bytes(step.peak), f"{step.evictions:,}", f"{step.operations:,}"),
-        *(f"{step.repeated:,}", seconds(step.repeated_compute), f"{step.overhead:.2f}", seconds(step.seconds)),
-    )

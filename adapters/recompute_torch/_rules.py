@@ -61,10 +61,10 @@ def rule_of(func: Any) -> Rule:
         return Rule("other", str(func))
     name = schema.name
     seeded = torch.Tag.nondeterministic_seeded in func.tags
-    if BUFFERS.match(name) and not any(each.is_out for each in schema.arguments):
+    if BUFFERS.match(name) and not any(argument.is_out for argument in schema.arguments):
         return Rule("buffers", name)
     keys = torch._C.DispatchKey
-    direct = any(func.has_kernel_for_dispatch_key(each) for each in (keys.CPU, keys.CUDA))
+    direct = any(func.has_kernel_for_dispatch_key(key) for key in (keys.CPU, keys.CUDA))
     if not direct and func.has_kernel_for_dispatch_key(keys.CompositeImplicitAutograd):
         return Rule("composes", name)  # it arrives here as a whole only in inference mode
     if name in ("aten::_efficientzerotensor", "aten::_unsafe_view"):  # no memory; that of its argument
@@ -72,8 +72,8 @@ def rule_of(func: Any) -> Rule:
     if torch.Tag.inplace_view in func.tags:
         return Rule("reshapes", name)
     returns = schema.returns
-    names = [each.name for each in schema.arguments]
-    hidden = tuple([number for number, each in enumerate(names) if name in HIDDEN and each in _STATISTICS])
+    names = [argument.name for argument in schema.arguments]
+    hidden = tuple([number for number, argument in enumerate(names) if name in HIDDEN and argument in _STATISTICS])
     training = names.index("training") if hidden and "training" in names else None
     own = name.startswith("aten::")
     written: list[int | str] = []
@@ -85,16 +85,16 @@ def rule_of(func: Any) -> Rule:
             replaced = name in OVERWRITES or argument.is_out
     if written:
         alone = written == [0] and not lists and not hidden
-        single = len(written) == 1 and all(each.alias_info is not None for each in returns)
+        single = len(written) == 1 and all(result.alias_info is not None for result in returns)
         return Rule(
             *("writes", name, tuple(written), lists, replaced, hidden, training, seeded),
             self_only=alone,
             single=single,
             own=own,
         )
-    if not any("Tensor" in str(each.type) for each in returns):
+    if not any("Tensor" in str(result.type) for result in returns):
         return Rule("other", name, own=own)
-    if all(each.alias_info is not None for each in returns):
+    if all(result.alias_info is not None for result in returns):
         return Rule("views", name)
     plain = not hidden and not seeded
     single = len(returns) == 1 and str(returns[0].type) == "Tensor"
@@ -117,6 +117,6 @@ _OPERANDS: Final = frozenset({"Tensor", "Optional[Tensor]", "number", "Optional[
 
 def _numbers(schema: Any) -> frozenset[int]:
     """Positions of operands: a number there stands beside tensors. Sizes, dimensions and steps are of other types."""
-    given = [str(each.type) for each in schema.arguments]
+    given = [str(argument.type) for argument in schema.arguments]
     beside = "Tensor" in given  # else they may be the ends of a range
     return frozenset([position for position, kind in enumerate(given) if beside and kind in _OPERANDS])

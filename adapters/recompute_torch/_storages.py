@@ -19,33 +19,33 @@ import torch
 import recompute as rc
 from recompute import extend
 from recompute.extend import EVICTED, Value
+from recompute_torch._adapter import MemoryAdapter
 from recompute_torch._holders import Holders
 from recompute_torch._memory import (
     Lost,
     Memory,
     Storage,
-    at_once,
     copy,
     device_name,
     foreign,
     new_memory,
     same,
     storage_of,
+    uninterrupted,
 )
 from recompute_torch._recipe import immaterial, new_storages, ordinary
-from recompute_torch._swapping import MemoryAdapter
 
 Tensor = torch.Tensor
 
 _base_of: Final = attrgetter("_base")
 
-_COPIED: Final = 2**26
-"""Bytes: more of somebody else's memory is not copied; what is made from it cannot be made again."""
+_MAX_COPIED_BYTES: Final = 2**26
+"""Bytes: more of memory that is not torch's is not copied; what is made from it cannot be made again."""
 
 Special = Literal["", "copied", "unwritten"]
 """Copied: the memory belongs to others, who may write to it, and the value is a copy. Unwritten: an empty buffer."""
 
-_LOOK: Final = 256
+_MAX_DEPENDENTS: Final = 256
 """Calls that are looked at to see what depends on a source."""
 
 
@@ -60,7 +60,7 @@ class Handle(rc.Recomputable[Any]):
 class Storages:
     """Which storage has which value, from the first meeting to the end of the block."""
 
-    def __init__(self, cache: rc.Cache, history: int, moves: bool = False) -> None:
+    def __init__(self, cache: rc.Cache, history: int, *, moves: bool = False) -> None:
         self.cache: Final = cache
         self._moves: Final = moves  # there are tiers: sources may leave memory, too
         self.holders: Final = Holders()
@@ -78,7 +78,7 @@ class Storages:
         self._meeting = RLock()  # one thread at a time makes storages known, or strangers again
 
     def _enter(self, storage: Storage, handle: Handle, special: Special = "") -> Handle:
-        """A storage holds a value from now on."""
+        """Let a storage hold a value."""
         handle.tracker = self
         handle.special = special
         self._known[id(storage)] = ref(storage)  # first: what holds a value must be found when the block is left
@@ -120,13 +120,13 @@ class Storages:
         if not ordinary(tensor):
             return handle  # it may look at a tensor that belongs to the cache, but is never one itself
         if handle is not None and handle.special == "copied" and not same(handle.node.payload.storage, storage):
-            handle = None  # somebody has written to it: it is another value now
+            handle = None  # it was written to: it is another value now
             del storage._recompute  # type: ignore[attr-defined]  # ours
         if handle is None or handle.tracker is not self:
             others = foreign(storage) and not isinstance(
                 tensor, torch.nn.Parameter
             )  # a model is changed by operators alone
-            if not storage.nbytes() or (others and storage.nbytes() > _COPIED):
+            if not storage.nbytes() or (others and storage.nbytes() > _MAX_COPIED_BYTES):
                 return None
             parameter = _base_of(tensor) if tensor._is_view() else tensor  # below autograd a matrix may be transposed
             if isinstance(parameter, torch.nn.Parameter):
@@ -155,7 +155,7 @@ class Storages:
             self._source(storage_of(tensor))
 
     def keep(self, tensor: Tensor) -> None:
-        """What a tensor has stays from now on, whatever it was made of."""
+        """What a tensor has stays, whatever it was made of."""
         handle = getattr(storage_of(tensor), "_recompute", None)
         if handle is not None:
             self._fix(handle.node)
@@ -174,10 +174,8 @@ class Storages:
         handle = getattr(storage, "_recompute", None)
         if handle is None:
             return hasattr(storage, "_passing")
-        if handle.tracker is not self or handle.special:
-            return False
-        node = handle.node
-        return node.operation is None and (node.users is None or not self.cache.extend.needed(node))
+        mine, node = handle.tracker is self and not handle.special, handle.node
+        return mine and node.operation is None and (node.users is None or not self.cache.extend.needed(node))
 
     def _made_here(self, tensor: Any) -> bool:
         """Whether an operation has made what a tensor holds."""
@@ -188,13 +186,6 @@ class Storages:
 
     def _unwritten(self, handle: Handle) -> bool:
         return handle.special == "unwritten" and not self.cache.extend.needed(handle.node)
-
-    def bring(self, storage: Storage) -> None:
-        """Make sure that a storage has its bytes."""
-        handle: Handle | None = getattr(storage, "_recompute", None)
-        if handle is not None and not handle.resident:
-            with handle.tracker.staying(handle.node):
-                pass
 
     def own(self, given: Iterable[Tensor]) -> None:
         """Make sources of what the tensors hold, which are about to be written: nothing depends on them any more.
@@ -214,14 +205,14 @@ class Storages:
             handle.special = ""
             if not self.cache.extend.needed(source):
                 continue
-            alive = [each for each in self.cache.extend.dependents(source) or () if each.operation is not None]
-            size = sum(each.size for each in {each.storage for each in alive})
+            alive = [node for node in self.cache.extend.dependents(source) or () if node.operation is not None]
+            size = sum(storage.size for storage in {node.storage for node in alive})
             if size > source.storage.size and self.cache.budget is not None and get_ident() not in self.stepping:
                 self._part(storage_of(tensor), source)
                 continue
             with suppress(rc.BudgetError):
-                for each in alive:
-                    self._fix(each)
+                for node in alive:
+                    self._fix(node)
             if self.cache.extend.needed(source):  # for what did not fit, or what another thread is just making
                 self._part(storage_of(tensor), source)
             self.orphans.extend(self._kept)  # with fewer that depend on them, some are not worth their memory any more
@@ -240,7 +231,7 @@ class Storages:
             yield
 
     def _fix(self, node: Value) -> None:
-        """A source from now on, whatever it was made of; unless nobody can need it any more."""
+        """Make it a source, whatever it was made of; unless nothing can need it any more."""
         while node.operation is not None:
             memory = node.payload
             outer = memory.outer() if isinstance(memory, Memory) and memory.outer is not None else None
@@ -259,20 +250,20 @@ class Storages:
                     raise
 
     def _fix_in_memory(self, node: Value) -> None:
-        """A source that no tier takes, from now on."""
+        """Make it a source that no tier takes."""
         self._fix(node)
         if not node.stays:
             self.cache.extend.detach(node, moves=False)
 
     def hold(self, given: Iterable[Tensor]) -> None:
-        """Sources that are written where nobody can say so stay in memory."""
+        """Sources that are written unseen stay in memory."""
         for tensor in given:
             handle = self._handle(tensor) if self._moves else None
             if handle is not None:
                 self._fix_in_memory(handle.node)
 
     def wrote(self, given: Iterable[Tensor]) -> None:
-        """The memory of sources is written from now on, which are in memory: what tiers have of them is out of date."""
+        """Sources, which are in memory, are about to be written: what tiers have of them is out of date."""
         for tensor in given if self._moves else ():
             handle = getattr(storage_of(tensor), "_recompute", None)
             if handle is not None:
@@ -298,23 +289,23 @@ class Storages:
     def _tidy(self) -> None:
         """Let go of sources that take more memory than what could be made of them, and of a history that is too long.
 
-        A momentum remembers all gradients that went into it, if nobody asks what that is worth.
+        A momentum remembers all gradients that went into it, unless it is asked what that is worth.
         """
         for _ in range(len(self.orphans)):
             source = self.orphans.popleft()
             if source.referred or not self.cache.extend.needed(source):
                 continue
-            alive = self.cache.extend.dependents(source, _LOOK)
-            if alive is not None and sum(each.storage.size for each in alive) <= source.storage.size:
-                for each in alive:
-                    self._fix(each)
+            alive = self.cache.extend.dependents(source, _MAX_DEPENDENTS)
+            if alive is not None and sum(node.storage.size for node in alive) <= source.storage.size:
+                for node in alive:
+                    self._fix(node)
             else:
                 self._kept.append(source)
         if self.cache.extend.history > self._history:
             self.commit()
 
     def _disown(self, storage: Storage) -> None:
-        """The storage has other memory than the cache thinks: it is new to it from now on."""
+        """The storage has other memory than the cache thinks: it is new to it."""
         handle: Handle | None = getattr(storage, "_recompute", None)
         if handle is None:
             return
@@ -324,7 +315,7 @@ class Storages:
         if node.payload is EVICTED:
             leave()
         else:
-            at_once(partial(setattr, node.payload, "outer", None), leave)
+            uninterrupted(partial(setattr, node.payload, "outer", None), leave)
 
     def forget(self, given: Iterable[Tensor]) -> None:
         """Let the tensors be strangers, with their content, as they were before the cache met them."""
@@ -333,7 +324,7 @@ class Storages:
             self.hand_out(storage_of(tensor))
 
     def hand_out(self, storage: Storage) -> None:
-        """Somebody gets at the memory: it is no longer the cache's, unless it is needed to make others."""
+        """The program gets at the memory: it is no longer the cache's, unless it is needed to make others."""
         with self._meeting:
             handle = getattr(storage, "_recompute", None)
             if handle is None:
@@ -355,12 +346,12 @@ class Storages:
         """
         try:
             reference = None if isinstance(to, Storage) else ref(to)  # the storage is the tensor's own, and stays
-        except TypeError:  # nobody can tell how long it lives
+        except TypeError:  # there is no telling how long it lives
             reference = None
         self._lent.setdefault(get_ident(), []).append((tensor, reference))
 
     def _take_back(self) -> None:
-        """What the operator has kept that was just run is seen to."""
+        """Give up the memory of what the operator that just ran has kept."""
         lent = self._lent.pop(get_ident(), ())
         self.forget([tensor for tensor, reference in lent if reference is None or reference() is not None])
 
@@ -371,11 +362,11 @@ class Storages:
 
     def known(self) -> list[Storage]:
         """The storages of the program that are alive and belong to values of the cache."""
-        found = [each() for each in list(self._known.values())]
-        return [each for each in found if each is not None and hasattr(each, "_recompute")]
+        alive = [reference() for reference in list(self._known.values())]
+        return [storage for storage in alive if storage is not None and hasattr(storage, "_recompute")]
 
     def commit(self) -> None:
-        """Forget how everything was made: what is alive is a source from now on."""
+        """Forget how everything was made: what is alive becomes a source."""
         for storage in self.known():
             self._fix(storage._recompute.node)  # type: ignore[attr-defined]  # ours
 
@@ -387,11 +378,12 @@ class Storages:
             hook.remove()
         self._hooks.clear()
         errors: list[BaseException] = []
-        for storage in filter(None, [each() for each in list(self._known.values())]):
+        for storage in filter(None, [reference() for reference in list(self._known.values())]):
             if hasattr(storage, "_passing"):
                 self._source(storage)
-        for storage in sorted(self.known(), key=_last_evicted):
-            node = storage._recompute.node  # type: ignore[attr-defined]  # ours
+        node_of = attrgetter("_recompute.node")
+        for storage in sorted(self.known(), key=lambda kept: (node_of(kept).payload is EVICTED, node_of(kept).number)):
+            node = node_of(storage)
             try:
                 self._fix_in_memory(node)
                 node.payload.give_back(partial(delattr, storage, "_recompute"))
@@ -402,12 +394,6 @@ class Storages:
         self.cache.flush()
         if errors:
             raise errors[0]
-
-
-def _last_evicted(storage: Storage) -> tuple[bool, int]:
-    """What is in memory comes first, then what others may be made of."""
-    node = storage._recompute.node  # type: ignore[attr-defined]  # ours
-    return node.payload is EVICTED, node.number
 
 
 rc.register(Memory, MemoryAdapter())

@@ -18,7 +18,7 @@ import torch
 
 import recompute as rc
 from recompute.extend import Value
-from recompute_torch._floor import Floor
+from recompute_torch._holders import Floor
 from recompute_torch._memory import Lost, Storage, device_name, storage_of
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
@@ -39,10 +39,10 @@ _BETWEEN: Final = ("torch.", "recompute.", "recompute_torch.", "contextlib.")
 
 def _program_at(frame: FrameType) -> FrameType:
     """The innermost frame of the program; a thread of autograd has none, and names the operator's."""
-    found: FrameType | None = frame
-    while found is not None and f"{found.f_globals.get('__name__')}.".startswith(_BETWEEN):
-        found = found.f_back
-    return found or frame.f_back or frame
+    outer: FrameType | None = frame
+    while outer is not None and f"{outer.f_globals.get('__name__')}.".startswith(_BETWEEN):
+        outer = outer.f_back
+    return outer or frame.f_back or frame
 
 
 class Tracker(Storages):
@@ -52,16 +52,21 @@ class Tracker(Storages):
         self,
         cache: rc.Cache,
         history: int,
+        *,
         everything: bool,
         watching: Callable[[Tracker], AbstractContextManager[Any]],
         moves: bool = False,
     ) -> None:
-        super().__init__(cache, history, moves)
+        super().__init__(cache, history, moves=moves)
         self.watching: Final = watching  # makes the mode that brings calls here
         self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}  # by the identity of an operator
-        self.floor: Floor | None = None  # told of each operation, if somebody wants to know
+        self.floor: Floor | None = None  # told of each operation, if that is asked for
         self._everything = everything
         self._funcs: list[Any] = []  # the operators, which must live as long as their identities are used
+
+    def floor_now(self) -> Floor:
+        """The floor so far, or one that knows what stays now."""
+        return self.floor or Floor(self.holders, self.known)
 
     def learn(self, func: Any) -> tuple[Callable[..., Any], Rule]:
         """What to do with an operator; asked once for each overload."""
@@ -75,8 +80,8 @@ class Tracker(Storages):
         """Only calls with an argument that belongs to the cache are its business."""
 
         def call(func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
-            for each in tensors([*args, *kwargs.values()]):
-                if each.layout is torch.strided and hasattr(storage_of(each), "_recompute"):
+            for tensor in tensors([*args, *kwargs.values()]):
+                if tensor.layout is torch.strided and hasattr(storage_of(tensor), "_recompute"):
                     return method(func, rule, args, kwargs)
             return func(*args, **kwargs)
 
@@ -96,7 +101,8 @@ class Tracker(Storages):
             call = Call(func, rule, simple[0], None, (args, None))
             nodes: Sequence[Value] = simple[1]
         else:
-            if _on_meta(kwargs):
+            device = kwargs.get("device")
+            if device is not None and torch.device(device).type == "meta":  # only what the outputs would look like
                 return func(*args, **kwargs)
             packed = self._packed(rule, args, kwargs)
             if packed is None:
@@ -106,7 +112,7 @@ class Tracker(Storages):
                 return result
             call = Call(func, rule, *packed[1:])
             nodes = tuple(packed[0])
-        handles = self._run(call, nodes, rule.single, _getframe(1))
+        handles = self._run(call, nodes, _getframe(1), single=rule.single)
         result, call.result = call.result, None
         plain = call.made
         if plain is not None:
@@ -130,29 +136,33 @@ class Tracker(Storages):
             simple = None if kwargs or rule.replaced or rule.seeded else self._simple(args)
             if simple is not None and simple[1][0].operation is not None:
                 write = Write(func, rule, simple[0], None, (args, {}))
-                return self._takes_over(write, simple[1], [storage_of(args[0])], False, rule.single)
-        targets: list[Any] = [kwargs.get(each) if isinstance(each, str) else args[each] for each in rule.written]
-        hidden = [args[each] for each in rule.hidden] if rule.hidden and rule.hides(args) else []
-        if not rule.lists and not hidden and all(self._made_here(each) for each in targets):
-            blank = rule.replaced and all(_covers(each) for each in targets) and not _read(targets, args, kwargs)
+                return self._takes_over(write, simple[1], [storage_of(args[0])], blank=False, single=rule.single)
+        targets: list[Any] = [
+            kwargs.get(position) if isinstance(position, str) else args[position] for position in rule.written
+        ]
+        hidden = [args[position] for position in rule.hidden] if rule.hidden and rule.hides(args) else []
+        if not rule.lists and not hidden and all(self._made_here(tensor) for tensor in targets):
+            blank = rule.replaced and all(_covers(tensor) for tensor in targets) and not _read(targets, args, kwargs)
             first = any(
-                self._unwritten(self._handle(each)) for each in targets
-            )  # what was there, nobody can make again
+                self._unwritten(self._handle(tensor)) for tensor in targets
+            )  # what was there cannot be made again
             packed = self._packed(rule, args, kwargs, targets if blank else ()) if blank or not first else None
             if packed is not None:
-                storages = list(dict.fromkeys(storage_of(each) for each in targets))
-                return self._takes_over(Write(func, rule, *packed[1:]), packed[0], storages, blank, rule.single)
+                storages = list(dict.fromkeys(storage_of(tensor) for tensor in targets))
+                return self._takes_over(
+                    Write(func, rule, *packed[1:]), packed[0], storages, blank=blank, single=rule.single
+                )
         written = [*tensors(targets), *tensors(hidden)]
         self.own(written)
-        outs = [each for each in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(each)]
-        for each in outs:  # they may be made larger, which only the owner of the bytes can be
-            self.hand_out(storage_of(each))
+        outs = [tensor for tensor in tensors([kwargs.get(str(name)) for name in rule.written]) if ordinary(tensor)]
+        for tensor in outs:  # they may be made larger, which only the owner of the bytes can be
+            self.hand_out(storage_of(tensor))
         result = self._other(func, rule, args, kwargs, outs, written)
         if rule.lists:  # torch counts these writes itself, but not below a mode
             torch.autograd.graph.increment_version(list(tensors(targets)))
         return result
 
-    def _takes_over(self, call: Write, nodes: Sequence[Value], targets: list[Any], blank: bool, single: bool) -> Any:
+    def _takes_over(self, call: Write, nodes: Sequence[Value], targets: list[Any], *, blank: bool, single: bool) -> Any:
         """Run a call whose first outputs are what the targets hold from then on."""
         call.targets, call.blank, call.single, call.written = targets, blank, single, ()
         sizes = [target.nbytes() for target in targets]
@@ -169,7 +179,7 @@ class Tracker(Storages):
             before = [target._recompute for target in targets]
             call.written = tuple([nodes.index(handle.node) for handle in before])
         try:
-            handles = self._run(call, nodes, single, _getframe(2))
+            handles = self._run(call, nodes, _getframe(2), single=single)
         except BaseException:
             if call.live is None and not blank:  # it has begun: what there is now, no repeated run would make
                 for target in targets:
@@ -202,18 +212,21 @@ class Tracker(Storages):
     def _reshapes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """The tensor itself gets another shape, and may get another storage, or a larger one."""
         storages = [
-            each if isinstance(each, Storage) else storage_of(each)
-            for each in args
-            if isinstance(each, (Tensor, Storage))
+            argument if isinstance(argument, Storage) else storage_of(argument)
+            for argument in args
+            if isinstance(argument, (Tensor, Storage))
         ]
-        for each in storages:
-            self.bring(each)
+        for storage in storages:
+            handle: Handle | None = getattr(storage, "_recompute", None)
+            if handle is not None and not handle.resident:  # bring its bytes back
+                with handle.tracker.staying(handle.node):
+                    pass
         if rule.name in ("aten::resize_", "aten::resize_as_"):
             self.forget([args[0]])
         return func(*args, **kwargs)
 
     def _buffers(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A buffer that somebody will write to, maybe by its address: a source, until an operator writes all of it."""
+        """A buffer that will be written to, maybe by its address: a source, until an operator writes all of it."""
         result = func(*args, **kwargs)
         for storage in new_storages(result):
             handle = self._source(storage, "unwritten")
@@ -250,7 +263,7 @@ class Tracker(Storages):
                 if handle is not None:
                     nodes.append(handle.node)
         look = Look(func, (args, kwargs), partial(self.wrote, written))
-        self._run(look, nodes, True, _getframe(1))
+        self._run(look, nodes, _getframe(1), single=True)
         self._kept_by(look.result, args, kwargs)
         return look.result
 
@@ -263,7 +276,7 @@ class Tracker(Storages):
             return False
         if not self._stay(args) or (kwargs and not self._stay(kwargs.values())):
             return False
-        given = next((each for each in args if isinstance(each, Tensor)), None)
+        given = next((argument for argument in args if isinstance(argument, Tensor)), None)
         if given is None:
             return False
         device = device_name(given.device)
@@ -271,10 +284,10 @@ class Tracker(Storages):
 
     def _stay(self, given: Iterable[Any]) -> bool:
         """Whether all tensors among these stay in memory anyway, so that nothing is to be done while they are used."""
-        for each in given:
-            if isinstance(each, Tensor):
+        for argument in given:
+            if isinstance(argument, Tensor):
                 try:
-                    storage = storage_of(each)
+                    storage = storage_of(argument)
                     handle = storage._recompute  # type: ignore[attr-defined]  # ours
                 except AttributeError:  # it is new
                     if hasattr(storage, "_passing"):
@@ -284,20 +297,20 @@ class Tracker(Storages):
                     return False
                 if handle.special or handle.tracker is not self or not handle.node.stays:
                     return False
-            elif type(each) is list and not self._stay(each):
+            elif type(argument) is list and not self._stay(argument):
                 return False
         return True
 
     def _kept_by(self, result: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """A sparse tensor or the like has the storages of what it was made of: their bytes must stay."""
-        if any(not ordinary(each) and not immaterial(each) for each in tensors(result)):
-            for each in tensors([*args, *kwargs.values()]):
-                if ordinary(each):
-                    self.hand_out(storage_of(each))
+        if any(not ordinary(tensor) and not immaterial(tensor) for tensor in tensors(result)):
+            for tensor in tensors([*args, *kwargs.values()]):
+                if ordinary(tensor):
+                    self.hand_out(storage_of(tensor))
 
     # Operations
 
-    def _run(self, function: Call | Look, nodes: Sequence[Value], single: bool, frame: FrameType) -> list[Handle]:
+    def _run(self, function: Call | Look, nodes: Sequence[Value], frame: FrameType, *, single: bool) -> list[Handle]:
         """Let the cache run a call; what refers to its outputs. `frame` is the one below the methods of this class."""
         caller = _program_at(frame)
         while True:
@@ -314,7 +327,7 @@ class Tracker(Storages):
         return handles
 
     def _enter_all(self, storages: list[Storage], handles: Sequence[Handle]) -> None:
-        """What an operation made belongs to its outputs from now on; outputs without a storage go."""
+        """What an operation made belongs to its outputs; outputs without a storage go."""
         for storage, handle in zip(storages, handles, strict=False):
             self._enter(storage, handle)
 
@@ -325,21 +338,20 @@ class Tracker(Storages):
         """
         nodes: list[Value] = []
         template: list[Any] = []
-        for each in args:
-            cls = type(each)
+        for argument in args:
+            cls = type(argument)
             if cls is Tensor or cls is Parameter:
                 try:
-                    handle = storage_of(each)._recompute  # type: ignore[attr-defined]  # ours
+                    handle = storage_of(argument)._recompute  # type: ignore[attr-defined]  # ours
                 except (AttributeError, NotImplementedError):  # it is new, or has no storage
                     return None
                 if handle.tracker is not self or handle.special:
                     return None
                 nodes.append(handle.node)
-                template.append(
-                    ((each.dtype, each.shape, each.stride()), each.storage_offset(), each.is_conj(), each.is_neg())
-                )
+                elements = argument.dtype, argument.shape, argument.stride()
+                template.append((elements, argument.storage_offset(), argument.is_conj(), argument.is_neg()))
             elif cls in _CONSTANTS:
-                template.append(each)
+                template.append(argument)
             else:
                 return None
         return tuple(template), tuple(nodes)
@@ -349,13 +361,13 @@ class Tracker(Storages):
     ) -> tuple[list[Value], list[Any], dict[str, Any], Any] | None:
         """Nodes, and what makes a `Call` of the arguments; None if one of the tensors has no storage to evict."""
         if rule.hidden and rule.hides(args):
-            blank = [args[each] for each in rule.hidden if args[each] is not None]
+            blank = [args[position] for position in rule.hidden if args[position] is not None]
             self.own(blank)
             self.hold(blank)
         nodes: list[Value] = []
         try:
-            template = [self._argument(each, nodes, blank) for each in args]
-            named = {name: self._argument(each, nodes, blank) for name, each in kwargs.items()}
+            template = [self._argument(argument, nodes, blank) for argument in args]
+            named = {name: self._argument(argument, nodes, blank) for name, argument in kwargs.items()}
         except NotImplementedError:
             return None
         return nodes, template, named, (args, kwargs)
@@ -367,25 +379,19 @@ class Tracker(Storages):
             handle = self._handle(argument)
             if handle is None and storage_of(argument).nbytes():  # it is too large to be copied
                 raise NotImplementedError
-            if handle is None or any(argument is each for each in blank):
+            if handle is None or any(argument is other for other in blank):
                 return Blank(argument, storage_of(argument).nbytes())
             nodes.append(handle.node)
             return geometry_of(argument)
         if type(argument) is list:
-            return [self._argument(each, nodes, blank) for each in argument]
+            return [self._argument(part, nodes, blank) for part in argument]
         return argument
-
-
-def _on_meta(kwargs: dict[str, Any]) -> bool:
-    """Whether a call only asks what the outputs would look like: no content is read, and no memory is taken."""
-    device = kwargs.get("device")
-    return device is not None and torch.device(device).type == "meta"
 
 
 def _read(targets: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a tensor that is written stands among the arguments once more."""
-    found = [storage_of(each) for each in tensors([*args, *kwargs.values()]) if ordinary(each)]
-    return any(found.count(storage_of(each)) > 1 for each in targets)
+    taken = [storage_of(tensor) for tensor in tensors([*args, *kwargs.values()]) if ordinary(tensor)]
+    return any(taken.count(storage_of(tensor)) > 1 for tensor in targets)
 
 
 def _covers(tensor: Tensor) -> bool:

@@ -16,9 +16,9 @@ def main() -> int:
     parser.add_argument("--status", action="store_true", help="say whether it is there, and build nothing")
     options = parser.parse_args()
     if options.status:
-        found = status()
-        print(found)
-        return 1 if found.reason else 0
+        there = status()
+        print(there)
+        return 1 if there.reason else 0
     began = perf_counter()
     try:
         path = build(anew=options.anew)

@@ -20,7 +20,7 @@ class BudgetCallback(Callback):  # type: ignore[misc]  # its types are not read:
     """Logs `memory/peak_bytes`, `memory/repeated_share` and `memory/overhead` of each batch."""
 
     def __init__(self, block: budget) -> None:
-        self._watched = Watched(block)
+        self._watched = Watched(block.on_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """What the steps took since this was last called."""

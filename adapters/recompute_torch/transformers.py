@@ -20,7 +20,7 @@ class BudgetCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
     """Adds `memory/peak_bytes`, `memory/repeated_share` and `memory/overhead` to what is logged."""
 
     def __init__(self, block: budget) -> None:
-        self._watched = Watched(block)
+        self._watched = Watched(block.on_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **more: Any) -> None:
         """What the steps took since this was last called."""

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from recompute_numpy.letters import ALPHABET, encode, read
+from recompute_demos.letters import ALPHABET, encode, read
 
 Wrap = Callable[[Callable[[Array], Array]], Callable[[Array], Array]]
 """What is done to each block of the model, such as `equinox.filter_checkpoint`."""

@@ -30,7 +30,7 @@ from _budgets import tracing
 from _report import Advance, aligned, into_files, machine, progress, show, write
 from recompute.pictures import save
 from recompute.policies import PolicyName
-from recompute_numpy.letters import ALPHABET, Letters, Model, encode, fit, random_model, read
+from recompute_demos.letters import ALPHABET, Letters, Model, encode, fit, random_model, read
 
 Array = NDArray[np.float64]
 

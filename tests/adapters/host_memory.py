@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import cupy
 import numpy as np
 
-from recompute_cupy import CupyAdapter
+from recompute_cupy._adapter import CupyAdapter
 
 P = TypeVar("P", "HostPool", "ExactPool")
 

@@ -22,7 +22,7 @@ from dask_graphs import array_programs, make  # noqa: E402
 import recompute_dask as rd  # noqa: E402
 from recompute_dask._metadata import Metadata, graph_of  # noqa: E402
 from recompute_dask._opened import opened  # noqa: E402
-from recompute_dask._together import Together  # noqa: E402
+from recompute_dask._running import Together  # noqa: E402
 
 
 def blocks(side: int = 400, chunk: int = 100) -> Any:

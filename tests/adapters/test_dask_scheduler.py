@@ -38,7 +38,7 @@ from dask_graphs import (  # noqa: E402
 )
 
 import recompute_dask as rd  # noqa: E402
-from recompute_dask import _payloads, _recipe, _versions  # noqa: E402
+from recompute_dask import _installed, _payloads, _recipe  # noqa: E402
 
 
 @settings(max_examples=60)
@@ -47,7 +47,7 @@ def test_a_graph_has_the_results_of_the_model(graph: Any, arrays: int, threads: 
     """Whatever the budget and the number of threads; data of the graph stays as it is."""
     tasks, keys = graph
     wanted = model(tasks, keys, {})
-    found = rd.get(tasks, keys, budget=arrays * ARRAY, disk=disk, num_workers=threads)
+    found = rd.get(tasks, keys, budget=arrays * ARRAY, tiers=rc.Disk() if disk else (), num_workers=threads)
     check_equal(wanted, found)
     (data,) = [task.value for task in tasks.values() if isinstance(task, DataNode)]
     np.testing.assert_array_equal(data, make(7))
@@ -117,14 +117,22 @@ def test_a_frame_that_a_task_writes_into_stays_as_it_is() -> None:
 def test_a_budget_is_a_block_or_for_good() -> None:
     """`rd.budget` sets Dask's scheduler and configuration, and gives back what there was."""
     x = da.ones((100, 100), chunks=50)
-    with rd.budget("1MB"):
+    with rd.budget("1MB") as block:
+        with pytest.raises(RuntimeError, match="nothing was computed"):
+            block.stats()
         assert x.sum().compute() == 10_000
+        assert block.stats() is rd.stats()
         assert rd.stats().pools[0].budget == 1_000_000
         assert dask.config.get("scheduler") is rd.get
-    assert dask.config.get("scheduler", None) is None
-    with dask.config.set({"scheduler": rd.get, "recompute.budget": "2MB"}):
+        block.budget = "3MB"
+        assert x.sum().compute() == 10_000
+        assert rd.stats().pools[0].budget == 3_000_000
+    assert dask.config.get("scheduler", None) is dask.config.get("recompute.budget", None) is None
+    with dask.config.set({"scheduler": rd.get, "recompute.budget": "2MB", "recompute.tiers": "1GB"}):
         assert x.sum().compute() == 10_000
         assert rd.stats().pools[0].budget == 2_000_000
+        assert rd.stats().tiers[0].limit == 1_000_000_000
+    assert block.stats() is not rd.stats()
     with pytest.raises(ValueError, match="2 monkeys"):
         rd.budget("2 monkeys")
 
@@ -257,7 +265,7 @@ def test_callbacks_see_values() -> None:
 
 
 def test_what_is_dear_moves_to_a_disk() -> None:
-    """`disk`: bytes come back from there, and no task runs twice."""
+    """With a tier: bytes come back from there, and no task runs twice."""
     runs: list[int] = []
 
     def dear(number: int) -> Any:
@@ -270,7 +278,7 @@ def test_what_is_dear_moves_to_a_disk() -> None:
     graph["end"] = Task("end", lambda: None)
     for n in range(8):
         graph["y", n] = Task(("y", n), add, TaskRef(("x", n)), TaskRef(("x", (n + 4) % 8)))
-    rd.get(graph, [("y", n) for n in range(8)], budget=6 * ARRAY, disk=True, num_workers=1)
+    rd.get(graph, [("y", n) for n in range(8)], budget=6 * ARRAY, tiers=rc.Disk(), num_workers=1)
     assert sorted(runs) == list(range(8))
     assert rd.stats().tiers[0].moves > 0
 
@@ -308,7 +316,7 @@ def test_arrays_are_read_only_inside_whoever_serves_them() -> None:
     array = make(1)
     kept, writable = _payloads.returned(array)
     assert (kept.flags.writeable, array.flags.writeable, writable) == (False, True, True)
-    assert _payloads.leaving(kept, writable) is array
+    assert _payloads.leaving(kept, writable=writable) is array
 
 
 def test_containers_are_given_with_a_structure_of_their_own() -> None:
@@ -404,12 +412,12 @@ def test_the_scheduler_does_not_import_distributed() -> None:
 @pytest.mark.parametrize("version", ["2024.12.1", "2025.12.0", "2027.1.0", "2028.4.1", "2.30.0"])
 def test_another_dask_is_an_error(version: str) -> None:
     """One that names the versions that are known to work, and the cure."""
-    with pytest.raises(ImportError, match=rf"dask {_versions.OLDEST} to .* {version} is installed.*pip install"):
-        _versions.check("dask", version)
+    with pytest.raises(ImportError, match=rf"dask {_installed.OLDEST} to .* {version} is installed.*pip install"):
+        _installed.check_version("dask", version)
 
 
 @pytest.mark.parametrize("version", ["2026.1.0", "2026.8.0", "2026.12.3"])
 def test_a_dask_of_the_range_is_none(version: str) -> None:
     """The first and the last that were tried, and what follows within the year."""
-    _versions.check("dask", version)
-    assert version >= _versions.OLDEST
+    _installed.check_version("dask", version)
+    assert version >= _installed.OLDEST

@@ -15,7 +15,7 @@ import recompute as rc
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 
-from recompute_numpy.edits import ADD, KEEP, REMOVE, REPLACE, demo, edits, encode, longest_kept  # noqa: E402
+from recompute_demos.edits import ADD, KEEP, REMOVE, REPLACE, demo, edits, encode, longest_kept  # noqa: E402
 
 TEXTS = st.text(alphabet="abc", max_size=30)
 

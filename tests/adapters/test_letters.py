@@ -15,8 +15,8 @@ import recompute as rc
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 
-from recompute_numpy import letters as demonstration  # noqa: E402  # after importorskip
-from recompute_numpy.letters import (  # noqa: E402
+from recompute_demos import letters as demonstration  # noqa: E402  # after importorskip
+from recompute_demos.letters import (  # noqa: E402
     ALPHABET,
     Expectation,
     Model,

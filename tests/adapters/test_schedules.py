@@ -19,10 +19,8 @@ from schedule_rules import Follower, least_time  # noqa: E402
 import recompute as rc  # noqa: E402
 from recompute.testing import ManualClock  # noqa: E402
 from recompute_schedules import Schedule  # noqa: E402
-from recompute_schedules._equal import EqualSteps  # noqa: E402
-from recompute_schedules._levels import Sizes  # noqa: E402
-from recompute_schedules._plan import Prices  # noqa: E402
-from recompute_schedules._unequal import UnequalSteps  # noqa: E402
+from recompute_schedules._costs import Prices, Sizes  # noqa: E402
+from recompute_schedules._tables import EqualSteps, UnequalSteps  # noqa: E402
 
 RAM, DISK, WORK = StorageType.RAM, StorageType.DISK, StorageType.WORK
 LARGE = 10**9
@@ -56,7 +54,7 @@ def costs(draw: st.DrawFn, steps: int) -> dict[str, Any]:
 @pytest.mark.parametrize("cost", [0.0, 1.0])
 def test_one_checkpoint_and_blocks_of_two_steps(monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
     """Where whole blocks do not fit, their steps are reversed one by one, within the bytes."""
-    monkeypatch.setattr("recompute_schedules._unequal._ENTRIES", 20_000)
+    monkeypatch.setattr("recompute_schedules._tables._MAX_ENTRIES", 20_000)
     schedule = Schedule(max_n=101, ram=5, state_bytes=3, step_seconds=(*[cost] * 100, 2.0))
     assert followed(101, schedule).ran >= 101
     assert schedule.is_exhausted
@@ -70,7 +68,7 @@ def test_known_lengths(data: st.DataObject, steps: int, given_sizes: dict[str, A
         options["disk_bandwidth"] = data.draw(st.none() | st.integers(1, 100))
     schedule = Schedule(max_n=steps, **given_sizes, **options)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("recompute_schedules._unequal._ENTRIES", 20_000)  # blocks, and seconds less
+        patched.setattr("recompute_schedules._tables._MAX_ENTRIES", 20_000)  # blocks, and seconds less
         follower = followed(steps, schedule)
     assert schedule.is_exhausted
     assert list(schedule) == []
@@ -226,7 +224,7 @@ def test_what_was_measured_plans_the_next_sweep() -> None:
     seconds = [10.0 if step % 20 < 4 else 1.0 for step in range(steps)]
     clock = ManualClock()
     schedule = Schedule(
-        ram=4, state_bytes=1, deps_bytes=LARGE, max_n=steps, step_seconds="measure", sweeps=2, clock=clock
+        ram=4, state_bytes=1, deps_bytes=LARGE, max_n=steps, step_seconds="measured", sweeps=2, clock=clock
     )
     follower = Follower(steps, schedule.sizes, complete=True)
     times = [0.0, 0.0]
@@ -245,7 +243,7 @@ def test_what_was_measured_plans_the_next_sweep() -> None:
 def test_a_disk_is_measured() -> None:
     """The bandwidth is found by a file that is written and read; the schedule is legal whatever it is."""
     schedule = Schedule(
-        ram=3000, state_bytes=1000, disk="50kB", max_n=30, step_seconds="measure", disk_bandwidth="measure"
+        ram=3000, state_bytes=1000, disk="50kB", max_n=30, step_seconds="measured", disk_bandwidth="measured"
     )
     assert followed(30, schedule).ran >= 30
     assert schedule.measured is not None
@@ -302,7 +300,7 @@ def test_what_it_says_of_itself() -> None:
         ({"step_seconds": [1.0, -2.0, 1.0, 1.0, 1.0]}, "none of them negative"),
         ({"step_seconds": 0}, "step_seconds must be positive"),
         ({"step_seconds": float("nan")}, "step_seconds must be positive"),
-        ({"step_seconds": "measured"}, 'or "measure"'),
+        ({"step_seconds": "guessed"}, 'or "measured"'),
         ({"disk_bandwidth": 1}, "give disk="),
         ({"disk": 100, "disk_bandwidth": 1}, "is compared with step_seconds"),
         ({"disk": 100, "disk_bandwidth": -1, "step_seconds": 1}, "disk_bandwidth must be at least"),

@@ -60,7 +60,7 @@ def test_gradients_are_equal_to_the_last_bit(steps: int, ram: int, disk: int, ov
 
 def test_sweeps_that_follow() -> None:
     """Each call is a sweep of its own, from its own state, until the schedule has ended."""
-    schedule = Schedule(ram=5 * STATE, state_bytes=STATE, max_n=30, sweeps=2, step_seconds="measure")
+    schedule = Schedule(ram=5 * STATE, state_bytes=STATE, max_n=30, sweeps=2, step_seconds="measured")
     for _ in range(2):
         result = run(schedule, forward, reverse, START, adjoint=last)
         assert result.adjoint.tobytes() == gradient(30).tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 import warnings
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recompute as rc
+from recompute.planners import Plan
 
 torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
 
@@ -30,7 +32,7 @@ from torch import Tensor, nn  # noqa: E402  # after importorskip
 from torch.utils.checkpoint import checkpoint  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute_torch._compile import versions  # noqa: E402  # after importorskip
+from recompute_torch import _compile  # noqa: E402  # after importorskip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,7 +57,7 @@ def test_a_budget_changes_no_bit_and_holds(names: list[str], share: float) -> No
 def plain() -> rt.GraphPlan:
     """The deep network without a limit."""
     module = network(DEEP)
-    step = compiled(module, "100%")
+    step = compiled(module, 1.0)
     left(module, step, image(), steps=1)
     return rt.plans(step)[0]
 
@@ -104,7 +106,7 @@ def test_an_operator_may_run_more_than_twice() -> None:
 
     given = torch.randn(512, 16)
     expected = left(module, loss, given)
-    step = compiled(loss, "25%", effort=0.1)
+    step = compiled(loss, 0.25, effort=0.1)
     assert same(expected, left(module, step, given))
     assert rt.plans(step)[0].again["native_dropout"] > 12
 
@@ -116,6 +118,20 @@ def test_the_report_says_it() -> None:
     for word in ("budget", "planned", "measured", "saved for the backward", "overhead", "recomputed: "):
         assert word in text
     assert f"{plan.overhead:.3f}" in text
+
+
+def test_plans_follow_the_protocol() -> None:
+    """The plan of a step and those of its graphs: bytes, overhead, and JSON that says the same."""
+    _, step, graph, _ = tight()
+    for plan in (step.plan, graph):
+        assert isinstance(plan, Plan)
+        told = json.loads(plan.to_json())
+        assert (told["budget"], told["peak"], told["overhead"]) == (plan.budget, plan.peak, plan.overhead)
+        assert (plan.budget, plan.peak) == (graph.budget, graph.peak)
+        assert plan.overhead == pytest.approx(graph.overhead)
+    assert rt.compile is rt.planned
+    later = compiled(network(["gelu"]), 0.5).plan
+    assert (later.budget, later.peak, later.overhead) == (None, None, 1.0)
 
 
 def test_a_budget_that_random_states_alone_exceed_is_refused() -> None:
@@ -152,9 +168,11 @@ def test_too_little_is_refused_before_training() -> None:
     [
         ({"budget": "much"}, ValueError, "much"),
         ({"budget": -1}, ValueError, "at least one byte"),
-        ({"budget": 3.5}, ValueError, "share"),
-        ({"budget": None}, ValueError, "a budget is needed"),
-        ({"budget": 1, "costs": "guess"}, ValueError, "measure, model"),
+        ({"budget": 0.5}, ValueError, "of_peak=0.5"),
+        ({"of_peak": 3.5}, ValueError, "share"),
+        ({"of_peak": "1MB"}, ValueError, "of_peak"),
+        ({"budget": None}, TypeError, "of_peak=0.5"),
+        ({"budget": 1, "costs": "guess"}, ValueError, "measured, estimated"),
         ({"budget": 1, "graphs": 0}, ValueError, "1 or more"),
         ({"budget": 1, "effort": -1}, ValueError, "0 or more"),
         ({"budget": 1, "compiler": "gcc"}, ValueError, "'boxed' or 'inductor'"),
@@ -168,9 +186,9 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], error: type[Exc
 
 def test_another_version_of_torch_is_refused() -> None:
     """With what to install, and what works with any."""
-    versions.check(f"{versions.NEWEST}.1+cpu")
+    _compile.check_version(f"{_compile.NEWEST}.1+cpu")
     with pytest.raises(ImportError, match=r"rt\.budget"):
-        versions.check("2.1.0")
+        _compile.check_version("2.1.0")
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:
@@ -179,7 +197,7 @@ def test_torch_finds_the_backend_by_its_name() -> None:
     module, name = project["entry-points"]["torch_dynamo_backends"]["recompute"].split(":")
     backend = getattr(__import__(module, fromlist=[name]), name)
     torch.compiler.reset()
-    step = torch.compile(network(["gelu"]), backend=backend, options={"budget": "100%", "effort": 0.03})
+    step = torch.compile(network(["gelu"]), backend=backend, options={"of_peak": 1, "effort": 0.03})
     assert not rt.plans(step).graphs
     step(image()).backward()
     assert rt.plans(step)[0].planned <= rt.plans(step)[0].budget
@@ -229,7 +247,7 @@ def test_graphs_share_a_budget() -> None:
 def test_other_shapes_keep_the_plan() -> None:
     """With dynamic shapes one plan serves, and results are those of eager mode."""
     module = network(["conv", "dropout", "gelu", "conv", "glu"])
-    step = compiled(module, "95%", dynamic=True)
+    step = compiled(module, 0.95, dynamic=True)
     for height in (10, 9, 14):
         given = torch.randn(4, 2, height, 12)
         expected = left(module, module, given, steps=1)
@@ -268,14 +286,14 @@ def test_autocast_gives_the_same_bits() -> None:
 
     given = torch.randn(64, 32)
     expected = left(module, loss, given)
-    step = compiled(loss, "90%")
+    step = compiled(loss, 0.9)
     assert same(expected, left(module, step, given))
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradients_twice() -> None:
     """With retain_graph from the first backward on."""
     module = network(["conv", "dropout", "gelu"])
-    loss = compiled(module, "100%")(image())
+    loss = compiled(module, 1.0)(image())
     loss.backward(retain_graph=True)
     first = [each.grad.clone() for each in module.parameters()]
     module.zero_grad()
@@ -287,7 +305,7 @@ def test_a_second_derivative_says_that_there_is_none() -> None:
     """As of other backends that compile the backward."""
     module = network(["conv", "gelu"])
     given = image()
-    loss = compiled(module, "100%")(given)
+    loss = compiled(module, 1.0)(given)
     (gradient,) = torch.autograd.grad(loss, given, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         gradient.sum().backward()

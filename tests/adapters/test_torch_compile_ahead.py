@@ -21,7 +21,7 @@ from torch._functorch import config  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
 from recompute_torch.__main__ import main  # noqa: E402  # after importorskip
-from recompute_torch._compile.remembered import Found, best  # noqa: E402  # after importorskip
+from recompute_torch._compile.partition import KnownPlan, best  # noqa: E402  # after importorskip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,7 +80,7 @@ class Broken(nn.Module):
 @pytest.mark.parametrize(
     ("budget", "make", "low", "high", "error", "words"),
     [
-        ("50%", images, 1, None, ValueError, "give bytes"),
+        (0.5, images, 1, None, ValueError, "in bytes"),
         (BUDGET, images, 0, None, ValueError, "from 1 or more"),
         (BUDGET, images, 3, 2, ValueError, "from 1 or more"),
         (BUDGET, images, 1000, None, rc.BudgetError, "a batch of 1000 does not fit: .* is too small"),
@@ -129,7 +129,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_command_tells_budgets_and_the_line_to_paste(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The line compiles the step with the overhead and the peak that it said; more memory is never dearer."""
-    options = ["--costs", "model", "--effort", "0.03", "--slower", "1.5", "--budgets", "100%,30%,70%,1%,800kB"]
+    options = ["--costs", "estimated", "--effort", "0.03", "--slower", "1.5", "--budgets", "100%,30%,70%,1%,800kB"]
     assert main(["budget", f"{file}:make_step", *options]) == 0
     told = capsys.readouterr().out
     rows = [line.split() for line in told.splitlines() if line.endswith(tuple("0123456789")) and " ms " in line]
@@ -142,7 +142,7 @@ def test_the_command_tells_budgets_and_the_line_to_paste(file: Path, capsys: pyt
     step, x = import_module(file.stem).make_step()
     torch.compiler.reset()
     scope: dict[str, Any] = {"rt": rt, "step": step}
-    exec(line.replace('")', '", costs="model", effort=0.03)'), scope)
+    exec(line.replace('")', '", costs="estimated", effort=0.03)'), scope)
     scope["step"](x).backward()
     (plan,) = scope["step"].plan
     assert f"# {plan.overhead:.2f} times" in line
@@ -176,9 +176,9 @@ def test_what_is_chosen_from_small_to_large_is_never_dearer(
     asked: list[tuple[int, list[tuple[int, int, int]]]],
 ) -> None:
     """Neither in time nor in operations, whatever the searches find: (budget, plans found for it)."""
-    known: list[Found] = []
+    known: list[KnownPlan] = []
     for budget, plans in sorted(asked):
-        new = [Found((), min(peak, budget), cost, flops) for peak, cost, flops in plans]
+        new = [KnownPlan((), min(peak, budget), cost, flops) for peak, cost, flops in plans]
         if not new and not known:
             continue
         chosen = best(known, new)
@@ -191,8 +191,8 @@ def test_what_is_chosen_from_small_to_large_is_never_dearer(
 class Recording(rt.KnapsackSolver):
     """Knows how much it saved."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given, effort=0.03)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options, effort=0.03)
         self.saved: list[tuple[float, float, set[str]]] = []
 
     def __call__(self, memory: Any, joint_graph: Any, max_memory: float, node_info: Any, nodes: Any) -> Any:
@@ -227,8 +227,7 @@ def test_the_solver_keeps_to_the_limit_of_torch(ratio: float) -> None:
 def test_a_solver_with_more_bytes_saves_more() -> None:
     """And one with a share of the peak as many as with these bytes."""
     saved = []
-    for budget in ("100%", "50%", 1):
-        solver = Recording(budget)
+    for solver in (Recording(of_peak=1), Recording(of_peak=0.5), Recording(1)):
         by_torch(LIGHT, 0.01, solver)
         saved.append(solver.saved[-1][0])
     assert saved == sorted(saved, reverse=True)
@@ -243,3 +242,5 @@ def test_solvers_are_told_apart_in_the_cache() -> None:
     assert len(set(map(repr, names))) == 3
     with pytest.raises(ValueError, match="much"):
         rt.KnapsackSolver("much")
+    with pytest.raises(ValueError, match=r"of_peak=0\.5"):
+        rt.KnapsackSolver(0.5)  # type: ignore[arg-type]  # on purpose

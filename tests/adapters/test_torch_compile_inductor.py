@@ -39,10 +39,9 @@ from torch._inductor import cpp_builder  # noqa: E402  # after importorskip
 from torch.nn import functional  # noqa: E402  # after importorskip
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
-from recompute_torch._compile import choosing, inductor, remembered  # noqa: E402  # after importorskip
-from recompute_torch._compile.choosing import min_cut  # noqa: E402  # after importorskip
-from recompute_torch._compile.partition import Partitioner  # noqa: E402  # after importorskip
-from recompute_torch._compile.remembered import Scheduled  # noqa: E402  # after importorskip
+from recompute_torch._compile import inductor  # noqa: E402  # after importorskip
+from recompute_torch._compile.inductor import min_cut  # noqa: E402  # after importorskip
+from recompute_torch._compile.partition import Partitioner, Scheduled  # noqa: E402  # after importorskip
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -78,8 +77,8 @@ class Mean(nn.Sequential):
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What inductor would compile runs operator by operator, which takes more than kernels do."""
     monkeypatch.setattr(inductor, "compile_fx_inner", lambda graph, given, **_: boxed_nop(graph, given))
-    monkeypatch.setattr(remembered, "scheduled", lambda *_: [])
-    monkeypatch.setattr(remembered, "keep_scheduled", lambda *_: None)
+    monkeypatch.setattr(inductor, "scheduled", lambda *_: [])
+    monkeypatch.setattr(inductor, "keep_scheduled", lambda *_: None)
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_a_rehearsal_takes_what_a_step_takes(monkeypatch: pytest.MonkeyPatch) ->
     for rehearse in (inductor.Rehearsal.peak, lambda _: None):
         monkeypatch.setattr(inductor.Rehearsal, "peak", lambda given, way=rehearse: peaks.append(way(given)))
         module = network(["conv", "norm", "dropout", "counting"])
-        step = by_inductor(module, "100%")
+        step = by_inductor(module, 1.0)
         results.append(left(module, step, image()))
     real = rt.plans(step)[0].peak
     assert real is not None
@@ -173,7 +172,7 @@ def test_what_does_more_than_compute_is_not_rehearsed(capsys: pytest.CaptureFixt
 def test_what_torch_does_is_taken_if_it_fits() -> None:
     """With room, the split is that of the default partitioner, and the report says so."""
     module = network(DEEP)
-    step = by_inductor(module, "100%")
+    step = by_inductor(module, 1.0)
     left(module, step, image(), steps=1)
     (plan,) = rt.plans(step)
     assert (plan.split, plan.planned, plan.saved) == ("min-cut at 1", plan.plain, plan.saved_plain)
@@ -189,7 +188,7 @@ def test_where_there_is_a_plan_torch_is_not_asked_for_more(monkeypatch: pytest.M
         ratios.append(ratio)
         return min_cut(module, results, ratio, lasting)
 
-    monkeypatch.setattr(choosing, "min_cut", counted)
+    monkeypatch.setattr(inductor, "min_cut", counted)
     assert split_of(network(LINEAR), 0.8).split == "planned"
     with pytest.raises(rc.BudgetError):
         split_of(network(LINEAR), 1000)
@@ -214,10 +213,10 @@ def test_planning_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rehearsed")
 def test_what_seems_to_take_too_much_is_tried() -> None:
     """Where there is no plan, torch's own split is compiled and run: it is taken if it fits after all."""
-    plain = split_of(network(LINEAR), "100%").plain
+    plain = split_of(network(LINEAR), 1.0).plain
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choosing.FusedPartitioner, "_planned", lambda *_: None)
-        patch.setattr(choosing, "_RATIOS", ())
+        patch.setattr(inductor._Splits, "_planned", lambda *_: None)
+        patch.setattr(inductor, "_RATIOS", ())
         patch.setattr(inductor.Rehearsal, "peak", lambda _: round(0.9 * plain))
         assert split_of(network(LINEAR), round(0.9 * plain)).split == "min-cut at 1"
         with pytest.raises(rc.BudgetError, match="too small"):
@@ -269,7 +268,7 @@ def test_a_pointwise_chain_is_one_kernel() -> None:
     """Three layers are products, and a chain after each; the last chain is inside of the loss."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(32, 32, bias=False), nn.GELU(), nn.Tanh()) for _ in range(3)]
-    step = by_inductor(Mean(*layers), "100%")
+    step = by_inductor(Mean(*layers), 1.0)
     step(torch.randn(256, 32)).backward()
     forward, backward = 3 + 2 + 1, 3 + 5  # the input of the first layer has no gradient
     assert rt.plans(step)[0].operators == forward + backward
@@ -308,7 +307,7 @@ def test_gradients_are_those_of_inductor_without_a_budget() -> None:
     """To the bit where the split is the same, else but for rounding; dropout draws the same, and the peak holds."""
     given = torch.randn(256, 32)
     modules, steps, found = [], [], []
-    for budget in (None, "100%", 0.8):
+    for budget in (None, 1.0, 0.8):
         torch.manual_seed(0)
         layers = [[nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU()] for _ in range(2)]
         modules.append(Mean(*layers[0], *layers[1]))
@@ -386,7 +385,7 @@ if sys.argv[1] == "again":
     planners.plan = planners.replan = refuse
 torch.manual_seed(0)
 module = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(4)])
-step = rt.compile(lambda x: module(x).square().mean(), 0.7, compiler="inductor", effort=0.03)
+step = rt.compile(lambda x: module(x).square().mean(), of_peak=0.7, compiler="inductor", effort=0.03)
 step(torch.randn(256, 32)).backward()
 (plan,) = rt.plans(step)
 told = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")}
@@ -418,11 +417,11 @@ def test_what_was_kept_is_read_or_passed_over(tmp_path: Path) -> None:
     program = Program("step")
     one, two = Scheduled(10, 0.1, (0, 1, 0), 8, 9), Scheduled(10, 0.1, (0, 1), 2, 8)
     for plan in (one, two):
-        remembered.keep_scheduled(program, str(tmp_path), plan)
-        assert remembered.scheduled(program, str(tmp_path)) == [plan]
+        inductor.keep_scheduled(program, str(tmp_path), plan)
+        assert inductor.scheduled(program, str(tmp_path)) == [plan]
     (file,) = (tmp_path / "recompute").iterdir()
     file.write_text("[{}]", encoding="utf-8")
-    assert remembered.scheduled(program, str(tmp_path)) == []
+    assert inductor.scheduled(program, str(tmp_path)) == []
 
 
 @pytest.mark.slow
@@ -432,7 +431,7 @@ def test_what_inductor_takes_by_itself_is_enough() -> None:
     torch.manual_seed(0)
     given = torch.randn(8, 64, 64)
     module = Mean(*[Gated() for _ in range(2)])
-    step = by_inductor(module, "100%")
+    step = by_inductor(module, 1.0)
     left(module, step, given, steps=1)
     own = rt.plans(step)[0].peak
     assert own is not None
@@ -453,7 +452,7 @@ def test_convolutions_need_what_they_do_in_inductors_layout(channels: int, lengt
     conv = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(4)]
     layers = [[each, nn.BatchNorm2d(channels), nn.ReLU()] for each in conv]
     module = Mean(*[layer for group in layers for layer in group])
-    step = by_inductor(module, "100%")
+    step = by_inductor(module, 1.0)
     left(module, step, torch.randn(4, channels, length, length, requires_grad=True), steps=1)
     (plan,) = rt.plans(step)
     assert plan.peak is not None

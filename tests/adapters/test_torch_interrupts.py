@@ -37,7 +37,7 @@ from _torch_steps import BUDGET, Training, check_left, go_on  # noqa: E402  # af
 import recompute as rc  # noqa: E402
 import recompute_torch as rt  # noqa: E402
 from recompute import extend  # noqa: E402
-from recompute_torch import _block, _memory, _recipe, _storages, _swapping, _tracker  # noqa: E402
+from recompute_torch import _adapter, _block, _memory, _recipe, _storages, _tracker  # noqa: E402
 
 ENGINE = (
     *(Engine, Memory, Pool, References, Results, Scheduler, Frame, Request, Finalizer, Departure, Journal, Meter),
@@ -45,11 +45,11 @@ ENGINE = (
 )
 ADAPTER = (
     *(_block._Mode, _tracker, _tracker.Tracker, _storages, _recipe, _recipe.Call, _recipe.Write, _recipe.Look),
-    *(_memory, _memory.Memory, _swapping.MemoryAdapter),
+    *(_memory, _memory.Memory, _adapter.MemoryAdapter),
 )
 EXCHANGES = (
-    *(_memory.at_once, _memory.Memory.keep, _memory.Memory.give_back, _swapping.MemoryAdapter.vacate),
-    *(_swapping.MemoryAdapter.restored, _storages.Storages._enter, _storages.Storages.hand_out),
+    *(_memory.uninterrupted, _memory.Memory.keep, _memory.Memory.give_back, _adapter.MemoryAdapter.vacate),
+    *(_adapter.MemoryAdapter.restored, _storages.Storages._enter, _storages.Storages.hand_out),
 )
 """What moves memory from one storage to another, or says whose it is."""
 HERE = Path(_block.__file__).parent
@@ -216,8 +216,8 @@ def parted(memory: Any, outer: Any) -> partial[Any]:
 
 def restored(memory: Any, outer: Any) -> partial[Any]:
     memory.keep()
-    outer._swap_data_ptr_(_swapping.gone(outer.nbytes(), outer.device))
-    return partial(_swapping.MemoryAdapter().restored, ref(outer), memory)
+    outer._swap_data_ptr_(_adapter.gone(outer.nbytes(), outer.device))
+    return partial(_adapter.MemoryAdapter().restored, ref(outer), memory)
 
 
 @pytest.mark.parametrize("prepare", [kept, given_back, parted, restored])

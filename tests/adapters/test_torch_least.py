@@ -154,7 +154,9 @@ def test_the_curve() -> None:
     assert budgets == sorted(budgets)
     assert (budgets[0], found.curve[-1]) == (found.floor, (found.peak, 1.0))
     assert all(overhead >= 1 for _, overhead in found.curve)
-    assert (found.budget(0), found.budget("100%")) == (found.floor, found.peak)
+    assert (found.budget(0), found.budget(1), found.budget(between="100%")) == (found.floor, found.peak, found.peak)
+    with pytest.raises(ValueError, match="the peak"):
+        found.budget(2)
     assert "optimizer" in str(found)
     assert "<table>" in found._repr_html_()
 

@@ -764,7 +764,7 @@ def test_code_of_others_that_reads_more_than_its_arguments() -> None:
 
 def test_thrashing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step in which most of the computing is repeated computing is said once, with the cure."""
-    monkeypatch.setattr("recompute_torch._native.block._NOTICEABLE", 0.0)
+    monkeypatch.setattr("recompute_torch._native.block._NOTICEABLE_SECONDS", 0.0)
     weight = torch.nn.Parameter(torch.eye(64) * 0.9)
     optimizer = torch.optim.SGD([weight], 1e-3)
 

@@ -76,7 +76,7 @@ def test_steps() -> None:
     seen: list[rt.Step] = []
     with rt.budget(300_000) as block:
         block.on_step(seen.append)
-        watched = Watched(block)
+        watched = Watched(block.on_step)
         for _ in range(3):
             step()
         metrics = watched.metrics()

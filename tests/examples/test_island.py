@@ -20,7 +20,7 @@ from recompute._plans.chains import forward_runs
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 
-from recompute_numpy.letters import Model, encode, fit, random_model, read  # noqa: E402  # after importorskip
+from recompute_demos.letters import Model, encode, fit, random_model, read  # noqa: E402  # after importorskip
 
 island = example("island")
 

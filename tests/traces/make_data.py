@@ -21,7 +21,7 @@ def letters(path: Path) -> None:
 
     import recompute as rc
     import recompute_numpy
-    from recompute_numpy.letters import encode, fit, random_model, read
+    from recompute_demos.letters import encode, fit, random_model, read
 
     rc.register(np.ndarray, recompute_numpy.adapter)
     text = encode(read()[:4_000])

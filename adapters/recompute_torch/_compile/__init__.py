@@ -1,12 +1,44 @@
 """torch.compile with a budget: a joint graph as a program, priced, planned, and emitted again in the planned order.
 
-`program` reads the graph, `costs` prices its operators, `partition` asks the core's planner and has torch split what
-`emit` writes, `remembered` keeps what was planned, `meter` sees what a step really takes, `report` says what came of
-it, and `backend` is what torch calls; it compiles by `boxed`, operator by operator, or by `inductor`. For the latter
-`fusion` reads the graph as kernels, and `choosing` takes torch's own split or the plan, by what `schedule` says of its
-kernels. `ahead` plans without running, and `knapsack` offers the plan to torch's own partitioner.
+program      reads the joint graph
+costs        what operators and steps take: measured, watched or estimated
+emit         writes a graph in the planned order
+report       what was planned and what came of it; what is said where no plan fits
+partition    asks the core's planner, has torch split what was emitted, and compiles that operator by operator
+kernels      how inductor runs a graph: what it fuses, and what its order of kernels takes
+inductor     torch's own split or a plan, compiled as kernels
+backend      what torch calls, and plans without a run
+knapsack     the plan for torch's own partitioner
+
+The joint graphs and partitioners of torch are not a public interface: which versions this is made for is checked first.
 """
 
-from recompute_torch._compile import versions  # before anything of torch that is not public
+from __future__ import annotations
 
-__all__ = ["versions"]
+from typing import Final
+
+import torch
+
+OLDEST: Final = "2.13"
+"""The first version of torch that the tests pass with."""
+NEWEST: Final = "2.13"
+"""The last one that they were run with."""
+
+
+def check_version(version: str) -> None:
+    """Raises ImportError, with the cure, for a version that was not tried."""
+    if not _numbers(OLDEST) <= _numbers(version) <= _numbers(NEWEST):
+        between = OLDEST if OLDEST == NEWEST else f"{OLDEST} to {NEWEST}"
+        raise ImportError(
+            f"compiling with a budget works with torch {between}, and {version} is installed: it uses the graphs of "
+            f"torch.compile, which change with every version; pip install 'torch>={OLDEST},<={NEWEST}.*', a newer "
+            "recompute-cache, or train in a block `with rt.budget(...)`, which works with any torch"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor."""
+    return tuple([int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal()])
+
+
+check_version(torch.__version__)

@@ -1,25 +1,30 @@
-"""The backend of torch.compile: `rt.compile(step, "2GB")`, or `backend="recompute", options={"budget": "2GB"}`."""
+"""The backend of torch.compile: `rt.planned(step, "2GB")`, or `backend="recompute", options={"budget": "2GB"}`.
+
+It also plans without running, for several budgets or for several batches.
+"""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args
 
 import torch
 from torch import fx
 from torch._dynamo.eval_frame import innermost_backend
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.exc import ShortenTraceback, Unsupported
 from torch._guards import CompileContext
 
 import recompute as rc
-from recompute.text import bytes_or_share, format_bytes, parse_budget
-from recompute_torch._compile.boxed import Boxed
-from recompute_torch._compile.costs import Costs, Prices
-from recompute_torch._compile.partition import OVER, Amount, Parts, TooSmall
-from recompute_torch._compile.report import GraphPlan, Plans
+from recompute.planners import smallest
+from recompute.text import bytes_or_peak, format_bytes, parse_budget
+from recompute_torch._compile.costs import Costs, Prices, drawing_elsewhere
+from recompute_torch._compile.partition import OVER, Amount, Boxed, Parts, TooSmall
+from recompute_torch._compile.report import GraphPlan, MakeInputs, Plans
 
 if TYPE_CHECKING:
     from recompute_torch._compile.inductor import Inductor
@@ -28,8 +33,41 @@ F = TypeVar("F", bound=Callable[..., Any])
 Split = Callable[[Amount, GraphPlan], Parts]
 """Plans a graph for so many bytes, notes what came of it, and returns its parts. Raises TooSmall."""
 
-_EFFORT: Final = 0.3
-_OPTIONS: Final = frozenset({"budget", "costs", "effort", "graphs", "compiler"})
+
+@dataclass(frozen=True)
+class Options:
+    """As of `planned`. Raises ValueError or TypeError, with the cure."""
+
+    budget: int | str | None = None
+    of_peak: float | str | None = None
+    costs: Costs = "measured"
+    effort: float = 0.3
+    graphs: int = 1
+    compiler: str = "boxed"
+
+    def __post_init__(self) -> None:
+        _ = self.amount
+        if self.costs not in get_args(Costs):
+            raise ValueError(f"costs is one of {', '.join(get_args(Costs))}, not {self.costs!r}")
+        if type(self.graphs) is not int or self.graphs < 1:
+            raise ValueError(f"graphs is how many graphs the step has, 1 or more, not {self.graphs!r}")
+        if not isinstance(self.effort, (int, float)) or not 0 <= self.effort < float("inf"):
+            raise ValueError(f"effort is a number, 0 or more, not {self.effort!r}; 1 takes about ten seconds")
+        if self.compiler not in ("boxed", "inductor"):
+            raise ValueError(f"compiler is 'boxed' or 'inductor', not {self.compiler!r}")
+
+    @property
+    def amount(self) -> int | float:
+        """Bytes, or a share of the peak."""
+        return bytes_or_peak(self.budget, self.of_peak)
+
+
+def _options(given: Mapping[str, Any]) -> Options:
+    known = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
+    return Options(**given)
 
 
 class _Refused(ShortenTraceback, rc.BudgetError):
@@ -46,13 +84,13 @@ class _Refused(ShortenTraceback, rc.BudgetError):
 _Refused.__module__, _Refused.__name__, _Refused.__qualname__ = "recompute", "BudgetError", "BudgetError"
 
 
-def _inductor() -> type[Inductor]:
+def _compiler(options: Options) -> Boxed | Inductor:
+    prices = Prices(options.costs)
+    if options.compiler == "boxed":
+        return Boxed(prices, options.effort)
     from recompute_torch._compile.inductor import Inductor  # takes seconds
 
-    return Inductor
-
-
-_COMPILERS: Final[dict[str, Callable[[], type[Boxed | Inductor]]]] = {"boxed": lambda: Boxed, "inductor": _inductor}
+    return Inductor(prices, options.effort)
 
 
 class Backend:
@@ -60,19 +98,16 @@ class Backend:
 
     __name__ = "recompute"
 
-    def __init__(self, **options: Any) -> None:
-        _check(options)
+    def __init__(self, options: Options) -> None:
         self.options = options
-        self._budget: Any = options["budget"]
-        self._graphs: int = options.get("graphs", 1)
-        prices, effort = Prices(options.get("costs", "measure")), options.get("effort", _EFFORT)
-        self._compiler = _COMPILERS[options.get("compiler", "boxed")]()(prices, effort)
+        self._budget, self._graphs = options.amount, options.graphs
+        self._compiler = _compiler(options)
         self._frames: set[Any] = set()
         self.plans: list[GraphPlan] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        share = bytes_or_share(self._budget)
-        plan = GraphPlan(self._name(), 0, 0, 0, whole=isinstance(share, float) and share >= 1)
+        whole = isinstance(self._budget, float) and self._budget >= 1
+        plan = GraphPlan(f"graph {len(self.plans)}", 0, 0, 0, whole=whole)
         ways = partial(self._partition, plan), partial(self._watched, plan)
         try:
             compiled = self._compiler.compile(module, inputs, plan, *ways)
@@ -84,8 +119,6 @@ class Backend:
 
     def plans_of(self, model: Callable[..., Any]) -> Plans:
         """Of the graphs that it has compiled so far and will; `model` is what it compiles."""
-        from recompute_torch._compile.ahead import largest_batch  # it is a backend, too
-
         return Plans(self.plans, partial(largest_batch, model, self.options))
 
     def _partition(
@@ -110,9 +143,9 @@ class Backend:
 
     def _share(self, plain: int) -> int:
         """Bytes for a graph: its part of the budget, or so much of what it takes without a plan."""
-        if isinstance(bytes_or_share(self._budget), float):
+        if isinstance(self._budget, float):
             return parse_budget(self._budget, whole=plain)
-        return max(1, parse_budget(self._budget) // self._graphs)
+        return max(1, self._budget // self._graphs)
 
     def _count(self) -> None:
         """One more graph; another compilation of the same code, for other shapes say, is none."""
@@ -124,7 +157,7 @@ class Backend:
         if len(self._frames) == self._graphs + 1:
             warnings.warn(
                 f"the step breaks into more graphs than {self._graphs}: what one keeps for its backward is in memory "
-                f"while the others run, and each was planned for its share, {self._budget!r} / {self._graphs}. Give "
+                f"while the others run, and each was planned for its share alone. Give "
                 f"fullgraph=True, which shows where it breaks, or graphs={self._graphs + 1} or more, as many as "
                 "rt.plans(step) has",
                 stacklevel=2,
@@ -157,30 +190,6 @@ class Backend:
         boxed._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
         return boxed
 
-    def _name(self) -> str:
-        return f"graph {len(self.plans)}"
-
-
-def _check(options: dict[str, Any]) -> None:
-    """Raises ValueError or TypeError, with the cure."""
-    unknown = sorted(options.keys() - _OPTIONS)
-    if unknown:
-        raise ValueError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(_OPTIONS))}")
-    if options.get("budget") is None:
-        raise ValueError('a budget is needed: options={"budget": "2GB"}, or a share of the plain peak, "50%"')
-    bytes_or_share(options["budget"])
-    if options.get("costs", "measure") not in get_args(Costs):
-        raise ValueError(f"costs is one of {', '.join(get_args(Costs))}, not {options['costs']!r}")
-    graphs = options.get("graphs", 1)
-    if type(graphs) is not int or graphs < 1:
-        raise ValueError(f"graphs is how many graphs the step has, 1 or more, not {graphs!r}")
-    effort = options.get("effort", _EFFORT)
-    if not isinstance(effort, (int, float)) or not 0 <= effort < float("inf"):
-        raise ValueError(f"effort is a number, 0 or more, not {effort!r}; 1 takes about ten seconds")
-    compiler = options.get("compiler", "boxed")
-    if compiler not in _COMPILERS:
-        raise ValueError(f"compiler is 'boxed' or 'inductor', not {compiler!r}")
-
 
 _asked: Final[dict[int, tuple[Any, Backend]]] = {}
 """Of `torch.compile(backend="recompute")`, which hands in nothing but these options: by their id, and the options."""
@@ -190,23 +199,23 @@ def recompute(module: fx.GraphModule, inputs: Sequence[Any], *, options: dict[st
     """What torch finds by the name "recompute"."""
     given = options if options is not None else {}
     if id(given) not in _asked:
-        _asked[id(given)] = given, Backend(**given)
+        _asked[id(given)] = given, Backend(_options(given))
     return _asked[id(given)][1](module, inputs)
 
 
 recompute.reset = _asked.clear  # type: ignore[attr-defined]  # torch.compiler.reset() calls it
 
 
-def compile(
-    model: F,
-    budget: int | float | str,
+def planned(
+    step: F,
+    budget: int | str | None = None,
     *,
-    costs: Costs = "measure",
-    effort: float = _EFFORT,
+    of_peak: float | str | None = None,
+    costs: Costs = "measured",
+    effort: float = 0.3,
     graphs: int = 1,
     compiler: str = "boxed",
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
+    **options: Any,
 ) -> F:
     """`torch.compile` with a budget for what a step takes beside parameters and inputs.
 
@@ -218,11 +227,12 @@ def compile(
     Parameters
     ----------
     budget
-        Bytes ("2GB"), or a share ("50%", 0.5) of the peak without a plan. It holds for the shapes that a graph was
-        compiled with.
+        Bytes ("2GB"). They hold for the shapes that a graph was compiled with.
+    of_peak
+        Instead: a share (0.5, "50%") of the peak of each graph if every operator runs once.
     costs
-        "measure": every operator of the graph is timed once, on made-up tensors. "model": reckoned from FLOPs and
-        bytes, so that the plan is the same on every machine of a kind.
+        "measured": every operator of the graph is timed once, on made-up tensors. "estimated": from FLOPs and bytes, so
+        that the plan is the same on every machine of a kind.
     effort
         1 is about ten seconds of search for the cheapest plan.
     graphs
@@ -232,18 +242,21 @@ def compile(
         order and fusion. What they take is read from its schedule, and seen on made-up tensors before training; if it
         is too much, less is fused, or less is planned for. Results are those of inductor but for rounding. What the
         default partitioner does is taken if it fits.
-    fullgraph, dynamic
-        As of `torch.compile`.
+    options
+        Those of `torch.compile`: fullgraph, dynamic.
 
-    The result has an attribute `plan`, which is what `plans` returns for it.
+    The result has an attribute `plan`, which is what `plans` returns for it. `compile` is another name of this.
 
-    Raises ValueError for wrong arguments; the first call of the step raises `recompute.BudgetError`, which says the
-    least that works, if the budget is too small.
+    Raises ValueError or TypeError for wrong arguments; the first call of the step raises `recompute.BudgetError`, which
+    says the least that works, if the budget is too small.
     """
-    backend = Backend(budget=budget, costs=costs, effort=effort, graphs=graphs, compiler=compiler)
-    compiled: Any = torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
-    object.__setattr__(compiled, "plan", backend.plans_of(model))  # a compiled module would hand it on to the module
+    backend = Backend(Options(budget, of_peak, costs, effort, graphs, compiler))
+    compiled: Any = torch.compile(step, backend=backend, **options)
+    object.__setattr__(compiled, "plan", backend.plans_of(step))  # a compiled module would hand it on to the module
     return cast(F, compiled)
+
+
+compile = planned
 
 
 def plans(step: Callable[..., Any]) -> Plans:
@@ -267,10 +280,121 @@ def _backend_of(step: Any) -> Backend | None:
             callbacks.append(cell.cell_contents)
     for callback in callbacks:
         wrapper: Any = innermost_backend(callback)
-        found = getattr(wrapper, "compiler_fn", wrapper)
-        if isinstance(found, Backend):
-            return found
-        if found is recompute:
+        compiler = getattr(wrapper, "compiler_fn", wrapper)
+        if isinstance(compiler, Backend):
+            return compiler
+        if compiler is recompute:
             options = wrapper.kwargs.get("options", {})
-            return _asked[id(options)][1] if id(options) in _asked else Backend(**options)
+            return _asked[id(options)][1] if id(options) in _asked else Backend(_options(options))
     return None
+
+
+Rung = GraphPlan | TooSmall
+"""What became of one budget."""
+
+_MAX_BATCH: Final = 1 << 30
+"""Samples: no batch is larger."""
+
+
+class _Enough(ShortenTraceback):
+    """All that was to be known is known. Dynamo lets it pass, so nothing is compiled or kept."""
+
+
+class _Ahead(Backend):
+    """Plans the first graph of a step for some budgets, and stops."""
+
+    def __init__(self, amounts: Sequence[Amount], options: Options) -> None:
+        super().__init__(options)
+        self._amounts = amounts
+        self.rungs: list[Rung] = []
+
+    def _split(self, plan: GraphPlan, split: Split) -> Parts:
+        def rung(amount: Amount) -> Rung:
+            new = GraphPlan(plan.name, 0, 0, 0)
+            try:
+                split(amount, new)
+            except TooSmall as error:
+                return error
+            if new.planned > new.budget:  # it may fit; that is known once it is compiled
+                return TooSmall(lambda: f"the split of torch's own partitioner may take {new.planned} bytes")
+            return new
+
+        amounts = self._amounts
+        if len(amounts) == 1:
+            self.rungs.append(rung(amounts[0]))
+        else:  # from the smallest on: what is known for less memory is known for more
+            whole = rung(lambda plain: plain)
+            assert isinstance(whole, GraphPlan), "without a limit it fits"
+            budgets = [amount(whole.plain) for amount in amounts]
+            made = {budget: rung(_exactly(budget)) for budget in sorted(set(budgets))}
+            self.rungs += [made[budget] for budget in budgets]
+        raise _Enough("planned", first_useful_frame=None)
+
+
+def ladder(step: Callable[..., Any], inputs: Any, amounts: Sequence[Amount], options: Options) -> list[Rung]:
+    """What becomes of each budget. The step is traced with the inputs once, and does not run.
+
+    Raises ValueError if it breaks into several graphs or has no gradients. O(one plan for each budget).
+    """
+    ahead = _Ahead(amounts, options)
+    traced: Any = torch.compile(_alone(step), backend=ahead, fullgraph=True, dynamic=False)
+    try:
+        if isinstance(inputs, Mapping):
+            traced(**inputs)
+        else:
+            traced(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+    except _Enough:
+        return ahead.rungs
+    except Unsupported as error:
+        raise ValueError(
+            f"only a step of one graph can be planned ahead, and this one breaks: {str(error).splitlines()[0]}; "
+            "rt.compile(step, budget, fullgraph=True) shows where"
+        ) from error
+    raise ValueError("the step has no gradients, so there is nothing to plan: it ran as it is")
+
+
+def largest_batch(
+    step: Callable[..., Any], options: Options, make_inputs: MakeInputs, low: int, high: int | None
+) -> int:
+    """See `Plans.largest_batch`."""
+    budget = options.amount
+    if isinstance(budget, float):
+        raise ValueError(f"of_peak={budget:g} is a share, which each batch would fit alike: give a budget in bytes")
+    if low < 1 or (high is not None and high < low):
+        raise ValueError(f"batches go from 1 or more upwards, not from {low} to {high}")
+    allowed = budget // options.graphs
+
+    def plan(batch: int) -> Rung:
+        with drawing_elsewhere():
+            return ladder(step, make_inputs(batch), [_exactly(allowed)], options)[0]
+
+    first = plan(low)
+    if isinstance(first, TooSmall):
+        raise rc.BudgetError(f"a batch of {low} does not fit: {first}")
+    if high is not None:
+        if high == low or isinstance(plan(high), GraphPlan):
+            return high
+    else:
+        taken, high = first.plain, 2 * low
+        while isinstance(rung := plan(high), GraphPlan):
+            if rung.plain <= taken or high > _MAX_BATCH:
+                raise ValueError(
+                    f"what the step takes does not grow from a batch of {high // 2} to one of {high}: "
+                    "make_inputs(batch) is to return the inputs for so many samples"
+                )
+            taken, low, high = rung.plain, high, 2 * high
+    return smallest(lambda batch: isinstance(plan(batch), TooSmall), low, high) - 1
+
+
+def _exactly(budget: int) -> Amount:
+    return lambda plain: budget
+
+
+def _alone(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The same with code of its own: what dynamo remembers of shapes belongs to code, and is the user's."""
+
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    code = loss.__code__.replace(co_name="planned_ahead")
+    return FunctionType(code, globals(), "planned_ahead", None, loss.__closure__)

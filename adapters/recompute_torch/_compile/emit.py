@@ -13,12 +13,12 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from recompute_torch._compile.program import BATCH_NORM, STATE, STATISTICS, Joint, seeded
+from recompute_torch._compile.program import BATCH_NORM, STATE_BYTES, STATISTICS, Joint, seeded
 
 Node = fx.Node
 
 _NORM_AGAIN: Final = torch.ops.aten._native_batch_norm_legit.no_stats
-_STATE_THERE: Final = 16  # bytes of the state of a generator on another device
+_STATE_BYTES_ELSEWHERE: Final = 16  # bytes of the state of a generator on another device
 
 
 class Emission:
@@ -60,7 +60,7 @@ class Emission:
             if len(done) == joint.turn and not self._late:
                 returned = self._finish(outputs[: joint.results])
                 self._late = True
-            self._run(joint.calls[number], number in done, runs[number] > 1)
+            self._run(joint.calls[number], again=number in done, repeated=runs[number] > 1)
             done.add(number)
         if not self._late:
             returned = self._finish(outputs[: joint.results])
@@ -73,9 +73,9 @@ class Emission:
         for node in self._joint.order:
             if self._joint.kinds[node] == "effect" and (node in self._joint.backward) is self._late:
                 self._copy(node)
-        return [self._named(each) if isinstance(each, Node) else each for each in outputs]
+        return [self._named(output) if isinstance(output, Node) else output for output in outputs]
 
-    def _run(self, node: Node, again: bool, repeated: bool) -> None:
+    def _run(self, node: Node, *, again: bool, repeated: bool) -> None:
         if again and node.target is BATCH_NORM:
             image, weight, bias, _, _, *rest = node.args
             self._store(node, self._call(_NORM_AGAIN, (image, weight, bias, *rest), {}, node), skip=STATISTICS)
@@ -91,7 +91,7 @@ class Emission:
             self._store(node, self._item(both, 1))
 
     def _store(self, node: Node, run: Node, skip: Sequence[int] = ()) -> None:
-        """The results of a run have names at once, so that those that nobody needs can go."""
+        """The results of a run get their names, so that those that are not needed can go."""
         self.origin[run] = node
         self._now[node] = run
         for item in self._results.get(node, ()):
@@ -104,11 +104,13 @@ class Emission:
         return item
 
     def _call(self, target: Any, args: Any, kwargs: Any, like: Node) -> Node:
-        given = fx.map_arg((args, kwargs), lambda each: self._named(each) if each.graph is like.graph else each)
+        given = fx.map_arg(
+            (args, kwargs), lambda argument: self._named(argument) if argument.graph is like.graph else argument
+        )
         return self._tagged(self.graph.call_function(target, *given), like)
 
     def _copy(self, node: Node) -> Node:
-        names = {each: self._named(each) for each in node.all_input_nodes}
+        names = {source: self._named(source) for source in node.all_input_nodes}
         return self._tagged(self.graph.node_copy(node, names.__getitem__), node)
 
     def _tagged(self, new: Node, old: Node) -> Node:
@@ -120,21 +122,21 @@ class Emission:
         """What a node is called now. Views are made anew if what they are on was, and for the backward."""
         if node in self._now:
             return self._now[node]
-        found, stack = {node}, [node]
+        seen, stack = {node}, [node]
         while stack:
-            for each in stack.pop().all_input_nodes:
-                if each not in self._now and each not in found:
-                    found.add(each)
-                    stack.append(each)
-        for each in sorted(found, key=self._place.__getitem__):
-            known = self._views.get(each)
+            for source in stack.pop().all_input_nodes:
+                if source not in self._now and source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        for view in sorted(seen, key=self._place.__getitem__):
+            known = self._views.get(view)
             names = [
-                self._now[given] if given in self._now else self._views[given][2] for given in each.all_input_nodes
+                self._now[given] if given in self._now else self._views[given][2] for given in view.all_input_nodes
             ]
-            if known is None or (self._joint.kinds[each] != "scalar" and known[:2] != (names, self._late)):
-                named = dict(zip(each.all_input_nodes, names, strict=True))
-                new = self._tagged(self.graph.node_copy(each, named.__getitem__), each)
-                self._views[each] = names, self._late, new
+            if known is None or (self._joint.kinds[view] != "scalar" and known[:2] != (names, self._late)):
+                named = dict(zip(view.all_input_nodes, names, strict=True))
+                new = self._tagged(self.graph.node_copy(view, named.__getitem__), view)
+                self._views[view] = names, self._late, new
         return self._views[node][2]
 
 
@@ -150,6 +152,6 @@ def crossing(graph: fx.Graph) -> list[Node]:
 
 def _state(node: Node) -> Any:
     """What stands for the state of the generator that an operator draws from."""
-    like = next(each for each in tree_leaves(node.meta["val"]) if isinstance(each, FakeTensor))
+    like = next(leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, FakeTensor))
     with like.fake_mode:
-        return torch.empty(STATE if like.device.type == "cpu" else _STATE_THERE, dtype=torch.uint8)
+        return torch.empty(STATE_BYTES if like.device.type == "cpu" else _STATE_BYTES_ELSEWHERE, dtype=torch.uint8)

@@ -1,25 +1,306 @@
-"""Graphs as kernels: inductor compiles them as always, but for how they are split."""
+"""Graphs as kernels: inductor compiles them as always, but for how they are split.
+
+That is as torch's own partitioner does it if it fits, else by the plan.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from math import inf
+from time import perf_counter
 from typing import Any, Final
 
+import torch
 from torch import fx
 from torch._functorch import config as functorch_config
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._subclasses import FakeTensor
+from torch.utils._pytree import tree_leaves
 
+from recompute import planners
 from recompute.text import format_bytes
-from recompute_torch._compile.boxed import Watched
-from recompute_torch._compile.choosing import FusedPartitioner
-from recompute_torch._compile.costs import Prices
-from recompute_torch._compile.meter import Allocations, Part, Rehearsal
-from recompute_torch._compile.partition import Parts, TooSmall
-from recompute_torch._compile.report import GraphPlan
-from recompute_torch._compile.schedule import copied, fused_nearby
+from recompute_torch._compile.costs import Allocations, Part, Prices, Rehearsal
+from recompute_torch._compile.emit import Emission, crossing
+from recompute_torch._compile.kernels import SPANS, copied, estimate, fused_nearby, mark, read_fused
+from recompute_torch._compile.partition import (
+    Amount,
+    Partitioner,
+    Parts,
+    Scheduled,
+    TooSmall,
+    Watched,
+    as_before,
+    cost,
+    extracted,
+    keep_scheduled,
+    saved,
+    scheduled,
+)
+from recompute_torch._compile.program import Price, describe, read, repeatable, seeded
+from recompute_torch._compile.report import PLANNED, GraphPlan, floor, repeated
+
+_RATIOS: Final = (0.5, 0.25, 0.13)  # of torch's partitioner, where no plan was found; each takes as long as a plan
+_PROBES: Final = 3  # plans, each for less, until what inductor makes of one fits
+_SPARE: Final = 0.005  # of what is allowed, if possible: for what kernels need beside their results
+_HIGH: Final = 1.25  # times what it really is, that the peak of kernels may be taken for
+
+
+@dataclass
+class Choice:
+    """A way to split a step, and what it takes as kernels."""
+
+    name: str
+    peak: int
+    saved: int
+    cost: float
+    parts: Parts
+    again: Counter[str] = field(default_factory=Counter)
+    right: bool = True
+    """Whether its gradients are those of the forward."""
+    span: int | None = None
+    """Over which inductor may fuse; see `fused_nearby`."""
+    order: tuple[int, ...] = ()
+    """Of a plan."""
+
+
+class FusedPartitioner:
+    """Splits joint graphs for inductor."""
+
+    def __init__(self, prices: Prices, effort: float, compile_inner: Callable[..., Any]) -> None:
+        self.prices = prices
+        self.effort = effort
+        self.compile_inner = compile_inner
+        self.planner = Partitioner(prices, effort, read_fused)
+
+    def split(
+        self, module: fx.GraphModule, results: int, budget: Amount, plan: GraphPlan, lasting: Sequence[int] | None
+    ) -> Parts:
+        """The forward and the backward; `plan` is filled. Raises TooSmall.
+
+        What torch does by default is taken if it fits, else the plan, and where there is none, what torch does at some
+        ratio. Of what torch does, what would change gradients is not taken.
+        """
+        start = perf_counter()
+        module.graph = fx_graph_cse(module.graph)  # as torch's partitioner does
+        module.graph.eliminate_dead_code()
+        keep_overwritten(module.graph, results)
+        mark(module, results)
+        splits = _Splits(self, module, results, lasting)
+        joint, default = splits.joint, splits.cut(1.0)
+        plan.plain, plan.saved_plain = default.peak, default.saved
+        if not default.right:
+            plan.plain = max(plan.plain, planners.peak(joint.program))
+        plan.budget = budget(plan.plain)
+        allowed = int(plan.share * plan.budget)
+        choices = splits.choices(default, allowed)
+        best = next((choice for choice in choices if choice.right and choice.peak <= allowed), None)
+        best = best or splits.last_resort(default, plan)
+        if best is None:
+            raise TooSmall(partial(self.planner.advice, joint, allowed, plan.share))
+        plan.split, plan.planned, plan.saved, plan.again = best.name, best.peak, best.saved, best.again
+        plan.span, plan.operators = best.span, len(joint.calls)
+        plan.overhead = best.cost / (joint.program.model_time or 1.0)
+        plan.work = best.cost * joint.program.unit
+        plan.seconds = perf_counter() - start
+        return best.parts
+
+
+class _Splits:
+    """The ways to split one joint graph, which is marked."""
+
+    def __init__(
+        self, partitioner: FusedPartitioner, module: fx.GraphModule, results: int, lasting: Sequence[int] | None
+    ) -> None:
+        self._by = partitioner
+        self._module = module
+        self._lasting = lasting
+        self.joint = read_fused(module.graph, results, partitioner.prices)
+
+    def choices(self, default: Choice, allowed: int) -> Iterator[Choice]:
+        """From the best on, as far as is asked for."""
+        if default.right and allowed < default.peak <= _HIGH * allowed:
+            self._schedule(default, None)
+        yield default
+        program, effort, enough = self.joint.program, self._by.effort, int((1 - _SPARE) * allowed)
+        known = scheduled(program, cache_dir())
+        again = next((plan for plan in known if (plan.budget, plan.effort) == (allowed, effort)), None)
+        if again is not None:
+            yield self._remembered(again)
+        new = self._scheduled(enough) or self._scheduled(allowed)
+        fitting = [plan for plan in known if plan.peak <= enough]
+        if fitting:
+            new.append(self._remembered(min(fitting, key=lambda plan: cost(self.joint, plan.order))))
+        for choice in sorted(new, key=lambda choice: choice.cost):
+            kept = Scheduled(allowed, effort, choice.order, choice.span or 0, choice.peak)
+            keep_scheduled(program, cache_dir(), kept)
+            yield choice
+        if allowed >= floor(self.joint).nbytes:
+            for ratio in _RATIOS:
+                with suppress(RuntimeError):  # there is no such cut
+                    yield self.cut(ratio)
+
+    def last_resort(self, default: Choice, plan: GraphPlan) -> Choice | None:
+        """What may take less than inductor's account says, since kernels write over what they have just read.
+
+        What is compiled is run before training, so this is seen then; what has taken too much is not tried again.
+        """
+        if PLANNED not in plan.missed and (choice := self._planned(plan.budget)) is not None:
+            choice.span = SPANS[-1]
+            return choice
+        fits = default.right and default.peak <= _HIGH * plan.budget
+        return default if fits and default.name not in plan.missed else None
+
+    def cut(self, ratio: float) -> Choice:
+        """By torch, which may run again what draws other numbers then, or reads what was overwritten."""
+        cut = min_cut(self._module, self.joint.results, ratio, self._lasting)
+        again = [node for node in self.joint.calls if node.name in cut.again]
+        right = not any(seeded(node) or not repeatable(self.joint, node) for node in again)
+        choice = self._choice(f"min-cut at {ratio:g}", cut.graph, self._by.prices, cut.parts)
+        choice.again, choice.right = Counter([describe(node) for node in again]), right
+        return choice
+
+    def _scheduled(self, enough: int) -> list[Choice]:
+        """A plan of whose kernels inductor says that they fit, if one is found."""
+        given = enough
+        for number in range(_PROBES):
+            choice = self._planned(given)
+            if choice is None:
+                break
+            planned = choice.peak
+            for span in SPANS if not number else SPANS[-1:]:
+                self._schedule(choice, span)
+                if choice.peak <= enough:
+                    return [choice]
+            given = planned - (choice.peak - enough)
+        return []
+
+    def _schedule(self, choice: Choice, span: int | None) -> None:
+        """Let the peak be that of the kernels of inductor, in their order."""
+        choice.span = span
+        peak = estimate(choice.parts, self.joint.results, span, self._by.compile_inner)
+        if peak is not None:
+            choice.peak = peak
+
+    def _planned(self, budget: int) -> Choice | None:
+        """By the planner, if it finds a way."""
+        planned = self._by.planner.fitted(self.joint, budget)
+        return None if planned is None else self._ordered(*planned)
+
+    def _remembered(self, plan: Scheduled) -> Choice:
+        """As it was chosen before."""
+        choice = self._ordered(plan.order, Emission(self.joint, plan.order))
+        choice.span, choice.peak = plan.span, plan.peak
+        return choice
+
+    def _ordered(self, order: Sequence[int], emission: Emission) -> Choice:
+        parts = extracted(self._module, emission.graph, self.joint.results)
+        choice = self._choice(PLANNED, emission.graph, as_before(self._by.prices, emission), parts)
+        choice.again, choice.order = repeated(self.joint, order), tuple(order)
+        return choice
+
+    def _choice(self, name: str, graph: fx.Graph, price: Callable[[fx.Node], Price], parts: Parts) -> Choice:
+        program = read_fused(graph, self.joint.results, price, frozenset(crossing(graph))).program
+        took = sum(call.cost for call in program.calls)
+        return Choice(name, planners.peak(program), saved(graph, self.joint.results), took, parts)
+
+
+@dataclass(frozen=True)
+class MinCut:
+    """Forward and backward, and both as one graph."""
+
+    parts: tuple[fx.GraphModule, fx.GraphModule]
+    graph: fx.Graph
+    again: frozenset[str]
+    """The names of the nodes that both compute."""
+
+
+def min_cut(module: fx.GraphModule, results: int, ratio: float, lasting: Sequence[int] | None) -> MinCut:
+    """Split a copy of a joint graph; `lasting` are the numbers of the inputs that are parameters.
+
+    Raises RuntimeError where torch finds no cut. Some seconds for some thousand nodes, more for a ratio below 1.
+    """
+    graph = fx.Graph()
+    image: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        image[node] = graph.node_copy(node, image.__getitem__)
+    copy = fx.GraphModule(module, graph)
+    static = None if lasting is None else list(lasting)
+    with functorch_config.patch(activation_memory_budget=ratio):
+        parts = min_cut_rematerialization_partition(
+            copy, None, num_fwd_outputs=results, static_lifetime_input_indices=static
+        )
+    first, second = ({node.name for node in part.graph.nodes if node.op == "call_function"} for part in parts)
+    return MinCut(parts, _joined(*parts, results, module.graph.output_node()), frozenset(first & second))
+
+
+def _joined(forward: fx.GraphModule, backward: fx.GraphModule, results: int, output: fx.Node) -> fx.Graph:
+    """What is saved goes by the same name in both."""
+    graph = fx.Graph()
+    image: dict[fx.Node, fx.Node] = {}
+    saved: dict[str, fx.Node] = {}
+    for part, tag in ((forward, "is_forward"), (backward, "is_backward")):
+        for node in part.graph.nodes:
+            if node.op == "placeholder" and node.name in saved:
+                image[node] = saved[node.name]
+            elif node.op != "output":
+                image[node] = graph.node_copy(node, image.__getitem__)
+                image[node].meta["partitioner_tag"] = tag
+        if part is forward:
+            saved = {node.name: new for node, new in image.items()}
+    returned = [*_returned(forward)[:results], *_returned(backward)]
+    graph.output([image[node] if isinstance(node, fx.Node) else node for node in returned]).meta = dict(output.meta)
+    return graph
+
+
+def _returned(part: fx.GraphModule) -> list[Any]:
+    return tree_leaves(part.graph.output_node().args)
+
+
+def keep_overwritten(graph: fx.Graph, results: int) -> None:
+    """Let the views that the backward reads be of copies; see `read`. O(nodes)."""
+    joint = read(graph, results)
+    first = next((node for node in graph.nodes if node.op != "placeholder"), graph.output_node())
+    for leaf in joint.overwritten:
+        if leaf.op != "placeholder" or not isinstance(leaf.meta["val"], FakeTensor):
+            continue
+        views = _views(leaf)
+        readers = {user for view in (leaf, *views) for user in view.users}
+        if readers.isdisjoint(joint.backward):
+            continue
+        with graph.inserting_before(first):
+            copy = graph.call_function(torch.ops.aten.clone.default, (leaf,))
+        copy.meta["partitioner_tag"] = "is_forward"
+        for user in list(leaf.users):
+            if user in views or user in joint.backward:
+                user.replace_input_with(leaf, copy)
+        with leaf.meta["val"].fake_mode:
+            for node in (copy, *views):  # what their metadata says is of before the removal
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]  # all are functions
+
+
+def _views(leaf: fx.Node) -> dict[fx.Node, None]:
+    """The views of a node, and the views of these, in order."""
+    views: dict[fx.Node, None] = {}
+    for node in leaf.graph.nodes:
+        if _is_view(node) and any(source is leaf or source in views for source in node.all_input_nodes):
+            views[node] = None
+    return views
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.target is operator.getitem or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view)
+
 
 _TRIES: Final = 4  # compilations, until kernels fit
 
@@ -78,7 +359,7 @@ class Inductor:
                 run = _compile_inner(graph, given, **options)
             if options.get("is_inference"):
                 return run
-            rehearsal.knows(late, part, run)
+            rehearsal.knows(part, run, late=late)
             return watched(late, run, part.names)
 
         # what AOTAutograd caches does not know of the plan; kernels are cached by their code

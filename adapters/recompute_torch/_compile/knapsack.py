@@ -13,7 +13,7 @@ from torch._inductor.custom_graph_pass import CustomKnapsackSolver, get_hash_for
 from torch.utils._pytree import tree_leaves
 
 from recompute import planners
-from recompute.text import bytes_or_share, parse_budget
+from recompute.text import bytes_or_peak, parse_budget
 from recompute_torch._compile import costs as costs_file
 from recompute_torch._compile import emit, program
 from recompute_torch._compile.costs import Costs, Prices
@@ -48,19 +48,27 @@ class KnapsackSolver(CustomKnapsackSolver):
     Parameters
     ----------
     budget
-        Bytes at the peak of a step, as of `rt.compile`, or a share of the peak without a plan; torch's ratio is then
-        not used. None: torch's limit on what is saved holds, in its own measure; only what must be saved may exceed it.
-        Bytes are those that the metadata of the graph says.
+        Bytes at the peak of a step, as of `rt.planned`, by the metadata of the graph; torch's ratio is then not used.
+    of_peak
+        Instead: a share of the peak without a plan. If neither is given, torch's limit on what is saved holds, in its
+        own measure; only what must be saved may exceed it.
     costs, effort
-        As of `rt.compile`; costs are reckoned by default, so that what is cached holds for other machines, too.
+        As of `rt.planned`; costs are estimated by default, so that what is cached holds for other machines, too.
 
     Raises ValueError or TypeError for a budget that is none.
     """
 
-    def __init__(self, budget: int | float | str | None = None, *, costs: Costs = "model", effort: float = 0.1) -> None:
-        if budget is not None:
-            bytes_or_share(budget)
-        self._budget, self._costs, self._effort = budget, costs, effort
+    def __init__(
+        self,
+        budget: int | str | None = None,
+        *,
+        of_peak: float | str | None = None,
+        costs: Costs = "estimated",
+        effort: float = 0.1,
+    ) -> None:
+        by_torch = budget is None and of_peak is None
+        self._budget = None if by_torch else bytes_or_peak(budget, of_peak)
+        self._costs, self._effort = costs, effort
 
     def __call__(
         self,
@@ -113,7 +121,10 @@ class _Choice:
         return {
             number
             for number, calls in enumerate(made)
-            if any(self._joint.kinds[call] == "call" and (seeded(call) or not self._can(call)) for call in calls)
+            if any(
+                self._joint.kinds[call] == "call" and (seeded(call) or not repeatable(self._joint, call))
+                for call in calls
+            )
         }
 
     def kept(self, nodes: Sequence[fx.Node], budget: int) -> set[int]:
@@ -161,9 +172,6 @@ class _Choice:
                 with suppress(planners.PlanError):
                     self._orders[budget] = planners.plan(self._joint.program, budget, effort=self._effort).order
         return self._orders[budget]
-
-    def _can(self, call: fx.Node) -> bool:
-        return repeatable(self._joint, call)
 
 
 def _results(graph: fx.Graph, info: NodeInfo) -> int:

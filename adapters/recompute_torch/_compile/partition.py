@@ -1,26 +1,40 @@
-"""What AOTAutograd asks for: a joint graph goes in, a forward and a backward within the budget come out."""
+"""What AOTAutograd asks for: a joint graph goes in, a forward and a backward within the budget come out.
+
+Plans are remembered by program: more memory never costs more, and the next process need not plan again. A plan that
+fits a budget fits every larger one. So it is a candidate there; and what is chosen takes neither more time nor more
+floating-point operations than any plan that was chosen for less in this process. What inductor has compiled is kept
+beside its own cache, for the next one.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
-from math import ceil
+from hashlib import sha256
+from math import ceil, inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch._aot_autograd.graph_compile import is_opaque_node
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
 from recompute import planners
 from recompute.text import format_bytes
-from recompute_torch._compile import remembered
-from recompute_torch._compile.costs import Prices
+from recompute.traces import Program
+from recompute_torch._compile.costs import Meter, Prices
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.program import Joint, Price, read
-from recompute_torch._compile.remembered import Found
 from recompute_torch._compile.report import GraphPlan, floor, holders, least, repeated
 
 OVER: Final = 1.05
@@ -28,7 +42,8 @@ OVER: Final = 1.05
 _TRIES: Final = 4  # plans, each for less, until what is emitted fits
 _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budget works
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
-
+_MAX_PLANS: Final = 64
+"""Plans that are remembered, of all programs: some hundred kilobytes for some thousand operators."""
 
 Parts = tuple[fx.GraphModule, fx.GraphModule]
 Amount = Callable[[int], int]
@@ -55,11 +70,8 @@ class Partitioner:
         self._effort = effort
         self._read = read
 
-    def split(self, module: fx.GraphModule, results: int, budget: Callable[[int], int], plan: GraphPlan) -> Parts:
-        """The forward, whose first outputs are the `results`, and the backward; `plan` hears of them. Raises TooSmall.
-
-        `budget`: a function from the bytes of the peak without a plan to those that are allowed.
-        """
+    def split(self, module: fx.GraphModule, results: int, budget: Amount, plan: GraphPlan, _: object = None) -> Parts:
+        """The forward, whose first outputs are the `results`, and the backward; `plan` is filled. Raises TooSmall."""
         start = perf_counter()
         _without_statistics(module.graph)
         module.graph.eliminate_dead_code()
@@ -68,13 +80,12 @@ class Partitioner:
         plan.budget = budget(plan.plain)
         plain = Emission(joint, range(len(joint.calls)))
         plan.saved_plain = saved(plain.graph, results)
-        once = list(range(len(joint.calls)))
-        found = (
-            (once, plain) if self._peak(joint, plain) <= plan.budget else self.fitted(joint, plan.budget, self._effort)
-        )
-        if found is None:
+        way: tuple[Sequence[int], Emission] | None = range(len(joint.calls)), plain
+        if self._peak(joint, plain) > plan.budget:
+            way = self.fitted(joint, plan.budget)
+        if way is None:
             raise TooSmall(partial(self.advice, joint, plan.budget))
-        order, emission = found
+        order, emission = way
         plan.planned = self._peak(joint, emission)
         plan.saved = saved(emission.graph, results)
         plan.operators = len(joint.calls)
@@ -87,27 +98,25 @@ class Partitioner:
         plan.seconds = perf_counter() - start
         return parts
 
-    def fitted(self, joint: Joint, budget: int, effort: float) -> tuple[list[int], Emission] | None:
+    def fitted(self, joint: Joint, budget: int) -> tuple[list[int], Emission] | None:
         """The cheapest order that was found, and the graph that follows it, whose peak is within the budget.
 
-        With more memory it never costs more than it did with less in this process; see `remembered`.
+        With more memory it never costs more than it did with less in this process.
         """
         if budget < floor(joint).nbytes:
             return None
-        program = remembered.identity(joint.program)
-        same = remembered.chosen(program, budget, effort)
-        if same is None:
-            known = remembered.smaller(program, budget)
-            new = [self._searched(joint, budget, effort)]
-            if known:
-                cheapest = remembered.best(known, [])
-                new.append(self._searched(joint, budget, effort, cheapest.order))
-            usable = [plan for plan in new if plan is not None]
-            if not known and not usable:
+        program, effort = identity(joint.program), self._effort
+        chosen = _known_plans.get((program, budget, effort))
+        if chosen is None:
+            known = [plan for (of, _, _), plan in _known_plans.items() if of == program and plan.peak <= budget]
+            starts = [(), best(known, []).order] if known else [()]
+            new = [plan for start in starts if (plan := self._searched(joint, budget, effort, start)) is not None]
+            if not known and not new:
                 return None
-            same = remembered.best(known, usable)
-            remembered.keep(program, budget, effort, same)
-        order = list(same.order)
+            chosen = _known_plans[program, budget, effort] = best(known, new)
+            while len(_known_plans) > _MAX_PLANS:
+                del _known_plans[next(iter(_known_plans))]
+        order = list(chosen.order)
         return order, Emission(joint, order)
 
     def flops(self, joint: Joint, order: Iterable[int]) -> float:
@@ -115,7 +124,7 @@ class Partitioner:
         flops = [self._prices(node).flops for node in joint.calls]
         return sum(flops[number] for number in order)
 
-    def _searched(self, joint: Joint, budget: int, effort: float, start: Sequence[int] = ()) -> Found | None:
+    def _searched(self, joint: Joint, budget: int, effort: float, start: Sequence[int] = ()) -> KnownPlan | None:
         """A plan that fits once it is emitted, from an order of runs if there is one. None: none was found.
 
         What is emitted may need a little more than was planned: the states of generators.
@@ -134,7 +143,7 @@ class Partitioner:
             order = plan.order
             peak = self._peak(joint, Emission(joint, order))
             if peak <= budget:
-                return Found(tuple(order), peak, cost(joint, order), self.flops(joint, order))
+                return KnownPlan(tuple(order), peak, cost(joint, order), self.flops(joint, order))
             given = max(1, given - (peak - budget))
         return None
 
@@ -191,3 +200,106 @@ def extracted(module: fx.GraphModule, graph: fx.Graph, results: int) -> Parts:
     joint = fx.GraphModule(module, graph)
     parts = _extract_fwd_bwd_modules(joint, tensors, symbols, opaque, num_fwd_outputs=results)
     return parts[0], parts[1]
+
+
+Watched = Callable[[bool, Callable[[list[Any]], Any], Sequence[str]], Callable[[list[Any]], Any]]
+"""Takes a part: whether it is the backward, how it runs, and the names of its arguments. How it runs, watched."""
+
+
+class Boxed:
+    """A compiler: how joint graphs are split, what becomes of the parts, and how a step is watched."""
+
+    meter = Meter
+
+    def __init__(self, prices: Prices, effort: float) -> None:
+        self.split = Partitioner(prices, effort).split
+
+    def compile(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        _: GraphPlan,
+        partition: Callable[..., Parts],
+        watched: Watched,
+    ) -> Any:
+        """The graph, split by `partition`."""
+
+        def part(late: bool, graph: fx.GraphModule, given: Any) -> Callable[[list[Any]], Any]:
+            names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+            return watched(late, boxed_nop(graph, given), names)
+
+        compiled = aot_autograd(
+            fw_compiler=partial(part, False),
+            bw_compiler=partial(part, True),
+            inference_compiler=boxed_nop,
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+        )
+        return compiled(module, inputs)
+
+
+@dataclass(frozen=True)
+class KnownPlan:
+    """A plan that fits."""
+
+    order: tuple[int, ...]
+    peak: int
+    """Bytes of what was emitted."""
+    cost: float
+    flops: float
+
+
+_known_plans: Final[dict[tuple[str, int, float], KnownPlan]] = {}
+"""(identity of the program, bytes that were allowed, effort) -> what was chosen, oldest first."""
+
+
+def identity(program: Program) -> str:
+    """Programs are the same if nothing that a planner reads differs. O(program)."""
+    calls = [(call.name, call.arguments, call.results, call.cost) for call in program.calls]
+    return sha256(repr((calls, program.sizes, program.storages, program.steps, program.outputs)).encode()).hexdigest()
+
+
+def best(known: Sequence[KnownPlan], new: Sequence[KnownPlan]) -> KnownPlan:
+    """The cheapest that takes no more time and operations than any known one; if there is none, the cheapest."""
+    cost, flops = min([plan.cost for plan in known], default=inf), min([plan.flops for plan in known], default=inf)
+    plans = [*new, *known]
+    good = [plan for plan in plans if plan.cost <= cost and plan.flops <= flops]
+    return min(good or plans, key=lambda plan: (plan.cost, plan.flops))
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A plan as inductor has scheduled it, for kernels that fuse within a span."""
+
+    budget: int
+    effort: float
+    order: tuple[int, ...]
+    span: int
+    peak: int
+    """Bytes at the worst kernel."""
+
+
+def scheduled(program: Program, folder: str) -> list[Scheduled]:
+    """What was kept of a program, whatever its operators cost: they are timed anew in each process. Oldest first."""
+    with suppress(OSError, ValueError, TypeError, KeyError):  # none, or none that this version reads
+        text = _file(program, folder).read_text(encoding="utf-8")
+        return [Scheduled(**{**plan, "order": tuple(plan["order"])}) for plan in json.loads(text)]
+    return []
+
+
+def keep_scheduled(program: Program, folder: str, plan: Scheduled) -> None:
+    """For the next question, in this process or another. Where the folder cannot be written to, nothing is kept."""
+    plans = [old for old in scheduled(program, folder) if (old.budget, old.effort) != (plan.budget, plan.effort)]
+    with suppress(OSError):
+        file = _file(program, folder)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=file.parent, prefix=file.stem) as work:  # so that half a file is never seen
+            new = Path(work, file.name)
+            new.write_text(json.dumps([asdict(one) for one in [*plans, plan][-_MAX_PLANS:]]), encoding="utf-8")
+            os.replace(new, file)
+
+
+def _file(program: Program, folder: str) -> Path:
+    calls = [(call.name, call.arguments, call.results) for call in program.calls]
+    read = (torch.__version__, calls, program.sizes, program.storages, program.steps, program.outputs)
+    return Path(folder, "recompute", sha256(repr(read).encode()).hexdigest() + ".json")

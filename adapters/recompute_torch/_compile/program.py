@@ -26,8 +26,8 @@ BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit_functional.default
 STATISTICS: Final = (3, 4)  # results of a batch norm: the new running statistics
 COPIED: Final = "recompute: copied"
 """In the meta of an input: it is copied as it comes in, and the copy is in memory until its last use."""
-STATE: Final = 5056  # bytes of the state of torch's generator on the CPU
-_UNKNOWN: Final = 4096  # what a size counts as that depends on data
+STATE_BYTES: Final = 5056  # bytes of the state of torch's generator on the CPU
+_UNKNOWN_BYTES: Final = 4096  # what a size counts as that depends on data
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def repeatable(joint: Joint, node: Node) -> bool:
     if seeded(node):
         if node.kwargs.get("generator") is not None or "generator" in target._overloadname:
             return False  # the state that is kept is the default one's
-        if sum(nbytes(each) for each in tree_leaves(node.meta["val"]) if is_tensor(each)) <= STATE:
+        if sum(nbytes(leaf) for leaf in tree_leaves(node.meta["val"]) if is_tensor(leaf)) <= STATE_BYTES:
             return False  # that state takes as much
     return not any(value[0] in joint.overwritten for value in _used(joint, node))
 
@@ -129,9 +129,9 @@ def _order(joint: Joint) -> None:
     late: set[Node] = set()
     for node in nodes:
         tag = node.meta.get("partitioner_tag") if node.op != "get_attr" else None  # constants are there anyway
-        if tag in ("is_backward", "must_be_in_backward") or any(each in late for each in node.all_input_nodes):
+        if tag in ("is_backward", "must_be_in_backward") or any(source in late for source in node.all_input_nodes):
             late.add(node)
-    stack = [each for each in joint.outputs()[: joint.results] if isinstance(each, Node)]
+    stack = [output for output in joint.outputs()[: joint.results] if isinstance(output, Node)]
     needed: set[Node] = set()
     while stack:
         node = stack.pop()
@@ -148,7 +148,7 @@ def _look(joint: Joint, node: Node) -> None:
     made = tree_leaves(node.meta.get("val"))
     if node.op in ("placeholder", "get_attr"):
         joint.kinds[node] = "leaf" if any(map(is_tensor, made)) or node.op == "get_attr" else "scalar"
-        joint.holds[node] = [(node, 0) if is_tensor(each) else None for each in made]
+        joint.holds[node] = [(node, 0) if is_tensor(leaf) else None for leaf in made]
         return
     target = node.target
     if target is operator.getitem:
@@ -156,19 +156,19 @@ def _look(joint: Joint, node: Node) -> None:
         assert isinstance(parent, Node)
         assert isinstance(index, int)
         whole = parent.meta["val"]
-        start = sum(len(tree_leaves(each)) for each in whole[:index])
+        start = sum(len(tree_leaves(part)) for part in whole[:index])
         joint.kinds[node] = "item"
         joint.holds[node] = joint.holds[parent][start : start + len(made)]
         return
     owners: dict[int, Value] = {}
-    for each in node.all_input_nodes:
-        for value, tensor in zip(joint.holds[each], tree_leaves(each.meta.get("val")), strict=True):
+    for source in node.all_input_nodes:
+        for value, tensor in zip(joint.holds[source], tree_leaves(source.meta.get("val")), strict=True):
             if value is not None:
                 owners[storage_key(tensor)] = value
     mutable = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
     held: list[Value | None] = []
-    for number, each in enumerate(made):
-        held.append(owners.get(storage_key(each), (node, number)) if is_tensor(each) else None)
+    for number, leaf in enumerate(made):
+        held.append(owners.get(storage_key(leaf), (node, number)) if is_tensor(leaf) else None)
     joint.holds[node] = held
     if not node.users and (mutable or not any(held)):
         joint.kinds[node] = "effect"
@@ -185,8 +185,8 @@ def _overwritten(joint: Joint) -> None:
         if joint.kinds[node] == "effect" and node.args and isinstance(node.args[0], Node):
             joint.overwritten.update(value[0] for value in joint.holds[node.args[0]] if value)
     inputs = {str(node.meta.get("desc")): node for node in joint.order if node.op == "placeholder"}
-    for each in tree_leaves(joint.graph.output_node().meta.get("desc", ())):
-        changed = inputs.get(str(getattr(each, "mutated_input", "")))
+    for output in tree_leaves(joint.graph.output_node().meta.get("desc", ())):
+        changed = inputs.get(str(getattr(output, "mutated_input", "")))
         if changed is not None:
             joint.overwritten.add(changed)
 
@@ -208,8 +208,8 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
         """The forward is over: it has written what it writes, has returned, and tangents come."""
         builder.step("get", [value for value in dict.fromkeys(_written(joint)) if value[0].op == "call_function"])
         builder.step("drop", next(dying))
-        results = [each for each in joint.outputs()[: joint.results] if isinstance(each, Node)]
-        held = dict.fromkeys(value for each in results for value in joint.holds[each] if value)
+        results = [output for output in joint.outputs()[: joint.results] if isinstance(output, Node)]
+        held = dict.fromkeys(value for output in results for value in joint.holds[output] if value)
         builder.step("detach", [value for value in held if value[0].op == "call_function"])  # the caller has them
         for node in joint.order:
             if joint.kinds[node] == "leaf" and node in joint.backward:
@@ -241,7 +241,7 @@ def _made(joint: Joint, node: Node) -> list[Value]:
 
 def _used(joint: Joint, node: Node) -> list[Value]:
     """The memory that a node reads."""
-    return list(dict.fromkeys(value for each in node.all_input_nodes for value in joint.holds[each] if value))
+    return list(dict.fromkeys(value for source in node.all_input_nodes for value in joint.holds[source] if value))
 
 
 def _written(joint: Joint) -> list[Value]:
@@ -251,15 +251,15 @@ def _written(joint: Joint) -> list[Value]:
 
 
 def _last_uses(joint: Joint) -> tuple[list[list[Value]], list[Value]]:
-    """What is let go of after each call, and, between forward and backward, once the forward has written; what stays.
+    """What is dropped after each call, and, between forward and backward, once the forward has written; what stays.
 
-    Forward inputs are not let go of, but for copies of them; results, gradients and what the backward writes at its end
+    Forward inputs are not dropped, but for copies of them; results, gradients and what the backward writes at its end
     stay.
     """
     runs = [(_made(joint, node), _used(joint, node)) for node in joint.calls]
     runs.insert(joint.turn, ([], _written(joint)))
-    outputs = [each for each in joint.outputs() if isinstance(each, Node)]
-    lasting = {value for each in outputs for value in joint.holds[each] if value}
+    outputs = [output for output in joint.outputs() if isinstance(output, Node)]
+    lasting = {value for output in outputs for value in joint.holds[output] if value}
     for node in joint.order:
         if joint.kinds[node] == "effect" and node in joint.backward:
             lasting.update(_used(joint, node))
@@ -276,9 +276,9 @@ def _main_device(joint: Joint) -> torch.device:
     """The one with the most bytes: the budget is for that."""
     held: dict[torch.device, int] = {torch.device("cpu"): 0}
     for node in joint.calls:
-        for each in tree_leaves(node.meta.get("val")):
-            if is_tensor(each):
-                held[each.device] = held.get(each.device, 0) + nbytes(each)
+        for leaf in tree_leaves(node.meta.get("val")):
+            if is_tensor(leaf):
+                held[leaf.device] = held.get(leaf.device, 0) + nbytes(leaf)
     return max(held, key=lambda device: held[device])
 
 
@@ -298,6 +298,6 @@ def storage_key(tensor: Any) -> int:
 def nbytes(tensor: Any) -> int:
     """Of its storage; symbols count as their hints."""
     try:
-        return int(optimization_hint(tensor.untyped_storage().nbytes(), fallback=_UNKNOWN))
+        return int(optimization_hint(tensor.untyped_storage().nbytes(), fallback=_UNKNOWN_BYTES))
     except (NotImplementedError, RuntimeError, AttributeError):
         return 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from recompute import planners
 from recompute.text import format_bytes
-from recompute_torch._compile.meter import Allocations, Meter
+from recompute_torch._compile.costs import Allocations, Meter
 from recompute_torch._compile.program import Joint
 
 _LINES: Final = 12
@@ -58,6 +59,14 @@ class GraphPlan:
     def peak(self) -> int | None:
         """Bytes at the peak of the first step, as they were; None: none has run yet."""
         return self.meter.peak if self.meter is not None and self.meter.peak else None
+
+    def to_json(self) -> str:
+        """All figures as one JSON object."""
+        return json.dumps(self._figures())
+
+    def _figures(self) -> dict[str, Any]:
+        told = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("meter", "missed")}
+        return {**told, "peak": self.peak}
 
     def __str__(self) -> str:
         measured = "not run yet" if self.peak is None else format_bytes(self.peak)
@@ -114,6 +123,28 @@ class Plans:
         on the batch. O(log(batch)) compilations without code, and plans.
         """
         return self._largest(make_inputs, low, high)
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that all graphs together were planned for; None: none has been compiled yet."""
+        return sum(graph.budget for graph in self.graphs) or None
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes at the peak of the first step; of several graphs the sum. None: they have not all run yet."""
+        peaks = [graph.peak for graph in self.graphs]
+        return None if None in peaks or not peaks else sum(filter(None, peaks))
+
+    @property
+    def overhead(self) -> float:
+        """The cost of all runs of all graphs, divided by the cost of each operator once."""
+        once = sum(graph.work / graph.overhead for graph in self.graphs)
+        return sum(graph.work for graph in self.graphs) / once if once else 1.0
+
+    def to_json(self) -> str:
+        """These figures, and those of each graph, as one JSON object."""
+        told = {"budget": self.budget, "peak": self.peak, "overhead": self.overhead}
+        return json.dumps({**told, "graphs": [graph._figures() for graph in self.graphs]})
 
     def __iter__(self) -> Iterator[GraphPlan]:
         return iter(self.graphs)
@@ -208,6 +239,6 @@ def holders(joint: Joint) -> str:
 
 def repeated(joint: Joint, order: Sequence[int]) -> Counter[str]:
     """Which operators run again, and how often."""
-    found = Counter([joint.program.calls[number].name for number in order])
-    found.subtract(call.name for call in joint.program.calls)
-    return +found
+    runs = Counter([joint.program.calls[number].name for number in order])
+    runs.subtract(call.name for call in joint.program.calls)
+    return +runs

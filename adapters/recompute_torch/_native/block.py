@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
-from threading import RLock, local
 from time import perf_counter
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 from weakref import ref
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import recompute as rc
 from recompute import policies, text
 from recompute.extend import PoolStats
 from recompute.text import parse_budget
-from recompute_torch import _block
-from recompute_torch._block import budget
+from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, blocks
 from recompute_torch._holders import KINDS, Held, Holders
 from recompute_torch._memory import storage_of
 from recompute_torch._native import load
 from recompute_torch._native.build import Unavailable
 from recompute_torch._native.policy import numbers
 from recompute_torch._recipe import ordinary
-from recompute_torch._report import Report, Step
-from recompute_torch._stats import Stats
-from recompute_torch._threads import Threads
+from recompute_torch._report import Report, Stats, Step
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "activations": None,
@@ -47,7 +40,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 }
 """What the native path serves: these values, and no others."""
 
-_NOTICEABLE: Final = 1.0
+_NOTICEABLE_SECONDS: Final = 1.0
 """Seconds of repeated computing in a step, from which on it is worth a warning."""
 
 
@@ -64,10 +57,10 @@ def serves(options: Mapping[str, Any], policy: Any) -> str:
     return ""
 
 
-class NativeBudget(budget):
-    """A block below Python: see `budget`. One at a time in a process, on CPU."""
+class NativeBudget(Block):
+    """A block below Python: see `recompute_torch.budget`. One at a time in a process, on CPU."""
 
-    path = "native"
+    path: ClassVar[Literal["python", "native"]] = "native"
 
     def __init__(
         self,
@@ -92,41 +85,21 @@ class NativeBudget(budget):
         self._limit = limit_of(budget)
         self._smallest = parse_budget(smallest, of="what", what="smallest")
         self._history = history
-        self.cache = Ledger(self)  # type: ignore[misc, assignment]  # what there is of it here
+        self.cache: Final = Ledger(self)
         self.holders: Final = Holders()
-        self._listeners: list[Callable[[Step], Any]] = []
-        self._steps: deque[Step] = deque(maxlen=_block._REMEMBERED)
-        self._here = local()
-        self._entered = 0
         self._state = "new"
-        self._threads: Threads | None = None
-        self._hooks: list[Any] = []
-        self._optimizer: ref[torch.optim.Optimizer] | None = None
         self._hooked: dict[int, ref[Any]] = {}
         self._last = (0, 0.0, 0, 0, 0, 0.0, 0.0)
         self._final: tuple[load.Figures, tuple[float, float]] | None = None
         self._said = False
-        self._lock = RLock()
+        super().__init__()
 
-    # Entering and leaving
-
-    def __enter__(self) -> NativeBudget:
-        around = self._around()
-        with self._lock:
-            if not self._entered:
-                self._begin_block()
-            self._entered += 1
-            self._begin()
-        _block._current.blocks = [*around, self]
-        return self
-
-    def _begin_block(self) -> None:
+    def _open(self) -> None:
         if self._state != "new":
-            raise RuntimeError(_block._ENTERED_ONCE)
-        others = _block._blocks - {self}
+            raise RuntimeError(ENTERED_ONCE)
         policy = numbers(self._policy)
         powers = (ctypes.c_double * len(policy.powers))(*policy.powers)
-        if others or self._library.rm_open(
+        if blocks or self._library.rm_open(
             0 if self._limit is None else self._limit,
             *(self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
             *(int(os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"), id(rc.BudgetError)),
@@ -136,46 +109,20 @@ class NativeBudget(budget):
                 "let all threads enter one block, or take native=False for both"
             )
         self._state = "open"
-        _block._blocks.add(self)
-        self._threads = Threads(self._join)
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._steps_now),
-            register_optimizer_step_post_hook(self._stepped),
-        ]
         self._last = (0, perf_counter(), 0, 0, 0, 0.0, 0.0)
 
-    def _begin(self) -> None:
-        self._here.times = getattr(self._here, "times", 0) + 1
-        if self._here.times == 1:
-            self._library.rm_take_part(1)
+    def _take_part(self) -> None:
+        self._library.rm_take_part(1)
 
-    def _end(self) -> None:
-        self._here.times -= 1
-        if not self._here.times:
-            self._library.rm_take_part(0)
+    def _step_out(self) -> None:
+        self._library.rm_take_part(0)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _block._current.blocks = _block._current.blocks[:-1]
-        with self._lock:
-            self._end()
-            self._entered -= 1
-            if not self._entered:
-                self._leave()
-
-    def _leave(self) -> None:
+    def _close(self) -> None:
         try:
-            if self._threads is not None:
-                self._threads.close()
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks.clear()
             failed, text = load.calling(self._library.rm_close)
             self._final = load.figures(self._library), load.times(self._library)
         finally:
             self._state = "over"
-            _block._blocks.discard(self)
         if failed:
             raise RuntimeError(f"tensors could not be brought back at the end of the block: {text}")
 
@@ -207,34 +154,30 @@ class NativeBudget(budget):
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._library.rm_stepping(0)
-        first = None if self._optimizer is None else self._optimizer()
-        if first is None:
-            self._optimizer = ref(optimizer)
-        if first is None or first is optimizer:
-            step = self._lapped()
-            self._steps.append(step)
-            if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE:
-                self._said = True
-                text.warn(
-                    f"{step.repeated_share:.0%} of the computing in step {step.number} was repeated computing, "
-                    f"{step.repeated_compute:.1f} seconds. {_block._CURE}",
-                    rc.ThrashWarning,
-                    stacklevel=text.outside("torch"),
-                )
-            for listener in list(self._listeners):
-                listener(step)
+        if self._ends_a_round(optimizer):
+            self._record(self._lapped())
+
+    def _look_at(self, step: Step) -> None:
+        if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE_SECONDS:
+            self._said = True
+            text.warn(
+                f"{step.repeated_share:.0%} of the computing in step {step.number} was repeated computing, "
+                f"{step.repeated_compute:.1f} seconds. {CURE}",
+                rc.ThrashWarning,
+                stacklevel=text.outside("torch"),
+            )
 
     def _lapped(self) -> Step:
-        found, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
+        counts, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
         self._library.rm_next_lap()
         before = self._last
-        self._last = (before[0] + 1, now, found.operators, found.evictions, found.repeats, compute, repeated)
+        self._last = (before[0] + 1, now, counts.operators, counts.evictions, counts.repeats, compute, repeated)
         return Step(
             number=before[0] + 1,
-            peak=found.lap,
-            evictions=found.evictions - before[3],
-            operations=found.operators - before[2],
-            repeated=found.repeats - before[4],
+            peak=counts.lap,
+            evictions=counts.evictions - before[3],
+            operations=counts.operators - before[2],
+            repeated=counts.repeats - before[4],
             compute=compute - before[5],
             repeated_compute=repeated - before[6],
             seconds=now - before[1],
@@ -244,7 +187,7 @@ class NativeBudget(budget):
 
     @property
     def budget(self) -> Any:
-        """Bytes; None: unlimited. Setting it evicts at once."""
+        """Bytes; None: unlimited. Setting it evicts what no longer fits."""
         return self._limit
 
     @budget.setter
@@ -255,32 +198,32 @@ class NativeBudget(budget):
 
     def stats(self) -> Stats:
         """What the tracker did and holds."""
-        found, (compute, repeated) = self._figures()
+        counts, (compute, repeated) = self._figures()
         over = self._state != "open"
         pool = PoolStats(
             device="cpu",
             budget=self._limit,
-            used=0 if over else found.used,
-            peak=found.peak,
-            overshoot=found.overshoot,
+            used=0 if over else counts.used,
+            peak=counts.peak,
+            overshoot=counts.overshoot,
             pinned=0,
-            sources=0 if over else found.sources,
+            sources=0 if over else counts.sources,
             held=0,
-            candidates=found.candidates,
+            candidates=counts.candidates,
         )
         return Stats(
             used=pool.used,
-            peak=found.peak,
-            overshoot=found.overshoot,
+            peak=counts.peak,
+            overshoot=counts.overshoot,
             held=0,
-            operations=found.operators,
-            evictions=found.evictions,
+            operations=counts.operators,
+            evictions=counts.evictions,
             releases=0,
-            rematerializations=found.repeats,
+            rematerializations=counts.repeats,
             recoveries=0,
             model_time=compute - repeated,
             remat_time=repeated,
-            scored=found.scored,
+            scored=counts.scored,
             recomputed=(),
             pools=(pool,),
             path=self.path,
@@ -290,20 +233,20 @@ class NativeBudget(budget):
         """What holds memory, and what the last steps took: `print(block)` shows it. `html` is the Python path's."""
         if html is not None:
             raise ValueError("a page is made of a recording, which takes native=False and trace=...")
-        found, _ = self._figures()
+        counts, _ = self._figures()
         held = {kind: Held() for kind in KINDS}
         for kind, tensors in self.holders.groups().items():
             for tensor in tensors:
                 if ordinary(tensor) and self._library.rm_state(_address(tensor)):
                     held[kind].here += storage_of(tensor).nbytes()
-        known = sum(each.here for each in held.values())
-        held["activations"] = Held(found.evictable, found.missing)
-        held["inputs and others"].here = max(0, found.used - known - found.evictable)
-        whole = found.peak if not found.evictions else 0
+        known = sum(size.here for size in held.values())
+        held["activations"] = Held(counts.evictable, counts.missing)
+        held["inputs and others"].here = max(0, counts.used - known - counts.evictable)
+        whole = counts.peak if not counts.evictions else 0
         return Report(held, 0, whole, tuple(self._steps), self.stats())
 
     def commit(self) -> None:
-        """Forget how everything was made: what is alive stays in memory from now on."""
+        """Forget how everything was made: what is alive stays in memory."""
         self._do(self._library.rm_commit)
 
     def check(self) -> None:
@@ -363,7 +306,7 @@ def _address(tensor: Any) -> int:
 def limit_of(budget: Any) -> int | None:
     """Bytes of a budget on CPU; None: no limit."""
     if isinstance(budget, Mapping):
-        others = {device: each for device, each in budget.items() if device != "cpu" and each is not None}
+        others = {device: size for device, size in budget.items() if device != "cpu" and size is not None}
         if others:
             raise Unavailable(
                 f"the native path is for the CPU, not {', '.join(others)}; native=False is for all devices"

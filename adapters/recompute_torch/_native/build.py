@@ -29,7 +29,7 @@ TRIED: Final = ("2.13.0",)
 SOURCE: Final = Path(__file__).parent
 FOLDER_VARIABLE: Final = "RECOMPUTE_TORCH_CACHE"
 _FLAGS: Final = ("-O2", "-std=c++20", "-fPIC", "-shared", "-Wno-attributes", "-Wno-unknown-pragmas")
-_SECONDS: Final = 600
+_MAX_COMPILE_SECONDS: Final = 600
 """After which a compiler is given up."""
 
 
@@ -169,7 +169,7 @@ def command_line(compiler: str, into: Path) -> list[str]:
     library = home / "lib"
     return [
         *(compiler, *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
-        *(f"-I{each}" for each in includes),
+        *(f"-I{include}" for include in includes),
         *(str(SOURCE / "tracker.cpp"), "-o", str(into)),
         *(f"-L{library}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{library}"),
     ]
@@ -181,10 +181,10 @@ def _compile(compiler: str, path: Path) -> None:
         made = Path(work) / "tracker.so"
         try:
             ran = subprocess.run(
-                command_line(compiler, made), capture_output=True, text=True, timeout=_SECONDS, check=False
+                command_line(compiler, made), capture_output=True, text=True, timeout=_MAX_COMPILE_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            raise Unavailable(f"{compiler} took more than {_SECONDS} seconds") from None
+            raise Unavailable(f"{compiler} took more than {_MAX_COMPILE_SECONDS} seconds") from None
         if ran.returncode:
             last = "\n".join(ran.stderr.strip().splitlines()[-20:])
             raise Unavailable(f"{compiler} failed:\n{last}")

@@ -96,20 +96,20 @@ def library() -> Any:
                 raise Unavailable(f"{path} is no use: {wrong}")
             try:
                 torch.ops.load_library(str(path))
-                found = ctypes.CDLL(str(path))  # calls through it give up the interpreter's lock
+                functions = ctypes.CDLL(str(path))  # calls through it give up the interpreter's lock
             except OSError as error:
                 raise Unavailable(f"{path} does not load: {error}") from error
             for name, (result, arguments) in _FUNCTIONS.items():
-                function = getattr(found, name)
+                function = getattr(functions, name)
                 function.restype, function.argtypes = result, arguments
-            if found.rm_abi() != _ABI:
+            if functions.rm_abi() != _ABI:
                 raise Unavailable(f"{path} is of another version of this library")
             os.register_at_fork(
-                before=found.rm_before_fork,
-                after_in_parent=found.rm_after_fork_in_parent,
-                after_in_child=found.rm_after_fork_in_child,
+                before=functions.rm_before_fork,
+                after_in_parent=functions.rm_after_fork_in_parent,
+                after_in_child=functions.rm_after_fork_in_child,
             )
-            _loaded.append(found)
+            _loaded.append(functions)
         return _loaded[0]
 
 
@@ -123,17 +123,17 @@ def say_once(reason: str) -> None:
         _log.warning("budget blocks run on the Python path: %s", reason)
 
 
-def figures(found: Any) -> Figures:
+def figures(functions: Any) -> Figures:
     """What has been counted since the block was opened."""
     into = (c_int64 * len(Figures.__dataclass_fields__))()
-    found.rm_figures(into)
+    functions.rm_figures(into)
     return Figures(*into)
 
 
-def times(found: Any) -> tuple[float, float]:
+def times(functions: Any) -> tuple[float, float]:
     """Seconds of all operators, and of those that ran again."""
     into = (c_double * 2)()
-    found.rm_times(into)
+    functions.rm_times(into)
     return into[0], into[1]
 
 

@@ -42,7 +42,7 @@ def numbers(policy: policies.Policy) -> Numbers:
     """Raises ValueError for a policy that is code of the user's, or whose neighbourhood is not counted in C++."""
     form = _FORMS.get(type(policy))
     if form is None or policy.neighbourhood not in _AROUND:
-        names = ", ".join(name for name, each in policies.POLICIES.items() if each in _FORMS)
+        names = ", ".join(name for name, cls in policies.POLICIES.items() if cls in _FORMS)
         raise ValueError(f"it does not serve policy {policy.name!r}, but {names}")
     powers = tuple([policy.under(step / STEPS).power or 1.0 for step in range(STEPS + 1)])
     return Numbers(form, _AROUND[policy.neighbourhood], powers, getattr(policy, "seed", 0))

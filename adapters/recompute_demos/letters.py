@@ -4,7 +4,7 @@ Cave and Neuwirth (Hidden Markov models for English, 1980) fitted two states to 
 they had become vowels and consonants. The fit (Baum and Welch) reads the text forwards and then backwards, and the way
 back needs every message of the way forward. Here these messages are recomputable values, one for each block of letters:
 within a budget the cache drops some and recomputes them when the way back arrives. That is the island algorithm
-(Binder, Murphy and Russell, Space-efficient inference in dynamic probabilistic networks, 1997), but nobody wrote it:
+(Binder, Murphy and Russell, Space-efficient inference in dynamic probabilistic networks, 1997), without being written:
 `expect` is the same few lines with a budget and without.
 """
 
@@ -13,20 +13,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import recompute as rc
-from recompute.events import Event
-from recompute_numpy._demos import check, costs, draw, megabytes
+from recompute_demos._twice import Progress, check, silent, twice
 
 Array = NDArray[np.float64]
 Letters = NDArray[np.uint8]
-Progress = Callable[[str, float], None]
-"""Takes what is being done, and the share of the whole that is done."""
 
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz "
 _FLOOR: Final = 1e-12  # the least probability that a fit gives; keeps products of a few letters far from underflow
@@ -78,9 +74,7 @@ def random_model(seed: int = _SEED) -> Model:
     return Model(_rows(random.uniform(1, 2, (2, 2))), _rows(random.uniform(1, 2, (2, len(ALPHABET)))))
 
 
-def fit(
-    letters: Letters, model: Model, *, iterations: int, blocks: int, progress: Progress = lambda text, share: None
-) -> Model:
+def fit(letters: Letters, model: Model, *, iterations: int, blocks: int, progress: Progress = silent) -> Model:
     """The model after some iterations of Baum and Welch, with the messages in the current cache."""
     for iteration in range(iterations):
         progress(f"iteration {iteration + 1} of {iterations}", iteration / (iterations + 1))
@@ -90,7 +84,7 @@ def fit(
 
 def maximize(letters: Letters, expectation: Expectation) -> Model:
     """The model under which what was expected is most likely, but for a tiny floor under every probability."""
-    counts = [np.bincount(letters, weights=each, minlength=len(ALPHABET)) for each in expectation.posteriors]
+    counts = [np.bincount(letters, weights=posterior, minlength=len(ALPHABET)) for posterior in expectation.posteriors]
     return Model(_rows(expectation.transitions), _rows(np.array(counts)))
 
 
@@ -110,10 +104,10 @@ def expect(letters: Letters, model: Model, *, blocks: int) -> Expectation:
     after, end = np.full(2, 0.5), len(letters)
     while messages:
         part = parts.pop()
-        after, found = backward(model, messages.pop().get(), after, part)
-        posteriors[:, end - len(part) : end] = found.posteriors
-        transitions += found.transitions
-        log_likelihood += found.log_likelihood
+        after, part_found = backward(model, messages.pop().get(), after, part)
+        posteriors[:, end - len(part) : end] = part_found.posteriors
+        transitions += part_found.transitions
+        log_likelihood += part_found.log_likelihood
         end -= len(part)
     return Expectation(posteriors, transitions, log_likelihood)
 
@@ -151,7 +145,7 @@ def _scan(steps: Array, first: Array, letters: Letters) -> Array:
     from row to row, then all messages at once are products with the message at the head of their row.
     """
     count = len(letters)
-    folded = np.zeros((-(-count // _STEPS), _STEPS), np.intp)  # the last row ends with letters that nobody reads
+    folded = np.zeros((-(-count // _STEPS), _STEPS), np.intp)  # the last row ends with letters that are not read
     folded.reshape(-1)[:count] = letters
     products = steps.take(np.ascontiguousarray(folded.T), axis=2)  # from, to, step, row
     product = products[:, :, 0]
@@ -169,11 +163,11 @@ def _scan(steps: Array, first: Array, letters: Letters) -> Array:
         total = a + b
         a, b = a / total, b / total
     head = np.array(heads).T[:, None, None, :]
-    found = head[0] * products[0] + head[1] * products[1]
-    found /= found[0] + found[1]
+    inner = head[0] * products[0] + head[1] * products[1]
+    inner /= inner[0] + inner[1]
     messages = np.empty((2, 1 + count))
     messages[:, 0] = first
-    messages[:, 1:] = found.swapaxes(1, 2).reshape(2, -1)[:, :count]
+    messages[:, 1:] = inner.swapaxes(1, 2).reshape(2, -1)[:, :count]
     return messages
 
 
@@ -196,7 +190,7 @@ def demo(
     blocks: int = 384,
     picture: str | Path | None = "recompute-demo.png",
     echo: Callable[[str], None] = print,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Fit Python's help texts without a budget, then within `budget` of that memory, and compare to the last bit.
 
@@ -221,63 +215,31 @@ def demo(
         raise ValueError(f"iterations must be at least 1, not {iterations!r}")
     if not 2 <= blocks <= len(letters):
         raise ValueError(f"blocks must be at least 2 and at most {len(letters)}, the number of letters, not {blocks!r}")
-    tell = progress or (lambda text, share: None)
 
-    free = _run(
-        rc.Cache(), letters, iterations, blocks, lambda text, share: tell(f"without a budget: {text}", share / 2)
-    )
-    limit = int(budget * free.stats.peak)
-    tight = _run(
-        rc.Cache(limit),
-        letters,
-        iterations,
-        blocks,
-        lambda text, share: tell(f"within {budget:.0%}: {text}", (1 + share) / 2),
-    )
+    def program(progress: Progress, record: Callable[[], Any]) -> tuple[Model, Expectation]:
+        model = fit(letters, random_model(), iterations=iterations, blocks=blocks, progress=progress)
+        progress("a last pass", iterations / (iterations + 1))
+        record()
+        return model, expect(letters, model, blocks=blocks)
 
-    emission = tight.model.emission
+    runs = twice(program, budget, progress)
+    (model, expectation), (free_model, free_expectation) = runs.tight, runs.free
+    pairs = [*zip(model, free_model, strict=True), (expectation.posteriors, free_expectation.posteriors)]
     figures: dict[str, Any] = {
         "text_letters": len(letters),
         "blocks": blocks,
         "iterations": iterations,
-        "states": _states(tight.model),
-        "posteriors_equal": all(
-            np.array_equal(one, other)
-            for one, other in (
-                (free.expectation.posteriors, tight.expectation.posteriors),
-                (free.model.transition, tight.model.transition),
-                (free.model.emission, emission),
-            )
-        ),
-        "log_likelihood": tight.expectation.log_likelihood,
-        **costs(free, tight, limit),
+        "states": _states(model),
+        "posteriors_equal": all(np.array_equal(one, other) for one, other in pairs),
+        "log_likelihood": expectation.log_likelihood,
+        **runs.figures,
     }
-    for line in _report(figures):
+    lines = _report(figures)
+    for line in [*lines[:-1], *runs.report(), lines[-1]]:
         echo(line)
     title = f"Forwards and backwards through {blocks} blocks of text, in {100 * budget:.3g} % of the memory"
-    figures["picture"] = draw(tight.events, title, limit, picture, echo)
+    figures["picture"] = runs.draw(title, picture, echo)
     return figures
-
-
-class _Run(NamedTuple):
-    model: Model
-    expectation: Expectation
-    stats: rc.Stats
-    seconds: float
-    events: list[Event]
-    """Of the last pass over the text."""
-
-
-def _run(cache: rc.Cache, letters: Letters, iterations: int, blocks: int, progress: Progress) -> _Run:
-    """A fit and a last pass with what it found."""
-    events: list[Event] = []
-    start = process_time()
-    with cache:
-        model = fit(letters, random_model(), iterations=iterations, blocks=blocks, progress=progress)
-        progress("a last pass", iterations / (iterations + 1))
-        cache.subscribe(events.append)
-        expectation = expect(letters, model, blocks=blocks)
-    return _Run(model, expectation, cache.stats(), process_time() - start, events)
 
 
 def _states(model: Model) -> list[str]:
@@ -294,17 +256,12 @@ def _report(figures: dict[str, Any]) -> list[str]:
     """The figures as lines to read."""
     shown = [" ".join(letters.replace(" ", "_")) for letters in figures["states"]]
     equal = "equal to the last bit" if figures["posteriors_equal"] else "NOT EQUAL"
-    share = figures["budget_peak_bytes"] / figures["peak_bytes"]
     return [
         f"text                {figures['text_letters']:,} letters of Python's help texts; _ is the space",
         f"states              {shown[0]}",
         f"                    {shown[1]}",
         f"fit                 {figures['iterations']} iterations, log likelihood {figures['log_likelihood']:,.0f}",
         f"model, posteriors   {equal}, without a budget and within it",
-        f"peak memory         {megabytes(figures['peak_bytes'])} without a budget, "
-        f"{megabytes(figures['budget_peak_bytes'])} within {megabytes(figures['budget_bytes'])}: {share:.1%}",
-        f"processor time      {figures['seconds']:.1f} s without a budget, "
-        f"{figures['budget_seconds']:.1f} s within it: x {figures['time_ratio']:.2f}",
         f"overhead            x {figures['overhead']:.2f} for the messages only: "
         f"{figures['evictions']:,} evictions, {figures['rematerializations']:,} rematerializations",
     ]

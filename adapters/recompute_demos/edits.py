@@ -16,21 +16,17 @@ import posixpath
 import re
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 import recompute as rc
-from recompute.events import Event
-from recompute_numpy._demos import check, costs, draw, megabytes
+from recompute_demos._twice import Progress, check, megabytes, silent, twice
 
 Letters = NDArray[np.uint8]
 Steps = NDArray[np.int8]
-Progress = Callable[[str, float], None]
-"""Takes what is being done, and the share of the whole that is done."""
 
 KEEP, REPLACE, REMOVE, ADD = "=", "~", "-", "+"
 _SHOWN: Final = 60  # letters of a passage
@@ -71,7 +67,7 @@ def rows(above: Steps, start: int, part: Letters, other: Letters) -> Steps:
     return steps
 
 
-def edits(text: Letters, other: Letters, *, blocks: int, progress: Progress = lambda text, share: None) -> str:
+def edits(text: Letters, other: Letters, *, blocks: int, progress: Progress = silent) -> str:
     """The fewest edits that turn `text` into `other`, one character each. The current cache decides what it keeps."""
     parts = np.array_split(text, blocks)
     starts = np.cumsum([0, *map(len, parts)]).tolist()
@@ -83,37 +79,37 @@ def edits(text: Letters, other: Letters, *, blocks: int, progress: Progress = la
         table.append(block)
     del block
 
-    found: list[str] = []
+    script: list[str] = []
     column = len(other)
     while table:
         progress(f"backwards, block {len(table)} of {blocks}", 1 - len(table) / blocks / 2)
-        column = walk(table.pop().get(), parts.pop(), other, column, found)
-    found += ADD * column
-    return "".join(reversed(found))
+        column = walk(table.pop().get(), parts.pop(), other, column, script)
+    script += ADD * column
+    return "".join(reversed(script))
 
 
-def walk(steps: Steps, part: Letters, other: Letters, column: int, found: list[str]) -> int:
+def walk(steps: Steps, part: Letters, other: Letters, column: int, script: list[str]) -> int:
     """Walk back through a block from `column`, adding to `found`; the column in which the block above is reached."""
     row = len(part)
     while row:
         if column and part[row - 1] == other[column - 1]:
-            found.append(KEEP)
+            script.append(KEEP)
             row, column = row - 1, column - 1
         elif column and steps[row, column - 1] == 1:
-            found.append(ADD)
+            script.append(ADD)
             column -= 1
         elif column and steps[row - 1, column - 1] >= 0:
-            found.append(REPLACE)
+            script.append(REPLACE)
             row, column = row - 1, column - 1
         else:
-            found.append(REMOVE)
+            script.append(REMOVE)
             row -= 1
     return column
 
 
 def longest_kept(text: str, script: str) -> str:
     """The longest passage that both texts have and no edit touches."""
-    start, stop = max((found.span() for found in re.finditer(f"{KEEP}+", script)), key=_length, default=(0, 0))
+    start, stop = max((match.span() for match in re.finditer(f"{KEEP}+", script)), key=_length, default=(0, 0))
     before = start - script.count(ADD, 0, start)  # additions are no letters of `text`
     return text[before : before + stop - start]
 
@@ -129,7 +125,7 @@ def demo(
     texts: tuple[ModuleType, ModuleType] = (posixpath, ntpath),
     picture: str | Path | None = "recompute-demo.png",
     echo: Callable[[str], None] = print,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Find the edits between two modules of Python without a budget, then within `budget` of that memory, and compare.
 
@@ -154,52 +150,33 @@ def demo(
     text, other = map(source, texts)
     if not 2 <= blocks <= len(text):
         raise ValueError(f"blocks must be at least 2 and at most {len(text)}, the number of letters, not {blocks!r}")
-    tell = progress or (lambda text, share: None)
 
-    free = _run(rc.Cache(), text, other, blocks, lambda words, share: tell(f"without a budget: {words}", share / 2))
-    limit = int(budget * free.stats.peak)
-    tight = _run(
-        rc.Cache(limit),
-        text,
-        other,
-        blocks,
-        lambda words, share: tell(f"within {budget:.0%} of it: {words}", (1 + share) / 2),
-    )
+    def program(progress: Progress, record: Callable[[], Any]) -> str:
+        record()
+        return edits(encode(text), encode(other), blocks=blocks, progress=progress)
 
+    runs = twice(program, budget, progress)
+    script = runs.tight
     figures: dict[str, Any] = {
-        "texts": {f"{module.__name__}.py": len(each) for module, each in zip(texts, (text, other), strict=True)},
+        "texts": {f"{module.__name__}.py": len(letters) for module, letters in zip(texts, (text, other), strict=True)},
         "cells": len(text) * len(other),
         "blocks": blocks,
-        "edits": sum(tight.script.count(each) for each in (REPLACE, REMOVE, ADD)),
-        "kept": tight.script.count(KEEP),
-        "replaced": tight.script.count(REPLACE),
-        "removed": tight.script.count(REMOVE),
-        "added": tight.script.count(ADD),
-        "longest_kept": longest_kept(text, tight.script),
-        "edits_equal": free.script == tight.script,
-        **costs(free, tight, limit),
+        "edits": len(script) - script.count(KEEP),
+        "kept": script.count(KEEP),
+        "replaced": script.count(REPLACE),
+        "removed": script.count(REMOVE),
+        "added": script.count(ADD),
+        "longest_kept": longest_kept(text, script),
+        "edits_equal": runs.free == script,
+        **runs.figures,
     }
-    for line in _report(figures):
+    lines = _report(figures)
+    for line in [*lines[:-1], *runs.report(), lines[-1]]:
         echo(line)
-    title = f"{blocks} blocks, {megabytes(free.stats.peak)} in all; never more than {megabytes(limit)} in memory"
-    figures["picture"] = draw(tight.events, title, limit, picture, echo)
+    whole, limit = megabytes(figures["peak_bytes"]), megabytes(figures["budget_bytes"])
+    title = f"{blocks} blocks, {whole} in all; never more than {limit} in memory"
+    figures["picture"] = runs.draw(title, picture, echo)
     return figures
-
-
-class _Run(NamedTuple):
-    script: str
-    stats: rc.Stats
-    seconds: float
-    events: list[Event]
-
-
-def _run(cache: rc.Cache, text: str, other: str, blocks: int, progress: Progress) -> _Run:
-    events: list[Event] = []
-    cache.subscribe(events.append)
-    start = process_time()
-    with cache:
-        script = edits(encode(text), encode(other), blocks=blocks, progress=progress)
-    return _Run(script, cache.stats(), process_time() - start, events)
 
 
 def _report(figures: dict[str, Any]) -> list[str]:
@@ -208,7 +185,6 @@ def _report(figures: dict[str, Any]) -> list[str]:
     equal = "the same, edit for edit" if figures["edits_equal"] else "NOT THE SAME"
     passage = figures["longest_kept"].strip()
     shown = passage if len(passage) <= _SHOWN else f"{passage[:_SHOWN]}..."
-    share = figures["budget_peak_bytes"] / figures["peak_bytes"]
     return [
         f"task                turn {texts} by the fewest edits",
         f"table               {figures['cells']:,} cells, in {figures['blocks']} blocks; read back from its end",
@@ -216,10 +192,6 @@ def _report(figures: dict[str, Any]) -> list[str]:
         f"{figures['removed']:,} removed, {figures['added']:,} added; {figures['kept']:,} kept",
         f"longest passage     {' '.join(shown.split())!r}, {len(figures['longest_kept'])} letters",
         f"result              {equal}, without a budget and within it",
-        f"peak memory         {megabytes(figures['peak_bytes'])} without a budget, "
-        f"{megabytes(figures['budget_peak_bytes'])} within {megabytes(figures['budget_bytes'])}: {share:.1%}",
-        f"processor time      {figures['seconds']:.1f} s without a budget, "
-        f"{figures['budget_seconds']:.1f} s within it: x {figures['time_ratio']:.2f}",
         f"recomputed          {figures['rematerializations']:,} blocks; overhead (all compute / compute once) "
         f"{figures['overhead']:.2f}",
     ]

@@ -1,0 +1,190 @@
+"""Blocks as threads enter and leave them, and as optimizers make steps in them: what both paths have in common."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from threading import RLock, local
+from types import TracebackType
+from typing import Any, ClassVar, Final, Literal, Self
+from weakref import WeakSet, ref
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from recompute_torch._report import Report, Step
+from recompute_torch._threads import Interrupts, Threads
+
+current: Final = local()
+
+CURE: Final = (
+    "Raise the budget, or take smaller batches; print(block) shows what holds memory and what is repeated, and "
+    "rt.least(step) what each budget costs."
+)
+
+ENTERED_ONCE: Final = "a budget block is entered once; make a new one: with rt.budget(...):"
+
+_MAX_STEPS: Final = 1000
+"""That are remembered."""
+
+blocks: Final[WeakSet[Block]] = WeakSet()
+"""Those that are open, for processes that are forked off: the workers of a DataLoader."""
+
+
+def _forked() -> None:
+    for block in list(blocks):
+        block._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+class Block(ABC):
+    """Entered by any number of threads, and left when the last one leaves; threads that are started inside take part.
+
+    A round ends with a step of the first optimizer.
+    """
+
+    path: ClassVar[Literal["python", "native"]]
+    """Which one tracks the operators: a dispatch mode, or C++ below it."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[Step], Any]] = []
+        self._steps: deque[Step] = deque(maxlen=_MAX_STEPS)
+        self._interrupts = Interrupts()
+        self._here = local()
+        self._threads: Threads | None = None
+        self._entered = 0
+        self._hooks: list[Any] = []
+        self._optimizer: ref[torch.optim.Optimizer] | None = None
+        self._lock = RLock()
+
+    # Entering and leaving
+
+    def __enter__(self) -> Self:
+        around: list[Block] = getattr(current, "blocks", [])
+        if any(block is not self for block in around):
+            raise RuntimeError(
+                "a budget block is open in this thread already, and tensors can belong to one only; "
+                "to change its budget, set block.budget"
+            )
+        with self._lock:
+            if not self._entered:
+                self._open()
+                blocks.add(self)
+                self._threads = Threads(self._join)
+                self._hooks += [
+                    register_optimizer_step_pre_hook(self._steps_now),
+                    register_optimizer_step_post_hook(self._stepped),
+                ]
+            self._entered += 1
+            self._begin()
+        current.blocks = [*around, self]
+        return self
+
+    def _join(self) -> None:
+        """A thread has been started."""
+        with self._lock:
+            if self._entered:
+                self._begin()
+
+    def _begin(self) -> None:
+        """This thread takes part, as long as it has not ended as often as it has begun."""
+        here = self._here
+        here.times = getattr(here, "times", 0) + 1
+        if here.times == 1:
+            self._take_part()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        current.blocks = current.blocks[:-1]
+        with self._lock:
+            self._here.times -= 1
+            if not self._here.times:
+                self._step_out()
+            self._entered -= 1
+            try:
+                if not self._entered:
+                    self._leave()
+            finally:
+                if not self._here.times:
+                    self._interrupts.release()
+                self._interrupts.deliver()
+
+    def _leave(self) -> None:
+        """The last thread leaves."""
+        try:
+            self._close()
+        finally:
+            if self._threads is not None:
+                self._threads.close()
+            for hook in self._hooks:
+                hook.remove()
+            blocks.discard(self)
+
+    @abstractmethod
+    def _open(self) -> None:
+        """The first thread enters. Raises RuntimeError if the block cannot be opened."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """The last thread has left."""
+
+    @abstractmethod
+    def _take_part(self) -> None:
+        """Operators of this thread are tracked."""
+
+    @abstractmethod
+    def _step_out(self) -> None:
+        """And no longer."""
+
+    @abstractmethod
+    def _after_fork(self) -> None:
+        """In a child process."""
+
+    # Steps of optimizers
+
+    @abstractmethod
+    def _steps_now(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer is about to make a step."""
+
+    @abstractmethod
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer has made a step."""
+
+    def _ends_a_round(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the first optimizer of those that are alive."""
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = ref(optimizer)
+        return self._optimizer() is optimizer
+
+    def _record(self, step: Step) -> None:
+        """A step is over."""
+        self._steps.append(step)
+        self._look_at(step)
+        for listener in list(self._listeners):
+            listener(step)
+
+    @abstractmethod
+    def _look_at(self, step: Step) -> None:
+        """Learn from a step, and warn of what it shows."""
+
+    # What a user asks
+
+    def on_step(self, listener: Callable[[Step], Any]) -> None:
+        """Call `listener(step)` after each step of the first optimizer, with what it took: see `Step`."""
+        self._listeners.append(listener)
+
+    @abstractmethod
+    def report(self) -> Report:
+        """What holds memory, what the last steps took, and what more memory would give."""
+
+    def __str__(self) -> str:
+        return str(self.report())
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
