@@ -92,7 +92,7 @@ LAST_BIT = Function((Step("reverse scan of", inner=(Step("sin"),)), Step("sin"),
 
 
 @settings(max_examples=8)
-@example((LAST_BIT, (np.linspace(-1, 2, 6, dtype="float32").reshape(2, 3), {}, jax.random.key(0))), 0, False)
+@example((LAST_BIT, (jax.numpy.linspace(-1, 2, 6).reshape(2, 3), {}, jax.random.key(0))), 0, False)
 @given(functions(most=4, effects=True), st.integers(0, 2**32), st.booleans())
 def test_evicted_results_come_back(case: Any, seed: int, x64: bool) -> None:
     """Results keep their bits, through scans step by step too, and out of `enable_x64`; no effect is repeated.
