@@ -61,7 +61,7 @@ def measure(model: Model, seconds: float) -> Result:
         if each.temporaries < 0.99 * found.temporaries
     ]
     for name, budget in asked:
-        function = remat(plain, budget)
+        function = remat(plain, of_peak=budget) if isinstance(budget, float) else remat(plain, budget)
         megabytes = budget * found.temporaries if isinstance(budget, float) else budget / MEGA
         try:
             plan = function.plan(*args)
@@ -114,7 +114,7 @@ def _difference(expected: Any, made: Any) -> float:
 def draw(file: Path) -> None:
     """The residency chart of a plan: the 6-block transformer in a quarter of its memory."""
     model = MODELS["transformer-6"]()
-    plan = remat(model.function(), 0.25).plan(model.params, model.x)
+    plan = remat(model.function(), of_peak=0.25).plan(model.params, model.x)
     figure = pictures.residency(plan.events(), least=0.01, title="6-block transformer", unit="FLOPs and bytes, weighed")
     pictures.save(figure, file)
 

@@ -18,7 +18,7 @@ try:
     from recompute_jax._eager.evaluate import evaluate, op_by_op
     from recompute_jax._eager.live import budget
     from recompute_jax._eager.trees import ap, lift
-    from recompute_jax._remat.remat import remat
+    from recompute_jax._remat.planned import planned, remat
 except ModuleNotFoundError as error:
     if error.name != "jax":
         raise
@@ -27,4 +27,4 @@ except ModuleNotFoundError as error:
         name="jax",
     ) from None
 
-__all__ = ["JaxAdapter", "adapter", "ap", "budget", "evaluate", "lift", "op_by_op", "remat"]
+__all__ = ["JaxAdapter", "adapter", "ap", "budget", "evaluate", "lift", "op_by_op", "planned", "remat"]

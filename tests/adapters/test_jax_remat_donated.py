@@ -62,7 +62,7 @@ def test_a_donated_step_is_the_same_step() -> None:
     """Its results are those of the function, and each takes the memory of an argument."""
     state, x = arguments()
     expected = jax.jit(step)(state, x)
-    planned = remat(step, 0.8, donate_argnums=0, compilations=3)
+    planned = remat(step, of_peak=0.8, donate_argnums=0, compilations=3)
     compiled = planned.lower(state, x).compile()
     assert compiled.memory_analysis().alias_size_in_bytes == sum(each.nbytes for each in jax.tree.leaves(state))
     assert planned.plan(state, x).saved.recipe.free

@@ -185,7 +185,7 @@ def test_a_long_scan_fits(share: float) -> None:
     """The compiled gradient of a long scan is within the budget, and its values are those of plain jit."""
     args = jnp.eye(32) * 0.9, jnp.ones((8, 32))
     gradient = functions(recurrence, 1, 400, False, "last")
-    function = remat(gradient, share, **QUICK)
+    function = remat(gradient, of_peak=share, **QUICK)
     plan = function.plan(*args)
     assert plan.compiled <= plan.budget
     assert plan.gate is None
@@ -208,7 +208,7 @@ def test_constants_and_donation() -> None:
 
     x, w = jnp.ones((8, 16)), jnp.eye(16)
     expected = jax.jit(update)(x, w)
-    function = remat(update, 0.3, donate_argnums=1, **QUICK)
+    function = remat(update, of_peak=0.3, donate_argnums=1, **QUICK)
     assert function.plan(x, w).loops
     np.testing.assert_allclose(function(x, w), expected, rtol=2e-5, atol=2e-6)
     assert w.is_deleted()
@@ -227,7 +227,7 @@ def test_a_scan_in_a_larger_function() -> None:
         return (x**2).mean()
 
     args = jnp.eye(64) * 0.9, jnp.ones((128, 64))
-    function = remat(jax.grad(loss), 0.3, **QUICK)
+    function = remat(jax.grad(loss), of_peak=0.3, **QUICK)
     plan = function.plan(*args)
     assert plan.compiled <= plan.budget
     np.testing.assert_allclose(function(*args), jax.jit(jax.grad(loss))(*args), rtol=2e-5, atol=2e-6)
@@ -245,7 +245,7 @@ def test_a_gradient_inside_of_a_scan() -> None:
         return lax.scan(lambda w, _: (w - 0.1 * jax.grad(loss)(w, x), loss(w, x)), w, None, length=3)
 
     args = jnp.eye(64) * 0.9, jnp.ones((256, 64))
-    function = remat(train, 0.5, **QUICK)
+    function = remat(train, of_peak=0.5, **QUICK)
     plan = function.plan(*args)
     assert plan.compiled <= plan.budget
     for one, two in zip(jax.jit(train)(*args), function(*args), strict=True):
@@ -282,7 +282,7 @@ def chosen(w: Any, x: Any) -> Any:
 def test_gradients_inside_of_loops_and_branches(function: Any) -> None:
     """Where most memory is in use within one step or branch, that is planned; what runs again in it is reported."""
     args = jnp.eye(32) * 0.9, jnp.ones((3, 512, 32)) * jnp.array([[[0.5]], [[1.0]], [[1.5]]])
-    planned = remat(function, 0.7, **QUICK)
+    planned = remat(function, of_peak=0.7, **QUICK)
     plan = planned.plan(*args)
     assert plan.compiled <= plan.budget
     assert plan.extra_flops > 0
@@ -318,7 +318,7 @@ def test_blocks_that_compile_smaller_are_found() -> None:
 
     gradient = jax.vmap(jax.grad(loss), (None, 0))
     args = jnp.stack([jnp.eye(48) * 0.9] * 12), jnp.ones((8, 32, 48))
-    function = remat(gradient, 0.6, **QUICK)
+    function = remat(gradient, of_peak=0.6, **QUICK)
     plan = function.plan(*args)
     assert plan.compiled <= plan.budget
     np.testing.assert_allclose(function(*args), jax.jit(gradient)(*args), rtol=2e-5, atol=2e-6)
@@ -336,9 +336,9 @@ def test_the_least_that_is_named_is_enough() -> None:
         return (lax.scan(step, jnp.zeros((16, 32)), xs)[1] ** 2).mean()
 
     function = jax.value_and_grad(loss)
-    enough = remat(function, 0.5, **QUICK).plan(weights, xs).compiled
+    enough = remat(function, of_peak=0.5, **QUICK).plan(weights, xs).compiled
     with pytest.raises(BudgetError, match="no schedule was found") as caught:
-        remat(function, 0.4, **QUICK).plan(weights, xs)
+        remat(function, of_peak=0.4, **QUICK).plan(weights, xs)
     named = int(str(caught.value).split(" needs ")[1].split(" bytes")[0].replace(",", ""))
     assert named <= enough
     assert remat(function, named, **QUICK).plan(weights, xs).compiled <= named

@@ -40,9 +40,9 @@ class Argument(NamedTuple):
 class Compilations:
     """The compilations of one search."""
 
-    def __init__(self, platform: str) -> None:
+    def __init__(self) -> None:
         self.trials: list[Trial] = []
-        self._looking = _LOOKING if platform == "cpu" else {}
+        self._looking = _LOOKING if jax.default_backend() == "cpu" else {}
 
     def compile(
         self,

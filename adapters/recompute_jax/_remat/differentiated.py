@@ -18,11 +18,11 @@ from jax.experimental.hijax import VJPHiPrimitive, Zero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from recompute_jax._program.jaxpr import struct
-from recompute_jax._remat.report import Planned
+from recompute_jax._remat.report import PlannedProgram
 
 _instantiate: Any = hijax.instantiate_zeros  # which has no types
 
-Planning = Callable[[ClosedJaxpr], Planned]
+Planning = Callable[[ClosedJaxpr], PlannedProgram]
 
 
 class Call:
@@ -31,7 +31,7 @@ class Call:
     def __init__(self, closed: ClosedJaxpr, planning: Planning, derived: Planning) -> None:
         self.closed = closed
         self._planning = planning
-        self._planned: Planned | None = None
+        self._planned: PlannedProgram | None = None
         self._derivative = derived
         self._derived: dict[Any, PlannedCall] = {}
 

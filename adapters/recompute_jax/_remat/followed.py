@@ -21,16 +21,16 @@ from recompute_jax._program.segments import segment
 from recompute_jax._remat.compile import Argument, Compilations
 from recompute_jax._remat.options import Options
 from recompute_jax._remat.recipe import follow
-from recompute_jax._remat.report import Planned, RematPlan, describe
+from recompute_jax._remat.report import PlannedProgram, RematPlan, describe
 from recompute_jax._remat.saved import Figures, SavedPlan, made_with
 
 
 def stored(
-    closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument], make: Callable[[], Planned]
-) -> Planned:
+    closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument], make: Callable[[], PlannedProgram]
+) -> PlannedProgram:
     """The plan that some process made of this program with these options; if there is none, what `make` gives."""
     directory = jax.config.values["jax_compilation_cache_dir"]
-    if not directory or "://" in directory or options.price is not None:
+    if not directory or "://" in directory or options.costs == "measured":
         return make()
     path = Path(directory) / f"recompute-plan-{_key(closed, options, arguments)}.json"
     try:
@@ -52,15 +52,8 @@ def _key(closed: ClosedJaxpr, options: Options, arguments: Sequence[Argument]) -
     """Of everything that the plan depends on."""
     parts = [
         fingerprint(flatten(closed, inline_custom=False)),
-        made_with(options.platform, options.compiler_options),
-        options.budget,
-        options.share,
-        options.gate,
-        options.other,
-        options.effort,
-        options.compilations,
-        options.seed,
-        options.offload,
+        made_with(options.flags),
+        options,
         list(arguments),
         jax.devices()[0].device_kind,
         os.environ.get("XLA_FLAGS"),
@@ -70,7 +63,7 @@ def _key(closed: ClosedJaxpr, options: Options, arguments: Sequence[Argument]) -
 
 def follow_saved(
     closed: ClosedJaxpr, name: str, saved: SavedPlan, options: Options, arguments: Sequence[Argument]
-) -> Planned:
+) -> PlannedProgram:
     """The function as the saved plan says.
 
     It is compiled for a look at its memory only if the plan was made with other versions or options. Raises PlanError
@@ -80,23 +73,23 @@ def follow_saved(
     if fingerprint(flat) != saved.program:
         raise PlanError(
             f"{name}: the plan, of {saved.name}, was made for another program: the function, the shapes and types of "
-            "its arguments, JAX's configuration or its version differ; plan again with remat(fn, budget)"
+            "its arguments, JAX's configuration or its version differ; plan again with planned(fn, budget)"
         )
     recipe = saved.recipe
     followed = None if recipe is None else follow(flat, recipe, saved.name)
     segments = segment(flat, saved.name) if followed is None else followed.segments
     kept, recomputed = describe(segments, recipe.order if recipe else list(range(len(segments.segments))))
-    compilations = Compilations(options.platform)
-    compiled, now = saved.compiled, made_with(options.platform, options.compiler_options)
+    compilations = Compilations()
+    compiled, now = saved.compiled, made_with(options.flags)
     if followed is not None and now != saved.made_with:
         trial = compilations.compile(
-            followed.emitted, arguments, "the saved plan", options.compiler_options, constants=followed.constants
+            followed.emitted, arguments, "the saved plan", options.flags, constants=followed.constants
         )
         compiled = trial.compiled
         if compiled > saved.budget:
             raise BudgetError(
                 f"{name}: the plan was made with {saved.made_with}; with {now} it needs {compiled:,} bytes, more than "
-                f"its budget of {saved.budget:,}: plan again with remat(fn, budget)"
+                f"its budget of {saved.budget:,}: plan again with planned(fn, budget)"
             )
     figures = {each.name: getattr(saved, each.name) for each in fields(Figures)} | {"compiled": compiled}
     report = RematPlan(
@@ -110,4 +103,8 @@ def follow_saved(
         gate=recipe.gate if recipe and len(recipe.regions) > 1 else None,
         regions=len(recipe.regions) if recipe else 0,
     )
-    return Planned(report, None, ()) if followed is None else Planned(report, followed.emitted, followed.constants)
+    return (
+        PlannedProgram(report, None, ())
+        if followed is None
+        else PlannedProgram(report, followed.emitted, followed.constants)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -95,13 +96,18 @@ class RematPlan(Figures):
             raise ValueError(f"{why}: there is no schedule to draw")
         return plan_events(self.program, self.plan)
 
+    def to_json(self) -> str:
+        """The figures of the plan as a JSON object, without what is kept and recomputed."""
+        names = [*Figures.__dataclass_fields__, "peak", "seconds", "devices", "gate", "regions"]
+        return json.dumps({name: getattr(self, name) for name in names})
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, for `remat(fn, plan=path)`. Raises OSError."""
+        """Write the plan to a file, for `planned(fn, plan=path)`. Raises OSError."""
         self.saved.save(path)
 
     def __str__(self) -> str:
         baseline = "" if self.baseline is None else f", plain {format_bytes(self.baseline)}"
-        share = "" if self.share is None else f" ({self.share:.0%} of the plain function's)"
+        share = "" if self.of_peak is None else f" ({self.of_peak:.0%} of the plain function's)"
         place = f" on each of {self.devices} devices" if self.devices > 1 else ""
         lines = [
             f"{self.name}: {len(self.program.calls)} segments, "
@@ -174,7 +180,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedProgram:
     """The plan, and the function of constants and arguments that follows it; None: the function as it is."""
 
     report: RematPlan

@@ -16,7 +16,7 @@ from recompute.planners import PlanError
 from recompute_jax._remat.recipe import Recipe
 
 _HEADER: Final = "recompute remat plan"
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Figures:
     name: str
     budget: int
     """Bytes of compiled temporaries that are allowed."""
-    share: float | None
+    of_peak: float | None
     """The budget as a share of `baseline`, if it was given so."""
     baseline: int | None
     """Bytes of temporaries of the plain function under jit; None: there was no need to compile it."""
@@ -71,7 +71,9 @@ class SavedPlan(Figures):
             raise PlanError(f"{os.fspath(path)} is not a file that a plan of remat was saved to") from None
 
 
-def made_with(platform: str, compiler_options: Mapping[str, Any]) -> str:
+def made_with(compiler_options: Mapping[str, Any]) -> str:
     """What compiled memory depends on beside the program."""
     options = sorted(f"{name}={value}" for name, value in compiler_options.items())
-    return ", ".join([f"jax {jax.__version__}", f"jaxlib {jaxlib.version.__version__}", platform, *options])
+    return ", ".join(
+        [f"jax {jax.__version__}", f"jaxlib {jaxlib.version.__version__}", jax.default_backend(), *options]
+    )

@@ -57,7 +57,7 @@ class Schedules:
         self._closed = closed
         self._options = options
         self._arguments = arguments
-        self._compilations = Compilations(options.platform)
+        self._compilations = Compilations()
         self.donated = sum(
             nbytes(var.aval) for var, each in zip(closed.jaxpr.invars, arguments, strict=True) if each.donated
         )
@@ -72,7 +72,7 @@ class Schedules:
 
     def compile(self, candidate: Candidate, given: int, length: int, what: str, gate: Gate | None = None) -> Schedule:
         """In regions of so many segments, within the bytes given."""
-        gate = gate or self._options.gate
+        gate = gate or self._options.first_gate
         steps = candidate.regions(int(given / self.scale), length)
         if self.donated and gate == "branch" and len(steps) > 1:
             steps = updates_apart(candidate.segments, steps)
@@ -82,7 +82,7 @@ class Schedules:
             emitted,
             self._arguments,
             what,
-            self._options.compiler_options,
+            self._options.flags,
             given,
             predicted=int(self.scale * candidate.plan.peak),
             overhead=candidate.overhead,

@@ -24,8 +24,8 @@ from recompute_jax._remat.candidates import AnyCandidates, Candidate
 from recompute_jax._remat.compile import Argument, mesh_of
 from recompute_jax._remat.joined import candidates_of
 from recompute_jax._remat.ladder import Ladder, cheapest
-from recompute_jax._remat.options import Options
-from recompute_jax._remat.report import Planned, RematPlan, describe
+from recompute_jax._remat.options import Options, host_memory, measured
+from recompute_jax._remat.report import PlannedProgram, RematPlan, describe
 from recompute_jax._remat.saved import SavedPlan, made_with
 from recompute_jax._remat.schedule import Schedule, Schedules
 
@@ -66,7 +66,7 @@ class _Way(NamedTuple):
 _FIRST_WAY: Final = _Way(LENGTH)
 
 
-def make(closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> Planned:
+def make(closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> PlannedProgram:
     """Plan a traced function. Raises BudgetError if no schedule is found that fits when compiled."""
     return _Search(closed, name, options, arguments).make()
 
@@ -89,21 +89,21 @@ class _Search:
         self.looks = options.compilations
         """How many schedules may be compiled yet."""
 
-    def make(self) -> Planned:
+    def make(self) -> PlannedProgram:
         options = self.options
         if options.budget is None:
-            assert options.share is not None
+            assert options.of_peak is not None
             self.baseline = self.schedules.plain("the plain function", {})
-            budget = int(options.share * self.baseline)
+            budget = int(options.of_peak * self.baseline)
         else:
             budget = options.budget
         self.candidates: AnyCandidates = candidates_of(
             flatten(self.closed, inline_custom=False),
             self.name,
-            options.gate,
+            options.first_gate,
             options.seed,
-            options.price,
-            options.offload,
+            measured() if options.costs == "measured" else None,
+            options.tiers is not None and host_memory(),
         )
         self.effort = self._effort()
         predicted = self.candidates.predicted
@@ -114,13 +114,13 @@ class _Search:
             predicted = int(self.schedules.scale * predicted)
         if self.baseline is not None and self.baseline <= budget:
             return self._planned(budget, predicted, self.baseline)
-        if (options.compiler_options or self.baseline is None) and predicted <= _CLOSE * budget:
-            compiled = self.schedules.plain("the plain function, as it will be scheduled", options.compiler_options)
+        if (options.flags or self.baseline is None) and predicted <= _CLOSE * budget:
+            compiled = self.schedules.plain("the plain function, as it will be scheduled", options.flags)
             if compiled <= budget:
                 return self._planned(budget, predicted, compiled)
         return self._search(budget)
 
-    def _search(self, budget: int) -> Planned:
+    def _search(self, budget: int) -> PlannedProgram:
         """Of the plans that fit, the cheapest that is found.
 
         Small functions have a series of plans (`Ladder`), so that more bytes never cost more (`cheapest`). For others a
@@ -201,7 +201,7 @@ class _Search:
             if best is not None and candidate.overhead > best.candidate.overhead - _GAIN:
                 break
             found = self._fitting(candidate, budget, way, can_be_less=high == float("inf"))
-            way = _Way(found.length, None if found.gate == self.options.gate else found.gate)
+            way = _Way(found.length, None if found.gate == self.options.first_gate else found.gate)
             spare = (budget - found.trial.compiled) / scale
             if spare >= 0:
                 best, low = found, candidate.plan.peak
@@ -236,7 +236,7 @@ class _Search:
         saved = _KEPT * max(0.0, counted - self.baseline / self.schedules.scale)
         if self.candidates.has_loops:
             return min(room + saved, room / _EXPECTED)
-        if self.options.gate != "branch":
+        if self.options.first_gate != "branch":
             return room + saved
         return room + saved - self.candidates.plain.largest - _ROUGH * room
 
@@ -280,7 +280,9 @@ class _Search:
     def _smallest(self, candidates: Iterable[Candidate], budget: int) -> Schedule:
         """The first that fits of some schedules for little memory, or else the one that needs least."""
         best: Schedule | None = None
-        gates = [None] if self.options.other is None or not self.schedules.donated else [None, self.options.other]
+        gates = (
+            [None] if self.options.other_gate is None or not self.schedules.donated else [None, self.options.other_gate]
+        )
         for candidate in candidates:
             for gate in gates:  # XLA copies donated arguments that a branch reads: another gate has none
                 what = "a plan for little" + (f", gate {gate}" if gate else "")
@@ -302,8 +304,8 @@ class _Search:
             return None
         if is_body:  # bodies are small
             return _Way(1) if way.length > 1 and is_quick else None
-        if way.gate is None and self.options.other is not None and is_quick and not candidate.looped.texts:
-            return _Way(1, self.options.other)  # it compiles quicker, and where it holds, it holds to the byte
+        if way.gate is None and self.options.other_gate is not None and is_quick and not candidate.looped.texts:
+            return _Way(1, self.options.other_gate)  # it compiles quicker, and where it holds, it holds to the byte
         shorter = 1 if is_quick else _SHORT
         room = int((found.trial.budget or 0) / self.schedules.scale)
         return (
@@ -312,14 +314,14 @@ class _Search:
             else None
         )
 
-    def _planned(self, budget: int, predicted: int, compiled: int, best: Schedule | None = None) -> Planned:
+    def _planned(self, budget: int, predicted: int, compiled: int, best: Schedule | None = None) -> PlannedProgram:
         """The function by this schedule, or as it is, and what is said of it."""
         plain = self.candidates.plain
         segments, sequence = plain, list(range(len(plain.segments)))
         figures: dict[str, Any] = {
             "name": self.name,
             "budget": budget,
-            "share": self.options.share,
+            "of_peak": self.options.of_peak,
             "baseline": self.baseline,
             "predicted": predicted,
             "compiled": compiled,
@@ -346,10 +348,10 @@ class _Search:
             saved=SavedPlan(
                 **figures,
                 program=fingerprint(self.candidates.flat),
-                made_with=made_with(self.options.platform, self.options.compiler_options),
+                made_with=made_with(self.options.flags),
                 recipe=None if best is None else best.recipe,
             ),
         )
         if best is None:
-            return Planned(report, None, ())
-        return Planned(report, best.emitted, best.candidate.looped.constants)
+            return PlannedProgram(report, None, ())
+        return PlannedProgram(report, best.emitted, best.candidate.looped.constants)

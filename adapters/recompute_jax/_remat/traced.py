@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Final, NamedTuple
 
@@ -14,9 +15,8 @@ from recompute_jax._program.jaxpr import lifted, short, struct
 from recompute_jax._remat.compile import Argument
 from recompute_jax._remat.differentiated import Call, PlannedCall
 from recompute_jax._remat.followed import follow_saved, stored
-from recompute_jax._remat.options import Options, Requested
-from recompute_jax._remat.report import Planned
-from recompute_jax._remat.saved import SavedPlan
+from recompute_jax._remat.options import Options
+from recompute_jax._remat.report import PlannedProgram, RematPlan
 from recompute_jax._remat.search import make
 from recompute_jax._remat.surroundings import Shardings, context, released
 
@@ -37,32 +37,36 @@ class Traced(NamedTuple):
     leaves: list[Any]
     """Its arguments."""
     call: PlannedCall
-    planned: list[Planned]
-    """The plan, once it is made."""
+    planned: list[PlannedProgram]
+    """With its plan, once that is made."""
     inside: bool
 
 
 class Traces:
     """What was traced of one function, by types of arguments, and planned."""
 
-    def __init__(self, fn: Callable[..., Any], requested: Requested, jit_options: dict[str, Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], options: Options, jit_options: dict[str, Any]) -> None:
         self._fn = fn
         self._run = released(fn)
         self._name = name_of(fn)
-        self._requested = requested
+        self._options = options, replace(options, compiler_options={})
+        """Of what is compiled here, and of what is part of something that JAX compiles."""
         self._jit_options = jit_options
         self._known: dict[Any, Traced] = {}
+        self.latest: list[RematPlan] = []
+        """The plan that was made, or asked for, last."""
 
     def clear(self) -> None:
         """Forget them."""
         self._known.clear()
+        self.latest.clear()
 
-    def plan(self, traced: Traced) -> Planned:
+    def plan(self, traced: Traced) -> PlannedProgram:
         """The plan, made once."""
         if not traced.planned:
-            options = self._requested.options(traced.inside)
-            saved = self._requested.saved
-            traced.planned.append(_make(saved, traced.closed, self._name, options, traced.arguments))
+            options = self._options[traced.inside]
+            traced.planned.append(_make(traced.closed, self._name, options, traced.arguments, self.latest))
+        self.latest[:] = [traced.planned[0].report]
         return traced.planned[0]
 
     def __call__(self, args: Any, kwargs: Any, inside: bool, shardings: Shardings) -> Traced:
@@ -83,8 +87,8 @@ class Traces:
         for aval in avals:
             if not all(isinstance(size, int) for size in aval.shape):
                 raise ValueError(
-                    f"{self._name}: remat counts bytes, so shapes must be numbers, not those of {short(aval)}: "
-                    "export a planned function for each shape, or the function without remat"
+                    f"{self._name}: planned counts bytes, so shapes must be numbers, not those of {short(aval)}: "
+                    "export a planned function for each shape, or the function without a plan"
                 )
         key = inside, shardings, *_signature(args, kwargs), tuple(avals), jax.default_backend(), context()
         known = self._known.get(key)
@@ -94,7 +98,7 @@ class Traces:
             closed, shape = jax.make_jaxpr(run, return_shape=True)(*map(struct, avals))
         except _NOT_TRACEABLE as error:
             error.add_note(
-                f"recompute_jax.remat traces {self._name} as jax.jit does, without values: use lax.cond or "
+                f"recompute_jax.planned traces {self._name} as jax.jit does, without values: use lax.cond or "
                 "jnp.where for what depends on them, or static_argnums"
             )
             raise
@@ -110,25 +114,29 @@ class Traces:
     def _call(self, closed: ClosedJaxpr, flags: Sequence[Argument], inside: bool) -> PlannedCall:
         """The function as one operation of its constants and arguments."""
         whole = lifted(closed)
-        name, options, saved = self._name, self._requested.options(inside), self._requested.saved
+        name, options, latest = self._name, self._options[inside], self.latest  # what keeps no traced value
         arguments = [*[Argument()] * len(closed.consts), *[each._replace(donated=False) for each in flags]]
 
-        def planned(closed: ClosedJaxpr) -> Planned:
-            return _make(saved, closed, name, options, arguments)
+        def planned(closed: ClosedJaxpr) -> PlannedProgram:
+            return _make(closed, name, options, arguments, latest)
 
-        def derived(closed: ClosedJaxpr) -> Planned:
+        def derived(closed: ClosedJaxpr) -> PlannedProgram:
             more = [Argument()] * (len(closed.in_avals) - len(arguments))
-            return _make(None, closed, f"the gradient of {name}", options, [*arguments, *more])
+            searched = replace(options, saved=None)
+            return _make(closed, f"the gradient of {name}", searched, [*arguments, *more], latest)
 
         return PlannedCall(Call(ClosedJaxpr(whole.jaxpr, ()), planned, derived))
 
 
 def _make(
-    saved: SavedPlan | None, closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]
-) -> Planned:
-    if saved is None:
-        return stored(closed, name, options, arguments, lambda: make(closed, name, options, arguments))
-    return follow_saved(closed, name, saved, options, arguments)
+    closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument], latest: list[RematPlan]
+) -> PlannedProgram:
+    if options.saved is None:
+        made = stored(closed, name, options, arguments, lambda: make(closed, name, options, arguments))
+    else:
+        made = follow_saved(closed, name, options.saved, options, arguments)
+    latest[:] = [made.report]
+    return made
 
 
 def _signature(args: Any, kwargs: Any) -> tuple[Any, Any]:
