@@ -183,7 +183,7 @@ def in_this_process() -> None:
 def _size(closed: Any) -> int:
     from recompute_jax._program.jaxpr import flatten
 
-    return len(flatten(closed, inline_custom=False).equations)
+    return len(flatten(closed).equations)
 
 
 def _copied(tree: Any) -> Any:

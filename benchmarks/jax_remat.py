@@ -43,7 +43,7 @@ def measure(model: Model, seconds: float) -> Result:
     compiled, took = compile_fully(plain, args, {})
     found = Found("plain", temporaries(compiled), gflop(model, plain, compiled, args), took)
     again = Found("plain once more", found.temporaries, found.gflop)
-    equations = len(flatten(jax.make_jaxpr(plain)(*args), inline_custom=False).equations)
+    equations = len(flatten(jax.make_jaxpr(plain)(*args)).equations)
     result = Result(model.name, model.what, equations, found, again)
     expected = jax.tree.leaves(compiled(*args))
     runs: list[tuple[Found, Any]] = [(found, compiled), (again, compile_fully(plain, args, {})[0])]

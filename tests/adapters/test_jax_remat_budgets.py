@@ -18,10 +18,10 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import flops, subjaxprs  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.compile import Argument, Compilations  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 from recompute_jax._remat.ladder import Ladder  # noqa: E402  # after importorskip
 from recompute_jax._remat.report import Trial  # noqa: E402  # after importorskip
+from recompute_jax._remat.schedules import Argument, look  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -36,7 +36,7 @@ def compiled(function: Any, args: Any) -> Trial:
     """Temporaries and FLOPs; the bodies of scans count once."""
     closed = jax.make_jaxpr(function)(*args)
     assert not closed.consts
-    return Compilations("cpu").compile(closed, [Argument()] * len(closed.in_avals), "", MEMORY)
+    return look("", closed, [Argument()] * len(closed.in_avals), MEMORY)
 
 
 @cache
@@ -81,8 +81,8 @@ def test_more_bytes_never_cost_more(kinds: str, one: float, two: float) -> None:
 def test_plans_of_the_series_are_worth_their_bytes(kinds: str) -> None:
     """By rising cost, each plan for little memory dearer than the others, and each needs less than the one before."""
     args = jnp.eye(16) * 0.9, jnp.ones((128, 16))
-    flat = flatten(jax.make_jaxpr(sequence(kinds))(*args), inline_custom=False)
-    ladder = Ladder(candidates_of(flat, kinds, "branch", 0, None), 0.02)
+    flat = flatten(jax.make_jaxpr(sequence(kinds))(*args))
+    ladder = Ladder(Candidates(flat, Planning(kinds, "branch")), 0.02)
     plans = [*ladder.common, *ladder.scarce]
     assert plans[0].overhead == 1
     assert all(one.overhead < two.overhead for one, two in pairwise(plans))

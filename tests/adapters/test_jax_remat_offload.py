@@ -14,10 +14,9 @@ from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.candidates import Candidate  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 from recompute_jax._remat.options import host_memory  # noqa: E402  # after importorskip
-from recompute_jax._remat.recipe import follow  # noqa: E402  # after importorskip
+from recompute_jax._remat.recipe import Candidate, follow  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 
@@ -34,11 +33,11 @@ def loss(w: Any, x: Any) -> Any:
 def traced() -> tuple[Any, tuple[Any, Any]]:
     one, two = jax.random.split(jax.random.key(1))
     args = jax.random.normal(one, (WIDTH, WIDTH)) / WIDTH**0.5, jax.random.normal(two, (4, WIDTH))
-    return flatten(jax.make_jaxpr(jax.grad(loss, argnums=1))(*args), inline_custom=False), args
+    return flatten(jax.make_jaxpr(jax.grad(loss, argnums=1))(*args)), args
 
 
 def planned(flat: Any, share: float, gate: Any, offload: bool) -> Candidate:
-    candidates = candidates_of(flat, "loss", gate, 0, None, offload)
+    candidates = Candidates(flat, Planning("loss", gate, offload=offload))
     return candidates.candidate(int(share * candidates.predicted), 0.02)
 
 

@@ -17,14 +17,13 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from jax.extend.core import Var, jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
+from recompute_jax._control.body import Body, choices  # noqa: E402  # after importorskip
+from recompute_jax._control.groups import groups_of  # noqa: E402  # after importorskip
+from recompute_jax._control.rewrite import rewrite  # noqa: E402  # after importorskip
+from recompute_jax._control.shapes import Shape, shape  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import kind, nbytes  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
-from recompute_jax._scans.blocks import Shape, shape  # noqa: E402  # after importorskip
-from recompute_jax._scans.body import Body  # noqa: E402  # after importorskip
-from recompute_jax._scans.cut import choices  # noqa: E402  # after importorskip
-from recompute_jax._scans.groups import groups_of  # noqa: E402  # after importorskip
-from recompute_jax._scans.rewrite import rewrite  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -76,7 +75,7 @@ def functions(loss: Any, order: int, length: int, reverse: bool, kind: str) -> A
 
 
 def flat_of(function: Any, args: Any) -> Any:
-    return flatten(jax.make_jaxpr(function)(*args), inline_custom=False)
+    return flatten(jax.make_jaxpr(function)(*args))
 
 
 def values(width: int = 4) -> tuple[Any, Any]:
@@ -166,7 +165,7 @@ def test_the_cut_is_the_least() -> None:
         return x * d.mean(), (b, d[:2], c * 2)
 
     closed = jax.make_jaxpr(lambda x, t: lax.scan(step, x, t))(jnp.ones((5, 8)), jnp.ones(7))
-    (eqn,) = [each for each in flatten(closed, inline_custom=False).equations if each.primitive.name == "scan"]
+    (eqn,) = [each for each in flatten(closed).equations if each.primitive.name == "scan"]
     body = Body(eqn)
     read = [atom for atom in body.made if isinstance(atom, Var)]
     made = [var for each in body.flat.equations for var in each.outvars]
@@ -297,7 +296,7 @@ def test_what_runs_again_in_bodies_is_counted() -> None:
     w, x = jnp.eye(32) * 0.9, jnp.ones((128, 32))
 
     def again(function: Any, *args: Any) -> float:
-        candidates = candidates_of(flat_of(function, args), "loop", "branch", 0, None)
+        candidates = Candidates(flat_of(function, args), Planning("loop", "branch"))
         return (candidates.least(0.2).overhead - 1) * candidates.plain.program.model_time
 
     once = again(lambda w: lax.while_loop(lambda w: w[0, 0] > 0, lambda w: update(w, x), w), w)

@@ -21,7 +21,7 @@ from jax import lax  # noqa: E402  # after importorskip
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._remat.saved import SavedPlan  # noqa: E402  # after importorskip
+from recompute_jax._remat.report import SavedPlan  # noqa: E402  # after importorskip
 
 
 def layers(w: Any, x: Any) -> Any:
@@ -97,7 +97,7 @@ def test_a_plan_made_elsewhere_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> 
     """If versions differ, the plan is compiled once to see that it is still within its budget."""
     function, share = FUNCTIONS["layers"]
     plan = remat(function, of_peak=share, compilations=1).plan(*arrays())
-    monkeypatch.setattr("recompute_jax._remat.followed.made_with", lambda *_: "jax 99")
+    monkeypatch.setattr("recompute_jax._remat.traced.made_with", lambda *_: "jax 99")
     assert len(remat(function, plan=plan).plan(*arrays()).trials) == 1
     object.__setattr__(plan.saved, "budget", plan.compiled - 1)
     with pytest.raises(rc.BudgetError, match=r"made with .*; with jax 99 it needs"):

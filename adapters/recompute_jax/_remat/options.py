@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal as Constant
 
-from recompute_jax._emit.gates import GATES, Gate, zeros
-from recompute_jax._program.jaxpr import bind, short
+from recompute_jax._program.gates import GATES, Gate, zeros
+from recompute_jax._program.jaxpr import run_equation, short
 from recompute_jax._program.segments import Segment
-from recompute_jax._remat.saved import SavedPlan
+from recompute_jax._remat.report import SavedPlan
 
 Costs = Literal["estimated", "measured"]
 
@@ -131,8 +131,7 @@ def _seconds(part: Segment) -> float:
     def run(*values: Any) -> list[Any]:
         env = dict(zip(part.inputs, values, strict=True))
         for eqn in part.equations:
-            results = bind(eqn, [atom.val if isinstance(atom, Constant) else env[atom] for atom in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
+            run_equation(eqn, env)
         return [env[var] for var in part.outputs]
 
     if part.once:

@@ -13,14 +13,9 @@ from jax import tree_util
 
 from recompute.planners import Plan
 from recompute.text import bytes_or_peak
-from recompute_jax._emit.gates import Gate
-from recompute_jax._program.signature import Signature
-from recompute_jax._remat.checked import is_check
-from recompute_jax._remat.options import Costs, Options
-from recompute_jax._remat.report import RematPlan
-from recompute_jax._remat.saved import SavedPlan
-from recompute_jax._remat.surroundings import (
+from recompute_jax._program.calls import (
     Shardings,
+    Signature,
     held,
     is_function,
     is_inside,
@@ -28,6 +23,10 @@ from recompute_jax._remat.surroundings import (
     released,
     shardings_of,
 )
+from recompute_jax._program.gates import Gate
+from recompute_jax._remat.differentiated import is_check
+from recompute_jax._remat.options import Costs, Options
+from recompute_jax._remat.report import RematPlan, SavedPlan
 from recompute_jax._remat.traced import Traces, name_of
 
 P = ParamSpec("P")
@@ -259,7 +258,7 @@ class PlannedFunction(Generic[P, R]):
         return self._jitted(False, shardings_of(args, kwargs)).lower(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A method, if it is found on an instance: as functions are."""
+        """A method, if it is an attribute of an instance: as functions are."""
         return self if instance is None else MethodType(self, instance)
 
     def __repr__(self) -> str:
