@@ -1,9 +1,9 @@
-"""The body of a scan, to be run in part: what is wanted of a step, from what is given; and what to stack of it.
+"""The body of a scan, run in part: the wanted values of a step from given ones; and which values to stack.
 
 A value of a body has its variable for a name, also where it is stacked: `made` says which of them the scan stacks.
 
-What to stack, so that the rest can be had without what is dear to run, is a vertex cut of least bytes between what is
-not to run again and what later scans read (Ford and Fulkerson 1956; the cut nearest to the readers, which leaves least
+Stacks from which the rest can be had without running dear equations are a vertex cut of least bytes between the values
+of these and those that later scans read (Ford and Fulkerson 1956; the cut nearest to the readers, which leaves least
 to run). Raising what counts as dear gives several such sets; so do the policies of `jax.checkpoint`: products of
 matrices are dear, or those that have no batch dimensions.
 """
@@ -134,7 +134,7 @@ def _cost(equations: Sequence[JaxprEqn]) -> float:
     return total
 
 
-_LEVELS: Final = 4  # ways to tell what is dear
+_LEVELS: Final = 4  # ways to tell which equations are dear
 
 
 def choices(body: Body, read: Sequence[Var], kept: Collection[Var], *, alone: bool = False) -> list[frozenset[Var]]:

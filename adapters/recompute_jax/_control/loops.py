@@ -281,7 +281,7 @@ def _known(body: Body, places: Sequence[int], slices: Sequence[Any]) -> dict[Var
 
 
 def _body(outer: Body, inside: Mapping[int, _Inner], level: int) -> ClosedJaxpr:
-    """The body with what is in it in two."""
+    """The body, with scans and conditionals in it in two."""
     flat = outer.flat
 
     def run(*sources: Any) -> list[Any]:

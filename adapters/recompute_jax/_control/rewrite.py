@@ -1,4 +1,4 @@
-"""Scans as loops over blocks of steps, in which what is not stacked runs again: the function in the parts of a shape.
+"""Scans as loops over blocks of steps, in which stacks that are left out are made again: the function after a shape.
 
 A part of the steps has levels (K, ..., k): K blocks of blocks of ... of k steps. The maker of a stack that is left out
 keeps its carry at the beginning of each of the K blocks. A reader, at a block, runs the maker from there, which gives

@@ -21,7 +21,7 @@ from recompute_jax._program.costs import nbytes
 from recompute_jax._program.jaxpr import short
 
 _BISECTIONS: Final = 12
-_WORTH: Final = 0.97  # of the bytes of what is cheaper: more are not worth the cost
+_WORTH: Final = 0.97  # of the bytes of a cheaper way: more are not worth the cost
 _DEPTHS: Final = (1, 2)  # levels of blocks, where nothing has fitted yet
 _NAMED: Final = 4  # kinds of stacks, in a text
 

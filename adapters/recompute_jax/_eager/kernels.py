@@ -128,7 +128,7 @@ class Kernel:
             results, seconds = self._wait_for(payloads, clock)
         else:
             results = self.run(payloads)
-        # It costs what is known, not what it took to launch it.
+        # Its cost is the known one, not that of launching it.
         frame.elsewhere = elsewhere + (clock() - start) - seconds
         return results
 
@@ -241,7 +241,7 @@ def _cost_of(equation: JaxprEqn) -> Cost:
 
 
 class Step(NamedTuple):
-    """One equation to run. Numbers are places in the list of what is alive."""
+    """One equation to run. Numbers are places in the list of live values."""
 
     kernel: Kernel
     operands: tuple[int, ...]
@@ -295,7 +295,7 @@ class Program:
 
 
 def prepared(closed: ClosedJaxpr, *, unroll_scans: bool = False, measure: bool = False) -> Program:
-    """The program of what was traced; the same one when asked again in the same configuration of JAX."""
+    """The program of a traced function; the same one when asked again in the same configuration of JAX."""
     config: Any = jax.config  # which has no types
     way = unroll_scans, measure, config.jax_default_device, config.jax_enable_x64
     ways = _programs.setdefault(closed, {})

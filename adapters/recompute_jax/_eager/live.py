@@ -76,7 +76,7 @@ class budget:
         return self.cache.stats()
 
     def report(self) -> Any:
-        """Which functions, and lines, made what is in memory."""
+        """The functions and lines whose results are in memory."""
         return self.cache.memory()
 
     def get(self, tree: Any) -> Any:

@@ -76,7 +76,7 @@ class _OfLeaves:
 
     def size_key(self) -> Hashable:
         known, inner = [identity(self._fn)], getattr(self._fn, "__wrapped__", None)
-        while inner is not None and len(known) < 8:  # what is jitted, differentiated, ...
+        while inner is not None and len(known) < 8:  # functions under jit, grad, ...
             known.append(identity(inner))
             inner = getattr(inner, "__wrapped__", None)
         return *known, self._tree, *map(constant, self._leaves)

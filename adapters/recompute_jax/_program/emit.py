@@ -23,7 +23,7 @@ from recompute_jax._program.gates import Gate, can_hold, holds, zeros
 from recompute_jax._program.jaxpr import bind, read, trace, typed
 from recompute_jax._program.segments import Segment, Segments
 
-LENGTH: Final = 16  # segments in a region: XLA orders what is in one
+LENGTH: Final = 16  # segments in a region, which XLA orders as it likes
 
 
 @dataclass

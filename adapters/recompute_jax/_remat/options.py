@@ -1,4 +1,4 @@
-"""How to plan: what was asked for, what is done by default on each platform, and what segments cost."""
+"""How to plan: the options as they were given, the defaults of each platform, and measured costs of segments."""
 
 from __future__ import annotations
 

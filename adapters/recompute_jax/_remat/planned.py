@@ -46,6 +46,9 @@ class _More(TypedDict, total=False):
     donate_argnames: str | Iterable[str] | None
 
 
+_JIT: Final = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
+
+
 class _Options(_More, total=False):
     """What `planned` takes by name."""
 
@@ -146,8 +149,6 @@ def planned(
 
 
 remat = planned
-
-_JIT: Final = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames")
 
 
 class Plans(Plan, Generic[P]):

@@ -118,7 +118,7 @@ class Candidate:
 
     @property
     def is_plain(self) -> bool:
-        """Nothing runs again but what is in loops."""
+        """Nothing runs again outside of loops."""
         return self.sequence == list(range(self._count))
 
     def regions(self, room: int, length: int = LENGTH) -> list[Region]:

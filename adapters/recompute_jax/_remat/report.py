@@ -1,4 +1,4 @@
-"""What comes of planning: equations, a report of what is kept and recomputed in how much memory, and a file."""
+"""The results of planning: equations, a report of values that are kept and recomputed, and a file that says it all."""
 
 from __future__ import annotations
 

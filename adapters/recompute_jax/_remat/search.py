@@ -29,7 +29,7 @@ from recompute_jax._remat.schedules import Argument, Schedule, Schedules, mesh_o
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
 _SLIGHT: Final = 1.005  # overhead not worth another plan
 _HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's count is not compiled
-_NEARLY: Final = 1.05  # times the budget: what is expected to need more is not compiled if something needs less
+_NEARLY: Final = 1.05  # times the budget: plans expected to need more are not compiled if something needs less
 _FIRST: Final = 0.02  # effort for any function: some 0.2 seconds
 _EQUATION: Final = 5e-5  # effort for each equation of a small function
 _SMALL: Final = 100  # equations, above which no series of plans is made
@@ -45,7 +45,7 @@ _TAKEN: Final = 0.95  # of what was left over
 _SCRAP: Final = 0.002  # effort for bodies that are planned once more
 _EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs for large functions, often, or more
 _KEPT: Final = 0.9  # of what XLA needs less than the planner counts for the plain function it saves of any plan
-_STRIDE: Final = 2  # plans that are passed over at once in the search
+_STRIDE: Final = 2  # plans that one step of the search passes over
 _NEAR: Final = 1.3  # times the budget: shorter regions may help
 _SHORT: Final = 4  # segments in a region of a large function, when more need too much memory
 _NOTABLY: Final = 0.97  # times the bytes of another way: worth its run time
@@ -295,7 +295,7 @@ class _Search:
         return _Way(shorter) if are_more else None
 
     def _planned(self, budget: int, predicted: int, compiled: int, best: Schedule | None = None) -> PlannedProgram:
-        """The function by this schedule, or as it is, and what is said of it."""
+        """The function by this schedule, or unchanged, and its report."""
         plain = self.candidates.plain
         segments, sequence = plain, list(range(len(plain.segments)))
         more: dict[str, Any] = {}
