@@ -319,7 +319,7 @@ def loss(weights, x):
     return (x ** 2).sum()
 gradient = jax.grad(loss)
 x = np.ones((width, width))
-step = jax.jit(rj.remat(gradient, budget=float(share)) if share else gradient)
+step = jax.jit(rj.remat(gradient, of_peak=share) if share else gradient)
 jax.block_until_ready(step(weights, x))
 began = perf_counter()
 jax.block_until_ready(step(weights, x))

@@ -83,7 +83,7 @@ def measure(program: Program) -> list[Line]:
     line = partial(Line, program.name, program.what, equations, plain, took)
     found = []
     for share in program.shares:
-        planned = remat(fn, share, **options)
+        planned = remat(fn, of_peak=share, **options)
         started = perf_counter()
         try:
             plan = planned.plan(*args)
@@ -136,7 +136,7 @@ def zero_gradients() -> list[list[str]]:
     trees = [
         jax.jit(program.fn)(*program.args),
         program.fn(*program.args),
-        remat(program.fn, program.shares[0])(*program.args),
+        remat(program.fn, of_peak=program.shares[0])(*program.args),
     ]
     whole = max(float(np.abs(each).max()) for each in jax.tree.leaves(trees[0]))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(trees[0])]
@@ -170,7 +170,7 @@ def cached_twice() -> list[list[str]]:
 def in_this_process() -> None:
     """Seconds to plan and compile the haiku program, and the sum of its results."""
     program = PROGRAMS["haiku"]()
-    planned = remat(program.fn, program.shares[0])
+    planned = remat(program.fn, of_peak=program.shares[0])
     started = perf_counter()
     planned.plan(*program.args)
     planning = perf_counter() - started
@@ -183,7 +183,7 @@ def in_this_process() -> None:
 def _size(closed: Any) -> int:
     from recompute_jax._program.jaxpr import flatten
 
-    return len(flatten(closed, inline_custom=False).equations)
+    return len(flatten(closed).equations)
 
 
 def _copied(tree: Any) -> Any:

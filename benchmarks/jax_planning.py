@@ -1,4 +1,4 @@
-"""What planning costs: the processor time of `remat(fn, share).plan(...)` beside that of XLA's compile of plain `fn`.
+"""What planning costs: processor time of `remat(fn, of_peak=share).plan(...)` beside that of XLA's compile of `fn`.
 
 `python benchmarks/jax_planning.py --into docs/results` writes jax-planning.md there; `--programs chain` chooses.
 Planning is everything before the compilation of the planned function: tracing, planning, and compilations to see how
@@ -25,8 +25,8 @@ from recompute_jax._program.costs import size_of
 MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 HEAD: Final = """# JAX: what planning costs
 
-Processor seconds of `remat(fn, share).plan(...)`, by `python benchmarks/jax_planning.py --into docs/results`, beside
-those to trace, lower and compile the plain function with the same scheduler. `fn` is `value_and_grad` of a loss.
+Processor seconds of `planned(fn, of_peak=share).plan(...)`, by `python benchmarks/jax_planning.py --into docs/results`,
+beside those to trace, lower and compile the plain function with the same scheduler. `fn` is `value_and_grad` of a loss.
 Equations include those of inner functions. Overhead is the planner's: the cost of all runs divided by that of each
 once.
 
@@ -138,7 +138,7 @@ def measure(name: str) -> list[list[str]]:
     lines = []
     for share in shares:
         _clear()
-        planned = remat(fn, share)
+        planned = remat(fn, of_peak=share)
         began = process_time()
         try:
             plan = planned.plan(weights, x)

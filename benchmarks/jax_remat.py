@@ -43,7 +43,7 @@ def measure(model: Model, seconds: float) -> Result:
     compiled, took = compile_fully(plain, args, {})
     found = Found("plain", temporaries(compiled), gflop(model, plain, compiled, args), took)
     again = Found("plain once more", found.temporaries, found.gflop)
-    equations = len(flatten(jax.make_jaxpr(plain)(*args), inline_custom=False).equations)
+    equations = len(flatten(jax.make_jaxpr(plain)(*args)).equations)
     result = Result(model.name, model.what, equations, found, again)
     expected = jax.tree.leaves(compiled(*args))
     runs: list[tuple[Found, Any]] = [(found, compiled), (again, compile_fully(plain, args, {})[0])]
@@ -61,7 +61,7 @@ def measure(model: Model, seconds: float) -> Result:
         if each.temporaries < 0.99 * found.temporaries
     ]
     for name, budget in asked:
-        function = remat(plain, budget)
+        function = remat(plain, of_peak=budget) if isinstance(budget, float) else remat(plain, budget)
         megabytes = budget * found.temporaries if isinstance(budget, float) else budget / MEGA
         try:
             plan = function.plan(*args)
@@ -114,7 +114,7 @@ def _difference(expected: Any, made: Any) -> float:
 def draw(file: Path) -> None:
     """The residency chart of a plan: the 6-block transformer in a quarter of its memory."""
     model = MODELS["transformer-6"]()
-    plan = remat(model.function(), 0.25).plan(model.params, model.x)
+    plan = remat(model.function(), of_peak=0.25).plan(model.params, model.x)
     figure = pictures.residency(plan.events(), least=0.01, title="6-block transformer", unit="FLOPs and bytes, weighed")
     pictures.save(figure, file)
 

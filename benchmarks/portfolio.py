@@ -171,7 +171,7 @@ def jax_programs() -> None:
         loss, weights, x = make(min(length, 40))
         for share in budgets:
             with suppress(rc.BudgetError):
-                remat(value_and_grad(loss), share).plan(weights, x)
+                remat(value_and_grad(loss), of_peak=share).plan(weights, x)
 
 
 def torch_programs() -> None:

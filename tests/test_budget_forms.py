@@ -398,10 +398,11 @@ def test_shares_in_torch(half: Any) -> None:
 
 @given(sizes() | SHARES.map(lambda share: (share, 0)))
 def test_the_same_in_jax(given: tuple[Any, int]) -> None:
-    """`remat` takes every form; what a share is taken of is known only when the function is compiled."""
-    asked = pytest.importorskip("recompute_jax._remat.options", exc_type=ImportError)
+    """`planned` takes every form of bytes, and of a share as `of_peak`: what that is becomes known by compiling."""
+    rj = pytest.importorskip("recompute_jax", exc_type=ImportError)
     budget, size = given
-    assert asked.parsed(budget) == ((None, size) if size else (budget, None))
+    asked = rj.planned(abs, budget) if size else rj.planned(abs, of_peak=budget)
+    assert repr(asked) == f"<abs planned within {f'{size:,} bytes' if size else f'{budget:g} of the peak'}>"
 
 
 def test_a_budget_of_what_is_planned_is_bytes_or_a_share_of_the_peak() -> None:

@@ -1,24 +1,26 @@
 """JAX for recompute: how the cache sees arrays, and functions that run within a memory budget.
 
-How a function becomes a planned function (`remat`), one folder a stage; imports run downwards:
+How a function becomes a planned function (`planned`), one folder a stage; imports run downwards:
 
-    _remat      the function is traced; the search compiles candidates until one is within the budget
-    _branches   conditionals that pass values to each other keep fewer of them, and run equations of a branch again
-    _emit       a candidate's order of segments becomes equations again: regions behind gates
-    _scans      scans that pass stacks to each other keep less of them, and run steps again in blocks
-    _program    the traced function: flat equations, what they cost, the segments that XLA makes from them
+    _remat      `planned` is called as `jax.jit`'s functions are, with a plan for each signature that is `traced`;
+                inside of `grad` it is one operation (`differentiated`). The `search` compiles `schedules` of
+                `candidates`, for a `ladder` of budgets, until one fits; a `recipe` is what a plan decides, in numbers
+    _control    conditionals and scans that pass values to each other keep fewer of them: they run equations of a branch
+                again (`branches`), and steps of a scan in blocks (`body`, `groups`, `shapes`, `rewrite`, `loops`)
+    _program    the traced function: flat equations (`jaxpr`), their `costs`, the `segments` that XLA makes from them,
+                and a planned order of segments as equations again (`emit`): regions behind `gates`
 
     _eager      the other way: `evaluate` runs the equations one by one through the cache, `ap` a function as one,
                 and in a `budget` block whatever JAX is called for
-    _arrays     how the cache sees arrays: bytes, devices, the time of compilation
+    _arrays     how the cache sees arrays: bytes, devices, the time of compilation (a file)
 """
 
 try:
-    from recompute_jax._arrays.adapter import JaxAdapter, adapter
+    from recompute_jax._arrays import JaxAdapter, adapter
     from recompute_jax._eager.evaluate import evaluate, op_by_op
     from recompute_jax._eager.live import budget
     from recompute_jax._eager.trees import ap, lift
-    from recompute_jax._remat.remat import remat
+    from recompute_jax._remat.planned import planned, remat
 except ModuleNotFoundError as error:
     if error.name != "jax":
         raise
@@ -27,4 +29,4 @@ except ModuleNotFoundError as error:
         name="jax",
     ) from None
 
-__all__ = ["JaxAdapter", "adapter", "ap", "budget", "evaluate", "lift", "op_by_op", "remat"]
+__all__ = ["JaxAdapter", "adapter", "ap", "budget", "evaluate", "lift", "op_by_op", "planned", "remat"]

@@ -90,6 +90,6 @@ def test_around_shard_map_and_constraints() -> None:
     auto = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
     bound = lambda w, x: loss(w, lax.with_sharding_constraint(x * 1, NamedSharding(auto, P("d"))))
     w, x = arrays(auto)
-    planned = remat(jax.grad(bound), 0.7, compilations=3)
+    planned = remat(jax.grad(bound), of_peak=0.7, compilations=3)
     np.testing.assert_allclose(planned(w, x), expected, rtol=1e-4, atol=1e-6)
     assert planned.plan(w, x).extra_flops > 0

@@ -13,7 +13,7 @@ from _jax_oracle import registered
 
 import recompute as rc
 from recompute_jax import ap, op_by_op
-from recompute_jax._arrays.devices import OUT_OF_MEMORY
+from recompute_jax._arrays import OUT_OF_MEMORY
 
 COUNT = 16 * 2**20  # float32: 64 MiB
 ROOM = 96 * 2**20  # for one of them

@@ -215,7 +215,7 @@ def test_refs_are_refused(cache: rc.Cache) -> None:
     with pytest.raises(NotImplementedError, match=r"^args\[1\]\['r'\] of <lambda> .*mutable array.*an argument"):
         evaluate(lambda x, refs: x @ refs["r"][...], jnp.ones(3), {"r": ref})
     with pytest.raises(NotImplementedError, match=r"mutable array \(Ref{float32\[3\]}, an argument"):
-        remat(lambda x, ref: x @ ref[...], 0.9)(jnp.ones(3), ref)
+        remat(lambda x, ref: x @ ref[...], of_peak=0.9)(jnp.ones(3), ref)
     inside = lambda x: lax.scan(lambda c, _: (mutable(c), None), x, None, length=3)[0]
     assert evaluate(inside, jnp.ones(3)).tolist() == [8, 8, 8]
 

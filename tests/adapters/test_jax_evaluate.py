@@ -20,7 +20,7 @@ from _jax_programs import Function, Step, bent, clipped  # noqa: E402  # after i
 from jax.extend import core  # noqa: E402  # after importorskip
 
 from recompute_jax import evaluate, op_by_op  # noqa: E402  # after importorskip
-from recompute_jax._eager import steps  # noqa: E402  # after importorskip
+from recompute_jax._eager import kernels  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
@@ -52,7 +52,7 @@ def test_flattened_is_the_same_for_jax() -> None:
         each.primitive.name for each in flat.equations
     }
     for fn, name in ((bent, "custom_jvp_call"), (clipped, "custom_vjp_call")):
-        kept = flatten(jax.make_jaxpr(fn)(1.0), inline_custom=False)
+        kept = flatten(jax.make_jaxpr(fn)(1.0))
         assert [each.primitive.name for each in kept.equations] == [name]
 
 
@@ -335,15 +335,15 @@ def test_nothing_is_left_over(cache: rc.Cache) -> None:
     def fn(x: Any) -> Any:
         return lax.scan(lambda carry, _: (jnp.sin(carry) + known[0].sum(), None), x, None, length=3)[0] * known[0]
 
-    prepared = len(steps._programs)
+    prepared = len(kernels._programs)
     evaluate(fn, jnp.ones(1000))
     evaluate(fn, jnp.ones(1000))
-    assert len(steps._programs) == prepared + 1
+    assert len(kernels._programs) == prepared + 1
     gone = weakref.ref(fn), weakref.ref(known.pop())
     del fn
     assert live() == before
     assert [each() for each in gone] == [None, None]
-    assert len(steps._programs) == prepared
+    assert len(kernels._programs) == prepared
 
 
 def test_no_tracer_leaks() -> None:
@@ -392,7 +392,7 @@ def test_costs_are_those_of_a_kind() -> None:
             f(x)
         assert costs[:3] == costs[3:6] == costs[6:9]
         assert all(each > 0 for each in costs)
-        for step in steps.prepared(jax.jit(fn).trace(x).jaxpr, False, False).steps:
+        for step in kernels.prepared(jax.jit(fn).trace(x).jaxpr).steps:
             cost = step.kernel._cost
             assert cost.first > cost.seconds == costs.pop(0)
         del costs[:]

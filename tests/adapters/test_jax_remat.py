@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 import recompute as rc
+from recompute.planners import Plan
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
 import jax.numpy as jnp  # noqa: E402  # after importorskip
 from jax import lax  # noqa: E402  # after importorskip
 
-from recompute_jax._remat.remat import remat  # noqa: E402  # after importorskip
+from recompute_jax import planned, remat  # noqa: E402  # after importorskip
 
 QUICK: Any = {"compilations": 3}
 GATES = ("branch", "select", "barrier")
@@ -62,7 +64,7 @@ def assert_same(expected: Any, found: Any, tolerance: float = 2e-6) -> None:
 def test_memory_falls_and_values_stay(arrays: tuple[Any, Any], gate: Any) -> None:
     """The compiled temporaries are within the budget, and the results are those of plain jit."""
     plain = jax.jit(gradient).lower(*arrays).compile()
-    function = remat(gradient, 0.5, gate=gate, **QUICK)
+    function = remat(gradient, of_peak=0.5, gate=gate, **QUICK)
     compiled = function.lower(*arrays).compile()
     assert temporaries(compiled) <= 0.5 * temporaries(plain)
     assert_same(plain(*arrays), function(*arrays))
@@ -70,7 +72,7 @@ def test_memory_falls_and_values_stay(arrays: tuple[Any, Any], gate: Any) -> Non
 
 def test_a_share_of_everything_is_plain_jit(arrays: tuple[Any, Any]) -> None:
     """With 100 % the function is left as it is: the same program, bit for bit."""
-    function = remat(gradient, 1.0, **QUICK)
+    function = remat(gradient, of_peak=1.0, **QUICK)
     plan = function.plan(*arrays)
     assert plan.gate is None
     assert plan.overhead == 1.0
@@ -107,7 +109,7 @@ def test_convolutions() -> None:
 
     one, two = jax.random.split(jax.random.key(2))
     args = [each / 6 for each in jax.random.normal(one, (3, 4, 4, 3, 3))], jax.random.normal(two, (4, 4, 16, 16))
-    assert_same(jax.jit(jax.grad(loss))(*args), remat(jax.grad(loss), 0.8, **QUICK)(*args))
+    assert_same(jax.jit(jax.grad(loss))(*args), remat(jax.grad(loss), of_peak=0.8, **QUICK)(*args))
 
 
 # --- Together with JAX's own transformations --------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_jit_of_remat(arrays: tuple[Any, Any], gate: Any) -> None:
 
 def test_remat_of_jit(arrays: tuple[Any, Any]) -> None:
     """A function that is jitted already is seen through."""
-    function = remat(jax.jit(gradient), 0.6, gate="branch", **QUICK)
+    function = remat(jax.jit(gradient), of_peak=0.6, gate="branch", **QUICK)
     plan = function.plan(*arrays)
     assert plan.gate == "branch"
     assert plan.extra_flops > 0
@@ -181,7 +183,7 @@ def test_checkpoint_control_flow_and_keys_inside(arrays: tuple[Any, Any]) -> Non
 
     both = lambda x, w, key: (jax.value_and_grad(loss)(x, w, key), jax.random.split(key), jnp.argmax(x))
     args = (*arrays, jax.random.key(3))
-    (value, grad), keys, index = remat(both, 0.7, **QUICK)(*args)
+    (value, grad), keys, index = remat(both, of_peak=0.7, **QUICK)(*args)
     expected = jax.jit(both)(*args)
     assert_same(expected[0], (value, grad))
     assert (jax.random.key_data(keys) == jax.random.key_data(expected[1])).all()
@@ -197,7 +199,7 @@ def test_effects_happen_once(arrays: tuple[Any, Any]) -> None:
         jax.debug.callback(lambda v: seen.append(float(v)), x[0, 0])
         return chain(x, w)
 
-    jax.block_until_ready(remat(jax.grad(loss, 1), 0.85, **QUICK)(*arrays))
+    jax.block_until_ready(remat(jax.grad(loss, 1), of_peak=0.85, **QUICK)(*arrays))
     jax.effects_barrier()
     assert len(seen) == 1
 
@@ -231,7 +233,7 @@ def test_donation(arrays: tuple[Any, Any]) -> None:
     """A donated argument is gone."""
     x, w = jnp.array(arrays[0]), arrays[1]
     update = lambda x, w: x - jax.grad(chain)(x, w)
-    function = remat(update, 0.7, donate_argnums=0, **QUICK)
+    function = remat(update, of_peak=0.7, donate_argnums=0, **QUICK)
     expected = jax.jit(update)(x, w)
     assert_same(expected, function(x, w))
     assert x.is_deleted()
@@ -261,7 +263,7 @@ def test_closing_over_tracers(arrays: tuple[Any, Any]) -> None:
 def test_no_leak(arrays: tuple[Any, Any]) -> None:
     """No tracer survives planning."""
     with jax.checking_leaks():
-        function = remat(gradient, 0.6, **QUICK)
+        function = remat(gradient, of_peak=0.6, **QUICK)
         function(*arrays)
         function.plan(*arrays)
 
@@ -271,7 +273,7 @@ def test_no_leak(arrays: tuple[Any, Any]) -> None:
 
 def test_the_plan_prints(arrays: tuple[Any, Any]) -> None:
     """A plan says what is kept, what is recomputed, the memory, the FLOPs and each compilation."""
-    function = remat(gradient, 0.6, **QUICK)
+    function = remat(gradient, of_peak=0.6, **QUICK)
     plan = function.plan(*arrays)
     text = str(plan)
     parts = "budget", "predicted", "compiled", "FLOPs", "kept:", "recomputed:", "made 2 times", "test_jax_remat.py:"
@@ -285,16 +287,40 @@ def test_the_plan_prints(arrays: tuple[Any, Any]) -> None:
 
 def test_the_plan_can_be_drawn(arrays: tuple[Any, Any]) -> None:
     """Its events are those of the planned program."""
-    plan = remat(gradient, 0.6, **QUICK).plan(*arrays)
+    plan = remat(gradient, of_peak=0.6, **QUICK).plan(*arrays)
     events = plan.events()
     assert max(event.used for event in events) == plan.predicted
     with pytest.raises(ValueError, match="left as it is"):
-        remat(gradient, 1.0, **QUICK).plan(*arrays).events()
+        remat(gradient, of_peak=1.0, **QUICK).plan(*arrays).events()
+
+
+def test_plans_follow_the_protocol(arrays: tuple[Any, Any]) -> None:
+    """The plan of a function has the figures of the latest plan; before there is one, it says so."""
+    assert remat is planned
+    function = planned(gradient, of_peak=0.6, **QUICK)
+    assert isinstance(function.plan, Plan)
+    assert str(function.plan) == "nothing is planned yet"
+    with pytest.raises(AttributeError, match="nothing is planned yet: call the function"):
+        function.plan.peak  # noqa: B018
+    function(*arrays)
+    plan = function.plan(*arrays)
+    for one in (plan, function.plan):
+        assert isinstance(one, Plan)
+        assert (one.budget, one.peak, one.overhead) == (plan.budget, plan.compiled, plan.overhead)
+        said = json.loads(one.to_json())
+        assert {"name", "budget", "peak", "overhead"} <= said.keys()
+        assert (said["name"], said["peak"]) == ("chain", plan.peak)
+        assert str(one) == str(plan)
+    more = function.plan(arrays[0][:128], arrays[1])
+    assert function.plan.budget == more.budget < plan.budget
+    within = planned(chain, "500kB", **QUICK)
+    jax.grad(within)(*arrays)
+    assert within.plan.peak <= 500_000
 
 
 def test_measured_costs(arrays: tuple[Any, Any]) -> None:
     """Segments are timed when asked; the results are the same."""
-    function = remat(gradient, 0.6, costs="measured", **QUICK)
+    function = remat(gradient, of_peak=0.6, costs="measured", **QUICK)
     assert_same(jax.jit(gradient)(*arrays), function(*arrays))
 
 
@@ -312,20 +338,26 @@ def test_an_impossible_budget_says_what_is_possible(arrays: tuple[Any, Any]) -> 
     [
         (lambda: remat(chain, "many"), ValueError, "not a size"),
         (lambda: remat(chain, "x%"), ValueError, "not a size"),
-        (lambda: remat(chain, 0.0), ValueError, "share"),
+        (lambda: remat(chain, of_peak=0.0), ValueError, "share"),
         (lambda: remat(chain, -1), ValueError, "at least one byte"),
-        (lambda: remat(chain, None), TypeError, "budget"),  # type: ignore[arg-type]
-        (lambda: remat(chain, 0.5, gate="door"), ValueError, "unknown gate"),  # type: ignore[arg-type]
-        (lambda: remat(chain, 0.5, costs="free"), ValueError, "costs"),  # type: ignore[arg-type]
-        (lambda: remat(chain, 0.5, compilations=0), ValueError, "at least one"),
+        (lambda: remat(chain, None), TypeError, "budget"),
+        (lambda: remat(chain, "1MB", of_peak=0.5), TypeError, "of_peak=0.5"),
+        (lambda: remat(chain, 0.4), ValueError, "of_peak=0.4"),  # type: ignore[arg-type]
+        (lambda: remat(chain, "40%"), ValueError, "of_peak=0.4"),
+        (lambda: remat(chain, of_peak="1MB"), ValueError, "bytes are the budget"),
+        (lambda: remat(chain, "1MB", offload=True), TypeError, "takes no offload"),  # type: ignore[call-arg]
+        (lambda: remat(chain, "1MB", tiers="disk"), ValueError, "'host' or None"),  # type: ignore[arg-type]
+        (lambda: remat(chain, of_peak=0.5, gate="door"), ValueError, "unknown gate"),  # type: ignore[arg-type]
+        (lambda: remat(chain, of_peak=0.5, costs="free"), ValueError, "costs"),  # type: ignore[arg-type]
+        (lambda: remat(chain, of_peak=0.5, compilations=0), ValueError, "at least one"),
         (lambda: remat(chain, 2e9), ValueError, "for bytes give text"),
-        (lambda: remat(chain, np.float32(1.5)), ValueError, "share"),
-        (lambda: remat(chain, 0.5, compilations=2.5), TypeError, "whole number"),  # type: ignore[arg-type]
-        (lambda: remat(chain, 0.5, seed="a"), TypeError, "whole number"),  # type: ignore[arg-type]
-        (lambda: remat(chain, 0.5, effort=float("nan")), ValueError, "effort"),
-        (lambda: remat(chain, 0.5, effort="6"), TypeError, "effort"),  # type: ignore[arg-type]
-        (lambda: remat(chain, 0.5, static_argnums=9), ValueError, "static_argnums"),
-        (lambda: remat(3, 0.5), TypeError, "callable"),  # type: ignore[arg-type]
+        (lambda: remat(chain, of_peak=np.float32(1.5)), ValueError, "share"),
+        (lambda: remat(chain, of_peak=0.5, compilations=2.5), TypeError, "whole number"),  # type: ignore[arg-type]
+        (lambda: remat(chain, of_peak=0.5, seed="a"), TypeError, "whole number"),  # type: ignore[arg-type]
+        (lambda: remat(chain, of_peak=0.5, effort=float("nan")), ValueError, "effort"),
+        (lambda: remat(chain, of_peak=0.5, effort="6"), TypeError, "effort"),  # type: ignore[arg-type]
+        (lambda: remat(chain, of_peak=0.5, static_argnums=9), ValueError, "static_argnums"),
+        (lambda: remat(3, of_peak=0.5), TypeError, "callable"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_arguments(make: Callable[[], Any], error: type[Exception], match: str) -> None:
@@ -339,8 +371,8 @@ def test_what_jit_refuses_is_refused(arrays: tuple[Any, Any]) -> None:
     leaked: list[Any] = []
     jax.jit(lambda x: leaked.append(x))(arrays[0])
     with pytest.raises(jax.errors.UnexpectedTracerError):
-        remat(chain, 0.5, **QUICK)(leaked[0], arrays[1])
+        remat(chain, of_peak=0.5, **QUICK)(leaked[0], arrays[1])
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
-        remat(lambda x: x if x.sum() > 0 else -x, 0.5, **QUICK)(arrays[0])
-    (note,) = [each for each in caught.value.__notes__ if "remat" in each]
+        remat(lambda x: x if x.sum() > 0 else -x, of_peak=0.5, **QUICK)(arrays[0])
+    (note,) = [each for each in caught.value.__notes__ if "recompute_jax.planned" in each]
     assert "static_argnums" in note

@@ -15,11 +15,11 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from jax.extend.core import Var  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._branches.groups import groups_of  # noqa: E402  # after importorskip
-from recompute_jax._branches.rewrite import rewrite  # noqa: E402  # after importorskip
+from recompute_jax._control.branches import branch_groups as groups_of  # noqa: E402  # after importorskip
+from recompute_jax._control.branches import rewrite_branches as rewrite  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import nbytes  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import bind, flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -99,7 +99,7 @@ def test_any_choice_of_what_is_kept_is_the_same_function(loss: Any, order: int, 
     w, x = arrays()
     args = w, x, jnp.int32(data.draw(st.integers(0, 2)))
     closed = traced(loss, order)
-    flat = flatten(closed, inline_custom=False)
+    flat = flatten(closed)
     groups = groups_of(flat)
     assert groups
     some = lambda branch: sorted(
@@ -116,8 +116,8 @@ def test_any_choice_of_what_is_kept_is_the_same_function(loss: Any, order: int, 
 def test_what_is_kept_falls_with_the_budget() -> None:
     """By the planner's own count every candidate is within the bytes that it was made for, at rising costs."""
     loss = lambda w, x, index: lax.cond(index > 0, layers(jnp.tanh, 6), layers(jnp.sin, 6), w, x).sum()
-    flat = flatten(jax.make_jaxpr(jax.grad(loss))(*arrays(32), 0), inline_custom=False)
-    candidates = candidates_of(flat, "loss", "branch", 0, None)
+    flat = flatten(jax.make_jaxpr(jax.grad(loss))(*arrays(32), 0))
+    candidates = Candidates(flat, Planning("loss", "branch"))
     overheads = []
     for share in (0.7, 0.5):
         found = candidates.candidate(int(share * candidates.predicted), 0.05)
@@ -155,8 +155,8 @@ def test_a_loop_of_steps_with_a_conditional() -> None:
         loss = lambda w: lax.cond(w[0, 0] > 0, layers(jnp.tanh, 6), layers(jnp.sin, 6), w, x).sum()
         return lax.fori_loop(0, 2, lambda _, w: w - 0.1 * jax.grad(loss)(w), w)
 
-    flat = flatten(jax.make_jaxpr(steps)(*arrays(32)), inline_custom=False)
-    candidates = candidates_of(flat, "steps", "branch", 0, None)
+    flat = flatten(jax.make_jaxpr(steps)(*arrays(32)))
+    candidates = Candidates(flat, Planning("steps", "branch"))
     found = candidates.candidate(int(0.6 * candidates.predicted), 0.05)
     recipes = [each for params in found.fitted.bodies.values() for bodies in params.values() for each in bodies]
     assert any(each is not None and each.joined for each in recipes)
@@ -172,13 +172,13 @@ def test_effects_stay_where_they_are() -> None:
 
         return lax.cond(index > 0, loud, layers(jnp.sin), w, x).sum()
 
-    flat = flatten(jax.make_jaxpr(jax.grad(loss))(*arrays(), 0), inline_custom=False)
+    flat = flatten(jax.make_jaxpr(jax.grad(loss))(*arrays(), 0))
     assert not groups_of(flat)
 
 
 def test_the_counted_size_is_what_others_do_not_read() -> None:
     """The result that the loss reads is no part of what a group may leave out."""
     w, x = arrays()
-    (group,) = groups_of(flatten(jax.make_jaxpr(jax.value_and_grad(switched))(w, x, 0), inline_custom=False))
+    (group,) = groups_of(flatten(jax.make_jaxpr(jax.value_and_grad(switched))(w, x, 0)))
     made = group.equations[0].outvars
     assert group.size == sum(nbytes(var.aval) for var in made) - x.nbytes

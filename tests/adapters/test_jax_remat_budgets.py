@@ -18,10 +18,10 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import flops, subjaxprs  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.compile import Argument, Compilations  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 from recompute_jax._remat.ladder import Ladder  # noqa: E402  # after importorskip
 from recompute_jax._remat.report import Trial  # noqa: E402  # after importorskip
+from recompute_jax._remat.schedules import Argument, look  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -36,7 +36,7 @@ def compiled(function: Any, args: Any) -> Trial:
     """Temporaries and FLOPs; the bodies of scans count once."""
     closed = jax.make_jaxpr(function)(*args)
     assert not closed.consts
-    return Compilations("cpu").compile(closed, [Argument()] * len(closed.in_avals), "", MEMORY)
+    return look("", closed, [Argument()] * len(closed.in_avals), MEMORY)
 
 
 @cache
@@ -67,10 +67,10 @@ def test_more_bytes_never_cost_more(kinds: str, one: float, two: float) -> None:
     args = jnp.eye(16) * 0.9, jnp.ones((128, 16))
     small, large = sorted((one, two))
     try:
-        dearer = remat(sequence(kinds), small).plan(*args)
+        dearer = remat(sequence(kinds), of_peak=small).plan(*args)
     except BudgetError:
         return
-    cheaper = remat(sequence(kinds), large).plan(*args)
+    cheaper = remat(sequence(kinds), of_peak=large).plan(*args)
     assert cheaper.overhead <= dearer.overhead
     flops = [next(each.flops for each in plan.trials if each.compiled == plan.compiled) for plan in (cheaper, dearer)]
     assert flops[0] <= WORSE * flops[1]
@@ -81,8 +81,8 @@ def test_more_bytes_never_cost_more(kinds: str, one: float, two: float) -> None:
 def test_plans_of_the_series_are_worth_their_bytes(kinds: str) -> None:
     """By rising cost, each plan for little memory dearer than the others, and each needs less than the one before."""
     args = jnp.eye(16) * 0.9, jnp.ones((128, 16))
-    flat = flatten(jax.make_jaxpr(sequence(kinds))(*args), inline_custom=False)
-    ladder = Ladder(candidates_of(flat, kinds, "branch", 0, None), 0.02)
+    flat = flatten(jax.make_jaxpr(sequence(kinds))(*args))
+    ladder = Ladder(Candidates(flat, Planning(kinds, "branch")), 0.02)
     plans = [*ladder.common, *ladder.scarce]
     assert plans[0].overhead == 1
     assert all(one.overhead < two.overhead for one, two in pairwise(plans))
@@ -162,7 +162,7 @@ def test_one_look_at_a_large_function() -> None:
         return (x**2).mean()
 
     (up, down), x = weights_and_x()
-    plan = remat(jax.grad(loss), 0.4).plan([(up[0], down[0])] * 20, x)
+    plan = remat(jax.grad(loss), of_peak=0.4).plan([(up[0], down[0])] * 20, x)
     assert plan.compiled <= plan.budget
     assert [each.what.split(",")[0].split(" for")[0] for each in plan.trials] == ["the plain function", "planned"]
 
@@ -176,7 +176,7 @@ def test_one_look_where_a_branch_holds_one_value_more() -> None:
         return (x**2).mean()
 
     args = [jnp.eye(32)] * 40, jnp.ones((256, 32))
-    plan = remat(jax.value_and_grad(loss), 0.5).plan(*args)
+    plan = remat(jax.value_and_grad(loss), of_peak=0.5).plan(*args)
     assert 0.9 * plan.budget <= plan.peak == plan.compiled <= plan.budget
     assert len(plan.trials) == 2
 
@@ -189,7 +189,7 @@ def test_what_will_not_fit_is_not_compiled() -> None:
         last, more = lax.scan(lambda x, _: (jax.nn.gelu(x @ w) + x, jnp.sin(x).sum()), first * 2, None, length=80)
         return (last**2).mean() + sums.sum() + more.sum()
 
-    plan = remat(jax.value_and_grad(loss), 0.15).plan(jnp.eye(64), jnp.ones((32, 64)))
+    plan = remat(jax.value_and_grad(loss), of_peak=0.15).plan(jnp.eye(64), jnp.ones((32, 64)))
     planned = [each.predicted for each in plan.trials if each.predicted is not None]
     assert planned
     assert max(planned) <= 1.05 * plan.budget
@@ -241,7 +241,7 @@ def test_the_compiled_function_needs_what_its_plan_says(fn: Any) -> None:
     plain = jax.jit(gradient).lower(*args).compile().memory_analysis().temp_size_in_bytes
     planned = 0
     for share in (0.9, 0.7, 0.6, 0.55):
-        function = remat(gradient, share, compilations=4)
+        function = remat(gradient, of_peak=share, compilations=4)
         try:
             plan = function.plan(*args)
         except BudgetError:

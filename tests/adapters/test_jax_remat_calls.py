@@ -36,13 +36,13 @@ def given() -> tuple[Any, Any]:
 def test_another_configuration_is_another_plan(given: Any) -> None:
     """Random numbers and the precision of products are those that jit gives under the same configuration."""
     drawn = lambda weights, key: gradient(weights, jax.random.normal(key, (64, 32)))
-    function = remat(drawn, 0.8, **QUICK)
+    function = remat(drawn, of_peak=0.8, **QUICK)
     key = jax.random.key(3)
     for partitionable in (True, False, True):
         with jax.threefry_partitionable(partitionable):
             expected = jax.jit(drawn)(given[0], key)
             np.testing.assert_allclose(function(given[0], key), expected, rtol=0, atol=1e-6)
-    precise = remat(gradient, 0.8, **QUICK)
+    precise = remat(gradient, of_peak=0.8, **QUICK)
     assert "HIGHEST" not in precise.lower(*given).as_text()
     with jax.default_matmul_precision("highest"):
         assert "HIGHEST" in precise.lower(*given).as_text()
@@ -52,18 +52,18 @@ def test_a_method(given: Any) -> None:
     """As a decorator inside of a class it makes methods."""
 
     class Model:
-        @partial(remat, budget=0.8, static_argnums=0, **QUICK)
+        @partial(remat, of_peak=0.8, static_argnums=0, **QUICK)
         def slope(self, x: Any) -> Any:
             return gradient(given[0], x)
 
     expected = jax.jit(gradient)(*given)
     np.testing.assert_allclose(Model().slope(given[1]), expected, atol=1e-6)
-    assert isinstance(Model.slope, type(remat(chain, 0.5)))
+    assert isinstance(Model.slope, type(remat(chain, of_peak=0.5)))
 
 
 def test_without_jit(given: Any) -> None:
     """Under `jax.disable_jit` it is the function itself; what makes a NaN is named as under jit."""
-    function = remat(gradient, 0.8, **QUICK)
+    function = remat(gradient, of_peak=0.8, **QUICK)
     with jax.disable_jit():
         np.testing.assert_allclose(function(*given), gradient(*given), rtol=0, atol=0)
     logarithm = remat(lambda x: jnp.log(x), "1MB", **QUICK)

@@ -13,8 +13,8 @@ from recompute import BudgetError
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._emit.regions import regions, updates_apart  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import kind  # noqa: E402  # after importorskip
+from recompute_jax._program.emit import regions, updates_apart  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
 from recompute_jax._program.segments import segment  # noqa: E402  # after importorskip
 
@@ -45,7 +45,7 @@ def arguments() -> tuple[Any, Any]:
 @pytest.mark.parametrize("length", [1, 4, 16])
 def test_updates_come_out_of_their_regions(length: int) -> None:
     """Each run is in one region as before; what is behind no gate is elementwise, and read by nothing that is not."""
-    segments = segment(flatten(jax.make_jaxpr(step)(*arguments()), inline_custom=False), "step")
+    segments = segment(flatten(jax.make_jaxpr(step)(*arguments())), "step")
     order = list(range(len(segments.segments)))
     found = updates_apart(segments, regions(segments, order, 1 << 40, length))
     assert sorted(number for each in found for number in each.runs) == order
@@ -62,7 +62,7 @@ def test_a_donated_step_is_the_same_step() -> None:
     """Its results are those of the function, and each takes the memory of an argument."""
     state, x = arguments()
     expected = jax.jit(step)(state, x)
-    planned = remat(step, 0.8, donate_argnums=0, compilations=3)
+    planned = remat(step, of_peak=0.8, donate_argnums=0, compilations=3)
     compiled = planned.lower(state, x).compile()
     assert compiled.memory_analysis().alias_size_in_bytes == sum(each.nbytes for each in jax.tree.leaves(state))
     assert planned.plan(state, x).saved.recipe.free

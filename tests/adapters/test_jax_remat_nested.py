@@ -19,9 +19,9 @@ from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import flops, subjaxprs  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.compile import Argument, Compilations  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 from recompute_jax._remat.recipe import follow  # noqa: E402  # after importorskip
+from recompute_jax._remat.schedules import Argument, look  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -119,8 +119,8 @@ def in_uniform_shapes(model: Any) -> tuple[Any, Any, list[Any], list[Any]]:
     with jax.enable_x64(True):  # in single precision, what is rounded may be all that is left of a difference
         args = arguments(4, 3)
         closed = jax.make_jaxpr(jax.grad(model(plainly, plainly), argnums=(0, 1)))(*args)
-        flat = flatten(closed, inline_custom=False)
-        plans = list(candidates_of(flat, "model", "branch", 0, None).uniform(0.001))
+        flat = flatten(closed)
+        plans = list(Candidates(flat, Planning("model", "branch")).uniform(0.001))
         return flat, args, results(jaxpr_as_fun(closed), args), plans
 
 
@@ -149,13 +149,13 @@ def test_plans_reach_into_scans_in_scans(model: Any) -> None:
     assert any(each.fitted.bodies for each in plans)
     least = min(each.plan.peak for each in plans)
     assert least < 0.6 * min(each.plan.peak for each in plans if not (each.looped.split or each.fitted.bodies))
-    assert least < 0.2 * candidates_of(flat, "model", "branch", 0, None).predicted
+    assert least < 0.2 * Candidates(flat, Planning("model", "branch")).predicted
 
 
 def compiled(function: Any, args: Any) -> int:
     closed = jax.make_jaxpr(function)(*args)
     assert not closed.consts
-    return Compilations("cpu").compile(closed, [Argument()] * len(closed.in_avals), "", MEMORY).compiled
+    return look("", closed, [Argument()] * len(closed.in_avals), MEMORY).compiled
 
 
 def products(jaxpr: Any) -> float:

@@ -14,10 +14,9 @@ from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.candidates import Candidate  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
-from recompute_jax._remat.options import can_offload  # noqa: E402  # after importorskip
-from recompute_jax._remat.recipe import follow  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
+from recompute_jax._remat.options import host_memory  # noqa: E402  # after importorskip
+from recompute_jax._remat.recipe import Candidate, follow  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 
@@ -34,11 +33,11 @@ def loss(w: Any, x: Any) -> Any:
 def traced() -> tuple[Any, tuple[Any, Any]]:
     one, two = jax.random.split(jax.random.key(1))
     args = jax.random.normal(one, (WIDTH, WIDTH)) / WIDTH**0.5, jax.random.normal(two, (4, WIDTH))
-    return flatten(jax.make_jaxpr(jax.grad(loss, argnums=1))(*args), inline_custom=False), args
+    return flatten(jax.make_jaxpr(jax.grad(loss, argnums=1))(*args)), args
 
 
 def planned(flat: Any, share: float, gate: Any, offload: bool) -> Candidate:
-    candidates = candidates_of(flat, "loss", gate, 0, None, offload)
+    candidates = Candidates(flat, Planning("loss", gate, offload=offload))
     return candidates.candidate(int(share * candidates.predicted), 0.02)
 
 
@@ -67,10 +66,10 @@ def test_a_plan_with_moves_is_the_same_function(gate: Any) -> None:
 
 
 def test_the_cpu_says_that_nothing_moves() -> None:
-    """With offload=True on CPU results are those without, and a warning says why."""
+    """With tiers="host" on CPU results are those without, and a warning says why."""
     x = jnp.ones((8, 4))
     with pytest.warns(UserWarning, match="pinned_host is the same memory"):
-        found = remat(jnp.sin, "1MB", offload=True)(x)
+        found = remat(jnp.sin, "1MB", tiers="host")(x)
     np.testing.assert_allclose(found, jnp.sin(x), rtol=1e-6)
 
 
@@ -80,4 +79,4 @@ def test_a_backend_without_host_memory_is_an_error(monkeypatch: pytest.MonkeyPat
     device = SimpleNamespace(platform="toy", addressable_memories=lambda: [memory])
     monkeypatch.setattr(jax, "devices", lambda: [device])
     with pytest.raises(ValueError, match="which the toy backend does not have"):
-        can_offload()
+        host_memory()

@@ -45,7 +45,7 @@ def test_accumulated_gradients_of_optax() -> None:
         updates, state = optimizer.update(slopes, state, params)
         return optax.apply_updates(params, updates), state
 
-    planned = remat(step, 0.7, compilations=1, effort=0.1)
+    planned = remat(step, of_peak=0.7, compilations=1, effort=0.1)
     one = two = params, optimizer.init(params)
     for _ in range(3):
         one, two = jax.jit(step)(*one, x), planned(*two, x)
@@ -68,7 +68,7 @@ def test_modules_of_equinox_with_a_scan() -> None:
 
         return eqx.filter_value_and_grad(number)(cell)
 
-    planned = remat(gradient, 0.6, compilations=2, effort=0.1)
+    planned = remat(gradient, of_peak=0.6, compilations=2, effort=0.1)
     same(jax.jit(gradient)(cell, x), planned(cell, x))
     plan = planned.plan(cell, x)
     assert plan.compiled <= plan.budget < plan.baseline

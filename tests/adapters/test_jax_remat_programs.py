@@ -19,12 +19,15 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from _jax_programs import functions  # noqa: E402  # after importorskip
 from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 
-from recompute_jax._emit.gates import GATES  # noqa: E402  # after importorskip
-from recompute_jax._emit.regions import regions  # noqa: E402  # after importorskip
+from recompute_jax._program.emit import regions  # noqa: E402  # after importorskip
+from recompute_jax._program.gates import GATES  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.candidates import Candidate  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
-from recompute_jax._remat.recipe import Recipe, follow  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
+from recompute_jax._remat.recipe import (  # noqa: E402  # after importorskip
+    Candidate,  # after importorskip
+    Recipe,
+    follow,
+)
 
 
 @settings(max_examples=10, deadline=None)
@@ -32,8 +35,8 @@ from recompute_jax._remat.recipe import Recipe, follow  # noqa: E402  # after im
 def test_values_are_those_of_jit(case: Any, share: float, gate: Any, length: int) -> None:
     """Under any plan between the least memory and all of it, in regions of any length, the values stay."""
     fn, args = case
-    flat = flatten(jax.make_jaxpr(fn)(*args), inline_custom=False)
-    candidates = candidates_of(flat, "generated", gate, 0, None)
+    flat = flatten(jax.make_jaxpr(fn)(*args))
+    candidates = Candidates(flat, Planning("generated", gate))
     least = planners.least(candidates.plain.program)
     try:
         candidate = candidates.candidate(int(least + share * (candidates.predicted - least)), 0.05)
@@ -65,8 +68,8 @@ def test_an_effect_makes_nothing_else_run_again() -> None:
             return (x**2).mean()
 
         given = jax.numpy.ones((64, 8)), jax.numpy.ones((8, 8))
-        flat = flatten(jax.make_jaxpr(jax.grad(loss, 1))(*given), inline_custom=False)
-        candidates = candidates_of(flat, "loss", "branch", 0, None)
+        flat = flatten(jax.make_jaxpr(jax.grad(loss, 1))(*given))
+        candidates = Candidates(flat, Planning("loss", "branch"))
         return candidates.candidate(candidates.predicted // 2, 0.02)
 
     expected, found = candidate(tells=False), candidate(tells=True)

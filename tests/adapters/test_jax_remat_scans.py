@@ -17,14 +17,13 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from jax.extend.core import Var, jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
+from recompute_jax._control.body import Body, choices  # noqa: E402  # after importorskip
+from recompute_jax._control.groups import groups_of  # noqa: E402  # after importorskip
+from recompute_jax._control.rewrite import rewrite  # noqa: E402  # after importorskip
+from recompute_jax._control.shapes import Shape, shape  # noqa: E402  # after importorskip
 from recompute_jax._program.costs import kind, nbytes  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._remat.joined import candidates_of  # noqa: E402  # after importorskip
-from recompute_jax._scans.blocks import Shape, shape  # noqa: E402  # after importorskip
-from recompute_jax._scans.body import Body  # noqa: E402  # after importorskip
-from recompute_jax._scans.cut import choices  # noqa: E402  # after importorskip
-from recompute_jax._scans.groups import groups_of  # noqa: E402  # after importorskip
-from recompute_jax._scans.rewrite import rewrite  # noqa: E402  # after importorskip
+from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -76,7 +75,7 @@ def functions(loss: Any, order: int, length: int, reverse: bool, kind: str) -> A
 
 
 def flat_of(function: Any, args: Any) -> Any:
-    return flatten(jax.make_jaxpr(function)(*args), inline_custom=False)
+    return flatten(jax.make_jaxpr(function)(*args))
 
 
 def values(width: int = 4) -> tuple[Any, Any]:
@@ -166,7 +165,7 @@ def test_the_cut_is_the_least() -> None:
         return x * d.mean(), (b, d[:2], c * 2)
 
     closed = jax.make_jaxpr(lambda x, t: lax.scan(step, x, t))(jnp.ones((5, 8)), jnp.ones(7))
-    (eqn,) = [each for each in flatten(closed, inline_custom=False).equations if each.primitive.name == "scan"]
+    (eqn,) = [each for each in flatten(closed).equations if each.primitive.name == "scan"]
     body = Body(eqn)
     read = [atom for atom in body.made if isinstance(atom, Var)]
     made = [var for each in body.flat.equations for var in each.outvars]
@@ -185,7 +184,7 @@ def test_a_long_scan_fits(share: float) -> None:
     """The compiled gradient of a long scan is within the budget, and its values are those of plain jit."""
     args = jnp.eye(32) * 0.9, jnp.ones((8, 32))
     gradient = functions(recurrence, 1, 400, False, "last")
-    function = remat(gradient, share, **QUICK)
+    function = remat(gradient, of_peak=share, **QUICK)
     plan = function.plan(*args)
     assert plan.compiled <= plan.budget
     assert plan.gate is None
@@ -208,7 +207,7 @@ def test_constants_and_donation() -> None:
 
     x, w = jnp.ones((8, 16)), jnp.eye(16)
     expected = jax.jit(update)(x, w)
-    function = remat(update, 0.3, donate_argnums=1, **QUICK)
+    function = remat(update, of_peak=0.3, donate_argnums=1, **QUICK)
     assert function.plan(x, w).loops
     np.testing.assert_allclose(function(x, w), expected, rtol=2e-5, atol=2e-6)
     assert w.is_deleted()
@@ -227,7 +226,7 @@ def test_a_scan_in_a_larger_function() -> None:
         return (x**2).mean()
 
     args = jnp.eye(64) * 0.9, jnp.ones((128, 64))
-    function = remat(jax.grad(loss), 0.3, **QUICK)
+    function = remat(jax.grad(loss), of_peak=0.3, **QUICK)
     plan = function.plan(*args)
     assert plan.compiled <= plan.budget
     np.testing.assert_allclose(function(*args), jax.jit(jax.grad(loss))(*args), rtol=2e-5, atol=2e-6)
@@ -245,7 +244,7 @@ def test_a_gradient_inside_of_a_scan() -> None:
         return lax.scan(lambda w, _: (w - 0.1 * jax.grad(loss)(w, x), loss(w, x)), w, None, length=3)
 
     args = jnp.eye(64) * 0.9, jnp.ones((256, 64))
-    function = remat(train, 0.5, **QUICK)
+    function = remat(train, of_peak=0.5, **QUICK)
     plan = function.plan(*args)
     assert plan.compiled <= plan.budget
     for one, two in zip(jax.jit(train)(*args), function(*args), strict=True):
@@ -282,7 +281,7 @@ def chosen(w: Any, x: Any) -> Any:
 def test_gradients_inside_of_loops_and_branches(function: Any) -> None:
     """Where most memory is in use within one step or branch, that is planned; what runs again in it is reported."""
     args = jnp.eye(32) * 0.9, jnp.ones((3, 512, 32)) * jnp.array([[[0.5]], [[1.0]], [[1.5]]])
-    planned = remat(function, 0.7, **QUICK)
+    planned = remat(function, of_peak=0.7, **QUICK)
     plan = planned.plan(*args)
     assert plan.compiled <= plan.budget
     assert plan.extra_flops > 0
@@ -297,7 +296,7 @@ def test_what_runs_again_in_bodies_is_counted() -> None:
     w, x = jnp.eye(32) * 0.9, jnp.ones((128, 32))
 
     def again(function: Any, *args: Any) -> float:
-        candidates = candidates_of(flat_of(function, args), "loop", "branch", 0, None)
+        candidates = Candidates(flat_of(function, args), Planning("loop", "branch"))
         return (candidates.least(0.2).overhead - 1) * candidates.plain.program.model_time
 
     once = again(lambda w: lax.while_loop(lambda w: w[0, 0] > 0, lambda w: update(w, x), w), w)
@@ -318,7 +317,7 @@ def test_blocks_that_compile_smaller_are_found() -> None:
 
     gradient = jax.vmap(jax.grad(loss), (None, 0))
     args = jnp.stack([jnp.eye(48) * 0.9] * 12), jnp.ones((8, 32, 48))
-    function = remat(gradient, 0.6, **QUICK)
+    function = remat(gradient, of_peak=0.6, **QUICK)
     plan = function.plan(*args)
     assert plan.compiled <= plan.budget
     np.testing.assert_allclose(function(*args), jax.jit(gradient)(*args), rtol=2e-5, atol=2e-6)
@@ -336,9 +335,9 @@ def test_the_least_that_is_named_is_enough() -> None:
         return (lax.scan(step, jnp.zeros((16, 32)), xs)[1] ** 2).mean()
 
     function = jax.value_and_grad(loss)
-    enough = remat(function, 0.5, **QUICK).plan(weights, xs).compiled
+    enough = remat(function, of_peak=0.5, **QUICK).plan(weights, xs).compiled
     with pytest.raises(BudgetError, match="no schedule was found") as caught:
-        remat(function, 0.4, **QUICK).plan(weights, xs)
+        remat(function, of_peak=0.4, **QUICK).plan(weights, xs)
     named = int(str(caught.value).split(" needs ")[1].split(" bytes")[0].replace(",", ""))
     assert named <= enough
     assert remat(function, named, **QUICK).plan(weights, xs).compiled <= named

@@ -21,7 +21,7 @@ from jax import lax  # noqa: E402  # after importorskip
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._remat.saved import SavedPlan  # noqa: E402  # after importorskip
+from recompute_jax._remat.report import SavedPlan  # noqa: E402  # after importorskip
 
 
 def layers(w: Any, x: Any) -> Any:
@@ -65,7 +65,7 @@ def arrays() -> tuple[Any, Any]:
 def test_a_saved_plan_is_the_same_program(name: str, tmp_path: Path) -> None:
     """What a file says is followed without a compilation, and lowers to the same text."""
     function, share = FUNCTIONS[name]
-    planned = remat(function, share, compilations=1)
+    planned = remat(function, of_peak=share, compilations=1)
     plan = planned.plan(*arrays())
     plan.save(tmp_path / "plan.json")
     for source in (plan, tmp_path / "plan.json"):
@@ -80,14 +80,14 @@ def test_a_saved_plan_is_the_same_program(name: str, tmp_path: Path) -> None:
 def test_a_plan_of_another_program_is_refused(tmp_path: Path) -> None:
     """Other shapes, and another function, are seen; so is a file that is no plan."""
     function, share = FUNCTIONS["layers"]
-    plan = remat(function, share, compilations=1).plan(*arrays())
+    plan = remat(function, of_peak=share, compilations=1).plan(*arrays())
     w, x = arrays()
     with pytest.raises(PlanError, match="another program"):
         remat(function, plan=plan)(w, x[:100])
     with pytest.raises(PlanError, match="another program"):
         remat(lambda w, x: function(w, jnp.sin(x)), plan=plan)(w, x)
     path = tmp_path / "other.json"
-    for text in ("no plan", "{}", "[]", '{"recompute remat plan": 1}', '{"recompute remat plan": 2, "recipe": 3}'):
+    for text in ("no plan", "{}", "[]", '{"recompute remat plan": 1}', '{"recompute remat plan": 3, "recipe": 3}'):
         path.write_text(text)
         with pytest.raises(PlanError, match=r"other\.json is not a file"):
             remat(function, plan=path)
@@ -96,8 +96,8 @@ def test_a_plan_of_another_program_is_refused(tmp_path: Path) -> None:
 def test_a_plan_made_elsewhere_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """If versions differ, the plan is compiled once to see that it is still within its budget."""
     function, share = FUNCTIONS["layers"]
-    plan = remat(function, share, compilations=1).plan(*arrays())
-    monkeypatch.setattr("recompute_jax._remat.followed.made_with", lambda *_: "jax 99")
+    plan = remat(function, of_peak=share, compilations=1).plan(*arrays())
+    monkeypatch.setattr("recompute_jax._remat.traced.made_with", lambda *_: "jax 99")
     assert len(remat(function, plan=plan).plan(*arrays()).trials) == 1
     object.__setattr__(plan.saved, "budget", plan.compiled - 1)
     with pytest.raises(rc.BudgetError, match=r"made with .*; with jax 99 it needs"):
@@ -109,7 +109,7 @@ def test_a_budget_or_a_plan() -> None:
     with pytest.raises(TypeError, match="budget"):
         remat(layers)
     with pytest.raises(TypeError, match="not both"):
-        remat(layers, 0.5, plan="plan.json")
+        remat(layers, of_peak=0.5, plan="plan.json")
 
 
 SCRIPT = """
@@ -118,7 +118,7 @@ sys.path.insert(0, sys.argv[1])
 from test_jax_saved_plans import FUNCTIONS, arrays, remat
 for name in ("layers", "scan"):
     function, share = FUNCTIONS[name]
-    remat(function, share, compilations=1).plan(*arrays()).save(f"{sys.argv[2]}-{name}.json")
+    remat(function, of_peak=share, compilations=1).plan(*arrays()).save(f"{sys.argv[2]}-{name}.json")
 """
 
 
@@ -146,23 +146,23 @@ def test_plans_are_kept_where_jax_keeps_programs(kept: Path) -> None:
     """The same function, options and arguments find the plan of another process; others do not."""
     args = arrays()
     gradient = jax.grad(layers)
-    first = remat(gradient, 0.7, compilations=3).plan(*args)
+    first = remat(gradient, of_peak=0.7, compilations=3).plan(*args)
     (path,) = kept.glob("recompute-plan-*.json")
-    again = remat(gradient, 0.7, compilations=3)
+    again = remat(gradient, of_peak=0.7, compilations=3)
     plan = again.plan(*args)
     assert first.trials
     assert not plan.trials
     assert plan.saved == first.saved
     assert again.lower(*args).compile().memory_analysis().temp_size_in_bytes == first.compiled
     for other in (
-        remat(gradient, 0.75, compilations=3),
-        remat(gradient, 0.7, compilations=2),
-        remat(gradient, 0.7, compilations=3, donate_argnums=0),
+        remat(gradient, of_peak=0.75, compilations=3),
+        remat(gradient, of_peak=0.7, compilations=2),
+        remat(gradient, of_peak=0.7, compilations=3, donate_argnums=0),
     ):
         assert other.plan(*args).trials
     assert len(list(kept.glob("recompute-plan-*.json"))) == 4
     path.write_text("no plan")
-    assert remat(gradient, 0.7, compilations=3).plan(*args).saved == first.saved
+    assert remat(gradient, of_peak=0.7, compilations=3).plan(*args).saved == first.saved
     assert SavedPlan.load(path) == first.saved
 
 
@@ -173,4 +173,4 @@ def test_a_folder_that_cannot_be_written_is_said(kept: Path) -> None:
     file.write_text("no folder")
     jax.config.update("jax_compilation_cache_dir", str(file))
     with pytest.warns(UserWarning, match="could not be kept"):
-        assert remat(jax.grad(layers), 0.7, compilations=2).plan(*arrays()).trials
+        assert remat(jax.grad(layers), of_peak=0.7, compilations=2).plan(*arrays()).trials

@@ -2,27 +2,125 @@
 
 A function is traced as by `jax.jit`, its jaxpr is flattened and prepared once, and then each equation is an operation:
 what it makes may be evicted and recomputed. Variables are dropped at their last use, as in JAX's own interpreter.
+What callers pass may be static or not, stands for itself when it is traced, or is refused with its name.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import wraps
+from traceback import walk_tb
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
+from jax import tree_util
+from jax.extend import source_info_util
 from jax.extend.core import Literal
 
 import recompute as rc
-from recompute_jax._arrays.devices import spread
-from recompute_jax._eager.arguments import is_handle, source, specs, traced
-from recompute_jax._eager.kernels import Kernel
-from recompute_jax._eager.steps import Program, Scan, prepared
-from recompute_jax._program.jaxpr import INTERNAL
-from recompute_jax._program.signature import Signature
+from recompute.extend import EVICTED, common_engine, outline_of
+from recompute_jax._arrays import Outline, adapter, spread
+from recompute_jax._eager.kernels import Kernel, Program, Scan, prepared
+from recompute_jax._program.calls import Signature
+from recompute_jax._program.jaxpr import INTERNAL, refuse_ref
+
+_CURE: Final = (
+    "as under jax.jit there are no values yet; use jnp.where, jax.lax.cond or while_loop instead of if and while, "
+    "sizes that do not depend on values, jax.pure_callback for NumPy, and static_argnums of recompute_jax.op_by_op"
+)
+
+
+def is_handle(leaf: Any) -> bool:
+    """Whether a leaf of the arguments is a Recomputable."""
+    return isinstance(leaf, rc.Recomputable)
+
+
+def spec(leaf: Any) -> Any:
+    """What stands for an argument when the function is traced; nothing is recomputed for it."""
+    if not is_handle(leaf):
+        if isinstance(leaf, jax.core.Tracer):
+            adapter.check(leaf)  # raises
+        if isinstance(leaf, jax.ref.Ref):
+            refuse_ref(jax.typeof(leaf))  # raises
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise TypeError("it is a ShapeDtypeStruct, which has no content; pass an array")
+        return leaf
+    payload, outline = leaf.node.payload, outline_of(leaf.node)
+    if payload is EVICTED and isinstance(outline, Outline):
+        aval = outline.aval
+        return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]  # JAX's
+            aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=outline.sharding
+        )
+    if payload is EVICTED:
+        payload = rc.Recomputable.get(leaf)
+    if not hasattr(payload, "dtype") and not isinstance(payload, (int, float, complex)):
+        raise TypeError(
+            f"it is a Recomputable of a {type(payload).__name__}, not of an array; pass a tree of Recomputables "
+            "instead: recompute_jax.ap gives those"
+        )
+    return payload
+
+
+def source(cache: rc.Cache, leaf: Any) -> rc.Recomputable[Any]:
+    """A leaf of the arguments as a handle in `cache` that cannot be made to refer to something else."""
+    if not is_handle(leaf):
+        return rc.pure(jax.numpy.asarray(leaf))
+    common_engine(cache.engine, leaf)  # raises, if that is another one
+    node = leaf.node
+    if not isinstance(node.payload, jax.Array) and not isinstance(outline_of(node), Outline):
+        return rc.ap(jax.numpy.asarray, leaf)  # it is NumPy's, or a number
+    return rc.Recomputable(cache, node)
+
+
+def named(fn: Callable[..., Any]) -> str:
+    """A function and where it was written."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def specs(fn: Callable[..., Any], leaves: Sequence[Any], arguments: Any) -> list[Any]:
+    """`spec` of each leaf; an error names the argument, `arguments` being the tree of the leaves."""
+    stand_ins: list[Any] = []
+    for leaf in leaves:
+        try:
+            stand_ins.append(spec(leaf))
+        except (TypeError, NotImplementedError) as error:
+            path, _ = tree_util.tree_flatten_with_path(arguments, is_leaf=is_handle)[0][len(stand_ins)]
+            which = ("args", "kwargs")[path[0].idx] + tree_util.keystr(path[1:])
+            raise type(error)(f"{which} of {named(fn)}: {error}") from None
+    return stand_ins
+
+
+def traced(fn: Callable[..., Any], jitted: Any, args: Sequence[Any], kwargs: dict[str, Any], count: int) -> Any:
+    """`jitted.trace`, with a note on what it raises. `count`: leaves of the arguments.
+
+    Raises TypeError if the function uses a traced value that it was not given.
+    """
+    try:
+        traced = jitted.trace(*args, **kwargs)
+    except Exception as error:
+        frames = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+        own = [(code, line) for code, line in frames if not code.co_filename.startswith((*INTERNAL, "<frozen"))]
+        where = "".join(f"at {code.co_filename}:{line} ({code.co_name}), " for code, line in own[-1:])
+        cure = f": {_CURE}" if type(error).__module__.startswith("jax") else ""
+        error.add_note(f"{where}while recompute_jax traced {named(fn)}{cure}")
+        raise
+    strange = traced.jaxpr.jaxpr.invars[count:]
+    for var in strange:
+        used = next(equation for equation in traced.jaxpr.eqns if var in equation.invars)
+        raise TypeError(
+            f"{named(fn)} uses a traced value ({var.aval.str_short()}) that it was not given, in "
+            f"{used.primitive.name} ({source_info_util.summarize(used.source_info)}): there is no value to evaluate "
+            "with; pass it as an argument, and evaluate around jax.jit, grad, vmap, scan and the like, not in them"
+        )
+    return traced
+
 
 Handle = rc.Recomputable[Any]
 
@@ -30,7 +128,7 @@ Handle = rc.Recomputable[Any]
 def evaluate(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`fn(*args, **kwargs)`, run equation by equation within the budget of the cache; plain arrays come back.
 
-    `op_by_op` with its defaults, applied at once. As with `jax.jit`, what was traced is found again if `fn` is the same
+    `op_by_op` with its defaults, applied. As with `jax.jit`, what was traced is used again if `fn` is the same
     object: write `grad = jax.grad(loss)` before a loop, not `evaluate(jax.grad(loss), ...)` in it.
     """
     return op_by_op(fn)(*args, **kwargs)
@@ -80,16 +178,13 @@ def op_by_op(
             dynamic = signature.without(args, kwargs)
             leaves, tree = jax.tree.flatten(dynamic, is_leaf=is_handle)
             positional, named = signature.filled(args, kwargs, jax.tree.unflatten(tree, specs(fn, leaves, dynamic)))
-            found = traced(fn, jitted, positional, named, len(leaves))
-            program = prepared(found.jaxpr, unroll_scans, measure)
-            out_tree = found.out_tree
-            del args, kwargs, dynamic, positional, named, found
-            cache = next((leaf.cache for leaf in leaves if is_handle(leaf)), None)
-            if cache is None or cache is rc.current_cache():
-                results = Run(place, rc.current_cache()).everything(program, leaves, recomputable)
-            else:
-                with cache:
-                    results = Run(place, rc.current_cache()).everything(program, leaves, recomputable)
+            made = traced(fn, jitted, positional, named, len(leaves))
+            program = prepared(made.jaxpr, unroll_scans=unroll_scans, measure=measure)
+            out_tree = made.out_tree
+            del args, kwargs, dynamic, positional, named, made
+            cache = next((leaf.cache for leaf in leaves if is_handle(leaf)), rc.current_cache())
+            with nullcontext() if cache is rc.current_cache() else cache:
+                results = Run(place, cache).everything(program, leaves, recomputable=recomputable)
             return jax.tree.unflatten(out_tree, results)
 
     return evaluated
@@ -115,10 +210,10 @@ class Run:
         self._limited = self._cache.budget is not None  # results have declared sizes
         self._stacks = False  # there may be some
 
-    def everything(self, program: Program, leaves: list[Any], recomputable: bool) -> list[Any]:
+    def everything(self, program: Program, leaves: list[Any], *, recomputable: bool) -> list[Any]:
         """From the leaves of the arguments to those of the results. `leaves` is emptied: its values die in time."""
         inputs = [
-            None if place < 0 else source(self._cache, each) for each, place in zip(leaves, program.inputs, strict=True)
+            None if place < 0 else source(self._cache, leaf) for leaf, place in zip(leaves, program.inputs, strict=True)
         ]
         leaves.clear()
         self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
@@ -156,23 +251,23 @@ class Run:
                 handles = [alive[place] for place in operands]
                 made = _run_once(kernel, handles) if kernel.once else self._apply(kernel, handles, kernel.nbytes)
                 del handles
-            for place, each in zip(results, made, strict=True):
+            for place, value in zip(results, made, strict=True):
                 if place >= 0:
-                    alive[place] = each
-            each = made = None
+                    alive[place] = value
+            value = made = None
             for place in dying:
                 alive[place] = None
-        return [_literal(each) if isinstance(each, Literal) else alive[each] for each in program.outputs]
+        return [_literal(output) if isinstance(output, Literal) else alive[output] for output in program.outputs]
 
     def _scan(self, scan: Scan, alive: list[Any], dying: tuple[int, ...]) -> list[Any]:
         """The carries in the end, and what the steps leave, still in pieces."""
         self._stacks = True
-        operands = [_literal(each) if isinstance(each, Literal) else alive[each] for each in scan.operands]
-        consts = [self._whole(each) for each in operands[: scan.consts]]
-        carries = [self._whole(each) for each in operands[scan.consts : scan.consts + scan.carries]]
+        operands = [_literal(operand) if isinstance(operand, Literal) else alive[operand] for operand in scan.operands]
+        consts = [self._whole(operand) for operand in operands[: scan.consts]]
+        carries = [self._whole(operand) for operand in operands[scan.consts : scan.consts + scan.carries]]
         rows = operands[scan.consts + scan.carries :]
-        mortal = {id(alive[each]) for each in dying}
-        dead = [each.parts for each in rows if isinstance(each, _Stacked) and id(each) in mortal]
+        mortal = {id(alive[place]) for place in dying}
+        dead = [row.parts for row in rows if isinstance(row, _Stacked) and id(row) in mortal]
         del operands
         for place in dying:
             alive[place] = None
@@ -180,25 +275,25 @@ class Run:
         steps = range(scan.length)
         for number in reversed(steps) if scan.reverse else steps:
             row = [
-                each.parts[number]
-                if isinstance(each, _Stacked)
-                else self._apply(_row_of_scan, [each], (nbytes,), number)[0]
-                for each, nbytes in zip(rows, scan.rows, strict=True)
+                row.parts[number]
+                if isinstance(row, _Stacked)
+                else self._apply(_row_of_scan, [row], (nbytes,), number)[0]
+                for row, nbytes in zip(rows, scan.rows, strict=True)
             ]
             for parts in dead:
                 parts[number] = None
             results = self.run(scan.body, [*consts, *carries, *row])
             del row
-            carries = [self._whole(each) for each in results[: scan.carries]]
-            for stacked, each in zip(left, results[scan.carries :], strict=True):
-                stacked.parts[number] = self._whole(each)
+            carries = [self._whole(value) for value in results[: scan.carries]]
+            for stacked, value in zip(left, results[scan.carries :], strict=True):
+                stacked.parts[number] = self._whole(value)
             del results
-            each = None
+            value = None
         return [*carries, *left]
 
-    def _whole(self, each: Any) -> Handle:
+    def _whole(self, value: Any) -> Handle:
         """One value of what a scan has left in pieces."""
-        return self._apply(_stack_of_scan, each.parts, (each.nbytes,))[0] if type(each) is _Stacked else each
+        return self._apply(_stack_of_scan, value.parts, (value.nbytes,))[0] if type(value) is _Stacked else value
 
     def _apply(
         self, function: Callable[..., Any], operands: list[Handle], nbytes: tuple[int, ...], *rest: Any
@@ -226,7 +321,7 @@ def _literal(literal: Literal) -> Handle:
 
 def _stack_of_scan(*parts: Any) -> Any:
     with jax.core.eval_context():
-        return jax.lax.concatenate([jax.lax.expand_dims(each, (0,)) for each in parts], 0)  # keeps weak types
+        return jax.lax.concatenate([jax.lax.expand_dims(part, (0,)) for part in parts], 0)  # keeps weak types
 
 
 def _row_of_scan(rows: Any, number: int) -> Any:
@@ -237,8 +332,8 @@ def _row_of_scan(rows: Any, number: int) -> Any:
 def _run_once(kernel: Kernel, operands: list[Handle]) -> list[Handle]:
     """What has effects runs now and never again: its results are sources."""
     try:
-        results = kernel.run(tuple([each.get() for each in operands]))
+        results = kernel.run(tuple([operand.get() for operand in operands]))
     except Exception as error:
         error.add_note(f"in {kernel.__name__}, which has effects: it runs once")
         raise
-    return [rc.pure(each) for each in ([results] if len(kernel.nbytes) == 1 else results)]
+    return [rc.pure(result) for result in ([results] if len(kernel.nbytes) == 1 else results)]

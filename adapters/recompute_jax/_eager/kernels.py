@@ -1,8 +1,10 @@
-"""One equation as a function of arrays that can run again, and what it costs without compiling or waiting.
+"""One equation as a function of arrays that can run again, and a traced function as a list of these.
 
 JAX returns from an operation before it is computed, and compiles it when it first meets the shapes. Timing each run
 would measure neither right, so kinds of equations are timed once: when one first runs, it runs again, this time with
-the host waiting for it. Whatever is of the same kind costs the same from then on, and nobody waits.
+the host waiting for it. Whatever is of the same kind costs the same afterwards, and the host does not wait.
+
+A function is prepared once for each signature, with the places of its variables.
 """
 
 from __future__ import annotations
@@ -10,24 +12,34 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from itertools import count
-from math import prod
 from time import perf_counter
-from typing import Any, Final
-from weakref import WeakValueDictionary
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import jax
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn, Literal, Primitive, Var, find_top_trace, jaxprs_in_params, set_current_trace
+from jax.extend.core import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    find_top_trace,
+    jaxprs_in_params,
+    set_current_trace,
+)
 
 from recompute.extend import clock_of, running
-from recompute_jax._arrays.devices import OUT_OF_MEMORY, make_room
-from recompute_jax._program.jaxpr import bind
+from recompute.planners import last_uses
+from recompute_jax._arrays import OUT_OF_MEMORY, make_room
+from recompute_jax._program.costs import nbytes
+from recompute_jax._program.jaxpr import bind, effects, flatten
 
 _config: Any = jax.config  # which has no types
 
 with jax.core.eval_context():
     EVAL: Final = find_top_trace(())  # type: ignore[no-untyped-call]  # JAX's
-"""Where operations run at once."""
+"""Where operations run directly."""
 
 
 class Surroundings:
@@ -95,10 +107,10 @@ class Kernel:
         self._bind = _function_of(equation)
         self._several = len(equation.outvars) != 1
         self._measure = measure
-        self._template = [_array(each) if isinstance(each, Literal) else None for each in equation.invars]
-        self._holes = [place for place, each in enumerate(equation.invars) if isinstance(each, Var)]
+        self._template = [_array(atom) if isinstance(atom, Literal) else None for atom in equation.invars]
+        self._holes = [place for place, atom in enumerate(equation.invars) if isinstance(atom, Var)]
         self._surroundings = Surroundings()
-        self.nbytes = tuple([_nbytes(each.aval) for each in equation.outvars])
+        self.nbytes = tuple([nbytes(var.aval) for var in equation.outvars])
         self._cost = _cost_of(equation)
         self.number = next(_numbers)
 
@@ -116,7 +128,7 @@ class Kernel:
             results, seconds = self._wait_for(payloads, clock)
         else:
             results = self.run(payloads)
-        # It costs what is known, not what it took to launch it.
+        # Its cost is the known one, not that of launching it.
         frame.elsewhere = elsewhere + (clock() - start) - seconds
         return results
 
@@ -124,13 +136,13 @@ class Kernel:
         """By which the cache knows what it has learnt of the sizes of results."""
         return self.number
 
-    def run(self, payloads: tuple[Any, ...], wait: bool = False) -> Any:
+    def run(self, payloads: tuple[Any, ...], *, wait: bool = False) -> Any:
         """The results, without a look at the time. When the device is out of memory, the cache gives back its own."""
         values: Any = payloads
         if len(values) < len(self._template):
             values = self._template.copy()
-            for place, each in zip(self._holes, payloads, strict=True):
-                values[place] = each
+            for place, value in zip(self._holes, payloads, strict=True):
+                values[place] = value
         while True:
             try:
                 results = self._surroundings.run(self._bind, values)
@@ -168,7 +180,7 @@ class Kernel:
 
 def variables(equation: JaxprEqn) -> list[Var]:
     """The operands that are no literals, in order: what its kernel is called with."""
-    return [each for each in equation.invars if isinstance(each, Var)]
+    return [atom for atom in equation.invars if isinstance(atom, Var)]
 
 
 def _function_of(equation: JaxprEqn) -> Callable[..., Any]:
@@ -217,7 +229,7 @@ def ready(arrays: Any) -> Any:
 
 def _cost_of(equation: JaxprEqn) -> Cost:
     """The cost of equations of this kind, maybe not known yet."""
-    avals = tuple([each.aval for each in equation.invars])
+    avals = tuple([atom.aval for atom in equation.invars])
     key = equation.primitive, tuple(sorted(equation.params.items(), key=lambda item: item[0])), avals
     try:
         known = _costs.get(key)
@@ -228,5 +240,101 @@ def _cost_of(equation: JaxprEqn) -> Cost:
     return known
 
 
-def _nbytes(aval: Any) -> int:
-    return prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, "shape") else 0
+class Step(NamedTuple):
+    """One equation to run. Numbers are places in the list of live values."""
+
+    kernel: Kernel
+    operands: tuple[int, ...]
+    results: tuple[int, ...]  # -1: not needed
+    dying: tuple[int, ...]
+    scan: Scan | None
+
+
+class Scan(NamedTuple):
+    """A scan that runs step by step."""
+
+    body: Program
+    operands: tuple[int | Literal, ...]
+    consts: int
+    carries: int
+    length: int
+    reverse: bool
+    rows: tuple[int, ...]  # bytes of one row, for each array that is stepped over
+    stacks: tuple[int, ...]  # bytes of what all steps leave, for each such result
+
+
+class Program:
+    """A flattened jaxpr, ready to run."""
+
+    __slots__ = ("consts", "inputs", "moves", "outputs", "places", "steps")
+
+    def __init__(self, closed: ClosedJaxpr, unroll_scans: bool, measure: bool, source: Any = None) -> None:
+        flat = flatten(closed, inline_custom=True, source=source)
+        place: dict[Var, int] = {}
+        for var in (*flat.constvars, *flat.invars):
+            place[var] = len(place)
+        wanted = [atom for atom in flat.outvars if isinstance(atom, Var)]
+        dying = last_uses([(equation.outvars, variables(equation)) for equation in flat.equations], wanted)
+        used = {var for equation in flat.equations for var in variables(equation)}
+        used.update(wanted)
+        for equation, dead in zip(flat.equations, dying, strict=True):
+            for var in equation.outvars:
+                if var not in dead:
+                    place[var] = len(place)
+        self.steps = [
+            _step(equation, dead, place, unroll_scans, measure)
+            for equation, dead in zip(flat.equations, dying, strict=True)
+        ]
+        self.consts = [
+            (const, place[var]) for var, const in zip(flat.constvars, flat.consts, strict=True) if var in used
+        ]
+        self.inputs = [place[var] if var in used else -1 for var in flat.invars]
+        self.outputs = [atom if isinstance(atom, Literal) else place[atom] for atom in flat.outvars]
+        self.places = len(place)
+        self.moves = any(map(_moves, flat.equations))  # arrays to other devices, or spreads them
+
+
+def prepared(closed: ClosedJaxpr, *, unroll_scans: bool = False, measure: bool = False) -> Program:
+    """The program of a traced function; the same one when asked again in the same configuration of JAX."""
+    config: Any = jax.config  # which has no types
+    way = unroll_scans, measure, config.jax_default_device, config.jax_enable_x64
+    ways = _programs.setdefault(closed, {})
+    program = ways.get(way)
+    if program is None:
+        program = ways[way] = Program(closed, unroll_scans, measure)
+    return program
+
+
+_programs: Final[WeakKeyDictionary[ClosedJaxpr, dict[Any, Program]]] = WeakKeyDictionary()
+"""By what JAX traced, which it keeps for as long as the function lives."""
+
+
+def _step(equation: JaxprEqn, dead: list[Var], place: dict[Var, int], unroll_scans: bool, measure: bool) -> Step:
+    params = equation.params
+    scan = None
+    if unroll_scans and equation.primitive.name == "scan" and params["length"] > 1:
+        body, carries = params["jaxpr"], params["num_carry"]
+        scan = Scan(
+            Program(body, unroll_scans, measure, equation.source_info),
+            tuple([atom if isinstance(atom, Literal) else place[atom] for atom in equation.invars]),
+            params["num_consts"],
+            carries,
+            params["length"],
+            params["reverse"],
+            tuple([nbytes(aval) for aval in body.in_avals[params["num_consts"] + carries :]]),
+            tuple([nbytes(var.aval) for var in equation.outvars[carries:]]),
+        )
+    return Step(
+        Kernel(equation, measure, bool(effects(equation))),
+        tuple([place[var] for var in variables(equation)]),
+        tuple([place.get(var, -1) for var in equation.outvars]),
+        tuple([place[var] for var in dead if var in place]),
+        scan,
+    )
+
+
+def _moves(equation: JaxprEqn) -> bool:
+    """Whether the results may lie elsewhere than the operands."""
+    if equation.primitive.name == "device_put":
+        return any(device is not None for device in equation.params["devices"])
+    return equation.primitive.name in ("sharding_constraint", "shard_map", "jit", "reshard", "mesh_cast")

@@ -1,7 +1,7 @@
 """A budget for plain JAX code that runs op by op: `with recompute_jax.budget("2GB"):`.
 
 Inside the block JAX hands each primitive to a `Trace`, as it does inside `grad` or `vmap`. This one runs it through the
-cache at once, and gives back a `Live` value: it counts as a `jax.Array`, and its bytes may be evicted and recomputed.
+cache, and gives back a `Live` value: it counts as a `jax.Array`, and its bytes may be evicted and recomputed.
 Nothing of JAX is patched.
 """
 
@@ -20,18 +20,17 @@ from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace
 import recompute as rc
 from recompute.extend import EVICTED, Value
 from recompute_jax._eager.evaluate import Run, place_of_caller
-from recompute_jax._eager.kernels import EVAL
-from recompute_jax._eager.steps import prepared
+from recompute_jax._eager.kernels import EVAL, prepared
 
 _config: Any = jax.config  # which has no types
-_FEW: Final = 64  # sources, up to which nobody looks for empty ones
+_FEW: Final = 64  # sources, up to which empty ones stay
 
 
 class budget:
     """A block in which JAX's operations run within a budget: `jax.numpy`, `jax.lax`, `jax.grad`, functions under `jit`.
 
     Each primitive is an operation of the block's cache, as in `evaluate`. What it makes is a `jax.Array` to JAX and to
-    `isinstance`, and may be evicted until somebody needs it. `numpy.asarray(x)`, `float(x)` and `block.get(tree)` give
+    `isinstance`, and may be evicted until it is needed. `numpy.asarray(x)`, `float(x)` and `block.get(tree)` give
     its value. After the block, values can be used as plain arrays. `scan`, `while_loop` and `cond` are one operation
     each. The block is for the thread that enters it.
 
@@ -65,7 +64,7 @@ class budget:
 
     @property
     def budget(self) -> Any:
-        """Bytes, or a mapping from device to these; None: unlimited. Setting it evicts at once."""
+        """Bytes, or a mapping from device to these; None: unlimited. Setting it evicts."""
         return self.cache.budget
 
     @budget.setter
@@ -77,7 +76,7 @@ class budget:
         return self.cache.stats()
 
     def report(self) -> Any:
-        """Which functions, and lines, made what is in memory."""
+        """The functions and lines whose results are in memory."""
         return self.cache.memory()
 
     def get(self, tree: Any) -> Any:
@@ -169,7 +168,7 @@ class _Trace(jax.core.Trace):
         except TypeError:  # a parameter that cannot be hashed
             closed = _staged.__wrapped__(primitive, avals, items, around)
         leaves = list(map(self._leaf, tracers))
-        made = Run(place_of_caller(), self.cache).everything(prepared(closed, False, False), leaves, True)
+        made = Run(place_of_caller(), self.cache).everything(prepared(closed), leaves, recomputable=True)
         results = [Live(self, handle, aval) for handle, aval in zip(made, closed.out_avals, strict=True)]
         return results if primitive.multiple_results else results[0]
 

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import jax
 
 import recompute as rc
 from recompute.extend import Outputs, clock_of, common_engine, constant, handle_like, identity, running
 from recompute.text import name_of
-from recompute_jax._arrays.devices import OUT_OF_MEMORY, make_room
+from recompute_jax._arrays import OUT_OF_MEMORY, make_room
 from recompute_jax._eager.kernels import Cost, Surroundings, ready
 
 
@@ -22,7 +22,7 @@ def ap(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
     Arguments are trees whose leaves are Recomputables or anything else. All leaves of the result are made by one
     operation; each can be evicted alone. When the device is out of memory (RESOURCE_EXHAUSTED), the cache gives back
-    some of its own and the function runs again. What the function costs on shapes is found out when it first runs on
+    some of its own and the function runs again. What the function costs on shapes is measured when it first runs on
     them, twice, by waiting. Raises what `rc.ap` raises. Takes some thirty microseconds more than `rc.ap`.
     """
     return _apply(fn, args, kwargs, sys._getframe(1))
@@ -50,13 +50,13 @@ class _OfLeaves:
         self.made: Any = None
 
     def __call__(self, *payloads: Any) -> Any:
-        """The leaves of the result. What it costs is found out in the first two runs, which wait for the device."""
+        """The leaves of the result. What it costs is measured in the first two runs, which wait for the device."""
         frame = running()
         if frame is None:
             return self._run(payloads)
         clock = clock_of(frame)
         try:
-            cost = _cost_of((self.size_key(), tuple([_shape(each) for each in payloads])))
+            cost = _cost_of((self.size_key(), tuple([_shape(payload) for payload in payloads])))
         except TypeError:  # something in the tree cannot be hashed
             return self._run(payloads)
         if cost.seconds is None:
@@ -76,14 +76,14 @@ class _OfLeaves:
 
     def size_key(self) -> Hashable:
         known, inner = [identity(self._fn)], getattr(self._fn, "__wrapped__", None)
-        while inner is not None and len(known) < 8:  # what is jitted, differentiated, ...
+        while inner is not None and len(known) < 8:  # functions under jit, grad, ...
             known.append(identity(inner))
             inner = getattr(inner, "__wrapped__", None)
         return *known, self._tree, *map(constant, self._leaves)
 
     def _run(self, payloads: tuple[Any, ...]) -> Any:
         given = iter(payloads)
-        args, kwargs = jax.tree.unflatten(self._tree, [next(given) if each is _HOLE else each for each in self._leaves])
+        args, kwargs = jax.tree.unflatten(self._tree, [next(given) if leaf is _HOLE else leaf for leaf in self._leaves])
         while True:
             try:
                 made = self._surroundings.run(lambda: self._fn(*args, **kwargs), ())
@@ -106,11 +106,8 @@ def _shape(payload: Any) -> Hashable:
     return getattr(payload, "shape", None), getattr(payload, "dtype", type(payload))
 
 
-class _Hole:
-    """Where a payload goes."""
-
-
-_HOLE = _Hole()
+_HOLE: Final = object()
+"""Where a payload goes."""
 
 
 def _apply(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> Any:

@@ -1,1 +1,1 @@
-"""A traced function as data: flat equations, what they cost, what XLA fuses, segments for the planners."""
+"""A traced function as data: flat equations, what they cost, segments for the planners; and as equations again."""

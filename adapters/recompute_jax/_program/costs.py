@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from recompute_jax._program.jaxpr import effects
+from recompute_jax._program.jaxpr import CALLS, effects, planned_call
 
 R = TypeVar("R")
 
@@ -47,12 +47,12 @@ def weakly_cached(fn: Callable[[Jaxpr], R]) -> Callable[[Jaxpr], R]:
     known: WeakKeyDictionary[Jaxpr, R] = WeakKeyDictionary()
 
     @wraps(fn)
-    def found(jaxpr: Jaxpr) -> R:
+    def cached(jaxpr: Jaxpr) -> R:
         if jaxpr not in known:
             known[jaxpr] = fn(jaxpr)
         return known[jaxpr]
 
-    return found
+    return cached
 
 
 def nbytes(aval: Any) -> int:
@@ -68,15 +68,13 @@ def nbytes(aval: Any) -> int:
 
 def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     """The jaxprs among the parameters."""
-    found: list[Jaxpr] = []
-    called = getattr(eqn.params.get("_prim"), "jaxpr", None)  # see `planned_call`
-    for value in (*eqn.params.values(), called):
-        for each in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(each, ClosedJaxpr):
-                found.append(each.jaxpr)
-            elif isinstance(each, Jaxpr):
-                found.append(each)
-    return found
+    inner: list[Jaxpr] = []
+    for value in (*eqn.params.values(), planned_call(eqn)):
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            jaxpr = item.jaxpr if isinstance(item, ClosedJaxpr) else item
+            if isinstance(jaxpr, Jaxpr):
+                inner.append(jaxpr)
+    return inner
 
 
 def size_of(jaxpr: Jaxpr) -> int:
@@ -92,8 +90,6 @@ def size_of(jaxpr: Jaxpr) -> int:
 
 Kind = Literal["cheap", "dear", "heavy"]
 
-_CALLS = frozenset(("jit", "pjit", "closed_call", "remat", "checkpoint", "remat2"))
-
 
 def kind(eqn: JaxprEqn) -> Kind:
     """Either "cheap" or "dear": fused into its users, the dear not several times; or "heavy"."""
@@ -104,10 +100,10 @@ def kind(eqn: JaxprEqn) -> Kind:
         return "cheap"
     if name in DEAR:
         return "dear"
-    if name.startswith("custom_") or name in _CALLS:
+    if name.startswith("custom_") or name in CALLS:
         called = subjaxprs(eqn)[:1] if name.startswith("custom_") else subjaxprs(eqn)
-        inner = [kind(each) for jaxpr in called for each in jaxpr.eqns]
-        if "heavy" not in inner and (inner or name in _CALLS):
+        inner = [kind(eqn) for jaxpr in called for eqn in jaxpr.eqns]
+        if "heavy" not in inner and (inner or name in CALLS):
             return "dear" if "dear" in inner else "cheap"
     return "heavy"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
+from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.ref import AbstractRef
@@ -21,16 +22,7 @@ INTERNAL: Final = tuple(
 
 Atom = Var | Literal
 
-_CALLS: Final = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",  # its name before JAX 0.7
-    "call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_closed_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",  # its name before
-}
+CALLS: Final = {"jit": "jaxpr", "call": "call_jaxpr", "closed_call": "call_jaxpr", "remat2": "jaxpr"}
 """Primitives that only call, and where they keep what they call."""
 
 _CUSTOM: Final = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}
@@ -46,21 +38,13 @@ class Flat(NamedTuple):
     outvars: list[Atom]
     equations: list[JaxprEqn]
 
-
-class _Call:
-    """A jaxpr being inlined: which equation is next, what its variables are called outside, who calls it."""
-
-    __slots__ = ("equations", "names", "outvars", "results", "source")
-
-    def __init__(self, jaxpr: Jaxpr, names: dict[Var, Atom], results: Sequence[Var], source: Any) -> None:
-        self.equations: Iterator[JaxprEqn] = iter(jaxpr.eqns)
-        self.outvars = jaxpr.outvars
-        self.names = names
-        self.results = results  # what the caller calls them
-        self.source = source  # the line of the call; None: there is none
+    @property
+    def avals(self) -> list[Any]:
+        """The types of constants and arguments."""
+        return [var.aval for var in (*self.constvars, *self.invars)]
 
 
-def flatten(closed: ClosedJaxpr, *, inline_custom: bool, source: Any = None) -> Flat:
+def flatten(closed: ClosedJaxpr, *, inline_custom: bool = False, source: Any = None) -> Flat:
     """The equations of `closed` in order, those of nested calls instead of the calls.
 
     Names for `jax.checkpoint` are left out. Inlined are `jit`, `closed_call` and `checkpoint`, and with `inline_custom`
@@ -70,66 +54,50 @@ def flatten(closed: ClosedJaxpr, *, inline_custom: bool, source: Any = None) -> 
     is that of the call of `closed`. Raises NotImplementedError for refs that live longer than one equation. O(equations
     after inlining).
     """
-    inlined = {**_CALLS, **_CUSTOM} if inline_custom else _CALLS
-    constvars: list[Var] = []
-    consts: list[Any] = []
-    constant: dict[int, Var] = {}  # by id of the constant: a jaxpr may be called many times
-
-    def names_of(called: Jaxpr, constants: Sequence[Any], atoms: Sequence[Atom]) -> dict[Var, Atom]:
-        names = dict(zip(called.invars, atoms, strict=True))
-        for var, const in zip(called.constvars, constants, strict=True):
-            known = constant.get(id(const))
-            if known is None:
-                known = constant[id(const)] = Var(var.aval)
-                constvars.append(known)
-                consts.append(const)
-            names[var] = known
-        return names
-
-    invars = [Var(each.aval) for each in closed.jaxpr.invars]
-    top = _Call(closed.jaxpr, names_of(closed.jaxpr, closed.consts, invars), (), source)
-    calls = [top]
+    inlined = {**CALLS, **_CUSTOM} if inline_custom else CALLS
+    constant: dict[int, tuple[Var, Any]] = {}  # by id of the constant: a jaxpr may be called many times
     equations: list[JaxprEqn] = []
-    while True:
-        call = calls[-1]
-        equation = next(call.equations, None)
-        if equation is None:
-            outvars = [_named(each, call.names) for each in call.outvars]
-            calls.pop()
-            if not calls:
-                break
-            calls[-1].names.update(zip(call.results, outvars, strict=True))
-            continue
-        atoms = [_named(each, call.names) for each in equation.invars]
-        made = _source(equation, call.source)
-        inner = planned_call(equation)
-        jaxpr_of = inlined.get(equation.primitive.name)
-        if jaxpr_of is not None and _only_calls(equation):
-            inner = equation.params[jaxpr_of]
-        if inner is not None:
-            called, constants = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
-            calls.append(_Call(called, names_of(called, constants, atoms), equation.outvars, made))
-            continue
-        if _is_name(equation):
-            call.names.update(zip(equation.outvars, atoms, strict=True))
-            continue
-        results = [Var(each.aval) for each in equation.outvars]
-        call.names.update(zip(equation.outvars, results, strict=True))
-        params = equation.params
-        if any(params.get("donated_invars", ())):
-            params = {**params, "donated_invars": (False,) * len(atoms)}
-        equations.append(equation.replace(invars=atoms, outvars=results, params=params, source_info=made))
-    for each in [*constvars, *invars]:
-        refuse_ref(each.aval)
+
+    def inline(called: ClosedJaxpr | Jaxpr, atoms: Sequence[Atom], source: Any) -> list[Atom]:
+        jaxpr, consts = (called.jaxpr, called.consts) if isinstance(called, ClosedJaxpr) else (called, ())
+        names: dict[Var, Atom] = dict(zip(jaxpr.invars, atoms, strict=True))
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            names[var] = constant.setdefault(id(const), (Var(var.aval), const))[0]
+        for equation in jaxpr.eqns:
+            operands = [_named(atom, names) for atom in equation.invars]
+            made = _source(equation, source)
+            inner = planned_call(equation)
+            place = inlined.get(equation.primitive.name)
+            if place is not None and _only_calls(equation):
+                inner = equation.params[place]
+            results: list[Atom] = list(operands)
+            if inner is not None:
+                results = inline(inner, operands, made)
+            elif not _is_name(equation):
+                outvars = [Var(var.aval) for var in equation.outvars]
+                params = equation.params
+                if any(params.get("donated_invars", ())):
+                    params = {**params, "donated_invars": (False,) * len(operands)}
+                equations.append(equation.replace(invars=operands, outvars=outvars, params=params, source_info=made))
+                results = list(outvars)
+            names.update(zip(equation.outvars, results, strict=True))
+        return [_named(atom, names) for atom in jaxpr.outvars]
+
+    invars = [Var(var.aval) for var in closed.jaxpr.invars]
+    outvars = inline(closed, invars, source)
+    constvars = [var for var, _ in constant.values()]
+    for var in [*constvars, *invars]:
+        refuse_ref(var.aval)
     for equation in equations:
-        for each in equation.outvars:
-            refuse_ref(each.aval, equation)
-    return Flat(constvars, consts, invars, outvars, _needed(equations, outvars))
+        for var in equation.outvars:
+            refuse_ref(var.aval, equation)
+    consts = [const for _, const in constant.values()]
+    return Flat(constvars, consts, invars, outvars, needed(equations, outvars))
 
 
 def effects(equation: JaxprEqn) -> list[Any]:
-    """What the equation does beside its results. Refs that live inside it are nobody's business."""
-    return [each for each in equation.effects if type(each).__name__ != "InternalMutableArrayEffect"]
+    """What the equation does beside its results. Refs that live inside it do not count."""
+    return [effect for effect in equation.effects if type(effect).__name__ != "InternalMutableArrayEffect"]
 
 
 def planned_call(equation: JaxprEqn) -> ClosedJaxpr | None:
@@ -142,20 +110,23 @@ def _is_name(equation: JaxprEqn) -> bool:
     return equation.primitive.name == "name" or type(equation.params.get("_prim")).__name__ == "CheckpointName"
 
 
+def read(atom: Atom, env: Mapping[Var, Any]) -> Any:
+    """The value of an operand."""
+    return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def run_equation(equation: JaxprEqn, env: dict[Var, Any]) -> None:
+    """Add the results of an equation to the values that there are."""
+    results = bind(equation, [read(atom, env) for atom in equation.invars])
+    env.update(zip(equation.outvars, results, strict=True))
+
+
 def bind(equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """The results of the equation for these operands, one for each of its invars."""
-    params = bind_params(equation)
-    with equation.ctx.manager:
-        results = equation.primitive.bind(*params[0], *values, **params[1])  # type: ignore[no-untyped-call]
-    return list(results) if equation.primitive.multiple_results else [results]
-
-
-def bind_params(equation: JaxprEqn) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `bind` of the primitive takes beside the operands: before them, and by name."""
     params = equation.primitive.get_bind_params(equation.params)  # type: ignore[no-untyped-call]
-    if isinstance(params, dict):
-        return (), params
-    return tuple(params[0]), params[1]  # before JAX 0.8
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*values, **params)  # type: ignore[no-untyped-call]
+    return list(results) if equation.primitive.multiple_results else [results]
 
 
 def lifted(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -167,18 +138,26 @@ def lifted(closed: ClosedJaxpr) -> ClosedJaxpr:
     def run(*values: Any) -> Any:
         return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, values[:count]))(*values[count:])
 
-    types = [each.aval for each in (*closed.jaxpr.constvars, *closed.jaxpr.invars)]
-    made: ClosedJaxpr = jax.make_jaxpr(run)(*map(struct, types))
-    return made
+    return trace(run, [var.aval for var in (*closed.jaxpr.constvars, *closed.jaxpr.invars)])
 
 
-def struct(aval: Any) -> Any:
-    """What stands for an array of this type when a function is traced: the type itself, with its sharding, memory
+def trace(fn: Callable[..., Any], avals: Iterable[Any]) -> ClosedJaxpr:
+    """The function for arguments of these types: with their shardings, memory and varying axes.
 
-    and varying axes. Raises NotImplementedError for a ref.
+    Raises NotImplementedError for the type of a ref.
     """
-    refuse_ref(aval)
-    return aval
+    avals = list(avals)
+    for aval in avals:
+        refuse_ref(aval)
+    return jax.make_jaxpr(fn)(*avals)
+
+
+def typed(value: Any, aval: Any) -> Any:
+    """The value with the weak type that it should have: equations of literals alone forget it."""
+    weak = bool(getattr(aval, "weak_type", False))
+    if bool(getattr(jax.typeof(value), "weak_type", False)) == weak:
+        return value
+    return lax.convert_element_type_p.bind(value, new_dtype=aval.dtype, weak_type=weak, sharding=None)
 
 
 def refuse_ref(aval: Any, maker: JaxprEqn | None = None) -> None:
@@ -210,20 +189,20 @@ def _only_calls(equation: JaxprEqn) -> bool:
     shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
     layouts = (*params.get("in_layouts", ()), *params.get("out_layouts", ()))
     return (
-        all(type(each).__name__ == "UnspecifiedValue" for each in shardings)
-        and all(each is None for each in layouts)
+        all(type(sharding).__name__ == "UnspecifiedValue" for sharding in shardings)
+        and all(layout is None for layout in layouts)
         and not params.get("compiler_options_kvs")
     )
 
 
-def _needed(equations: list[JaxprEqn], outvars: Sequence[Atom]) -> list[JaxprEqn]:
+def needed(equations: list[JaxprEqn], outvars: Sequence[Atom]) -> list[JaxprEqn]:
     """Without those that have no effects and whose results nothing needs."""
-    needed = {each for each in outvars if isinstance(each, Var)}
+    read = {atom for atom in outvars if isinstance(atom, Var)}
     kept: list[JaxprEqn] = []
     for equation in reversed(equations):
-        if effects(equation) or not needed.isdisjoint(equation.outvars):
+        if effects(equation) or not read.isdisjoint(equation.outvars):
             kept.append(equation)
-            needed.update(each for each in equation.invars if isinstance(each, Var))
+            read.update(atom for atom in equation.invars if isinstance(atom, Var))
     kept.reverse()
     return kept
 

@@ -62,7 +62,7 @@ class Segments:
     @property
     def flops(self) -> float:
         """Of every segment once."""
-        return sum(each.flops for each in self.segments)
+        return sum(part.flops for part in self.segments)
 
     @property
     def largest(self) -> int:
@@ -71,149 +71,135 @@ class Segments:
         return max(map(self.builder.nbytes, made), default=0)
 
 
+class _Graph:
+    """Which equations make and read the values of a function without equations that nothing needs."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.equations = flat.equations
+        self.kinds = [kind(eqn) for eqn in flat.equations]
+        self.maker = {var: number for number, eqn in enumerate(flat.equations) for var in eqn.outvars}
+        self.wanted = [var for var in dict.fromkeys(_vars(flat.outvars)) if var in self.maker]
+        self._users: dict[Var, list[int]] = {}
+        for number, eqn in enumerate(flat.equations):
+            for var in _vars(eqn.invars):
+                self._users.setdefault(var, []).append(number)
+
+    def users(self, var: Var) -> list[int]:
+        """Numbers of the equations that read a value; one that reads it twice is there twice."""
+        return self._users.get(var, [])
+
+    def reads(self, numbers: Iterable[int]) -> list[Var]:
+        """What these equations read."""
+        return [var for number in numbers for var in _vars(self.equations[number].invars)]
+
+
 def segment(flat: Flat, name: str, price: Callable[[Segment], float] | None = None) -> Segments:
     """The segments of a flat jaxpr; `price` gives their costs, which are estimated otherwise.
 
     O(equations x the length of fused chains).
     """
-    equations = flat.equations
-    maker: dict[Var, int] = {}
-    users: dict[Var, list[int]] = {}
-    for number, eqn in enumerate(equations):
-        for var in eqn.outvars:
-            maker[var] = number
-        for var in _vars(eqn.invars):
-            users.setdefault(var, []).append(number)
-    wanted = [var for var in dict.fromkeys(_vars(flat.outvars)) if var in maker]
-    alive = _alive(equations, maker, wanted)
-    kinds = [kind(eqn) for eqn in equations]
-    kept: set[Var] = set(wanted)
-    chain: dict[Var, list[int]] = {}  # fused variable -> the equations that make it from values in memory, in order
-    for number, eqn in enumerate(equations):
-        if number not in alive:
+    graph = _Graph(flat)
+    kept, chain = _fused(graph)
+    absorbed = _absorbed(graph)
+    kept.difference_update(graph.equations[number].outvars[0] for number in absorbed.values())
+    ahead = set(absorbed.values())
+    sources = list(dict.fromkeys([*flat.constvars, *flat.invars]))
+    segments = Segments(sources, [], ProgramBuilder(Program(name)), graph.wanted)
+    for number, eqn in enumerate(graph.equations):
+        if number in ahead or not kept.issuperset(eqn.outvars):
             continue
+        own = [number, absorbed[number]] if number in absorbed else [number]
+        numbers = {before for var in graph.reads(own) for before in chain.get(var, ())}.union(own)
+        chosen = [graph.equations[before] for before in sorted(numbers)]
+        made = {var for before in chosen for var in before.outvars}
+        inputs = tuple(dict.fromkeys(var for before in chosen for var in _vars(before.invars) if var not in made))
+        outputs = tuple(eqn.outvars)
+        work = sum(map(flops, chosen))
+        moved = float(sum(nbytes(var.aval) for var in (*inputs, *outputs)))
+        part = Segment(chosen, inputs, outputs, work, weigh(work, moved), any(map(effects, chosen)))
+        if price is not None:
+            part.cost = price(part)
+        segments.segments.append(part)
+    _add_program(segments, set(graph.wanted) | _summands(graph))
+    return segments
+
+
+def _fused(graph: _Graph) -> tuple[set[Var], dict[Var, list[int]]]:
+    """The values that stay in memory; and for others the equations that make them from values in memory, in order."""
+    equations, kinds = graph.equations, graph.kinds
+    kept: set[Var] = set(graph.wanted)
+    chain: dict[Var, list[int]] = {}
+    for number, eqn in enumerate(equations):
         if kinds[number] == "heavy":
             kept.update(eqn.outvars)
             continue
-        fused = sorted({each for var in _vars(eqn.invars) for each in chain.get(var, ())} | {number})
-        using = [each for var in eqn.outvars for each in users.get(var, ()) if each in alive]
-        reads = any(kinds[each] == "heavy" and equations[each].primitive.name not in REDUCTIONS for each in using)
-        view = all(equations[each].primitive.name in VIEWS for each in fused)
-        many = len(using) > 1
-        dear = kinds[number] == "dear"
-        held = {var for each in fused for var in _vars(equations[each].invars) if var in kept}
+        fused = sorted({before for var in _vars(eqn.invars) for before in chain.get(var, ())} | {number})
+        using = [user for var in eqn.outvars for user in graph.users(var)]
+        reads = any(kinds[user] == "heavy" and equations[user].primitive.name not in REDUCTIONS for user in using)
+        view = all(equations[before].primitive.name in VIEWS for before in fused)
+        held = kept.intersection(graph.reads(fused))
         wide = sum(nbytes(var.aval) for var in held) >= 2 * sum(nbytes(var.aval) for var in eqn.outvars) > 0
-        if (reads and not view) or (many and (dear or wide or len(fused) > _CHAIN)) or kept.intersection(eqn.outvars):
+        many = len(using) > 1 and (kinds[number] == "dear" or wide or len(fused) > _CHAIN)
+        if (reads and not view) or many or kept.intersection(eqn.outvars) or len(eqn.outvars) != 1:
             kept.update(eqn.outvars)
-        elif len(eqn.outvars) == 1:
-            chain[eqn.outvars[0]] = fused
         else:
-            kept.update(eqn.outvars)
-    absorbed = _absorbed(equations, maker, users, kinds, alive, wanted)
-    kept.difference_update(equations[number].outvars[0] for number in absorbed.values())
-    ahead = set(absorbed.values())
-    sources = [*flat.constvars, *flat.invars]
-    found = Segments(list(dict.fromkeys(sources)), [], ProgramBuilder(Program(name)), wanted)
-    for number, eqn in enumerate(equations):
-        if number not in alive or number in ahead or not kept.issuperset(eqn.outvars):
-            continue
-        own = [number, absorbed[number]] if number in absorbed else [number]
-        read = [var for each in own for var in _vars(equations[each].invars)]
-        numbers = sorted({each for var in read for each in chain.get(var, ())}.union(own))
-        chosen = [equations[each] for each in numbers]
-        made = {var for each in chosen for var in each.outvars}
-        inputs = tuple(dict.fromkeys(var for each in chosen for var in _vars(each.invars) if var not in made))
-        outputs = tuple(eqn.outvars)
-        work = sum(flops(each) for each in chosen)
-        moved = float(sum(nbytes(var.aval) for var in (*inputs, *outputs)))
-        once = any(bool(effects(each)) for each in chosen)
-        part = Segment(chosen, inputs, outputs, work, weigh(work, moved), once)
-        if price is not None:
-            part.cost = price(part)
-        found.segments.append(part)
-    _add_program(found, set(wanted) | _summands(equations, maker, users, alive, wanted))
-    return found
+            chain[eqn.outvars[0]] = fused
+    return kept, chain
 
 
-def _add_program(found: Segments, housed: set[Var]) -> None:
+def _add_program(segments: Segments, housed: set[Var]) -> None:
     """The segments as calls; what is `housed` takes no memory, and what has effects never runs again. O(segments)."""
-    builder = found.builder
-    for var in found.sources:
+    builder, parts = segments.builder, segments.segments
+    for var in segments.sources:
         builder.source(var)
-    once = {var for part in found.segments if part.once for var in part.outputs}
-    dying = last_uses([(part.outputs, part.inputs) for part in found.segments], found.outputs)
-    for part, dead in zip(found.segments, dying, strict=True):
+    once = {var for part in parts if part.once for var in part.outputs}
+    dying = last_uses([(part.outputs, part.inputs) for part in parts], segments.outputs)
+    for part, dead in zip(parts, dying, strict=True):
         made = {var: 0 if var in housed else nbytes(var.aval) for var in part.outputs}
         builder.call(part.name, part.inputs, made, part.cost, inside(part.equations[-1]))
         builder.step("detach", part.outputs if part.once else ())
         builder.step("drop", [var for var in dead if var in once])
-    builder.program.outputs = [builder.values[var] for var in found.outputs]
+    builder.program.outputs = [builder.values[var] for var in segments.outputs]
 
 
-def _absorbed(
-    equations: Sequence[JaxprEqn],
-    maker: dict[Var, int],
-    users: dict[Var, list[int]],
-    kinds: Sequence[str],
-    alive: set[int],
-    wanted: Sequence[Var],
-) -> dict[int, int]:
+def _absorbed(graph: _Graph) -> dict[int, int]:
     """Results that are the transpose or the like of what nothing else reads: their equation -> the one before.
 
     XLA makes both in one, as long as it sees them together.
     """
-    found: dict[int, int] = {}
-    for var in wanted:
-        number = maker[var]
-        read = _vars(equations[number].invars)
-        if equations[number].primitive.name in VIEWS and len(read) == 1 and read[0] in maker:
-            before = maker[read[0]]
-            alone = len(equations[before].outvars) == 1 and sum(each in alive for each in users[read[0]]) == 1
-            if kinds[before] == "heavy" and alone and read[0] not in wanted and not effects(equations[before]):
-                found[number] = before
-    return found
+    absorbed: dict[int, int] = {}
+    for var in graph.wanted:
+        number = graph.maker[var]
+        read = graph.reads([number])
+        if graph.equations[number].primitive.name in VIEWS and len(read) == 1 and read[0] in graph.maker:
+            before = graph.maker[read[0]]
+            eqn = graph.equations[before]
+            alone = len(eqn.outvars) == 1 and len(graph.users(read[0])) == 1
+            if graph.kinds[before] == "heavy" and alone and read[0] not in graph.wanted and not effects(eqn):
+                absorbed[number] = before
+    return absorbed
 
 
-def _summands(
-    equations: Sequence[JaxprEqn],
-    maker: dict[Var, int],
-    users: dict[Var, list[int]],
-    alive: set[int],
-    wanted: Sequence[Var],
-) -> set[Var]:
+def _summands(graph: _Graph) -> set[Var]:
     """Values that only a sum reads which is a result, and what only these read in turn: they are in its memory."""
-    found: set[Var] = set()
-    stack = list(wanted)
+    summands: set[Var] = set()
+    stack = list(graph.wanted)
     while stack:
         total = stack.pop()
-        eqn = equations[maker[total]]
+        eqn = graph.equations[graph.maker[total]]
         if eqn.primitive.name not in _SUMS:
             continue
         for var in _vars(eqn.invars):
-            fits = var in maker and short(var.aval) == short(total.aval)
-            if fits and var not in wanted and sum(each in alive for each in users[var]) == 1:
-                found.add(var)
+            fits = var in graph.maker and short(var.aval) == short(total.aval)
+            if fits and var not in graph.wanted and len(graph.users(var)) == 1:
+                summands.add(var)
                 stack.append(var)
                 break  # there is room for one
-    return found
+    return summands
 
 
 def _vars(atoms: Sequence[Var | Literal]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
-
-
-def _alive(equations: Sequence[JaxprEqn], maker: dict[Var, int], wanted: Sequence[Var]) -> set[int]:
-    """The equations that the results need, and those with effects."""
-    alive = {number for number, eqn in enumerate(equations) if effects(eqn)}
-    alive.update(maker[var] for var in wanted)
-    stack = list(alive)
-    while stack:
-        for var in _vars(equations[stack.pop()].invars):
-            number = maker.get(var)
-            if number is not None and number not in alive:
-                alive.add(number)
-                stack.append(number)
-    return alive
 
 
 def inside(eqn: JaxprEqn) -> int:
@@ -225,7 +211,7 @@ def inside(eqn: JaxprEqn) -> int:
 
 @weakly_cached
 def _needed(jaxpr: Jaxpr) -> int:
-    return peak(segment(flatten(ClosedJaxpr(jaxpr, [object() for _ in jaxpr.constvars]), inline_custom=False), "body"))
+    return peak(segment(flatten(ClosedJaxpr(jaxpr, [object() for _ in jaxpr.constvars])), "body"))
 
 
 def nesting(equations: Iterable[JaxprEqn]) -> int:

@@ -13,7 +13,8 @@ from math import ceil, log
 from typing import Final
 
 from recompute.planners import PlanError, smallest
-from recompute_jax._remat.candidates import AnyCandidates, Candidate
+from recompute_jax._remat.candidates import Candidates
+from recompute_jax._remat.recipe import Candidate
 
 _MIDDLE: Final = 0.3  # of the plain function's bytes: plans for less are made only where they are asked for
 _STEP: Final = 0.93  # of one budget to the next
@@ -26,7 +27,7 @@ _SAME: Final = 1e-4  # of the cost of the function: no gain
 class Ladder:
     """The series, in two parts: `common` for most budgets, `scarce` for little memory. By rising cost, each."""
 
-    def __init__(self, candidates: AnyCandidates, effort: float) -> None:
+    def __init__(self, candidates: Candidates, effort: float) -> None:
         self._candidates = candidates
         self._effort = effort
         self._step = _LONG_STEP if candidates.has_loops else _STEP
@@ -35,36 +36,37 @@ class Ladder:
     def common(self) -> list[Candidate]:
         """Plans for about a third of the plain function's bytes and more, and with loops in uniform shapes."""
         most = self._candidates.predicted
-        found = self._climb(int(_MIDDLE * most), most, None)
-        return _worth(found, list(self._candidates.uniform(self._effort / 4)))
+        plans = self._climb(int(_MIDDLE * most), most, None)
+        return _worth(plans, list(self._candidates.uniform(self._effort / 4)))
 
     @cached_property
     def scarce(self) -> list[Candidate]:
         """Plans for less. None is cheaper than those for more."""
         dearest = self.common[-1].overhead if self.common else 1.0
         least = self._candidates.least(self._effort / 4)
-        found = self._climb(least.plan.budget, int(_MIDDLE * self._candidates.predicted), least)
-        return _worth([each for each in [least, *found] if each.overhead > dearest or not self.common], [])
+        plans = self._climb(least.plan.budget, int(_MIDDLE * self._candidates.predicted), least)
+        dear = [plan for plan in (least, *plans) if plan.overhead > dearest or not self.common]
+        return _worth(dear, [])
 
     def little(self, most: float) -> list[Candidate]:
-        """Plans for little memory: the compiler may make less of some than of others. Those that need at most so many
+        """Plans for little memory, of which the compiler may make less: those that need at most so many bytes by the
 
-        bytes by the planner's count, or else the few that need least.
+        planner's count, or else the few that need least.
         """
-        series = sorted([*self.common, *self.scarce], key=lambda each: each.plan.peak)[:_LEAST]
+        series = sorted([*self.common, *self.scarce], key=lambda plan: plan.peak)[:_LEAST]
         pool = [*self._candidates.leasts(self._effort / 4), *series]
-        return [each for each in pool if each.plan.peak <= most] or sorted(pool, key=lambda each: each.plan.peak)[:2]
+        return [plan for plan in pool if plan.peak <= most] or sorted(pool, key=lambda plan: plan.peak)[:2]
 
     def _climb(self, low: int, high: int, before: Candidate | None) -> list[Candidate]:
         count = max(1, ceil(log(max(1.0, high / max(1, low))) / -log(self._step)))
-        found: list[Candidate] = []
+        plans: list[Candidate] = []
         for place in range(count, -1, -1):
             given = max(2, int(high * self._step**place))
             for made in self._plans(given, self._effort / (count + 1), before):
                 if before is None or made.overhead < before.overhead - _SAME:
                     before = made
-                    found.append(made)
-        return found
+                    plans.append(made)
+        return plans
 
     def _plans(self, given: int, effort: float, before: Candidate | None) -> Iterator[Candidate]:
         """Made from the one before, and anew."""
@@ -73,18 +75,18 @@ class Ladder:
                 yield self._candidates.candidate(given, effort, start)
 
 
-def _worth(found: list[Candidate], uniform: list[Candidate]) -> list[Candidate]:
+def _worth(plans: list[Candidate], uniform: list[Candidate]) -> list[Candidate]:
     """By rising cost, those that need less than all that cost less, about."""
     worth: list[Candidate] = []
     least = float("inf")
     special = set(map(id, uniform))
     seen: set[tuple[float, int]] = set()
-    for each in sorted([*found, *uniform], key=lambda each: (each.overhead, each.plan.peak)):
-        needed = each.plan.peak
-        is_new = (each.overhead, needed) not in seen
-        seen.add((each.overhead, needed))
-        if is_new and needed < (_UNIFORM if id(each) in special else 1.0) * least:
-            worth.append(each)
+    for candidate in sorted([*plans, *uniform], key=lambda plan: (plan.overhead, plan.peak)):
+        needed = candidate.peak
+        is_new = (candidate.overhead, needed) not in seen
+        seen.add((candidate.overhead, needed))
+        if is_new and needed < (_UNIFORM if id(candidate) in special else 1.0) * least:
+            worth.append(candidate)
             least = min(least, needed)
     return worth
 

@@ -1,4 +1,4 @@
-"""What `remat` was asked for, and what it does by default on each platform."""
+"""How to plan: the options as they were given, the defaults of each platform, and measured costs of segments."""
 
 from __future__ import annotations
 
@@ -7,133 +7,146 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Final
+from time import perf_counter
+from typing import Any, Final, Literal
 
 import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal as Constant
 
-from recompute.text import bytes_or_share
-from recompute_jax._emit.gates import GATES, Gate
+from recompute_jax._program.gates import GATES, Gate, zeros
+from recompute_jax._program.jaxpr import run_equation, short
 from recompute_jax._program.segments import Segment
-from recompute_jax._remat.measured import measured
-from recompute_jax._remat.saved import SavedPlan
+from recompute_jax._remat.report import SavedPlan
+
+Costs = Literal["estimated", "measured"]
 
 _MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+_TIMES: Final = 3  # runs of a segment, of which the shortest counts
 
 
-def parsed(budget: Any) -> tuple[float | None, int | None]:
-    """A budget as a share of the plain function's memory, or as bytes. Raises ValueError or TypeError otherwise."""
-    number = bytes_or_share(budget)
-    return (number, None) if isinstance(number, float) else (None, number)
-
-
-def checked(gate: Any, costs: Any, effort: Any, compilations: Any, seed: Any) -> None:
-    """Raises ValueError or TypeError for options that make no sense."""
-    if gate is not None and gate not in GATES:
-        raise ValueError(f"unknown gate {gate!r}; known are {', '.join(GATES)}")
-    if costs not in ("estimated", "measured"):
-        raise ValueError(f"costs are 'estimated' or 'measured', not {costs!r}")
-    for name, value in (("compilations", compilations), ("seed", seed)):
-        if not isinstance(value, Integral):
-            raise TypeError(f"{name} is a whole number, not {value!r}")
-    if compilations < 1:
-        raise ValueError(f"at least one schedule must be compiled, not {compilations}")
-    if not isinstance(effort, Real):
-        raise TypeError(f"effort is a number, not {effort!r}")
-    if not 0 <= float(effort) < math.inf:
-        raise ValueError(f"effort is a number, 0 or more, not {effort!r}")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to plan."""
+    """How to plan. Raises ValueError or TypeError for options that make no sense."""
 
     budget: int | None
-    """Bytes; None: `share`."""
-    share: float | None
-    gate: Gate
-    other: Gate | None
-    """Tried, too, where compiling is quick."""
-    effort: float
+    """Bytes; None: `of_peak`."""
+    of_peak: float | None
+    """The budget as a share of the temporaries of the function under jit."""
+    saved: SavedPlan | None = None
+    """What is followed instead of a search."""
+    gate: Gate | None = None
+    costs: Costs = "estimated"
+    effort: float = 1.0
     """Of planning: 1 takes at most about as long as compiling the function once."""
-    compilations: int
+    compilations: int = 8
     """At most so many schedules are compiled to look at their memory."""
-    seed: int
-    price: Callable[[Segment], float] | None
-    """The cost of a segment; None: estimated."""
-    compiler_options: Mapping[str, Any]
-    """What the planned function will be compiled with."""
-    platform: str
-    offload: bool
-    """Values may move to the memory of the host."""
+    seed: int = 0
+    tiers: Literal["host"] | None = None
+    """Where values may move."""
+    compiler_options: Mapping[str, Any] | None = None
+    """What the planned function will be compiled with; None: `flags` says."""
 
+    def __post_init__(self) -> None:
+        if self.gate is not None and self.gate not in GATES:
+            raise ValueError(f"unknown gate {self.gate!r}; known are {', '.join(GATES)}")
+        if self.costs not in ("estimated", "measured"):
+            raise ValueError(f"costs are 'estimated' or 'measured', not {self.costs!r}")
+        if self.tiers not in (None, "host"):
+            raise ValueError(f"tiers is 'host' or None, not {self.tiers!r}")
+        for name in ("compilations", "seed"):
+            if not isinstance(getattr(self, name), Integral):
+                raise TypeError(f"{name} is a whole number, not {getattr(self, name)!r}")
+        if self.compilations < 1:
+            raise ValueError(f"at least one schedule must be compiled, not {self.compilations}")
+        if not isinstance(self.effort, Real):
+            raise TypeError(f"effort is a number, not {self.effort!r}")
+        if not 0 <= float(self.effort) < math.inf:
+            raise ValueError(f"effort is a number, 0 or more, not {self.effort!r}")
 
-class Requested:
-    """The options as they were given; the platform fills in the rest at the first call."""
+    @property
+    def first_gate(self) -> Gate:
+        """The gate that was asked for, or else what holds on this platform."""
+        return self.gate or ("branch" if jax.default_backend() == "cpu" else "barrier")
 
-    def __init__(
-        self,
-        share: float | None,
-        size: int | None,
-        gate: Gate | None,
-        costs: str,
-        effort: float,
-        compilations: int,
-        seed: int,
-        compiler_options: Mapping[str, Any] | None,
-        saved: SavedPlan | None = None,
-        offload: bool = False,
-    ) -> None:
-        self.saved = saved
-        if saved is not None:
-            share, size = saved.share, saved.budget
-        self.share = share
-        self.size = size
-        self.gate = gate
-        self.costs = costs
-        self.effort = effort
-        self.compilations = compilations
-        self.seed = seed
-        self.given = compiler_options
-        self.offload = offload
+    @property
+    def other_gate(self) -> Gate | None:
+        """Tried, too, where compiling is quick."""
+        return "select" if self.gate is None and jax.default_backend() == "cpu" else None
 
-    def compiler_options(self) -> dict[str, Any]:
-        if self.given is not None:
-            return dict(self.given)
-        whole = self.share is not None and self.share >= 1
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The compiler options."""
+        if self.compiler_options is not None:
+            return dict(self.compiler_options)
+        whole = self.of_peak is not None and self.of_peak >= 1
         return {} if whole or jax.default_backend() != "cpu" else dict(_MEMORY)
 
-    def options(self, inside: bool) -> Options:
-        platform = jax.default_backend()
-        return Options(
-            budget=self.size,
-            share=self.share,
-            gate=self.gate or ("branch" if platform == "cpu" else "barrier"),
-            other="select" if self.gate is None and platform == "cpu" else None,
-            effort=self.effort,
-            compilations=self.compilations,
-            seed=self.seed,
-            price=measured() if self.costs == "measured" else None,
-            compiler_options={} if inside else self.compiler_options(),
-            platform=platform,
-            offload=self.offload and can_offload(),
-        )
 
-
-def can_offload() -> bool:
+def host_memory() -> bool:
     """Whether what moves to the host leaves the memory of the device. Raises ValueError if there is nowhere to move."""
     device = jax.devices()[0]
-    kinds = [each.kind for each in device.addressable_memories()]
+    kinds = [memory.kind for memory in device.addressable_memories()]
     if "pinned_host" not in kinds:
         raise ValueError(
-            f"offload=True moves values to pinned_host, which the {device.platform} backend does not have (it has "
-            f"{', '.join(kinds) or 'no memories'}): leave offload out"
+            f"tiers='host' moves values to pinned_host, which the {device.platform} backend does not have (it has "
+            f"{', '.join(kinds) or 'no memories'}): leave tiers out"
         )
     if device.platform != "cpu":
         return True
     warnings.warn(
-        "offload=True moves nothing here: on the cpu backend pinned_host is the same memory, and XLA leaves transfers "
+        "tiers='host' moves nothing here: on the cpu backend pinned_host is the same memory, and XLA leaves transfers "
         "out; values are repeated instead",
         UserWarning,
         stacklevel=2,
     )
     return False
+
+
+def measured() -> Callable[[Segment], float]:
+    """The price of a segment in seconds, the least of a few runs with zeros; segments that are alike are run once."""
+    known: dict[str, float] = {}
+
+    def price(part: Segment) -> float:
+        kind = _kind(part)
+        if kind not in known:
+            known[kind] = _seconds(part)
+        return known[kind]
+
+    return price
+
+
+def _kind(part: Segment) -> str:
+    names = {var: f"v{at}" for at, var in enumerate(part.inputs)}
+    lines = [",".join(short(var.aval) for var in part.inputs)]
+    for eqn in part.equations:
+        reads = [str(atom.val) if isinstance(atom, Constant) else names[atom] for atom in eqn.invars]
+        for var in eqn.outvars:
+            names[var] = f"v{len(names)}"
+        lines.append(f"{eqn.primitive.name} {reads} {eqn.params} {[short(var.aval) for var in eqn.outvars]}")
+    return "\n".join(lines)
+
+
+def _seconds(part: Segment) -> float:
+    def run(*values: Any) -> list[Any]:
+        env = dict(zip(part.inputs, values, strict=True))
+        for eqn in part.equations:
+            run_equation(eqn, env)
+        return [env[var] for var in part.outputs]
+
+    if part.once:
+        return 0.0
+    with jax.ensure_compile_time_eval():
+        inputs = [jnp.asarray(zeros(var.aval)) for var in part.inputs]
+        compiled = jax.jit(run).lower(*inputs).compile()
+        _ready(compiled(*inputs))
+        least = math.inf
+        for _ in range(_TIMES):
+            began = perf_counter()
+            _ready(compiled(*inputs))
+            least = min(least, perf_counter() - began)
+    return least
+
+
+def _ready(values: Any) -> None:
+    jax.block_until_ready(values)  # type: ignore[no-untyped-call]  # JAX's

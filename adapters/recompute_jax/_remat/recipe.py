@@ -1,26 +1,30 @@
-"""What a plan decides, in numbers: enough to make the planned equations again from the same traced function."""
+"""A plan of a function, and what it decides in numbers: enough to make the planned equations again from the same one.
+
+Two traced functions have the same fingerprint if they are equation by equation the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Final
 
-import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
-from recompute_jax._branches.rewrite import Choice, joined
-from recompute_jax._emit.emit import emit
-from recompute_jax._emit.gates import Gate
-from recompute_jax._emit.moves import with_moves
-from recompute_jax._emit.regions import Region, regions_of
-from recompute_jax._program.jaxpr import Flat, flatten, struct
+from recompute.planners import ProgramPlan
+from recompute_jax._control.branches import Choice, joined
+from recompute_jax._control.groups import Group, Mode, groups_of
+from recompute_jax._control.loops import Looped, split
+from recompute_jax._control.rewrite import rewrite
+from recompute_jax._control.shapes import Part, Shape
+from recompute_jax._program.emit import LENGTH, Region, emit, order_with_moves, regions, regions_of, with_moves
+from recompute_jax._program.gates import Gate
+from recompute_jax._program.jaxpr import Flat, flatten, short, trace
 from recompute_jax._program.segments import Segments, segment
-from recompute_jax._scans.blocks import Part, Shape
-from recompute_jax._scans.groups import Mode, groups_of
-from recompute_jax._scans.rewrite import rewrite
-from recompute_jax._scans.split import split
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Recipe:
         """From what JSON made of one. Raises TypeError, AttributeError or ValueError if it is none."""
         made = cls(**content)
         bodies = {
-            at: {name: [each and cls.read(each) for each in found] for name, found in params.items()}
+            at: {name: [body and cls.read(body) for body in bodies] for name, bodies in params.items()}
             for at, params in made.bodies.items()
         }
         return replace(made, bodies=bodies, joined=_tuples(made.joined))
@@ -59,6 +63,87 @@ class Recipe:
 def _tuples(value: Any) -> Any:
     """JSON has lists instead."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A function with some bodies of its loops and branches planned."""
+
+    flat: Flat
+    again: float = 0.0
+    """The cost of what runs again in them."""
+    length: int = 0
+    """Segments in a region of theirs; 0: none is cut in regions."""
+    bodies: dict[str, dict[str, list[Recipe | None]]] = field(default_factory=dict)
+    """Number of an equation -> parameter -> the recipe of each of its bodies; None: it is as it was."""
+    texts: tuple[str, ...] = ()
+    """That there are some, and what becomes of their loops."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan of the function with its loops in some shape."""
+
+    looped: Looped
+    segments: Segments
+    plan: ProgramPlan
+    overhead: float
+    """1 and the cost of what runs again, in loops too, divided by the cost of the function as it is."""
+    fitted: Fitted
+    """The function with planned bodies."""
+    joined: Choice = ()
+    """What the branches of its conditionals keep for later ones."""
+    moved: tuple[int, ...] = ()
+    """Numbers of segments whose results move to the memory of the host."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes that it needs by the planner's count."""
+        return self.plan.peak
+
+    @property
+    def length(self) -> int:
+        """Segments in a region of the planned bodies of loops and branches; 0: none is planned."""
+        return self.fitted.length
+
+    @property
+    def sequence(self) -> list[int]:
+        """Numbers of segments."""
+        return order_with_moves(self.plan.steps, self._count)[0]
+
+    @property
+    def _count(self) -> int:
+        """Segments that are no moves."""
+        return len(self.segments.segments) - 2 * len(self.moved)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing runs again outside of loops."""
+        return self.sequence == list(range(self._count))
+
+    def regions(self, room: int, length: int = LENGTH) -> list[Region]:
+        """The sequence cut for gates: not at all, if nothing runs again."""
+        if self.is_plain:
+            return regions(self.segments, self.sequence, sys.maxsize, max(1, len(self.sequence)))
+        return regions(self.segments, self.sequence, room, length)
+
+    def emitted(self, steps: Sequence[Region], gate: Gate) -> ClosedJaxpr:
+        """The function of constants and arguments that follows the plan."""
+        return _emitted(self.fitted.flat, self.segments, steps, gate)
+
+    def recipe(self, steps: Sequence[Region], gate: Gate) -> Recipe:
+        """The same in numbers."""
+        return Recipe(
+            gate=gate,
+            order=[number for region in steps for number in region.runs],
+            regions=[len(region.runs) for region in steps],
+            scans=_scans_of(self.looped.before, self.looped.shapes),
+            bodies=self.fitted.bodies,
+            joined=self.joined,
+            free=[at for at, region in enumerate(steps) if region.is_open],
+            moved=list(self.moved),
+            split=self.looped.split.level if self.looped.split else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +163,7 @@ def follow(flat: Flat, recipe: Recipe, name: str) -> Followed:
         flat = split(flat, recipe.split).flat
     constants = tuple(flat.consts)
     if recipe.scans:
-        flat = flatten(rewrite(flat, _parts(flat, recipe.scans)), inline_custom=False)
+        flat = flatten(rewrite(flat, _parts(flat, recipe.scans)))
         constants = (*flat.consts, *constants)
     equations = list(flat.equations)
     for at, params in recipe.bodies.items():
@@ -90,13 +175,12 @@ def follow(flat: Flat, recipe: Recipe, name: str) -> Followed:
     steps = regions_of(segments, [recipe.order[start:stop] for start, stop in cuts])
     for number in recipe.free:
         steps[number].is_open = True
-    return Followed(emitted(flat, segments, steps, recipe.gate), constants, segments)
+    return Followed(_emitted(flat, segments, steps, recipe.gate), constants, segments)
 
 
-def emitted(flat: Flat, segments: Segments, steps: Sequence[Region], gate: Gate) -> ClosedJaxpr:
-    """The function of constants and arguments that runs these regions."""
+def _emitted(flat: Flat, segments: Segments, steps: Sequence[Region], gate: Gate) -> ClosedJaxpr:
     run = emit(segments, flat.outvars, steps, gate)
-    return jax.make_jaxpr(run)(*[struct(var.aval) for var in (*flat.constvars, *flat.invars)])
+    return trace(run, flat.avals)
 
 
 def as_body(closed: ClosedJaxpr, planned: ClosedJaxpr, constants: Sequence[Any]) -> ClosedJaxpr | None:
@@ -105,57 +189,93 @@ def as_body(closed: ClosedJaxpr, planned: ClosedJaxpr, constants: Sequence[Any])
     def run(*values: Any) -> list[Any]:
         return list(jaxpr_as_fun(planned)(*constants, *values))
 
-    found: ClosedJaxpr = jax.make_jaxpr(run)(*map(struct, closed.in_avals))
-    same = not found.consts and [str(each) for each in found.out_avals] == [str(each) for each in closed.out_avals]
-    return found if same else None
+    body = trace(run, closed.in_avals)
+    same = not body.consts and [*map(str, body.out_avals)] == [*map(str, closed.out_avals)]
+    return body if same else None
 
 
-def scans_of(flat: Flat, shapes: Sequence[Shape]) -> list[list[Any]]:
+def _scans_of(flat: Flat, shapes: Sequence[Shape]) -> list[list[Any]]:
     """For a recipe: what becomes of scans."""
     place = {id(eqn): number for number, eqn in enumerate(flat.equations)}
-    found: list[list[Any]] = []
-    for each in shapes:
-        if not each.is_plain:
-            number = {var: at for at, var in enumerate(each.group.values)}
+    scans: list[list[Any]] = []
+    for shape in shapes:
+        if not shape.is_plain:
+            number = {var: at for at, var in enumerate(shape.group.values)}
             parts = [
                 [part.start, part.stop, list(part.levels), sorted(number[var] for var in part.mode.real)]
-                for part in each.parts
+                for part in shape.parts
             ]
-            found.append([place[id(each.group.bodies[0].eqn)], *parts])
-    return found
+            scans.append([place[id(shape.group.bodies[0].eqn)], *parts])
+    return scans
 
 
-def _parts(flat: Flat, scans: Sequence[Sequence[Any]]) -> list[tuple[Any, list[Part]]]:
+def _parts(flat: Flat, scans: Sequence[Sequence[Any]]) -> list[tuple[Group, list[Part]]]:
     first = {id(group.bodies[0].eqn): group for group in groups_of(flat)}
-    found: list[tuple[Any, list[Part]]] = []
+    shapes: list[tuple[Group, list[Part]]] = []
     for number, *parts in scans:
         group = first[id(flat.equations[number])]
-        made = [
-            Part(
-                start,
-                stop,
-                tuple(levels),
-                Mode("loaded", frozenset(group.values[at] for at in kept), 0, 0, 0, 0.0, 0.0),
-            )
-            for start, stop, levels, kept in parts
-        ]
-        found.append((group, made))
-    return found
+        made: list[Part] = []
+        for start, stop, levels, stacks in parts:
+            mode = Mode("loaded", frozenset(group.values[at] for at in stacks), 0, 0, 0, 0.0, 0.0)
+            made.append(Part(start, stop, tuple(levels), mode))
+        shapes.append((group, made))
+    return shapes
 
 
 def _bodies(params: Mapping[str, Any], planned: Mapping[str, Sequence[Recipe | None]], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for key, recipes in planned.items():
         value = params[key]
         bodies = value if isinstance(value, tuple) else (value,)
         pairs = zip(bodies, recipes, strict=True)
-        made = [each if recipe is None else _body(each, recipe, name) for each, recipe in pairs]
-        found[key] = tuple(made) if isinstance(value, tuple) else made[0]
-    return found
+        made = [body if recipe is None else _body(body, recipe, name) for body, recipe in pairs]
+        changed[key] = tuple(made) if isinstance(value, tuple) else made[0]
+    return changed
 
 
 def _body(closed: ClosedJaxpr, recipe: Recipe, name: str) -> ClosedJaxpr:
-    followed = follow(flatten(closed, inline_custom=False), recipe, name)
-    made = as_body(closed, followed.emitted, followed.constants)
-    assert made is not None, "it was possible when the recipe was made"
-    return made
+    followed = follow(flatten(closed), recipe, name)
+    body = as_body(closed, followed.emitted, followed.constants)
+    assert body is not None, "it was possible when the recipe was made"
+    return body
+
+
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}")
+
+
+def fingerprint(flat: Flat) -> str:
+    """Of the equations, their parameters and types; constants count by type, functions by name. O(equations)."""
+    digest = sha256()
+
+    def say(text: str) -> None:
+        digest.update(text.encode())
+        digest.update(b"\n")
+
+    _walk([*flat.constvars, *flat.invars], flat.equations, flat.outvars, say)
+    return digest.hexdigest()
+
+
+def _walk(invars: Iterable[Var], equations: Any, outvars: Any, say: Callable[[str], None]) -> None:
+    names: dict[Var, int] = {}
+
+    def bound(var: Any) -> str:
+        names[var] = len(names)
+        return short(var.aval)
+
+    def read(atom: Any) -> str:
+        return f"{atom.val!r}:{short(atom.aval)}" if isinstance(atom, Literal) else str(names[atom])
+
+    say(f"given {[*map(bound, invars)]}")
+    for eqn in equations:
+        say(f"{eqn.primitive.name} {[*map(read, eqn.invars)]} {[*map(bound, eqn.outvars)]}")
+        for name in sorted(eqn.params):
+            value = eqn.params[name]
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                inner = item.jaxpr if isinstance(item, ClosedJaxpr) else item
+                if isinstance(inner, Jaxpr):
+                    say(f"{name} is a program")
+                    _walk([*inner.constvars, *inner.invars], inner.eqns, inner.outvars, say)
+                else:
+                    said = sorted(map(repr, item)) if isinstance(item, (set, frozenset)) else item
+                    say(f"{name} {_ADDRESS.sub('', repr(said))}")
+    say(f"made {[*map(read, outvars)]}")

@@ -1,23 +1,90 @@
-"""What comes of planning: the equations, and a report of what is kept and recomputed, in how much memory."""
+"""The results of planning: equations, a report of values that are kept and recomputed, and a file that says it all."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
+import jax
+import jaxlib.version
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from recompute.events import Event
-from recompute.planners import ProgramPlan
+from recompute.planners import PlanError, ProgramPlan
 from recompute.text import format_bytes
 from recompute.traces import Program
-from recompute_jax._program.jaxpr import short as short
-from recompute_jax._program.jaxpr import where
+from recompute_jax._program.jaxpr import short, where
 from recompute_jax._program.segments import Segments
-from recompute_jax._remat.saved import Figures, SavedPlan
+from recompute_jax._remat.recipe import Recipe
+
+_HEADER: Final = "recompute remat plan"
+_VERSION: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of the plan of a function for one signature of its arguments."""
+
+    name: str
+    budget: int
+    """Bytes of compiled temporaries that are allowed."""
+    of_peak: float | None
+    """The budget as a share of `baseline`, if it was given so."""
+    baseline: int | None
+    """Bytes of temporaries of the plain function under jit; None: there was no need to compile it."""
+    predicted: int
+    """Bytes of temporaries by the planner's count."""
+    compiled: int
+    """Bytes of temporaries by XLA's count (`memory_analysis().temp_size_in_bytes`)."""
+    flops: float
+    """Of the function, by its equations."""
+    extra_flops: float = 0.0
+    overhead: float = 1.0
+    """The cost of all runs divided by that of the function as it is."""
+    loops: tuple[str, ...] = ()
+    """What becomes of scans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedPlan(Figures):
+    """What a file says: everything about a plan that is not made anew from the program."""
+
+    program: str
+    """The fingerprint of the function."""
+    made_with: str
+    """Versions, platform and options, on which compiled memory depends."""
+    recipe: Recipe | None = None
+    """None: the function is left as it is."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it. Raises OSError."""
+        Path(path).write_text(json.dumps({_HEADER: _VERSION, **asdict(self)}) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SavedPlan:
+        """What `save` wrote. Raises OSError, and PlanError if it is something else."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content.pop(_HEADER) != _VERSION:
+                raise ValueError("another version")
+            recipe, loops = content.pop("recipe"), tuple(content.pop("loops"))
+            return cls(recipe=recipe and Recipe.read(recipe), loops=loops, **content)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise PlanError(f"{os.fspath(path)} is not a file that a plan of remat was saved to") from None
+
+
+def made_with(compiler_options: Mapping[str, Any]) -> str:
+    """What compiled memory depends on beside the program."""
+    options = sorted(f"{name}={value}" for name, value in compiler_options.items())
+    return ", ".join(
+        [f"jax {jax.__version__}", f"jaxlib {jaxlib.version.__version__}", jax.default_backend(), *options]
+    )
+
 
 _LINES: Final = 24
 _LASTING: Final = 0.05  # of the runs: what stays for fewer is not called kept
@@ -28,15 +95,15 @@ class Trial:
     """One compilation of one schedule."""
 
     what: str
-    budget: int | None
-    """Bytes that the planner was given; None: nothing was planned."""
-    predicted: int | None
-    """Bytes of temporaries that the plan needs by its own count."""
     compiled: int
     """Bytes of temporaries that XLA needs for it."""
-    overhead: float
     seconds: float
     """Of tracing and compiling."""
+    budget: int | None = None
+    """Bytes that the planner was given; None: nothing was planned."""
+    predicted: int | None = None
+    """Bytes of temporaries that the plan needs by its own count."""
+    overhead: float = 1.0
     flops: float = 0.0
     """By XLA's count, which takes what is in a loop once."""
 
@@ -95,13 +162,18 @@ class RematPlan(Figures):
             raise ValueError(f"{why}: there is no schedule to draw")
         return plan_events(self.program, self.plan)
 
+    def to_json(self) -> str:
+        """The figures of the plan as a JSON object, without what is kept and recomputed."""
+        names = [*Figures.__dataclass_fields__, "peak", "seconds", "devices", "gate", "regions"]
+        return json.dumps({name: getattr(self, name) for name in names})
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, for `remat(fn, plan=path)`. Raises OSError."""
+        """Write the plan to a file, for `planned(fn, plan=path)`. Raises OSError."""
         self.saved.save(path)
 
     def __str__(self) -> str:
         baseline = "" if self.baseline is None else f", plain {format_bytes(self.baseline)}"
-        share = "" if self.share is None else f" ({self.share:.0%} of the plain function's)"
+        share = "" if self.of_peak is None else f" ({self.of_peak:.0%} of the plain function's)"
         place = f" on each of {self.devices} devices" if self.devices > 1 else ""
         lines = [
             f"{self.name}: {len(self.program.calls)} segments, "
@@ -118,17 +190,17 @@ class RematPlan(Figures):
         ]
         lines += self.loops
         for title, values in (("kept", self.kept), ("recomputed", self.recomputed)):
-            total = sum(each.nbytes for each in values)
+            total = sum(value.nbytes for value in values)
             lines.append(f"{title}: {len(values)} values, {format_bytes(total)} together")
-            lines += [f"  {each}{_times(count)}" for each, count in list(Counter(values).items())[:_LINES]]
+            lines += [f"  {line}{_times(count)}" for line, count in list(Counter(values).items())[:_LINES]]
             if len(set(values)) > _LINES:
                 lines.append(f"  ... and {len(set(values)) - _LINES} kinds more")
         lines.append(f"compilations ({self.seconds:.1f} s in all):")
-        for each in self.trials:
-            planned = "" if each.predicted is None else f", predicted {format_bytes(each.predicted)}"
+        for trial in self.trials:
+            planned = "" if trial.predicted is None else f", predicted {format_bytes(trial.predicted)}"
             lines.append(
-                f"  {each.what}{planned}, compiled {format_bytes(each.compiled)}, overhead {each.overhead:.3f}, "
-                f"{each.seconds:.1f} s"
+                f"  {trial.what}{planned}, compiled {format_bytes(trial.compiled)}, overhead {trial.overhead:.3f}, "
+                f"{trial.seconds:.1f} s"
             )
         return "\n".join(lines)
 
@@ -139,7 +211,24 @@ class RematPlan(Figures):
         )
 
 
-def describe(segments: Segments, sequence: list[int], scale: float = 1.0) -> tuple[tuple[Kept, ...], tuple[Kept, ...]]:
+def report_of(
+    saved: SavedPlan, segments: Segments, sequence: Sequence[int], scale: float = 1.0, **more: Any
+) -> RematPlan:
+    """What is said of a plan of these segments in this order; `scale`: what one of several devices has of the bytes."""
+    kept, recomputed = _described(segments, sequence, scale)
+    recipe = saved.recipe
+    about: dict[str, Any] = {name: getattr(saved, name) for name in Figures.__dataclass_fields__} | {
+        "kept": kept,
+        "recomputed": recomputed,
+        "program": segments.program,
+        "saved": saved,
+        "gate": recipe.gate if recipe and len(recipe.regions) > 1 else None,
+        "regions": len(recipe.regions) if recipe else 0,
+    }
+    return RematPlan(**(about | more))
+
+
+def _described(segments: Segments, sequence: Sequence[int], scale: float) -> tuple[tuple[Kept, ...], tuple[Kept, ...]]:
     """The values that stay long and are made once, and those that are made again. O(runs)."""
     runs = Counter(sequence)
     first: dict[Any, int] = {}
@@ -174,7 +263,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedProgram:
     """The plan, and the function of constants and arguments that follows it; None: the function as it is."""
 
     report: RematPlan

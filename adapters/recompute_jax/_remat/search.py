@@ -15,24 +15,21 @@ from jax.extend.core import ClosedJaxpr
 from recompute import BudgetError
 from recompute.planners import PlanError
 from recompute.text import format_bytes
-from recompute_jax._emit.gates import Gate, explicit_sharding
-from recompute_jax._emit.regions import LENGTH
 from recompute_jax._program.costs import size_of
-from recompute_jax._program.fingerprint import fingerprint
+from recompute_jax._program.emit import LENGTH
+from recompute_jax._program.gates import Gate, explicit_sharding
 from recompute_jax._program.jaxpr import flatten
-from recompute_jax._remat.candidates import AnyCandidates, Candidate
-from recompute_jax._remat.compile import Argument, mesh_of
-from recompute_jax._remat.joined import candidates_of
+from recompute_jax._remat.candidates import Candidates, Planning
 from recompute_jax._remat.ladder import Ladder, cheapest
-from recompute_jax._remat.options import Options
-from recompute_jax._remat.report import Planned, RematPlan, describe
-from recompute_jax._remat.saved import SavedPlan, made_with
-from recompute_jax._remat.schedule import Schedule, Schedules
+from recompute_jax._remat.options import Options, host_memory, measured
+from recompute_jax._remat.recipe import Candidate, fingerprint
+from recompute_jax._remat.report import PlannedProgram, SavedPlan, made_with, report_of
+from recompute_jax._remat.schedules import Argument, Schedule, Schedules, mesh_of
 
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
 _SLIGHT: Final = 1.005  # overhead not worth another plan
 _HOPELESS: Final = 2.0  # times the budget: what needs so much by the planner's count is not compiled
-_NEARLY: Final = 1.05  # times the budget: what is expected to need more is not compiled if something needs less
+_NEARLY: Final = 1.05  # times the budget: plans expected to need more are not compiled if something needs less
 _FIRST: Final = 0.02  # effort for any function: some 0.2 seconds
 _EQUATION: Final = 5e-5  # effort for each equation of a small function
 _SMALL: Final = 100  # equations, above which no series of plans is made
@@ -48,7 +45,7 @@ _TAKEN: Final = 0.95  # of what was left over
 _SCRAP: Final = 0.002  # effort for bodies that are planned once more
 _EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs for large functions, often, or more
 _KEPT: Final = 0.9  # of what XLA needs less than the planner counts for the plain function it saves of any plan
-_STRIDE: Final = 2  # plans that are passed over at once in the search
+_STRIDE: Final = 2  # plans that one step of the search passes over
 _NEAR: Final = 1.3  # times the budget: shorter regions may help
 _SHORT: Final = 4  # segments in a region of a large function, when more need too much memory
 _NOTABLY: Final = 0.97  # times the bytes of another way: worth its run time
@@ -66,7 +63,7 @@ class _Way(NamedTuple):
 _FIRST_WAY: Final = _Way(LENGTH)
 
 
-def make(closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> Planned:
+def make(closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> PlannedProgram:
     """Plan a traced function. Raises BudgetError if no schedule is found that fits when compiled."""
     return _Search(closed, name, options, arguments).make()
 
@@ -89,22 +86,15 @@ class _Search:
         self.looks = options.compilations
         """How many schedules may be compiled yet."""
 
-    def make(self) -> Planned:
+    def make(self) -> PlannedProgram:
         options = self.options
-        if options.budget is None:
-            assert options.share is not None
+        budget = options.budget
+        if budget is None:
             self.baseline = self.schedules.plain("the plain function", {})
-            budget = int(options.share * self.baseline)
-        else:
-            budget = options.budget
-        self.candidates: AnyCandidates = candidates_of(
-            flatten(self.closed, inline_custom=False),
-            self.name,
-            options.gate,
-            options.seed,
-            options.price,
-            options.offload,
-        )
+            budget = int((options.of_peak or 1.0) * self.baseline)
+        price = measured() if options.costs == "measured" else None
+        how = Planning(self.name, options.first_gate, options.seed, price, bool(options.tiers) and host_memory())
+        self.candidates = Candidates(flatten(self.closed), how)
         self.effort = self._effort()
         predicted = self.candidates.predicted
         if self.devices > 1:
@@ -114,14 +104,14 @@ class _Search:
             predicted = int(self.schedules.scale * predicted)
         if self.baseline is not None and self.baseline <= budget:
             return self._planned(budget, predicted, self.baseline)
-        if (options.compiler_options or self.baseline is None) and predicted <= _CLOSE * budget:
-            compiled = self.schedules.plain("the plain function, as it will be scheduled", options.compiler_options)
+        if (options.flags or self.baseline is None) and predicted <= _CLOSE * budget:
+            compiled = self.schedules.plain("the plain function, as it will be scheduled", options.flags)
             if compiled <= budget:
                 return self._planned(budget, predicted, compiled)
         return self._search(budget)
 
-    def _search(self, budget: int) -> Planned:
-        """Of the plans that fit, the cheapest that is found.
+    def _search(self, budget: int) -> PlannedProgram:
+        """Of the plans that fit, the cheapest that is schedule.
 
         Small functions have a series of plans (`Ladder`), so that more bytes never cost more (`cheapest`). For others a
         plan is made for the bytes that XLA is expected to make the budget of, and another if it needs more or less.
@@ -137,7 +127,7 @@ class _Search:
             little = iter(() if best else ladder.little(_HOPELESS * budget / self.schedules.scale))
         best = best or self._smallest(little, budget)
         if best.trial.compiled > budget:
-            least = min(each.compiled for each in self.schedules.trials)
+            least = min(trial.compiled for trial in self.schedules.trials)
             raise BudgetError(
                 f"{self.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the least "
                 f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that, or "
@@ -155,7 +145,7 @@ class _Search:
         )
 
     def _about_shardings(self) -> str:
-        known = any(each.sharding is not None for each in self.arguments)
+        known = any(argument.sharding is not None for argument in self.arguments)
         if self.devices == 1 or known or any(map(explicit_sharding, self.closed.in_avals)):
             return ""
         return (
@@ -171,7 +161,7 @@ class _Search:
 
     def _of(self, rungs: Sequence[Candidate], budget: int) -> Schedule | None:
         """The cheapest of these plans that is found to fit."""
-        expected = [self.schedules.scale * each.plan.peak for each in rungs]
+        expected = [self.schedules.scale * candidate.peak for candidate in rungs]
         if not rungs or min(expected) > _HOPELESS * budget:
             return None
         known: dict[int, Schedule] = {}
@@ -196,20 +186,20 @@ class _Search:
         way = _FIRST_WAY
         while self.looks > 0:
             candidate = self._planned_for(int(given), uniform)
-            if candidate is None or not low < candidate.plan.peak < high:
+            if candidate is None or not low < candidate.peak < high:
                 break
             if best is not None and candidate.overhead > best.candidate.overhead - _GAIN:
                 break
-            found = self._fitting(candidate, budget, way, can_be_less=high == float("inf"))
-            way = _Way(found.length, None if found.gate == self.options.gate else found.gate)
-            spare = (budget - found.trial.compiled) / scale
+            schedule = self._fitting(candidate, budget, way, can_be_less=high == float("inf"))
+            way = _Way(schedule.length, None if schedule.gate == self.options.first_gate else schedule.gate)
+            spare = (budget - schedule.trial.compiled) / scale
             if spare >= 0:
-                best, low = found, candidate.plan.peak
+                best, low = schedule, candidate.peak
                 if spare * scale < _SPARE * budget or candidate.overhead <= _SLIGHT:
                     break
                 given = low + _TAKEN * spare
             else:
-                high = candidate.plan.peak
+                high = candidate.peak
                 given = high + spare
             if best is not None:
                 self.looks = min(self.looks, _MORE)
@@ -236,7 +226,7 @@ class _Search:
         saved = _KEPT * max(0.0, counted - self.baseline / self.schedules.scale)
         if self.candidates.has_loops:
             return min(room + saved, room / _EXPECTED)
-        if self.options.gate != "branch":
+        if self.options.first_gate != "branch":
             return room + saved
         return room + saved - self.candidates.plain.largest - _ROUGH * room
 
@@ -246,7 +236,7 @@ class _Search:
         for factor in (1.0, *_MORE_FOR_LOOPS) if self.candidates.has_loops else (1.0,):
             with suppress(PlanError):
                 pool.append(self.candidates.candidate(max(2, int(factor * given)), self.effort))
-        return min((each for each in pool if each.plan.peak <= given), key=lambda each: each.overhead, default=None)
+        return min((plan for plan in pool if plan.peak <= given), key=lambda plan: plan.overhead, default=None)
 
     def _little(self) -> Iterator[Candidate]:
         """Plans for little memory: the compiler may make less of some than of others."""
@@ -254,7 +244,7 @@ class _Search:
         yield from self.candidates.leasts(self.effort / 4)
 
     def _fitting(
-        self, candidate: Candidate, budget: int, way: _Way = _FIRST_WAY, can_be_less: bool = False
+        self, candidate: Candidate, budget: int, way: _Way = _FIRST_WAY, *, can_be_less: bool = False
     ) -> Schedule:
         """The plan in regions that fit, which leave XLA less to order where they must; or what needs the least."""
         given = candidate.plan.budget
@@ -265,91 +255,77 @@ class _Search:
             self.looks -= 1
             if candidate.length and best is not None:
                 candidate = self.candidates.candidate(given, _SCRAP, None, way.length)
-            what = f"planned for {format_bytes(int(self.schedules.scale * given))}"
-            what += f", gate {way.gate}" if way.gate else ""
-            found = self.schedules.compile(candidate, int(self.schedules.scale * given), way.length, what, way.gate)
-            needed = found.trial.compiled
+            schedule = self.schedules.compile(candidate, "planned for {size}", way.length, way.gate)
+            needed = schedule.trial.compiled
             if best is None or needed <= budget < best.trial.compiled or needed < _NOTABLY * best.trial.compiled:
-                best = found
-            near = _LITTLE if can_be_less and not found.is_quick else 1.0
+                best = schedule
+            near = _LITTLE if can_be_less and not schedule.is_quick else 1.0
             is_near = near * budget < needed <= _NEAR * budget
-            following = self._after(way, found) if is_near else None
+            following = self._after(way, schedule) if is_near else None
         assert best is not None, "one is compiled at least"
         return best
 
     def _smallest(self, candidates: Iterable[Candidate], budget: int) -> Schedule:
         """The first that fits of some schedules for little memory, or else the one that needs least."""
         best: Schedule | None = None
-        gates = [None] if self.options.other is None or not self.schedules.donated else [None, self.options.other]
+        other = self.options.other_gate if self.schedules.donated else None
         for candidate in candidates:
-            for gate in gates:  # XLA copies donated arguments that a branch reads: another gate has none
-                what = "a plan for little" + (f", gate {gate}" if gate else "")
-                found = self.schedules.compile(
-                    candidate, int(self.schedules.scale * candidate.plan.budget), 1, what, gate
-                )
-                if best is None or found.trial.compiled < best.trial.compiled:
-                    best = found
+            for gate in (None, other) if other else (None,):  # XLA copies donated arguments that a branch reads
+                schedule = self.schedules.compile(candidate, "a plan for little", 1, gate)
+                if best is None or schedule.trial.compiled < best.trial.compiled:
+                    best = schedule
                 if best.trial.compiled <= budget:
                     return best
         assert best is not None, "there is one at least"
         return best
 
-    def _after(self, way: _Way, found: Schedule) -> _Way | None:
+    def _after(self, way: _Way, schedule: Schedule) -> _Way | None:
         """What may need less than this; None: nothing that is worth another compilation."""
-        candidate, is_quick = found.candidate, found.is_quick
+        candidate, is_quick = schedule.candidate, schedule.is_quick
         is_body = bool(candidate.length)
-        if (candidate.is_plain and not is_body) or found.trial.compiled <= self.schedules.scale * candidate.plan.peak:
+        if (candidate.is_plain and not is_body) or schedule.trial.compiled <= self.schedules.scale * candidate.peak:
             return None
         if is_body:  # bodies are small
             return _Way(1) if way.length > 1 and is_quick else None
-        if way.gate is None and self.options.other is not None and is_quick and not candidate.looped.texts:
-            return _Way(1, self.options.other)  # it compiles quicker, and where it holds, it holds to the byte
+        if way.gate is None and self.options.other_gate is not None and is_quick and not candidate.looped.texts:
+            return _Way(1, self.options.other_gate)  # it compiles quicker, and where it holds, it holds to the byte
         shorter = 1 if is_quick else _SHORT
-        room = int((found.trial.budget or 0) / self.schedules.scale)
-        return (
-            _Way(shorter)
-            if shorter < way.length and len(candidate.regions(room, shorter)) > len(found.regions)
-            else None
-        )
+        room = int((schedule.trial.budget or 0) / self.schedules.scale)
+        are_more = shorter < way.length and len(candidate.regions(room, shorter)) > len(schedule.regions)
+        return _Way(shorter) if are_more else None
 
-    def _planned(self, budget: int, predicted: int, compiled: int, best: Schedule | None = None) -> Planned:
-        """The function by this schedule, or as it is, and what is said of it."""
+    def _planned(self, budget: int, predicted: int, compiled: int, best: Schedule | None = None) -> PlannedProgram:
+        """The function by this schedule, or unchanged, and its report."""
         plain = self.candidates.plain
         segments, sequence = plain, list(range(len(plain.segments)))
-        figures: dict[str, Any] = {
-            "name": self.name,
-            "budget": budget,
-            "share": self.options.share,
-            "baseline": self.baseline,
-            "predicted": predicted,
-            "compiled": compiled,
-            "flops": plain.flops,
-        }
         more: dict[str, Any] = {}
         if best is not None:
             candidate = best.candidate
             segments, sequence = candidate.segments, candidate.sequence
             extra = sum(segments.segments[number].flops for number in sequence) - plain.flops
-            figures |= {"extra_flops": extra, "overhead": candidate.overhead, "loops": best.loops}
-            gate = best.gate if len(best.regions) > 1 else None
-            more = {"gate": gate, "regions": len(best.regions), "plan": candidate.plan}
-        kept, recomputed = describe(segments, sequence, self.schedules.scale)
-        report = RematPlan(
-            **figures,
+            more = {"extra_flops": extra, "overhead": candidate.overhead, "loops": best.loops, "recipe": best.recipe}
+        saved = SavedPlan(
+            name=self.name,
+            budget=budget,
+            of_peak=self.options.of_peak,
+            baseline=self.baseline,
+            predicted=predicted,
+            compiled=compiled,
+            flops=plain.flops,
+            program=fingerprint(self.candidates.flat),
+            made_with=made_with(self.options.flags),
             **more,
-            kept=kept,
-            recomputed=recomputed,
-            trials=self.schedules.trials,
+        )
+        report = report_of(
+            saved,
+            segments,
+            sequence,
+            self.schedules.scale,
+            trials=tuple(self.schedules.trials),
             seconds=perf_counter() - self.started,
-            program=segments.program,
             devices=self.devices,
-            saved=SavedPlan(
-                **figures,
-                program=fingerprint(self.candidates.flat),
-                made_with=made_with(self.options.platform, self.options.compiler_options),
-                recipe=None if best is None else best.recipe,
-            ),
+            plan=best.candidate.plan if best else None,
         )
         if best is None:
-            return Planned(report, None, ())
-        return Planned(report, best.emitted, best.candidate.looped.constants)
+            return PlannedProgram(report, None, ())
+        return PlannedProgram(report, best.emitted, best.candidate.looped.constants)

@@ -1,4 +1,4 @@
-"""Scans as loops over blocks of steps, in which what is not stacked runs again: the function after `_loop_shape`.
+"""Scans as loops over blocks of steps, in which stacks that are left out are made again: the function after a shape.
 
 A part of the steps has levels (K, ..., k): K blocks of blocks of ... of k steps. The maker of a stack that is left out
 keeps its carry at the beginning of each of the K blocks. A reader, at a block, runs the maker from there, which gives
@@ -8,62 +8,59 @@ the carries at the beginning of the blocks within; and at a block of k steps the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from recompute_jax._control.body import Body, Needs, Spread
+from recompute_jax._control.groups import Again, Group
+from recompute_jax._control.shapes import Part
 from recompute_jax._program.costs import nbytes
-from recompute_jax._program.jaxpr import Flat, bind, struct
-from recompute_jax._scans.blocks import Part
-from recompute_jax._scans.body import Body, Needs, Spread
-from recompute_jax._scans.groups import Again, Group
+from recompute_jax._program.jaxpr import Flat, bind, read, trace
 
 Carry = dict[int, Any]
 Stacks = dict[Var, Any]
-Entries = dict[int, Carry]
-"""By id of the scan: carries at the beginning of a block, or of all blocks, stacked."""
 
 
 def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> ClosedJaxpr:
     """The same function of its constants and arguments, with the scans of these groups in these parts."""
-    owner: dict[int, tuple[_Emitting, Body]] = {}
+    owner: dict[int, tuple[_Scans, Body]] = {}
 
     def run(*sources: Any) -> list[Any]:
         for group, parts in shapes:
-            emitting = _Emitting(group, parts)
-            owner.update((id(body.eqn), (emitting, body)) for body in group.bodies)
+            scans = _Scans(group, parts)
+            owner.update((id(body.eqn), (scans, body)) for body in group.bodies)
         env: dict[Var, Any] = dict(zip([*flat.constvars, *flat.invars], sources, strict=True))
         spread: dict[Var, Spread] = {}
         for eqn in flat.equations:
-            values = [atom.val if isinstance(atom, Literal) else env[atom] for atom in eqn.invars]
-            found = owner.get(id(eqn))
-            if found is None:
+            values = [read(atom, env) for atom in eqn.invars]
+            owned = owner.get(id(eqn))
+            if owned is None:
                 results = bind(eqn, list(map(_whole, values)))
                 if eqn.primitive.name == "broadcast_in_dim" and _widens(eqn):
                     spread[eqn.outvars[0]] = Spread(eqn, list(map(_whole, values)))
             else:
-                constants = len(found[1].constants)
+                constants = len(owned[1].constants)
                 late = [
                     spread.get(atom, value) if isinstance(atom, Var) else value
                     for atom, value in zip(eqn.invars, values, strict=True)
                 ]
-                results = found[0].scan(found[1], [*late[:constants], *values[constants:]])
+                results = owned[0].scan(owned[1], [*late[:constants], *values[constants:]])
             env.update(zip(eqn.outvars, results, strict=True))
-        return [atom.val if isinstance(atom, Literal) else _whole(env[atom]) for atom in flat.outvars]
+        return [_whole(read(atom, env)) for atom in flat.outvars]
 
-    made = jax.make_jaxpr(run)(*[struct(var.aval) for var in (*flat.constvars, *flat.invars)])
+    made = trace(run, flat.avals)
     pruned, _ = dce_jaxpr(made.jaxpr, used_outputs=True, instantiate=True)
     return ClosedJaxpr(pruned, made.consts)  # scans within scans make no stacks that nothing reads
 
 
 def _widens(eqn: JaxprEqn) -> bool:
-    return all(2 * nbytes(each.aval) <= nbytes(eqn.outvars[0].aval) for each in eqn.invars)
+    return all(2 * nbytes(var.aval) <= nbytes(eqn.outvars[0].aval) for var in eqn.invars)
 
 
 class _Stack:
@@ -90,21 +87,15 @@ class _Step:
     value: Any
 
 
-@dataclass
-class _Made:
-    """What there is of a part so far."""
-
-    stacks: Stacks = field(default_factory=dict)
-    entries: Entries = field(default_factory=dict)
-
-
-class _Emitting:
+class _Scans:
     """The scans of one group, as the function comes to them."""
 
     def __init__(self, group: Group, parts: Sequence[Part]) -> None:
         self.group = group
         self.parts = parts
-        self.made = [_Made() for _ in parts]
+        self.stacks: list[Stacks] = [{} for _ in parts]
+        self.entries: list[dict[int, Carry]] = [{} for _ in parts]
+        """By id of the scan: carries at the beginning of all blocks, stacked."""
         self.constants: dict[int, list[Any]] = {}
 
     def scan(self, body: Body, values: Sequence[Any]) -> list[Any]:
@@ -119,32 +110,33 @@ class _Emitting:
             if var not in self.group.maker:
                 outside[var] = value
         for at in range(len(self.parts))[:: -1 if body.reverse else 1]:
-            carry = self._part(body, self.parts[at], self.made[at], carry, outside)
+            carry = self._part(body, at, carry, outside)
         stacks = [self._result(atom, body.length) for atom in body.made]
         return [*(carry[at] for at in range(carries)), *stacks]
 
-    def _part(self, body: Body, part: Part, made: _Made, carry: Carry, outside: Stacks) -> Carry:
+    def _part(self, body: Body, at: int, carry: Carry, outside: Stacks) -> Carry:
+        part, made = self.parts[at], self.stacks[at]
         for var, value in outside.items():
-            if var not in made.stacks:
+            if var not in made:
                 one = _whole(value)
-                made.stacks[var] = one if len(self.parts) == 1 else lax.slice_in_dim(one, part.start, part.stop)
+                made[var] = one if len(self.parts) == 1 else lax.slice_in_dim(one, part.start, part.stop)
         real = part.mode.real
         wanted = tuple(var for var in dict.fromkeys(body.made) if isinstance(var, Var) and var in real)
         wanted += tuple(var for var in body.maker if var in real and self.group.maker.get(var) is None)
         run = _Run(self.group, part, self.constants)
         entries = self.group.entries(real).get(id(body), ())
         needs = body.needs(wanted, carries=range(len(body.carries)))
-        block = _Block(part.levels, made.stacks, {}, made.entries)
+        block = _Block(part.levels, made, {}, self.entries[at])
         carry, stacks, kept = run.run(Again(body, wanted, needs), carry, block, keep=entries)
-        made.stacks.update((var, _stacked(value)) for var, value in stacks.items())
-        made.entries[id(body)] = kept
+        made.update((var, _stacked(value)) for var, value in stacks.items())
+        self.entries[at][id(body)] = kept
         return carry
 
     def _result(self, atom: Any, length: int) -> Any:
         if not isinstance(atom, Var):
             return lax.broadcast(jnp.asarray(atom.val, atom.aval.dtype), (length,))
-        parts = [made.stacks.get(atom) for made in self.made]
-        return None if any(each is None for each in parts) else _Stack(parts)
+        parts = [made.get(atom) for made in self.stacks]
+        return None if any(part is None for part in parts) else _Stack(parts)
 
 
 @dataclass(frozen=True)
@@ -173,17 +165,17 @@ class _Run:
         if len(block.levels) == 1 or not (again or keep):
             stacks = dict(block.stacks)
             inner = _Block((prod(block.levels),), stacks, block.entries, {})
-            for each in again:
-                stacks.update(self.run(each, self._entry(each.needs, block.entries[id(each.body)]), inner)[1])
+            for rerun in again:
+                stacks.update(self.run(rerun, self._entry(rerun.needs, block.entries[id(rerun.body)]), inner)[1])
             return (*self._steps(what, carry, inner), {})
         within = dict(block.within)
-        for each in again:
-            if id(each.body) not in within:
-                carries = each.needs.carries
-                alone = Again(each.body, (), each.body.needs((), carries, self.real))
-                start = self._entry(alone.needs, block.entries[id(each.body)])
+        for rerun in again:
+            if id(rerun.body) not in within:
+                carries = rerun.needs.carries
+                alone = Again(rerun.body, (), rerun.body.needs((), carries, self.real))
+                start = self._entry(alone.needs, block.entries[id(rerun.body)])
                 inside = _Block(block.levels, block.stacks, block.entries, within)
-                within[id(each.body)] = self.run(alone, start, inside, keep=carries)[2]
+                within[id(rerun.body)] = self.run(alone, start, inside, keep=carries)[2]
         return self._blocks(what, again, carry, block, within, keep)
 
     def _blocks(
@@ -200,18 +192,18 @@ class _Run:
         names = [var for var in block.stacks if var in read]
         size = prod(levels)
         stacks = [_split(block.stacks[var], count, size) for var in names]
-        entries = {id(each.body): within[id(each.body)] for each in again}
+        entries = {id(rerun.body): within[id(rerun.body)] for rerun in again}
 
         def body(carry: Carry, given: Any) -> Any:
             slices, entries = given
-            parts = [_Step(each) if size == 1 else each for each in slices]
+            parts = [_Step(value) if size == 1 else value for value in slices]
             inner = _Block(levels, dict(zip(names, parts, strict=True)), entries, {})
             after, made, _ = self.run(what, carry, inner)
             stacked = [_short(made[var]) if size == 1 else _stacked(made[var]) for var in what.wanted]
             return after, (stacked, {at: carry[at] for at in keep})
 
         after, (made, kept) = lax.scan(body, carry, (stacks, entries), count, reverse=what.body.reverse)
-        return after, dict(zip(what.wanted, [_join(each, size) for each in made], strict=True)), kept
+        return after, dict(zip(what.wanted, [_join(value, size) for value in made], strict=True)), kept
 
     def _steps(self, what: Again, carry: Carry, block: _Block) -> tuple[Carry, Stacks]:
         body, needs = what.body, what.needs

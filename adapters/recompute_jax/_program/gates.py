@@ -52,8 +52,8 @@ def _compute(value: Any) -> Any:
     elif first.dtype == jnp.bool_ or first.dtype.itemsize < 1 or first.dtype.name.endswith(("int4", "int2")):
         first = lax.convert_element_type(first, jnp.int32)
     one = lax.full_like(first, 1)
-    found = lax.ne(lax.bitwise_or(first, one), lax.full_like(first, 0))
-    return jnp.all(found) if found.ndim else found
+    bit = lax.ne(lax.bitwise_or(first, one), lax.full_like(first, 0))
+    return jnp.all(bit) if bit.ndim else bit
 
 
 def _batch(arguments: Any, axes: Any) -> Any:

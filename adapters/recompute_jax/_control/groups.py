@@ -12,10 +12,9 @@ from functools import cached_property
 
 from jax.extend.core import Var
 
+from recompute_jax._control.body import Body, Needs, choices
 from recompute_jax._program.costs import flops, nbytes
 from recompute_jax._program.jaxpr import Flat
-from recompute_jax._scans.body import Body, Needs
-from recompute_jax._scans.cut import choices
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,11 @@ class Group:
                         self.results.add(atom)
 
     @property
+    def size(self) -> int:
+        """Bytes of all stacks."""
+        return self.length * self.modes[0].stacked
+
+    @property
     def values(self) -> list[Var]:
         """All that could be stacked, in order: what the scans stack and what their steps make."""
         return list(dict.fromkeys([*self.maker, *(var for body in self.bodies for var in body.maker)]))
@@ -86,7 +90,7 @@ class Group:
     def again(self, body: Body, stacks: Sequence[int], real: Collection[Var]) -> list[Again]:
         """What must run again, in order, for these stacked operands of a scan, if those in `real` are there."""
         wanted: dict[int, dict[Var, None]] = {}
-        found: list[Again] = []
+        reruns: list[Again] = []
 
         def ask(reader: Body, places: Sequence[int]) -> None:
             for place in places:
@@ -99,10 +103,10 @@ class Group:
             names = tuple(wanted.get(id(maker), ()))
             if names:
                 needs = maker.needs(names, given=real)
-                found.append(Again(maker, names, needs, maker.needs(names, given=real, alone=True)))
+                reruns.append(Again(maker, names, needs, maker.needs(names, given=real, alone=True)))
                 ask(maker, needs.stacks)
-        found.reverse()
-        return found
+        reruns.reverse()
+        return reruns
 
     def readers(self, real: Collection[Var]) -> Iterator[list[Again]]:
         """For each scan what it must run again."""
@@ -111,11 +115,11 @@ class Group:
 
     def entries(self, real: Collection[Var]) -> dict[int, tuple[int, ...]]:
         """By id of the scan the carries that are kept at the beginning of each block."""
-        found: dict[int, set[int]] = {}
-        for each in self.readers(real):
-            for again in each:
-                found.setdefault(id(again.body), set()).update(again.needs.carries)
-        return {number: tuple(sorted(carries)) for number, carries in found.items()}
+        carries: dict[int, set[int]] = {}
+        for runs in self.readers(real):
+            for again in runs:
+                carries.setdefault(id(again.body), set()).update(again.needs.carries)
+        return {number: tuple(sorted(places)) for number, places in carries.items()}
 
     @cached_property
     def modes(self) -> list[Mode]:
@@ -123,31 +127,31 @@ class Group:
         everything = self._mode("all", frozenset(self.maker))
         least = frozenset(self.fixed)
         reads = {
-            id(body): list(dict.fromkeys(self.inner[each] for each in body.results if each in self.inner))
+            id(body): list(dict.fromkeys(self.inner[result] for result in body.results if result in self.inner))
             for body in self.bodies
         }
-        found = [self._mode("none", least)]
+        modes = [self._mode("none", least)]
         for alone in (False, True):
             options = [
-                choices(body, [var for var in reads[id(body)] if var not in least], least, alone)
+                choices(body, [var for var in reads[id(body)] if var not in least], least, alone=alone)
                 for body in self.bodies
             ]
             for level in range(max(map(len, options))):
-                chosen = [each[min(level, len(each) - 1)] for each in options if each]
-                found.append(self._mode("some", least.union(*chosen)))
+                chosen = [ways[min(level, len(ways) - 1)] for ways in options if ways]
+                modes.append(self._mode("some", least.union(*chosen)))
         better: list[Mode] = []
-        for mode in sorted(found, key=lambda mode: (mode.stacked, mode.cost)):
-            worth = all(mode.cost < each.cost or mode.alone < each.alone for each in better)
+        for mode in sorted(modes, key=lambda mode: (mode.stacked, mode.cost)):
+            worth = all(mode.cost < known.cost or mode.alone < known.alone for known in better)
             if mode.stacked < everything.stacked and worth:
                 better.append(mode)
         return [everything, *reversed(better)]
 
     def _mode(self, what: str, real: frozenset[Var]) -> Mode:
         work, cost, alone = 0, 0.0, 0.0
-        for each in self.readers(real):
-            work = max(work, sum(nbytes(var.aval) for again in each for var in again.wanted))
-            cost += sum(again.needs.cost for again in each)
-            alone += sum(again.alone.cost for again in each if again.alone is not None)
+        for runs in self.readers(real):
+            work = max(work, sum(nbytes(var.aval) for again in runs for var in again.wanted))
+            cost += sum(again.needs.cost for again in runs)
+            alone += sum(again.alone.cost for again in runs if again.alone is not None)
         spared = self._first(frozenset(self.maker)) - self._first(real)
         carried = self.entries(real)
         entry = sum(nbytes(body.carries[at].aval) for body in self.bodies for at in carried.get(id(body), ()))
@@ -170,7 +174,7 @@ def groups_of(flat: Flat) -> list[Group]:
     if len(scans) < 2:
         return []
     bodies = {id(eqn): Body(eqn) for eqn in scans}
-    maker = {var: each for each in bodies.values() for var in each.results}
+    maker = {var: body for body in bodies.values() for var in body.results}
     readers: dict[Var, list[Body]] = {}
     outside = {atom for atom in flat.outvars if isinstance(atom, Var)}
     for eqn in flat.equations:
@@ -183,15 +187,15 @@ def groups_of(flat: Flat) -> list[Group]:
                 else:
                     outside.add(atom)
     group = {id(body): [body] for body in bodies.values()}
-    for var, found in readers.items():
+    for var, reading in readers.items():
         if var in outside:
             continue
-        for body in found:
+        for body in reading:
             one, two = group[id(maker[var])], group[id(body)]
             if one is not two:
                 one += two
-                group.update((id(each), one) for each in two)
+                group.update((id(body), one) for body in two)
     order = {id(bodies[id(eqn)]): at for at, eqn in enumerate(scans)}
-    distinct = {id(each): each for each in group.values() if len(each) > 1}
+    distinct = {id(scans): scans for scans in group.values() if len(scans) > 1}
     results = {atom for atom in flat.outvars if isinstance(atom, Var)}
-    return [Group(sorted(each, key=lambda body: order[id(body)]), outside, results) for each in distinct.values()]
+    return [Group(sorted(scans, key=lambda body: order[id(body)]), outside, results) for scans in distinct.values()]

@@ -16,12 +16,12 @@ from typing import Final
 
 from jax.extend.core import Var
 
+from recompute_jax._control.groups import Group, Mode
 from recompute_jax._program.costs import nbytes
 from recompute_jax._program.jaxpr import short
-from recompute_jax._scans.groups import Group, Mode
 
 _BISECTIONS: Final = 12
-_WORTH: Final = 0.97  # of the bytes of what is cheaper: more are not worth the cost
+_WORTH: Final = 0.97  # of the bytes of a cheaper way: more are not worth the cost
 _DEPTHS: Final = (1, 2)  # levels of blocks, where nothing has fitted yet
 _NAMED: Final = 4  # kinds of stacks, in a text
 
@@ -53,7 +53,7 @@ class Shape:
         return len(self.parts) == 1 and len(self.parts[0].levels) == 1
 
     def __str__(self) -> str:
-        return "; ".join(_text(self.group, each) for each in self.parts)
+        return "; ".join(_text(self.group, part) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -86,26 +86,26 @@ class _Laid:
 
 
 def shape(group: Group, room: int) -> Shape:
-    """The cheapest that was found in so many bytes, or else the smallest. O(modes squared) trials."""
+    """The cheapest that fits in so many bytes, or else the smallest. O(modes squared) trials."""
     plain = group.modes[0]
     ways = _ways(group)
-    found = [_parts(group, [_lay(_Way(plain, 0), group.length, 0, 0)])]
+    shapes = [_parts(group, [_lay(_Way(plain, 0), group.length, 0, 0)])]
     for less, more in combinations(reversed(ways), 2):
         low, high = 0, group.length  # so many steps in the way that needs less
         for _ in range(_BISECTIONS):
             made = _mixed(group, less, more, (low + high) // 2)
-            found.append(made)
+            shapes.append(made)
             if made.peak <= room:
                 high = (low + high) // 2
             else:
                 low = (low + high) // 2 + 1
             if low >= high:
                 break
-        found.append(_mixed(group, less, more, high))
-    fitting = [each for each in found if each.peak <= room]
+        shapes.append(_mixed(group, less, more, high))
+    fitting = [made for made in shapes if made.peak <= room]
     if fitting:
-        return min(fitting, key=lambda each: (each.cost, each.peak))
-    return min(found, key=lambda each: each.peak)
+        return min(fitting, key=lambda made: (made.cost, made.peak))
+    return min(shapes, key=lambda made: made.peak)
 
 
 def uniform(group: Group) -> list[Shape]:
@@ -120,14 +120,14 @@ def smallest(group: Group) -> list[Shape]:
     XLA has more copies of some than of others, which no count here foresees.
     """
     way = _Way(group.modes[-1], 1)
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     if len(group.modes) > 1:
         mode, steps = way.mode, group.length
         single = _Laid(_Way(mode, 1, alone=True), (steps, 1), steps * (mode.stacked + mode.entry), mode.work)
         laid = [single, *(_lay(_Way(mode, depth), steps, 0, group.modes[0].stacked) for depth in _DEPTHS)]
-        found += [_parts(group, [each]) for each in laid]
-    found.append(shape(group, 0))
-    return list({each.parts: each for each in found}.values())
+        shapes += [_parts(group, [block]) for block in laid]
+    shapes.append(shape(group, 0))
+    return list({made.parts: made for made in shapes}.values())
 
 
 def _ways(group: Group) -> list[_Way]:
@@ -137,13 +137,13 @@ def _ways(group: Group) -> list[_Way]:
     ways = [_Way(mode, 1, alone) for mode in group.modes[1:] for alone in (True, False)]
     ways += [_Way(group.modes[-1], depth) for depth in range(2, group.length.bit_length()) if len(group.modes) > 1]
     shapes = [(_parts(group, [_lay(way, group.length, 0, plain)]), way) for way in ways]
-    found: list[_Way] = []
+    worth: list[_Way] = []
     least = float(group.length * plain)
-    for made, way in sorted(shapes, key=lambda each: (each[0].cost, each[0].peak)):
+    for made, way in sorted(shapes, key=lambda pair: (pair[0].cost, pair[0].peak)):
         if made.peak <= _WORTH * least:
             least = made.peak
-            found.append(way)
-    return [first, *found]
+            worth.append(way)
+    return [first, *worth]
 
 
 def _mixed(group: Group, less: _Way, more: _Way, steps: int) -> Shape:
@@ -196,26 +196,26 @@ def _even(blocks: int, depth: int) -> tuple[int, ...]:
 def _parts(group: Group, laid: list[_Laid]) -> Shape:
     """One after the other, and the steps that are left as they are."""
     plain = group.modes[0]
-    left = group.length - sum(each.steps for each in laid)
+    left = group.length - sum(block.steps for block in laid)
     if left:
         laid = [*laid, _lay(_Way(plain, 0), left, 0, 0)]
-    laid = [each for each in laid if each.steps]
+    laid = [block for block in laid if block.steps]
     kept = peak = 0
-    for each in laid:
-        kept += each.kept
-        peak = max(peak, kept + each.work)
+    for block in laid:
+        kept += block.kept
+        peak = max(peak, kept + block.work)
     # Later parts are gone when an earlier one is read.
     if len(laid) > 1:
         peak += group.length * sum(nbytes(var.aval) for var in group.fixed)  # what others read is put together
     parts: list[Part] = []
     start = 0
-    for each in laid:
-        parts.append(Part(start, start + each.steps, each.levels, each.way.mode))
-        start += each.steps
+    for block in laid:
+        parts.append(Part(start, start + block.steps, block.levels, block.way.mode))
+        start += block.steps
     if group.bodies[0].reverse:
-        parts = [Part(group.length - each.stop, group.length - each.start, each.levels, each.mode) for each in parts]
+        parts = [Part(group.length - part.stop, group.length - part.start, part.levels, part.mode) for part in parts]
         parts.reverse()
-    cost = sum(each.cost for each in laid)
+    cost = sum(block.cost for block in laid)
     return Shape(group, tuple(parts), peak, cost)
 
 

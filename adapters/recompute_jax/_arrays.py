@@ -1,20 +1,23 @@
 """JAX's arrays as the cache sees them: immutable, shared only as whole objects, on one device or spread over several.
 
 What an array takes is told by the device. The cache deletes nothing: a reference is dropped, and the memory is free
-once nobody else has one. What the program deletes, or donates to a jitted function, is made again. Two arrays are
-aliases if they are one object, which is what JAX returns where an operation has nothing to do; key arrays are aliases
-if they have their words in common. `device_put` to the device where an array lies already makes another object of the
-same memory: that counts twice.
+once no other reference is left. What the program deletes, or donates to a jitted function, is made again. Two arrays
+are aliases if they are one object, which is what JAX returns where an operation has nothing to do; key arrays are
+aliases if they have their words in common. `device_put` to the device where an array lies already makes another object
+of the same memory: that counts twice. Time that JAX spends on tracing and compiling inside an operation is not what the
+operation costs.
+
+Pools are named after devices. Memory of the host is the pool "cpu", like that of NumPy's arrays. With several CPU
+devices in one process (XLA's `--xla_force_host_platform_device_count`) these are "cpu:0", "cpu:1", ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from math import prod
-from os import sep
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -22,7 +25,123 @@ import numpy as np
 from jax.extend import source_info_util
 
 import recompute as rc
-from recompute_jax._arrays import compiling, devices
+from recompute.extend import running, spend_elsewhere
+from recompute_jax._program.jaxpr import INTERNAL
+
+_MOST: Final = 1000  # shardings that are remembered
+
+
+class _Pools(dict[Any, str]):
+    """Sharding -> pool; resolved on first sight."""
+
+    def __missing__(self, sharding: Any) -> str:
+        if len(self) > _MOST:
+            self.clear()
+        pool = self[sharding] = _pool(sharding)
+        return pool
+
+
+pools: Final = _Pools()
+
+
+def _pool(sharding: Any) -> str:
+    """The device of an array, or all of them; "cpu" for one that a GPU's program keeps in host memory."""
+    kind = sharding.memory_kind
+    devices = sorted(sharding.device_set, key=lambda device: device.id)
+    platform = label(devices[0])
+    if platform != "cpu" and kind is not None and kind.endswith("host"):
+        return "cpu"
+    if len(devices) == 1 and platform == "cpu" and len(jax.devices("cpu")) == 1:
+        return "cpu"
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and runs[-1][-1] == device.id - 1:
+            runs[-1][1:] = [device.id]
+        else:
+            runs.append([device.id])
+    return f"{platform}:{'+'.join('-'.join(map(str, run)) for run in runs)}"
+
+
+def spread(pool: str) -> bool:
+    """Whether it is a pool of several devices."""
+    return "-" in pool or "+" in pool
+
+
+def label(device: Any) -> str:
+    """The platform as people call it: "cpu", "cuda", "tpu"."""
+    return str(device).partition(":")[0].lower()
+
+
+def device_names() -> list[str]:
+    """The pools of single devices that this process sees."""
+    pool_names = []
+    for platform in dict.fromkeys(["cpu", jax.default_backend()]):
+        try:
+            devices = jax.local_devices(backend=platform)
+        except RuntimeError:  # not all backends are there
+            continue
+        one = platform == "cpu" and len(devices) == 1
+        pool_names += ["cpu"] if one else [f"{label(device)}:{device.id}" for device in devices]
+    return pool_names
+
+
+def free_bytes(pool: str) -> int | None:
+    """Free bytes: the limit of JAX's allocator less what is in use; of several devices the least. None: unknown."""
+    platform, _, numbers = pool.partition(":")
+    ids: set[int] = set()
+    for run in numbers.split("+") if numbers else ["0"]:
+        first, _, last = run.partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            return None
+        ids.update(range(int(first), int(last or first) + 1))
+    rooms = []
+    for device in jax.local_devices():
+        if label(device) == platform and device.id in ids:
+            stats = device.memory_stats() or {}
+            if "bytes_limit" not in stats:
+                return None
+            rooms.append(max(0, stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
+    return min(rooms, default=None)
+
+
+OUT_OF_MEMORY: Final = (jax.errors.JaxRuntimeError, ValueError)
+"""What JAX raises then, among other things: the latter if it has run the same before, and so takes its short cut."""
+
+_ASKED: Final = re.compile(r"allocat\w* (\d+) ?bytes")
+
+
+def make_room(error: Exception, operands: Iterable[Any], nbytes: int) -> bool:
+    """Whether `error` says that the device of the operands is out of memory, and the cache could free some of its own.
+
+    As much as the device was asked for, or `nbytes` if the error does not say. The cache is that of the operation that
+    runs, or the current one.
+    """
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text and "Out of memory" not in text:
+        return False
+    frame = running()
+    cache: Any = rc.current_cache() if frame is None else frame.engine.cache
+    here = next((operand for operand in operands if isinstance(operand, jax.Array)), None)
+    pool = pools[jax.numpy.zeros(()).sharding if here is None else here.sharding]
+    asked = _ASKED.search(text)
+    return bool(cache.release_memory(max(1, nbytes, int(asked[1]) if asked else 0), pool))
+
+
+_EVENTS: Final = frozenset(
+    {
+        "/jax/core/compile/jaxpr_trace_duration",
+        "/jax/core/compile/jaxpr_to_mlir_module_duration",
+        "/jax/core/compile/backend_compile_duration",
+    }
+)
+
+
+def _discount(event: str, duration_secs: float, **_: Any) -> None:
+    if event in _EVENTS:
+        spend_elsewhere(duration_secs)
+
+
+jax.monitoring.register_event_duration_secs_listener(_discount)
 
 
 class Outline(rc.Outline):
@@ -87,7 +206,7 @@ class JaxAdapter(rc.ArrayAdapter):
     def device(self, value: Any) -> str:
         """Such as "cpu" or "cuda:0"; of an array on several devices "cuda:0-3", whose budget is that of each one."""
         _words(value)
-        return devices.pools[value.sharding]
+        return pools[value.sharding]
 
     def destroyed(self, value: Any) -> str | None:
         """Its type, for an array that was deleted or donated."""
@@ -174,11 +293,11 @@ class JaxAdapter(rc.ArrayAdapter):
 
     def devices(self) -> list[str]:
         """All that this process sees, of all platforms."""
-        return devices.names()
+        return device_names()
 
     def free_memory(self, device: str) -> int | None:
         """What the device's allocator may still take; of several devices the least. None: it does not say (CPU)."""
-        return devices.free(device)
+        return free_bytes(device)
 
 
 def _words(value: Any) -> Any:
@@ -193,9 +312,8 @@ def _words(value: Any) -> Any:
     return value._base_array if keys else value
 
 
-for each in (rc, compiling):  # whose import keeps compilation out of costs
-    # The places that JAX names are in the code of users.
-    source_info_util.register_exclusion(f"{Path(str(each.__file__)).parent}{sep}")
+for folder in INTERNAL[1:]:
+    source_info_util.register_exclusion(folder)  # the places that JAX names are in the code of users
 
 
 def _aligned(nbytes: int) -> Any:

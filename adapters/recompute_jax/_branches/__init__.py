@@ -1,1 +1,0 @@
-"""Conditionals that hand values to each other, as those of a loss and its gradient: what they keep, what runs again."""

@@ -1,1 +1,0 @@
-"""A plan as a function that JAX can trace: regions behind gates."""

@@ -1,0 +1,130 @@
+"""How a function is called: static arguments, functions among the leaves, devices, inside of what JAX transforms."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Any
+
+import jax
+from jax import tree_util
+
+
+class Signature:
+    """Which arguments are static: numbers and names, each known from the other, as `jax.jit` does."""
+
+    def __init__(
+        self, fn: Callable[..., Any], numbers: int | Sequence[int] | None, names: str | Iterable[str] | None
+    ) -> None:
+        self._numbers = {numbers} if isinstance(numbers, int) else set(numbers or ())
+        self._names = {names} if isinstance(names, str) else set(names or ())
+        if (numbers is None) == (names is None):
+            return  # none, or the caller has said both
+        try:
+            parameters = list(inspect.signature(fn).parameters.values())
+        except (TypeError, ValueError):
+            return
+        for number, parameter in enumerate(parameters):
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                if number in self._numbers:
+                    self._names.add(parameter.name)
+                elif parameter.name in self._names:
+                    self._numbers.add(number)
+
+    def without(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The dynamic arguments."""
+        return (
+            [arg for number, arg in enumerate(args) if not self._static(number, len(args))],
+            {name: arg for name, arg in kwargs.items() if name not in self._names},
+        )
+
+    def filled(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: tuple[list[Any], dict[str, Any]]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """All arguments, with others instead of the dynamic ones."""
+        rest = iter(dynamic[0])
+        positional = [arg if self._static(number, len(args)) else next(rest) for number, arg in enumerate(args)]
+        return positional, {**kwargs, **dynamic[1]}
+
+    def _static(self, number: int, count: int) -> bool:
+        return bool({number, number - count} & self._numbers)
+
+
+@tree_util.register_static
+@dataclass(frozen=True)
+class Held:
+    """A function instead of an array."""
+
+    function: Any
+
+
+def is_function(leaf: Any) -> bool:
+    """Whether it is no array but a function."""
+    return callable(leaf) and not hasattr(leaf, "dtype") and not hasattr(leaf, "__jax_array__")
+
+
+def held(leaf: Any) -> Any:
+    """The leaf, or what holds it if it is a function."""
+    return Held(leaf) if is_function(leaf) else leaf
+
+
+def released(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arguments in which functions are held."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_util.tree_map(
+            lambda leaf: leaf.function if isinstance(leaf, Held) else leaf,
+            (args, kwargs),
+            is_leaf=lambda leaf: isinstance(leaf, Held),
+        )
+        return fn(*args, **kwargs)
+
+    update_wrapper(run, fn, updated=())
+    return run
+
+
+Shardings = tuple[tuple[int, Any], ...]
+"""Of the leaves that are on several devices, by number."""
+
+
+def is_inside(args: Any, kwargs: Any) -> bool:
+    """Whether JAX transforms or compiles what calls this."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in tree_util.tree_leaves((args, kwargs))):
+        return True
+    return not is_clean()
+
+
+def shardings_of(args: Any, kwargs: Any) -> Shardings:
+    """Of the leaves that are on several devices, by number; of those being differentiated, too."""
+    shardings: list[tuple[int, Any]] = []
+    for at, leaf in enumerate(tree_util.tree_leaves((args, kwargs))):
+        while isinstance(leaf, jax.core.Tracer):
+            leaf = getattr(leaf, "primal", None)
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, jax.sharding.Sharding) and sharding.num_devices > 1:
+            shardings.append((at, sharding))
+    return tuple(shardings)
+
+
+def looks_for_nans(args: Any, kwargs: Any) -> bool:
+    """Whether JAX runs a function with values instead of tracers, to find the operation that made a NaN."""
+    if not (jax.config.values["jax_debug_nans"] or jax.config.values["jax_debug_infs"]):
+        return is_clean()
+    leaves = tree_util.tree_leaves((args, kwargs))
+    return any(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def context() -> Any:
+    """What jit compiles anew for: precision, kinds of random numbers, x64, meshes and so on."""
+    from jax._src.config import trace_context  # there is no public way to ask
+
+    return trace_context()
+
+
+def is_clean() -> bool:
+    """Whether JAX traces nothing."""
+    from jax._src.core import trace_state_clean  # there is no public way to ask
+
+    return bool(trace_state_clean())
