@@ -307,7 +307,7 @@ class Cache:
         with self.engine.changes.alone(), self.engine.changes.begun(python=True):
             if isinstance(value, int):
                 return story.of(value)
-            storage = value.node.storage
+            storage = value._node.storage
             steps = story.of(storage.number)
             steps.now = NAMES[storage.state]
             return steps

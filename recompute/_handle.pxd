@@ -13,8 +13,8 @@ cdef Kinds kinds
 
 cdef class Handle:
     cdef object __weakref__
-    cdef public Engine engine
-    cdef public Value node
+    cdef public Engine _engine
+    cdef public Value _node
 
 
 @cython.locals(

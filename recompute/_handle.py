@@ -28,19 +28,19 @@ _NO_NAMES: Final[Mapping[str, Any]] = {}
 class Handle:
     """A reference to a value of a cache, from outside."""
 
-    __slots__ = ("__weakref__", "engine", "node")
-    engine: Engine
-    node: Value
+    __slots__ = ("__weakref__", "_engine", "_node")
+    _engine: Engine
+    _node: Value
     """What it refers to, for `recompute.extend`."""
 
     def __del__(self) -> None:
         try:
-            self.engine.settling.going(self, self.node)
+            self._engine.settling.going(self, self._node)
         except BaseException as error:
             if is_finalizing is None or is_finalizing():  # the first: this module is being cleared
                 return
-            if getattr(self, "node", None) is not None:  # else it was interrupted while it was made
-                self.engine.finalizer.note_interrupt(error)
+            if getattr(self, "_node", None) is not None:  # else it was interrupted while it was made
+                self._engine.finalizer.note_interrupt(error)
 
     def get(self) -> Any:
         """The value; recomputed, with everything it needs, if it was evicted.
@@ -48,9 +48,9 @@ class Handle:
         Inside an operation's function, the value becomes a dependency of the operation. O(1) while resident. Raises
         BudgetError if the recomputation does not fit, and whatever the functions raise.
         """
-        value = self.node
+        value = self._node
         payload = value.payload
-        engine = self.engine
+        engine = self._engine
         if payload is EVICTED or engine.watchful:
             return get_slowly(engine, value)
         engine.reads += 1
@@ -87,11 +87,11 @@ def apply_at(
         kind = kinds.of(type(argument))
         if kind.handle:  # mostly
             handle = argument
-            if handle.engine is not engine:
+            if handle._engine is not engine:
                 engine = common_engine(engine, handle, args)
             if type(argument) is not plain:
                 like = type(argument)._class_of_results
-            argument = handle.node
+            argument = handle._node
             found.append(argument)
         else:
             if positional is None:
@@ -139,7 +139,7 @@ def common_engine(
     engine: Engine | None, argument: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NO_NAMES
 ) -> Engine:
     """The engine of `argument`; raises ValueError if that is not `engine`, and says which of all arguments it is."""
-    if engine is not None and argument.engine is not engine:
+    if engine is not None and argument._engine is not engine:
         which = [f"argument {number}" for number, one in enumerate(args, 1) if one is argument]
         which += [f"argument {name!r}" for name, one in kwargs.items() if one is argument]
         raise ValueError(
@@ -148,7 +148,7 @@ def common_engine(
             "new thread starts in the default cache); make all of them within one `with cache:`, or pass the value: "
             "argument.get()"
         )
-    return argument.engine  # type: ignore[no-any-return]  # a Recomputable has one
+    return argument._engine  # type: ignore[no-any-return]  # a Recomputable has one
 
 
 def _named(cache: Cache) -> str:

@@ -167,7 +167,7 @@ class Memoized(Generic[P, R_co]):
         kind = kinds[cls]
         part: Hashable
         if kind.handle:
-            node: Hashable = argument.node
+            node: Hashable = argument._node
             return node
         if cls in (list, tuple, dict):
             parts = argument.items() if cls is dict else argument

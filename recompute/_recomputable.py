@@ -53,20 +53,20 @@ class Recomputable(Handle, Forgotten, Generic[T_co]):
     @property
     def cache(self) -> Cache:
         """The cache that it belongs to."""
-        return self.engine.cache  # type: ignore[no-any-return]  # the engine knows no more of it
+        return self._engine.cache  # type: ignore[no-any-return]  # the engine knows no more of it
 
     def evict(self) -> bool:
         """Drop the value now. True if it was dropped; False for a source, a pinned, locked or evicted value."""
-        return requests.evict(self.engine, self.node)
+        return requests.evict(self._engine, self._node)
 
     def pin(self) -> Self:
         """Keep the value in memory, recomputed if need be, until `unpin`. Returns the value itself."""
-        requests.pin(self.engine, self.node)
+        requests.pin(self._engine, self._node)
         return self
 
     def unpin(self) -> Self:
         """Let the value be evicted again. Returns the value itself."""
-        requests.unpin(self.engine, self.node)
+        requests.unpin(self._engine, self._node)
         return self
 
     def detach(self) -> Self:
@@ -74,7 +74,7 @@ class Recomputable(Handle, Forgotten, Generic[T_co]):
 
         What it was made from can be freed, and repeated steps (`w = step(w).detach()`) keep no history.
         """
-        requests.detach(self.engine, self.node)
+        requests.detach(self._engine, self._node)
         return self
 
     def story(self) -> Steps:
@@ -124,24 +124,24 @@ class Recomputable(Handle, Forgotten, Generic[T_co]):
     @property
     def resident(self) -> bool:
         """Whether the value is in memory."""
-        return self.node.payload is not EVICTED
+        return self._node.payload is not EVICTED
 
     @property
     def pinned(self) -> bool:
         """Whether `pin` keeps it there."""
-        return self.node.pinned
+        return self._node.pinned
 
     @property
     def number(self) -> int:
         """The number of its storage, by which events and traces know it; aliases share one."""
-        return self.node.storage.number
+        return self._node.storage.number
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[T_co]]:
         """Copies and pickles as a source of the current cache: with the value, without its history."""
         return pure, (self.get(),)
 
     def __repr__(self) -> str:
-        value = self.node
+        value = self._node
         what = "source" if value.operation is None else value.operation.name
         state = "pinned" if value.pinned else "resident" if self.resident else "evicted"
         return f"<Recomputable {what}: {state}, {format_bytes(value.storage.size)}>"
@@ -150,7 +150,7 @@ class Recomputable(Handle, Forgotten, Generic[T_co]):
         """For a notebook: what it is and how it was made. Recomputes nothing, and shows nothing of the value."""
         from recompute._described import described
 
-        return described(repr(self), self.node).html()
+        return described(repr(self), self._node).html()
 
 
 def pure(value: T) -> Recomputable[T]:

@@ -28,12 +28,12 @@ def _binary(function: Callable[..., Any], *, reflected: bool = False) -> Callabl
 
     def apply(self: RecomputableArray, other: Any) -> Any:
         cls = type(other)
-        value = self.node
+        value = self._node
         if cls in SCALARS:
             positional = (other, value) if reflected else (value, other)
             return operate(RecomputableArray, self.cache, function, positional, (value,), sys._getframe(1))
         if cls is RecomputableArray:
-            cache, second = self.cache, other.node
+            cache, second = self.cache, other._node
             adapter = kinds[type(value.payload)].adapter
             if other.cache is cache and kinds[type(second.payload)].adapter is adapter and adapter.arrays:
                 pair = (second, value) if reflected else (value, second)
@@ -48,7 +48,7 @@ def _binary(function: Callable[..., Any], *, reflected: bool = False) -> Callabl
 
 def _unary(function: Callable[..., Any]) -> Callable[[RecomputableArray], Any]:
     def apply(self: RecomputableArray) -> Any:
-        value = self.node
+        value = self._node
         return operate(RecomputableArray, self.cache, function, (value,), (value,), sys._getframe(1))
 
     return apply
@@ -103,7 +103,7 @@ class RecomputableArray(Coercions):
         change(self, _set_all, (content,), {}, sys._getframe(1))
 
     def __getitem__(self, key: Any) -> Any:
-        value = self.node
+        value = self._node
         cls = type(key)
         if cls is int or (cls is slice and is_fixed(key)) or (cls is tuple and all(map(is_fixed, key))):
             caller = sys._getframe(1)
@@ -237,7 +237,7 @@ class RecomputableArray(Coercions):
 
 def again(array: Recomputable[Any]) -> RecomputableArray:
     """Another reference to the same value: what one of them becomes, the other does not."""
-    return RecomputableArray(array.cache, array.node)
+    return RecomputableArray(array.cache, array._node)
 
 
 def _set_all(array: Any, content: Any) -> None:

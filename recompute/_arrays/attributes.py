@@ -31,7 +31,7 @@ class Attributes(Recomputable[Any]):
 
     def _outline(self) -> Any:
         """The array itself while it is there, else what is known of it: shape, dtype, strides."""
-        value = self.node
+        value = self._node
         payload = value.payload
         if payload is not EVICTED:
             return payload
@@ -95,7 +95,7 @@ class Attributes(Recomputable[Any]):
 
     def __repr__(self) -> str:
         """What it is, without its content: showing it must not recompute anything."""
-        value = self.node
+        value = self._node
         what = "source" if value.operation is None else value.operation.name
         state = "pinned" if value.pinned else "resident" if self.resident else "evicted"
         return f"<RecomputableArray {self.dtype} {self.shape}, {what}: {state}, {format_bytes(self.nbytes)}>"
@@ -105,14 +105,14 @@ class Attributes(Recomputable[Any]):
     @property
     def T(self) -> Self:
         """The transpose. Of an evicted array an evicted one: nothing is recomputed until its content is needed."""
-        if self.node.payload is EVICTED:
+        if self._node.payload is EVICTED:
             return self._evicted_view("T", lambda axes: axes[::-1], sys._getframe(1))
         return attribute_of(self, "T", sys._getframe(1))
 
     @property
     def mT(self) -> Self:
         """The transpose of the last two axes; as lazy as `T`."""
-        if self.node.payload is EVICTED and self.ndim > 1:
+        if self._node.payload is EVICTED and self.ndim > 1:
             return self._evicted_view("mT", lambda axes: (*axes[:-2], axes[-1], axes[-2]), sys._getframe(1))
         return attribute_of(self, "mT", sys._getframe(1))
 
@@ -134,7 +134,7 @@ class Attributes(Recomputable[Any]):
 
     def _evicted_view(self, name: str, order: Callable[[tuple[int, ...]], tuple[int, ...]], caller: FrameType) -> Self:
         """An attribute of an evicted array that is a view with its axes in another order."""
-        value = self.node
+        value = self._node
         known = None if value.remains is None else value.remains.outline
         if known is None:
             return attribute_of(self, name, caller)
@@ -155,19 +155,19 @@ class Attributes(Recomputable[Any]):
 
     def _look_like(self, view: Self) -> None:
         """Refer to a view of itself: the memory stays, and who shares it."""
-        memory, node = memory_of(view), view.node
+        memory, node = memory_of(view), view._node
         origin = None if memory is None else view._origin
         try:
             self._become(view)
         finally:
-            if memory is not None and self.node is node:  # an interrupt may come meanwhile
+            if memory is not None and self._node is node:  # an interrupt may come meanwhile
                 self._origin = origin
                 memory.leave(view)
 
 
 def attribute_of(array: Wrapped, name: str, caller: FrameType) -> Wrapped:
     """What its library has by this name, as an operation."""
-    value = array.node
+    value = array._node
     return operate(  # type: ignore[no-any-return]  # so it is, mostly
         type(array), array.cache, _getter(name), (value,), (value,), caller, 1, (array,)
     )

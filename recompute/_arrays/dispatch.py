@@ -159,8 +159,8 @@ def array_ufunc(
         positional = []
         for argument in args:
             if type(argument) is cls and argument.cache is cache:
-                values.append(argument.node)
-                positional.append(argument.node)
+                values.append(argument._node)
+                positional.append(argument._node)
             elif type(argument) in SCALARS:
                 positional.append(argument)
             else:
@@ -218,7 +218,7 @@ def _into(
     for target in targets:
         memory = None
         if isinstance(target, cls):
-            extend.common_engine(array.engine, target)
+            extend.common_engine(array._engine, target)
             memory = shares(target)
             check_writable(target)
         if memory is None:

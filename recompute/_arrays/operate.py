@@ -41,8 +41,8 @@ class Operands:
         kind = kinds[cls]
         if kind.handle:
             extend.common_engine(self.cache.engine, argument)
-            self._same_library(adapter_of(argument.node))
-            self.values.append(argument.node)
+            self._same_library(adapter_of(argument._node))
+            self.values.append(argument._node)
             self.handles.append(argument)
             return HOLE
         adapter = kind.array
@@ -56,7 +56,7 @@ class Operands:
                 return Fresh(make)
             source = source_of(self.cache, adapter, argument)
             self._keep.append(source)
-            self.values.append(source.node)
+            self.values.append(source._node)
             return HOLE
         if cls is list:
             return [self.pack(part) for part in argument]
@@ -120,7 +120,7 @@ def call(
     for argument in args:  # mostly they are arrays of this cache and constants, and nothing is nested
         cls = type(argument)
         if cls is wrap and argument.cache is cache:
-            value = argument.node
+            value = argument._node
             plain.append(value)
             positional.append(value)
         elif cls in CONSTANTS:
@@ -158,7 +158,7 @@ def operate(
     handles = cache.extend.run(function, positional, values, caller, nout=nout, handle=wrap._class_of_results)
     if operands is not None:
         for number, handle in enumerate(handles):
-            if handle.node.storage is not handle.node and type(handle) is wrap:
+            if handle._node.storage is not handle._node and type(handle) is wrap:
                 handles[number] = link(handle, operands, handles)
     if nout == 1:
         result = _given(handles[0])

@@ -63,7 +63,7 @@ class Method:
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         array, name, caller = self._array, self._name, sys._getframe(1)
         if name in ONE_ARRAY and not keywords and all(type(argument) in CONSTANTS for argument in args):
-            value = array.node
+            value = array._node
             return operate(type(array), array.cache, self._function, (value, *args), (value,), caller, 1, (array,))
         if name in WRITERS or name in TO_PYTHON:
             return getattr(array.get(), name)(*args, **keywords)

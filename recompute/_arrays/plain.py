@@ -51,5 +51,5 @@ def source_of(cache: Cache, adapter: ArrayAdapter, array: Any) -> Recomputable[A
 
     source = cache.extend.source(adapter.snapshot(array), Recomputable)
     with suppress(TypeError):  # its memory belongs to something that cannot be watched
-        known = sources[key] = _Known(ref(owner, gone), source.node)
+        known = sources[key] = _Known(ref(owner, gone), source._node)
     return source

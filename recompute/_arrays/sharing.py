@@ -70,14 +70,14 @@ def link(view: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
 
     Returns what it is to the program: the operand itself, if the function has returned that.
     """
-    cls, storage = type(view), view.node.storage
-    parents = {id(array): array for array in operands if type(array) is cls and array.node.storage is storage}.values()
+    cls, storage = type(view), view._node.storage
+    parents = {id(array): array for array in operands if type(array) is cls and array._node.storage is storage}.values()
     if not parents:
-        _link_outputs(view, [array for array in outputs if type(array) is cls and array.node.storage is storage])
+        _link_outputs(view, [array for array in outputs if type(array) is cls and array._node.storage is storage])
         return view
     if len(parents) == 1:
         (parent,) = parents
-        if _name_of(view.node.operation.function) in SAME and _geometry(view) == _geometry(parent):
+        if _name_of(view._node.operation.function) in SAME and _geometry(view) == _geometry(parent):
             return parent
     memories = []
     for parent in parents:
@@ -86,14 +86,14 @@ def link(view: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> Any:
             with _creating:
                 memory = memory_of(parent)
                 if memory is None:
-                    memory = Memory(parent.node)
+                    memory = Memory(parent._node)
                     memory.join(parent, None)
         memories.append(memory)
     memory = memories[0]
     if any(other is not memory for other in memories):  # arrays that are copies to the program, of one value
         for other in memories:
             other.root = None
-    memory.join(view, Origin(view.node, tuple([(parent.node, parent._origin) for parent in parents])))
+    memory.join(view, Origin(view._node, tuple([(parent._node, parent._origin) for parent in parents])))
     return view
 
 
@@ -107,7 +107,7 @@ def _link_outputs(view: Any, others: Sequence[Any]) -> None:
     share = getattr(view._adapter.namespace(), "shares_memory", None)
     for other in others:
         if other is not view and share is not None:
-            one, two = view.node.payload, other.node.payload
+            one, two = view._node.payload, other._node.payload
             if one is EVICTED or two is EVICTED or share(one, two):
                 memory = memory_of(other)
                 if memory is None:
@@ -246,7 +246,7 @@ def check_writable(array: Any) -> None:
     """Raise ValueError, as NumPy does, for a view that is read-only there, or elements that lie on each other."""
     memory = memory_of(array)
     read_only = _overlaps(array._outline())
-    if memory is not None and memory.root is not None and memory.root is not array.node:
+    if memory is not None and memory.root is not None and memory.root is not array._node:
         root = memory.root
         read_only = read_only or _overlaps(extend.outline_of(root) if root.payload is EVICTED else root.payload)
     origin = None if memory is None else array._origin

@@ -21,7 +21,7 @@ def array(x: Any) -> RecomputableArray:
     what is no array, or an array of Python objects; BudgetError if it does not fit. Cost: a few microseconds.
     """
     if isinstance(x, Recomputable):
-        if not isinstance(x, RecomputableArray) and adapter_of(x.node) is None and not kinds[type(x.get())].array:
+        if not isinstance(x, RecomputableArray) and adapter_of(x._node) is None and not kinds[type(x.get())].array:
             raise TypeError(f"rc.array takes an array, or a Recomputable of one, not {x!r}")
         return again(x)
     adapter = kinds[type(x)].array

@@ -82,22 +82,22 @@ class Version:
         arrivals = []
         for array, found in zip(self._members, self._paths, strict=True):
             if found is None:
-                new = self.wrap(self.cache, root.node)
+                new = self.wrap(self.cache, root._node)
             else:
-                values = (root.node, *found[1])
+                values = (root._node, *found[1])
                 new = operate(self.wrap, self.cache, found[0], values, values, caller)
-                if new.node.storage is not root.node.storage:
+                if new._node.storage is not root._node.storage:
                     raise RuntimeError(_SHARED)
-            arrivals.append((array, new, new.node))
+            arrivals.append((array, new, new._node))
         try:
-            self._refer(root.node, arrivals)
+            self._refer(root._node, arrivals)
         except BaseException:
-            self._refer(root.node, arrivals)  # an interrupt: all or none
+            self._refer(root._node, arrivals)  # an interrupt: all or none
             raise
 
     def _refer(self, root: Value, arrivals: Sequence[tuple[Any, Any, Value]]) -> None:
         for array, new, node in arrivals:
-            if array.node is not node:
+            if array._node is not node:
                 array.cache.extend.exchange(array, new)
             if array._origin is not None:
                 array._origin = Origin(node, ((root, None),))
@@ -130,11 +130,11 @@ def change(
 
 def become(array: Any, version: Any) -> None:
     """Let an array that shares its memory with no other refer to a new version, on memory of its own."""
-    memory, node = memory_of(array), version.node
+    memory, node = memory_of(array), version._node
     try:
         array._become(version)
     finally:
-        if memory is not None and array.node is node:  # an interrupt may come meanwhile
+        if memory is not None and array._node is node:  # an interrupt may come meanwhile
             memory.leave(array)
 
 

@@ -120,7 +120,7 @@ def _pack(argument: Any, keep: list[Any], found: list[Value], depth: int) -> Any
         return argument
     if kind.handle:
         keep.append(argument)
-        value: Value = argument.node
+        value: Value = argument._node
         found.append(value)
         return value
     if cls is list:

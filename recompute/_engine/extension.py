@@ -159,12 +159,12 @@ class Values:
 
         `outline` is what its adapter's `evicted` would say of it.
         """
-        operation = Operation(function, (of.node,), (of.node,), place.f_code, place.f_lasti)
+        operation = Operation(function, (of._node,), (of._node,), place.f_code, place.f_lasti)
         return requests.view(self.engine, operation, outline, type(of))  # type: ignore[no-any-return]  # of that class
 
     def look(self, handle: Handle) -> Any:
         """The value if it is in memory, without waiting and without an event; otherwise EVICTED."""
-        return requests.look(self.engine, handle.node)
+        return requests.look(self.engine, handle._node)
 
     def refer(self, node: Value, handle: type[H]) -> H | None:
         """Another handle of a value that is in memory; None: it is not, and may be forgotten."""

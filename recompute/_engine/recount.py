@@ -102,7 +102,7 @@ def _look_for_references(values: list[Value]) -> None:
         for reference in list(references.values()) if isinstance(references, dict) else (references,):
             handle = None if reference is None else reference()
             if reference is not None and handle is not None:
-                alive.setdefault(handle.node, []).append(reference)
+                alive.setdefault(handle._node, []).append(reference)
     for value, kept in alive.items():  # first what they have, then what they have no more: an interrupt loses nothing
         for reference in kept:
             reference.value = value

@@ -298,13 +298,13 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
     Should the old value be needed again, it is made again, elsewhere.
     """
     with engine.changes.alone(), engine.changes.begun():
-        value = handle.node
+        value = handle._node
         operation = value.operation
         assert operation is not None, "a source that is written over cannot be made again"
         reference = value.reference_of(handle)
         value.forget_reference(reference)
-        handle.node = by.node
-        by.node.refer(reference)
+        handle._node = by._node
+        by._node.refer(reference)
         engine.finalizer.garbage += [value.payload, value.remains]
         value.payload = EVICTED
         value.remains = None
@@ -323,8 +323,8 @@ def exchange(engine: Engine, one: Any, other: Any) -> None:
 
 
 def _exchange(one: Any, other: Any) -> None:
-    first, second = one.node, other.node
-    one.node, other.node = second, first
+    first, second = one._node, other._node
+    one._node, other._node = second, first
     mine, others = first.reference_of(one), second.reference_of(other)
     first.forget_reference(mine)
     second.forget_reference(others)

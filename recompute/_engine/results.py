@@ -388,8 +388,8 @@ def refer(cls: type[Any], engine: Any, value: Value | None, callback: Callable[[
 
 def attach(handle: Any, engine: Any, value: Value, callback: Callable[[Reference], None]) -> None:
     """Let a new Recomputable refer to a value."""
-    handle.engine = engine
-    handle.node = value
+    handle._engine = engine
+    handle._node = value
     reference = Reference(handle, callback)
     if value.references is None:
         reference.value = value

@@ -243,7 +243,7 @@ class Replay(StepLoop):
             self._enter(value, handle)
 
     def _enter(self, value: int, handle: Recomputable[Any]) -> None:
-        self._values[value] = handle.node
+        self._values[value] = handle._node
         self._handles[value] = handle
 
     def _value(self, value: int) -> Value:

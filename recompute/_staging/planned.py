@@ -130,7 +130,7 @@ class Staged(Generic[R_co]):
             wanted = pack(result, [], results)
             if not results:
                 raise StagingError(f"{_name(function)} returned no Recomputable, but a {type(result).__name__}")
-            graph = Graph(_name(function), recorder, [handle.node for handle in inputs], results)
+            graph = Graph(_name(function), recorder, [handle._node for handle in inputs], results)
         made = plan(graph.program, self._budget, of_peak=self._of_peak, **self._how)
         return _Line(graph, layout, wanted, made)
 

@@ -23,7 +23,7 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
     `roots` are all the Recomputables of the cache that are alive: what only they keep alive is found through them.
     May be called whenever the calling thread is not inside the cache. O(everything alive, squared in small things).
     """
-    values = [root.node for root in roots]
+    values = [root._node for root in roots]
     engine = cache.engine
     if engine.moving.ahead is not None:
         engine.moving.ahead.wait()
