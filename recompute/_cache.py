@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ATTRIBUTES: Final = frozenset({"engine", "extend", "_record", "_log", "_foresight", "_inside", "_story"})
+_ATTRIBUTES: Final = frozenset({"_engine", "extend", "_record", "_log", "_foresight", "_inside", "_story"})
 
 
 class Cache:
@@ -102,7 +102,7 @@ class Cache:
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
         settings = settings or Settings()
         opened = Tiers(tiers)
-        self.engine = Engine(
+        self._engine = Engine(
             *(
                 limits_of(budget),
                 policy_of(policy),
@@ -114,20 +114,20 @@ class Cache:
             ),
             tiers=opened if opened.all() else None,
         )
-        self.engine.cache = self
-        self.extend = Extension(self.engine)
+        self._engine.cache = self
+        self.extend = Extension(self._engine)
         """What adapters ask of the engine: see `recompute.extend`."""
-        self.engine.hold = partial(requests.hold, self.engine)
+        self._engine.hold = partial(requests.hold, self._engine)
         self._story: Story | None = None
         if _count(log):
             from recompute._engine.story import Story
 
-            self._story = self.engine.machine.watch = self.engine.memory.story = Story(self.engine.meter, log)
-            self.engine.watch()
+            self._story = self._engine.machine.watch = self._engine.memory.story = Story(self._engine.meter, log)
+            self._engine.watch()
         self._foresight: Foresight | None = None
         self._inside = False
         if foresight and self.policy.name == DEFAULT:
-            self.engine.pressed = self._watch
+            self._engine.pressed = self._watch
         self._record = None if trace is None else self._start_recording(trace)
         self._log = Log()
         self._log.look(self.subscribe)
@@ -150,17 +150,17 @@ class Cache:
     @property
     def policy(self) -> Policy:
         """Which value is cheapest to lose."""
-        return self.engine.memory.policy
+        return self._engine.memory.policy
 
     @property
     def search(self) -> Search:
         """How to look for it."""
-        return self.engine.memory.search
+        return self._engine.memory.search
 
     @property
     def release(self) -> ReleaseMode:
         """What happens when the last outside reference to a value goes."""
-        return self.engine.references.mode.name
+        return self._engine.references.mode.name
 
     @property
     def budget(self) -> Any:
@@ -168,11 +168,11 @@ class Cache:
 
         Raises BudgetError, and changes nothing, if sources, pins, operations in flight and what callers hold exceed it.
         """
-        return self.engine.memory.limits.given
+        return self._engine.memory.limits.given
 
     @budget.setter
     def budget(self, budget: Budget | Mapping[str, Budget]) -> None:
-        requests.set_limits(self.engine, limits_of(budget))
+        requests.set_limits(self._engine, limits_of(budget))
 
     def release_memory(self, nbytes: int | str | None = None, device: str = "cpu") -> int:
         """Evict until `nbytes` more are free, or everything it can (None); returns the bytes freed.
@@ -180,11 +180,11 @@ class Cache:
         For an allocator or a host application that runs short of memory itself. Safe to call from inside an operation.
         """
         wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
-        return requests.release_memory(self.engine, wanted, device)
+        return requests.release_memory(self._engine, wanted, device)
 
     def stats(self) -> Stats:
         """What the cache has done and holds now. O(candidates)."""
-        engine = self.engine
+        engine = self._engine
         engine.tidy()
         for pool in list(engine.memory.pools.values()):
             pool.ask_limit()
@@ -249,8 +249,8 @@ class Cache:
         self._inside = True
         failed = True
         try:
-            if self.engine.pressed is not None and self.budget is not None:
-                with self.engine.wall:
+            if self._engine.pressed is not None and self.budget is not None:
+                with self._engine.wall:
                     foresight = self._ahead()
                     foresight.begin()
             yield
@@ -258,7 +258,7 @@ class Cache:
         finally:
             self._inside = False
             if foresight is not None:
-                with self.engine.wall:
+                with self._engine.wall:
                     foresight.end(failed=failed)
 
     def iterations(self, items: Iterable[T]) -> Iterator[T]:
@@ -278,19 +278,19 @@ class Cache:
         nothing.
         """
         if last and not self._inside and self._foresight is not None:
-            with self.engine.wall:
+            with self._engine.wall:
                 self._foresight.stop()
-        elif not last and not self._inside and self.engine.pressed is not None and self.budget is not None:
-            with self.engine.wall:
+        elif not last and not self._inside and self._engine.pressed is not None and self.budget is not None:
+            with self._engine.wall:
                 self._ahead().next()
 
     def _ahead(self) -> Foresight:
         if self._foresight is None:
             from recompute._foresight.foresight import Foresight
 
-            options = self.engine.options
+            options = self._engine.options
             self._foresight = Foresight(self, options.effort, waits=options.waits)
-            self.engine.unadvised = self._foresight.give_up
+            self._engine.unadvised = self._foresight.give_up
         return self._foresight
 
     def _watch(self) -> None:
@@ -304,7 +304,7 @@ class Cache:
         forgotten. Prints as a line a step. Raises ValueError if the cache keeps no log: see `Cache(log=)`. O(log).
         """
         story = self._told()
-        with self.engine.changes.alone(), self.engine.changes.begun(python=True):
+        with self._engine.changes.alone(), self._engine.changes.begun(python=True):
             if isinstance(value, int):
                 return story.of(value)
             storage = value._node.storage
@@ -320,7 +320,7 @@ class Cache:
         from recompute._sight.why import Why
 
         story = self._told()
-        with self.engine.changes.alone(), self.engine.changes.begun(python=True):
+        with self._engine.changes.alone(), self._engine.changes.begun(python=True):
             steps = story.all()
         return Why(steps)
 
@@ -331,20 +331,20 @@ class Cache:
         """
         from recompute._engine.stats import Holdings, holdings
 
-        self.engine.tidy()
-        with self.engine.changes.alone(), self.engine.changes.begun():
-            return Holdings(holdings(self.engine.memory.storages, self.engine.machine.held))
+        self._engine.tidy()
+        with self._engine.changes.alone(), self._engine.changes.begun():
+            return Holdings(holdings(self._engine.memory.storages, self._engine.machine.held))
 
     def _told(self) -> Story:
         """The log, with what is on its way there."""
         if self._story is None:
             raise ValueError("this cache keeps no log; make it with Cache(..., log=10_000)")
-        self.engine.settling.settle()
+        self._engine.settling.settle()
         return self._story
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener(event)` for every event; returns a function that stops it."""
-        return self.engine.subscribe(listener)
+        return self._engine.subscribe(listener)
 
     def watch(self, *, every: float = 0.25) -> View:
         """Show what the cache does while it runs: in a terminal on stderr, or below a notebook's cell.
@@ -383,11 +383,11 @@ class Cache:
     def flush(self) -> None:
         """The trace, if there is one, is a complete file from here on."""
         if self._record is not None:
-            self.engine.settling.settle()
+            self._engine.settling.settle()
             self._record.flush()
 
     def __repr__(self) -> str:
-        engine = self.engine
+        engine = self._engine
         used = sum(pool.used for pool in list(engine.memory.pools.values()))
         return (
             f"<Cache (policy {self.policy.name}): {format_bytes(used)} used of {engine.memory.limits}, "

@@ -50,11 +50,11 @@ def _tell_of_unentered(current: Cache) -> None:
     collect()  # a cache that nothing refers to any more is not meant
     for cache, place in list(_unentered.items()):
         _unentered.pop(cache, None)
-        if not cache.engine.memory.pools and not is_default(cache):
+        if not cache._engine.memory.pools and not is_default(cache):
             warn(
                 "this goes into the default cache, which has no budget, while the cache of "
-                f"{cache.engine.memory.limits} made at {place} was never entered; use it in a block, `with cache:`, or "
-                "make it the default one, with recompute.set_default_cache(cache)",
+                f"{cache._engine.memory.limits} made at {place} was never entered; use it in a block, `with cache:`, "
+                "or make it the default one, with recompute.set_default_cache(cache)",
                 RuntimeWarning,
                 stacklevel=outside(),
             )

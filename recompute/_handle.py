@@ -123,7 +123,7 @@ def apply_at(
         caller.f_lasti,
         options,
     )
-    handles = apply(engine or current_cache().engine, operation, like)
+    handles = apply(engine or current_cache()._engine, operation, like)
     return handles[0] if options is None or options.nout == 1 else tuple(handles)
 
 

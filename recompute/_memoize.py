@@ -140,7 +140,7 @@ class Memoized(Generic[P, R_co]):
 
     def _cache_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache:
         """The one that was given, or that of Recomputables among the arguments, or the current one."""
-        engine: Engine | None = None if self._cache is None else self._cache.engine
+        engine: Engine | None = None if self._cache is None else self._cache._engine
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, Recomputable):
                 engine = common_engine(engine, argument, args, kwargs)

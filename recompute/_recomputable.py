@@ -39,7 +39,7 @@ class Recomputable(Handle, Forgotten, Generic[T_co]):
 
     def __init__(self, cache: Cache, value: Value) -> None:
         """One more reference to a value of `cache`. To make values, see `pure` and `ap`."""
-        requests.refer_again(cache.engine, value, self)
+        requests.refer_again(cache._engine, value, self)
 
     if TYPE_CHECKING:
 
@@ -158,7 +158,7 @@ def pure(value: T) -> Recomputable[T]:
 
     Raises BudgetError if it does not fit into the budget, TypeError if it can be read only once.
     """
-    return requests.add_source(current_cache().engine, value, Recomputable)  # type: ignore[no-any-return]  # so it is
+    return requests.add_source(current_cache()._engine, value, Recomputable)  # type: ignore[no-any-return]  # so it is
 
 
 @overload

@@ -12,6 +12,7 @@ The rest is types, for annotations and comparisons, and
     pack, Container                       nested arguments, with nodes in place of handles
     handle_like, common_engine            of arguments: the class of handles of results; are they of one cache?
     is_array, outlive                     what adapters say of a value
+    node_of                               the value that a Recomputable refers to
     outline_of, forget_outline            what an adapter wanted to know of an evicted value
     is_interrupt                          whether an error is from the handler of a signal: let it pass
     Generators                            how the states of generators of random numbers are saved and set again
@@ -29,7 +30,7 @@ from recompute._background import BackgroundThread
 from recompute._engine import requests
 from recompute._engine.advice import Advice
 from recompute._engine.arguments import Container, Outputs, bound, pack
-from recompute._engine.extension import Counts, Extension, Load, Values, Watch
+from recompute._engine.extension import Counts, Extension, Handle, Load, Values, Watch
 from recompute._engine.finalizer import Held
 from recompute._engine.frames import Frame, HandleOf
 from recompute._engine.frames import running as _running
@@ -60,6 +61,11 @@ def spend_elsewhere(seconds: float) -> None:
     frame = running()
     if frame is not None:
         frame.elsewhere += seconds
+
+
+def node_of(handle: Handle) -> Value:
+    """The value that a Recomputable refers to."""
+    return handle._node
 
 
 def outline_of(node: Value) -> Any:
@@ -120,6 +126,7 @@ __all__ = [
     "identity",
     "is_array",
     "is_interrupt",
+    "node_of",
     "outline_of",
     "outlive",
     "pack",

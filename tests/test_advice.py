@@ -86,7 +86,7 @@ def tell(cache: rc.Cache, before: Any, wanted: Any = None) -> None:
 WAYS: dict[str, Callable[[rc.Cache], object]] = {
     "before": lambda cache: tell(cache, broken),
     "wanted": lambda cache: tell(cache, None, broken),
-    "pressed": lambda cache: setattr(cache.engine, "pressed", broken),
+    "pressed": lambda cache: setattr(cache._engine, "pressed", broken),
     "victims": lambda cache: cache.extend.advise(advice(victims=broken)),
     "victims that are none": lambda cache: cache.extend.advise(advice(victims=lambda pool, size: [None])),
     "keeps": lambda cache: cache.extend.advise(advice(keeps=broken)),
@@ -112,7 +112,7 @@ def one_message(match: str, where: str = __file__) -> Iterator[None]:
 
 def asked(cache: rc.Cache) -> tuple[object, ...]:
     """Whoever is asked or told of what happens."""
-    engine = cache.engine
+    engine = cache._engine
     return engine.before, engine.wanted, engine.pressed, engine.memory.advice, *engine.journal.listeners
 
 
@@ -213,7 +213,7 @@ def test_advice_that_only_names_what_cannot_go_is_not_asked_for_ever() -> None:
         stays = rc.ap(step, source, nbytes=300).pin()
         gone = rc.ap(step, source, nbytes=100)
         gone.evict()
-        useless = [stays.node.storage, gone.node.storage]
+        useless = [stays._node.storage, gone._node.storage]
         cache.extend.advise(advice(victims=lambda pool, size: useless))
         values = [rc.ap(step, source, nbytes=100) for _ in range(20)]
         assert [value.get() for value in values] == [1] * 20
@@ -240,7 +240,7 @@ def test_an_error_that_cannot_be_shown_is_named() -> None:
     cache.subscribe(Listener())
     with one_message("<Listener> raised <Strange> and will hear no more events"):
         work(cache)
-    assert not cache.engine.observed
+    assert not cache._engine.observed
     check_invariants(cache)
 
 
@@ -292,7 +292,7 @@ def limit() -> Iterator[None]:
 STRIKES: dict[str, Callable[[rc.Cache], object]] = {
     "before": lambda cache: tell(cache, strike),
     "wanted": lambda cache: tell(cache, None, strike),
-    "pressed": lambda cache: setattr(cache.engine, "pressed", strike),
+    "pressed": lambda cache: setattr(cache._engine, "pressed", strike),
     "victims": lambda cache: cache.extend.advise(advice(victims=strike)),
     "a listener": lambda cache: cache.subscribe(lambda event: strike() if type(event) is Performed else None),
 }
@@ -332,7 +332,7 @@ def test_an_interrupt_there_passes(way: str) -> None:
         case "wanted":
             tell(cache, None, interrupt)
         case "pressed":
-            cache.engine.pressed = interrupt
+            cache._engine.pressed = interrupt
         case "keeps":
             cache.extend.advise(advice(keeps=interrupt))
         case "a listener that advises":

@@ -46,8 +46,8 @@ def test_a_cost_is_learnt_when_the_device_knows_it(device: Device) -> None:
         assert cache.stats().model_time == 0.0
         device.done = True
         assert cache.stats().model_time == 1.0
-        assert y.node.storage.cost == 1.0
-        assert cache.engine.meter.now == 1.0
+        assert y._node.storage.cost == 1.0
+        assert cache._engine.meter.now == 1.0
         check_invariants(cache, [x, y])
 
 
@@ -62,7 +62,7 @@ def test_a_repeated_run_is_timed_on_the_device_too(device: Device) -> None:
             y.evict()
             assert y.get() == vector(2, 4, device="gpu:0")
             assert cache.stats().remat_time == (3.0 if seconds == 3.0 else 3.25)
-            assert y.node.storage.cost == cost
+            assert y._node.storage.cost == cost
             check_invariants(cache, [x, y])
 
 
@@ -91,5 +91,5 @@ def test_other_devices_keep_the_clock_of_the_cache(device: Device) -> None:
         here = rc.ap(slow, rc.pure(vector(1)))
         device.done = True
         assert cache.stats().model_time == 5.0
-        assert here.node.storage.cost == 5.0
+        assert here._node.storage.cost == 5.0
         assert there.get().numbers == (1,)

@@ -395,7 +395,7 @@ def test_a_fork_while_others_wait_for_the_operation() -> None:
             for _ in range(3):
                 waiting.append(Thread(target=lambda: got.append(value.get().numbers[0]), daemon=True))
                 waiting[-1].start()
-            while len(program.cache.engine.scheduler.blocked) < 3:
+            while len(program.cache._engine.scheduler.blocked) < 3:
                 pass
         forking()
         return add(payload)
@@ -447,7 +447,7 @@ def test_a_fork_while_another_thread_runs_functions() -> None:
         program.check()
 
     try:
-        while not program.cache.engine.scheduler.executing:
+        while not program.cache._engine.scheduler.executing:
             pass
         in_child(job)
     finally:

@@ -193,7 +193,7 @@ def check_all(cache: rc.Cache, interpreter: Interpreter, program: Program, found
     delivered(cache)
     assert extend.running() is None
     assert gc.isenabled()
-    assert not cache.engine.lock._is_owned()  # type: ignore[attr-defined]  # an RLock has it
+    assert not cache._engine.lock._is_owned()  # type: ignore[attr-defined]  # an RLock has it
     check_invariants(cache, interpreter.roots)
     stats = cache.stats()
     assert all(pool.peak <= BUDGETS[program] + pool.overshoot for pool in stats.pools)
@@ -205,7 +205,7 @@ def check_all(cache: rc.Cache, interpreter: Interpreter, program: Program, found
     while cache.release == "ignore" and any(cache.release_memory(device=pool.device) for pool in cache.stats().pools):
         pass
     assert cache.stats().used == 0
-    assert not cache.engine.memory.storages
+    assert not cache._engine.memory.storages
     cache.budget = BUDGETS[program]
     with cache:
         assert rc.ap(bytes, 1, nbytes=BUDGETS[program]).get() == b"\0"
@@ -459,7 +459,7 @@ def test_while_another_thread_runs_a_function() -> None:
         delivered(blocks.cache)
         check_invariants(blocks.cache, blocks.values)
         assert not blocks.values[6].evict()
-        assert blocks.cache.engine.scheduler.executing == 1
+        assert blocks.cache._engine.scheduler.executing == 1
         go.set()
         thread.join(LONG)
         assert not thread.is_alive()
@@ -481,23 +481,23 @@ def test_what_adapters_and_programs_use_besides() -> None:
         cache, values = blocks.cache, blocks.values
         stop = cache.subscribe(heard.append)
         with cache:
-            first, place = values[1].node, sys._getframe()
+            first, place = values[1]._node, sys._getframe()
             assert "Recomputable" in repr(values[1])
             assert copy.copy(values[1]).get().number == blocks.expected[1]
             assert rc.Recomputable(cache, first).number == values[1].number
             assert rc.lift(block)(values[1]).get().number == blocks.expected[1] + 1
             assert [each.number for each in rc.sequence([values[1], values[2]]).get()] == blocks.expected[1:3]
             assert rc.pure(block).apply(values[1]).get().number == blocks.expected[1] + 1
-            with cache.extend.keep(values[3].node):
+            with cache.extend.keep(values[3]._node):
                 assert not values[3].evict()
             made = cache.extend.adopt(block(), function, [first], [first], place, cost=1.0, handle=rc.Recomputable)
             made.evict()
             other = rc.ap(block, values[1], values[2])
             user = rc.ap(block, other)
             cache.extend.exchange(made, other)
-            cache.extend.set_room(made.node, [("cpu", 100)])
+            cache.extend.set_room(made._node, [("cpu", 100)])
             cache.extend.overwrite(other, rc.ap(block, other))
-            cache.extend.needed(user.node)
+            cache.extend.needed(user._node)
             cache.extend.dependents(first)
             values[4].evict()
             seen = cache.extend.view(values[4], function, None, place)
@@ -617,8 +617,8 @@ def test_an_interrupt_is_raised_in_the_thread_that_it_struck() -> None:
         found.extend(value.get().number for value in blocks.values)
 
     found: list[int] = []
-    doomed = rc.Recomputable(blocks.cache, blocks.values[3].node)
-    doomed.node = Struck()  # type: ignore[assignment]
+    doomed = rc.Recomputable(blocks.cache, blocks.values[3]._node)
+    doomed._node = Struck()  # type: ignore[assignment]
     del doomed
     thread = Thread(target=other)
     thread.start()
@@ -670,7 +670,7 @@ def test_a_storm_of_signals_while_threads_work() -> None:
 def test_an_interrupt_where_a_wait_has_just_let_go_of_the_lock() -> None:
     """As it may come in `Condition.wait`: the lock is held again where the wait was called, and free after that."""
     cache = rc.Cache()
-    changes = cache.engine.changes
+    changes = cache._engine.changes
 
     def wait() -> None:
         changes.lock._release_save()  # type: ignore[attr-defined]  # as Condition.wait does

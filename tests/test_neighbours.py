@@ -30,7 +30,7 @@ class Tape:
         return self.values[name]
 
     def storage(self, name: str) -> Storage:
-        return self[name].node.storage
+        return self[name]._node.storage
 
     def op(self, name: str, *arguments: str, cost: float = 1.0, nbytes: int = 1) -> None:
         def function(*payloads: Any) -> str:
@@ -52,7 +52,7 @@ class Tape:
         check_invariants(self.cache, self.values.values())
 
     def neighbours(self, name: str) -> float:
-        return self.cache.engine.memory.neighbourhood.cost(self.storage(name))
+        return self.cache._engine.memory.neighbourhood.cost(self.storage(name))
 
 
 def test_two_evicted_components_of_the_talk() -> None:
@@ -69,7 +69,7 @@ def test_two_evicted_components_of_the_talk() -> None:
     tape.op("t8", "t4", "t7")
     tape.neighbours("t8")
     tape.evict("t1", "t2", "t4", "t5", "t7")
-    components = tape.cache.engine.memory.neighbourhood
+    components = tape.cache._engine.memory.neighbourhood
     assert isinstance(components, Components)
     roots = {name: components.root(tape.storage(name)) for name in sorted(tape.evicted())}
     assert roots["t1"] is roots["t2"] is roots["t4"] is not roots["t5"]
@@ -202,9 +202,9 @@ def test_neighbourhoods_of_random_graphs(
 
 
 def compare(tape: Tape) -> None:
-    neighbourhood = tape.cache.engine.memory.neighbourhood
+    neighbourhood = tape.cache._engine.memory.neighbourhood
     for value in tape.values.values():
-        storage = value.node.storage
+        storage = value._node.storage
         if not storage.resident:
             continue
         lower_bound = neighbourhood.lower_bound(storage)
@@ -216,7 +216,7 @@ def compare(tape: Tape) -> None:
             around = evicted_neighbourhood(storage, descendants=neighbourhood.descendants)
             assert answer == pytest.approx(sum(neighbour.cost for neighbour in around))
         else:
-            everything = {other.node.storage for other in tape.values.values()}
+            everything = {other._node.storage for other in tape.values.values()}
             near = set(evicted_neighbours(storage))
             true = [component for component in evicted_components(connected(everything)) if component & near]
             assert answer >= sum(member.cost for component in true for member in component) - 1e-9

@@ -332,7 +332,7 @@ def test_a_thread_that_waits_inside_lends_its_turn() -> None:
     rng = np.random.default_rng(1)
     inside = threading.Event()
     with rc.Cache() as cache:
-        in_flight = cache.engine.scheduler.in_flight
+        in_flight = cache._engine.scheduler.in_flight
         waits = [False]
         below = rc.ap(lambda: rng.random())
         expected = below.get()
@@ -341,7 +341,7 @@ def test_a_thread_that_waits_inside_lends_its_turn() -> None:
         def outer() -> list[float]:
             one = rng.random()
             inside.set()
-            while waits[0] and below.node.operation not in in_flight:
+            while waits[0] and below._node.operation not in in_flight:
                 sleep(0)  # until the other thread is about to compute it
             return [one, below.get() if waits[0] else expected, rng.random()]  # not known to be needed
 
@@ -398,7 +398,7 @@ def test_an_operation_that_draws_nothing_keeps_no_state() -> None:
     rng = np.random.default_rng(1)
     with rc.Cache() as cache:
         value = rc.ap(lambda: 0 if rng is None else 1)
-        operation = value.node.operation
+        operation = value._node.operation
         assert operation is not None
         assert operation.options is None
         assert cache.stats().used == rc.sizeof(1)

@@ -403,7 +403,7 @@ def test_a_source_under_many_short_lived_users_does_not_grow() -> None:
         x = rc.pure(vector(1, 2))
         for _ in range(5000):
             rc.ap(double, x)
-        assert len(list(x.node.each_user())) < 50
+        assert len(list(x._node.each_user())) < 50
 
 
 @pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
@@ -529,7 +529,7 @@ def test_what_an_operation_waits_for_is_not_forgotten(release: Any) -> None:
         x = rc.ap(lambda: 21)
         kept.append(rc.ap(double, x))
         kept[0].evict()
-        node = kept[0].node
+        node = kept[0]._node
         (handle,) = cache.extend.run(lambda y: y + 1, [node], [node], sys._getframe(), handle=rc.Recomputable)
         assert runs == [21, 21]
         handle.evict()

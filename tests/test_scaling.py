@@ -64,7 +64,7 @@ def users(n: int) -> list[Any]:
 
 def handles(n: int) -> list[Any]:
     x = rc.ap(bytes, 8)
-    return [rc.Recomputable(x.cache, x.node) for _ in range(n)]
+    return [rc.Recomputable(x.cache, x._node) for _ in range(n)]
 
 
 def arguments(n: int) -> list[Any]:

@@ -205,7 +205,7 @@ def test_the_log_has_the_form_once(debug: pytest.LogCaptureFixture, monkeypatch:
 def test_nobody_listens_where_nobody_asks() -> None:
     """Without the level there is no listener, so that a cache is as fast as without `logging`."""
     cache, values = busy()
-    assert cache.engine.journal.listeners == []
+    assert cache._engine.journal.listeners == []
     assert values
 
 
@@ -219,7 +219,7 @@ def test_the_level_is_looked_up_when_a_cache_is_entered(caplog: pytest.LogCaptur
     before = len(caplog.records)
     values[2].evict()
     assert len(caplog.records) == before
-    assert cache.engine.journal.listeners == []
+    assert cache._engine.journal.listeners == []
     with caplog.at_level(logging.DEBUG, logger="recompute"), cache:
         values[2].get()
         assert len(caplog.records) == before + 1
@@ -295,8 +295,8 @@ def test_watching_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> Non
     cache = rc.Cache()
     with cache, cache.watch() as view:
         rc.ap(vector, 1)
-        assert len(cache.engine.journal.listeners) == 1
-    assert cache.engine.journal.listeners == []
+        assert len(cache._engine.journal.listeners) == 1
+    assert cache._engine.journal.listeners == []
     view.stop()
     assert capfd.readouterr() == ("", "")
     with pytest.raises(ValueError, match="every is in seconds"):
@@ -390,7 +390,7 @@ def test_watching_does_not_keep_the_cache(notebook: Notebook) -> None:
     """A view of a cache that has gone ends without an error."""
     cache = rc.Cache()
     view = cache.watch()
-    listeners = cache.engine.journal.listeners
+    listeners = cache._engine.journal.listeners
     del cache, listeners
     gc.collect()
     view.stop()

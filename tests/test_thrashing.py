@@ -85,7 +85,7 @@ def test_a_small_program_that_is_much_slower_is_told_so() -> None:
             values.append(rc.ap(step, values[-1]))
         for number in range(100_000):
             values[1 + 37 * number % 100].get()
-            if cache.engine.thrashing.next == inf:
+            if cache._engine.thrashing.next == inf:
                 break
 
     with rc.Cache(80, clock=lambda: 0.0) as cache, pytest.warns(rc.ThrashWarning, match="operations were repeated"):

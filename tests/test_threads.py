@@ -240,7 +240,7 @@ def test_waiting_for_memory_that_another_thread_needs_now() -> None:
     holder.start()
     wait(entered)
     wanter.start()
-    while not cache.engine.scheduler.blocked and wanter.is_alive():
+    while not cache._engine.scheduler.blocked and wanter.is_alive():
         pass
     go.set()
     for thread in (holder, wanter):
@@ -280,7 +280,7 @@ def test_memory_short_while_another_thread_is_between_two_steps() -> None:
     holder[0].start()
     wait(entered)
     wanter.start()
-    while not cache.engine.scheduler.blocked and wanter.is_alive():
+    while not cache._engine.scheduler.blocked and wanter.is_alive():
         pass
     go.set()
     for thread in (*holder, wanter):
@@ -382,7 +382,7 @@ def test_a_fault_wakes_those_who_wait() -> None:
     found: list[Any] = []
     two = Thread(target=lambda: found.append(y.get()), daemon=True)
     two.start()
-    while not cache.engine.scheduler.blocked and two.is_alive():
+    while not cache._engine.scheduler.blocked and two.is_alive():
         pass
     go.set()
     for thread in (one, two):

@@ -224,10 +224,10 @@ def evicted_below(storage: Storage, through: Callable[[Storage], bool]) -> set[S
 def checked(budget: int, policy: str, clock: ManualClock) -> rc.Cache:
     """A cache of which every choice is checked."""
     cache = rc.Cache(budget, policy=policy, clock=clock)
-    neighbourhood = cache.engine.memory.neighbourhood
+    neighbourhood = cache._engine.memory.neighbourhood
     if isinstance(neighbourhood, Needs):
         neighbourhood.reach = 10**6  # no extrapolation: then every choice is exact
-    pool = cache.engine.memory.pool("cpu")
+    pool = cache._engine.memory.pool("cpu")
     pool.candidates = Checked(cache.policy, neighbourhood)
     pool.candidates.pool = pool
     return cache

@@ -69,9 +69,9 @@ class Scene:
         found: list[bool] = []
 
         def look() -> None:
-            found.append(self.cache.engine.lock.acquire(timeout=LONG))
+            found.append(self.cache._engine.lock.acquire(timeout=LONG))
             if found[0]:
-                self.cache.engine.lock.release()
+                self.cache._engine.lock.release()
 
         thread = Thread(target=look)
         thread.start()
@@ -834,7 +834,7 @@ def test_what_an_adapter_remembers_uses_the_cache_as_it_goes(adapter: CuriousAda
         scene.let()
         values[0].get()
         values[0].evict()
-        extend.forget_outline(values[1].node)
+        extend.forget_outline(values[1]._node)
         del values[2]
         scene.check(*values)
         del values

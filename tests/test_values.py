@@ -82,7 +82,7 @@ def test_functions_of_one_code_keep_their_names() -> None:
     sign = "one object"
     with rc.Cache():
         values = [rc.ap(named(f"function_{number}")) for number in range(20)]
-        assert [value.node.operation.name for value in values] == [f"function_{number}" for number in range(20)]
+        assert [value._node.operation.name for value in values] == [f"function_{number}" for number in range(20)]
 
 
 def test_globals_are_seen_as_they_were() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import recompute as rc
+from recompute.extend import node_of
 from recompute_dask._opened import Join, Part, Span
 from recompute_dask._payloads import protected
 from recompute_dask._recipe import Held, made
@@ -38,7 +39,7 @@ def joined(cache: rc.Cache, join: Join, data: Mapping[Any, Any]) -> Held:
     for source in _resident_first(by_source, data):
         block = data[source]
         fill = _Fill(join, by_source[source], source, None if isinstance(block, Held) else protected(block))
-        nodes = (array.node, block.node) if isinstance(block, Held) else (array.node,)
+        nodes = (node_of(array), node_of(block)) if isinstance(block, Held) else (node_of(array),)
         (array,) = cache.extend.run(fill, nodes, nodes, place, handle=Held)
     held = [data[source] for source in by_source if isinstance(data[source], Held)]
     result: Held = made(array, held, writable=True, unique=False)

@@ -50,7 +50,7 @@ class Soon:
         for taken in following(_MAX_TASKS_AHEAD):
             looked += 1
             for held in taken:
-                node = held.node
+                node = extend.node_of(held)
                 size = node.storage.size
                 if size <= room and node not in seen and held.cache.extend.look(held) is not extend.EVICTED:
                     seen.add(node)

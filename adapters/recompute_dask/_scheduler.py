@@ -240,12 +240,12 @@ class Computation:
         storing = stores(task)
         recipe, held = recipe_of(task, data, self._writers, self._inside, stores=storing)
         if expects:
-            taken = sum([storage.size for storage in {argument.node.storage for argument in held}])
+            taken = sum([storage.size for storage in {extend.node_of(argument).storage for argument in held}])
             recipe.nbytes = self._sizes.get(task.key)
             recipe.guess = taken * self._arrays.get(task.key, 1) or None
         for argument in held if storing else ():  # what is written into cannot be made again
-            self.cache.extend.detach(argument.node, moves=False)
-        nodes = [argument.node for argument in held]
+            self.cache.extend.detach(extend.node_of(argument), moves=False)
+        nodes = [extend.node_of(argument) for argument in held]
         try:
             (handle,) = self.cache.extend.run(recipe, nodes, nodes, sys._getframe(), handle=Held)
         except rc.BudgetError as error:
@@ -256,10 +256,10 @@ class Computation:
             error.__dask_task__ = recipe, held  # type: ignore[attr-defined]  # for `_rerun`
             raise
         if recipe.is_data:  # which must not be held here: another thread might have to wait for it
-            if handle.node.storage.size < SMALL_BYTES:
+            if extend.node_of(handle).storage.size < SMALL_BYTES:
                 handle.detach()
             return made(handle, held, writable=recipe.writable, unique=False)
-        payload, nbytes = handle.node.payload, handle.node.storage.size
+        payload, nbytes = extend.node_of(handle).payload, extend.node_of(handle).storage.size
         there = payload is not extend.EVICTED
         if there and is_kept(payload, nbytes):
             handle.detach()

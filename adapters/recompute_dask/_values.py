@@ -200,7 +200,7 @@ class Values(MutableMapping[Any, Any]):
     def enter_made(self, key: Any, value: Any, recipe: Recipe, held: list[Held], cost: float, *, waits: bool) -> bool:
         """As `enter`, with how to make it again and the seconds that takes."""
         payload, writable = returned(value)
-        nodes = [handle.node for handle in held]
+        nodes = [extend.node_of(handle) for handle in held]
         handle = self.cache.extend.adopt(
             payload, recipe, nodes, nodes, sys._getframe(), cost=max(cost, 0.0), handle=Held, waits=waits
         )
@@ -247,7 +247,7 @@ class Values(MutableMapping[Any, Any]):
             return None
         held.writable = writable
         held.depth = 0
-        held.unique = is_unique(payload, held.node.storage.size)
+        held.unique = is_unique(payload, extend.node_of(held).storage.size)
         return held
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from recompute.extend import node_of
 from recompute_torch._memory import storage_of
 from recompute_torch._recipe import tensors
 from recompute_torch._storages import Handle
@@ -102,7 +103,7 @@ def _preceded(function: Callable[..., Any], prepare: Prepare) -> Any:
 
 
 def _stay(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:
-    until.enter_context(handle.tracker.staying(handle.node))
+    until.enter_context(handle.tracker.staying(node_of(handle)))
 
 
 def _hand_out(handle: Handle, tensor: torch.Tensor, first: bool, until: ExitStack) -> None:

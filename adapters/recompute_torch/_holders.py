@@ -14,7 +14,7 @@ import torch
 
 import recompute as rc
 from recompute import text
-from recompute.extend import EVICTED, Pool, Value
+from recompute.extend import EVICTED, Pool, Value, node_of
 from recompute.text import format_bytes
 from recompute_torch._memory import storage_of
 from recompute_torch._recipe import ordinary
@@ -143,7 +143,7 @@ class Holders:
         kinds = self.kinds()
         sizes = {kind: Held() for kind in KINDS}
         for storage in storages:
-            node = storage._recompute.node
+            node = node_of(storage._recompute)
             kind = kinds.get(id(storage)) or ("activations" if node.operation is not None else "inputs and others")
             if node.payload is EVICTED:
                 sizes[kind].gone += node.storage.size
@@ -196,7 +196,7 @@ class Floor:
 
     def now(self, pool: Pool, operator: int, name: str) -> Parts:
         """What stays on a device now, and an operator beside it."""
-        pairs = [(storage, storage._recompute.node.storage) for storage in self._storages()]
+        pairs = [(storage, node_of(storage._recompute).storage) for storage in self._storages()]
         here = [(storage, node) for storage, node in pairs if node.pool is pool]
         sizes = self._holders.sizes(storage for storage, node in here if any(value.stays for value in node.values))
         parameters, gradients, optimizer = [sizes[kind].here for kind in KINDS[:3]]

@@ -18,7 +18,7 @@ import torch
 
 import recompute as rc
 from recompute import extend
-from recompute.extend import EVICTED, Value
+from recompute.extend import EVICTED, Value, node_of
 from recompute_torch._adapter import MemoryAdapter
 from recompute_torch._holders import Holders
 from recompute_torch._memory import (
@@ -119,7 +119,7 @@ class Storages:
         handle = getattr(storage, "_recompute", None)
         if not ordinary(tensor):
             return handle  # it may look at a tensor that belongs to the cache, but is never one itself
-        if handle is not None and handle.special == "copied" and not same(handle.node.payload.storage, storage):
+        if handle is not None and handle.special == "copied" and not same(node_of(handle).payload.storage, storage):
             handle = None  # it was written to: it is another value now
             del storage._recompute  # type: ignore[attr-defined]  # ours
         if handle is None or handle.tracker is not self:
@@ -158,7 +158,7 @@ class Storages:
         """What a tensor has stays, whatever it was made of."""
         handle = getattr(storage_of(tensor), "_recompute", None)
         if handle is not None:
-            self._fix(handle.node)
+            self._fix(node_of(handle))
 
     def _count(self, tensor: Tensor) -> None:
         """A tensor that nothing will depend on, as long as it is no value: its bytes are counted until they go."""
@@ -174,7 +174,7 @@ class Storages:
         handle = getattr(storage, "_recompute", None)
         if handle is None:
             return hasattr(storage, "_passing")
-        mine, node = handle.tracker is self and not handle.special, handle.node
+        mine, node = handle.tracker is self and not handle.special, node_of(handle)
         return mine and node.operation is None and (node.users is None or not self.cache.extend.needed(node))
 
     def _made_here(self, tensor: Any) -> bool:
@@ -182,10 +182,10 @@ class Storages:
         if not isinstance(tensor, Tensor):
             return False
         handle = self._handle(tensor)
-        return handle is not None and (handle.node.operation is not None or self._unwritten(handle))
+        return handle is not None and (node_of(handle).operation is not None or self._unwritten(handle))
 
     def _unwritten(self, handle: Handle) -> bool:
-        return handle.special == "unwritten" and not self.cache.extend.needed(handle.node)
+        return handle.special == "unwritten" and not self.cache.extend.needed(node_of(handle))
 
     def own(self, given: Iterable[Tensor]) -> None:
         """Make sources of what the tensors hold, which are about to be written: nothing depends on them any more.
@@ -198,7 +198,7 @@ class Storages:
             handle = self._handle(tensor)
             if handle is None or handle.special == "copied":
                 continue
-            source = handle.node
+            source = node_of(handle)
             self._fix(source)
             if self._moves and handle.special == "unwritten":
                 self.cache.extend.detach(source, moves=True)
@@ -260,14 +260,14 @@ class Storages:
         for tensor in given:
             handle = self._handle(tensor) if self._moves else None
             if handle is not None:
-                self._fix_in_memory(handle.node)
+                self._fix_in_memory(node_of(handle))
 
     def wrote(self, given: Iterable[Tensor]) -> None:
         """Sources, which are in memory, are about to be written: what tiers have of them is out of date."""
         for tensor in given if self._moves else ():
             handle = getattr(storage_of(tensor), "_recompute", None)
             if handle is not None:
-                self.cache.extend.written(handle.node)
+                self.cache.extend.written(node_of(handle))
 
     def _keep(self, memory: Any) -> bool:
         """Whether there are bytes that stay when their tensor goes."""
@@ -309,7 +309,7 @@ class Storages:
         handle: Handle | None = getattr(storage, "_recompute", None)
         if handle is None:
             return
-        node = handle.node
+        node = node_of(handle)
         extend.forget_outline(node)
         leave = partial(delattr, storage, "_recompute")
         if node.payload is EVICTED:
@@ -329,7 +329,7 @@ class Storages:
             handle = getattr(storage, "_recompute", None)
             if handle is None:
                 return
-            node = handle.node
+            node = node_of(handle)
             self._fix_in_memory(node)
             if not self.cache.extend.needed(node):
                 node.payload.give_back(partial(delattr, storage, "_recompute"))
@@ -337,7 +337,7 @@ class Storages:
     def taken_here(self, handle: Handle) -> bool:
         """Whether the operator that runs here takes the value: it may do with the memory what its schema says."""
         frame = extend.running()
-        return frame is not None and handle.node in frame.arguments
+        return frame is not None and node_of(handle) in frame.arguments
 
     def lend(self, tensor: Tensor, to: Any) -> None:
         """The operator that runs here has got something that refers to the memory of its argument.
@@ -368,7 +368,7 @@ class Storages:
     def commit(self) -> None:
         """Forget how everything was made: what is alive becomes a source."""
         for storage in self.known():
-            self._fix(storage._recompute.node)  # type: ignore[attr-defined]  # ours
+            self._fix(node_of(storage._recompute))  # type: ignore[attr-defined]  # ours
 
     def leave(self) -> None:
         """Give all storages back to the program, with their bytes: one by one, so that the budget mostly does."""
@@ -381,7 +381,7 @@ class Storages:
         for storage in filter(None, [reference() for reference in list(self._known.values())]):
             if hasattr(storage, "_passing"):
                 self._source(storage)
-        node_of = attrgetter("_recompute.node")
+        node_of = attrgetter("_recompute._node")
         for storage in sorted(self.known(), key=lambda kept: (node_of(kept).payload is EVICTED, node_of(kept).number)):
             node = node_of(storage)
             try:

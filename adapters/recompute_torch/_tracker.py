@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 import recompute as rc
-from recompute.extend import Value
+from recompute.extend import Value, node_of
 from recompute_torch._holders import Floor
 from recompute_torch._memory import Lost, Storage, device_name, storage_of
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
@@ -169,7 +169,7 @@ class Tracker(Storages):
         before: list[Handle] = []
         if blank:  # what they hold is not asked for; the bytes are needed, and counted for the new value
             for target in targets:
-                node = target._recompute.node
+                node = node_of(target._recompute)
                 if node.operation is None:
                     self.hand_out(target)
                 else:
@@ -177,7 +177,7 @@ class Tracker(Storages):
                         self._disown(target)
         else:
             before = [target._recompute for target in targets]
-            call.written = tuple([nodes.index(handle.node) for handle in before])
+            call.written = tuple([nodes.index(node_of(handle)) for handle in before])
         try:
             handles = self._run(call, nodes, _getframe(2), single=single)
         except BaseException:
@@ -186,13 +186,13 @@ class Tracker(Storages):
                     self._disown(target)
             raise
         if not single and not blank:
-            made = [handle.node.storage for handle in handles]
+            made = [node_of(handle).storage for handle in handles]
             copies = [(storage.pool.device, storage.size) for storage in made]  # it copies all targets
-            self.cache.extend.set_room(handles[0].node, copies)
+            self.cache.extend.set_room(node_of(handles[0]), copies)
         for number, target in enumerate(targets):
             if blank:
                 self._enter(target, handles[number])
-            elif getattr(target, "_recompute", None) is (old := before[number]) and old.node.operation is not None:
+            elif getattr(target, "_recompute", None) is (old := before[number]) and node_of(old).operation is not None:
                 self.cache.extend.overwrite(old, by=handles[number])
         for target, size in zip(targets, sizes, strict=True):
             if target.nbytes() != size:
@@ -219,7 +219,7 @@ class Tracker(Storages):
         for storage in storages:
             handle: Handle | None = getattr(storage, "_recompute", None)
             if handle is not None and not handle.resident:  # bring its bytes back
-                with handle.tracker.staying(handle.node):
+                with handle.tracker.staying(node_of(handle)):
                     pass
         if rule.name in ("aten::resize_", "aten::resize_as_"):
             self.forget([args[0]])
@@ -231,7 +231,7 @@ class Tracker(Storages):
         for storage in new_storages(result):
             handle = self._source(storage, "unwritten")
             if self._moves and "empty" not in rule.name:  # an optimizer begins with zeros
-                self.cache.extend.detach(handle.node, moves=True)
+                self.cache.extend.detach(node_of(handle), moves=True)
         return result
 
     def _composes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -261,7 +261,7 @@ class Tracker(Storages):
                     continue
                 handle = self._handle(tensor)
                 if handle is not None:
-                    nodes.append(handle.node)
+                    nodes.append(node_of(handle))
         look = Look(func, (args, kwargs), partial(self.wrote, written))
         self._run(look, nodes, _getframe(1), single=True)
         self._kept_by(look.result, args, kwargs)
@@ -295,7 +295,7 @@ class Tracker(Storages):
                     return False
                 except NotImplementedError:  # it has no storage
                     return False
-                if handle.special or handle.tracker is not self or not handle.node.stays:
+                if handle.special or handle.tracker is not self or not node_of(handle).stays:
                     return False
             elif type(argument) is list and not self._stay(argument):
                 return False
@@ -323,7 +323,7 @@ class Tracker(Storages):
         if self._lent:
             self._take_back()
         if self.floor is not None:
-            self.floor.note(function, nodes, [handle.node for handle in handles])
+            self.floor.note(function, nodes, [node_of(handle) for handle in handles])
         return handles
 
     def _enter_all(self, storages: list[Storage], handles: Sequence[Handle]) -> None:
@@ -347,7 +347,7 @@ class Tracker(Storages):
                     return None
                 if handle.tracker is not self or handle.special:
                     return None
-                nodes.append(handle.node)
+                nodes.append(node_of(handle))
                 elements = argument.dtype, argument.shape, argument.stride()
                 template.append((elements, argument.storage_offset(), argument.is_conj(), argument.is_neg()))
             elif cls in _CONSTANTS:
@@ -381,7 +381,7 @@ class Tracker(Storages):
                 raise NotImplementedError
             if handle is None or any(argument is other for other in blank):
                 return Blank(argument, storage_of(argument).nbytes())
-            nodes.append(handle.node)
+            nodes.append(node_of(handle))
             return geometry_of(argument)
         if type(argument) is list:
             return [self._argument(part, nodes, blank) for part in argument]

@@ -20,7 +20,7 @@ from recompute._arrays.sharing import memory_of
 from recompute._arrays.writes import change, is_changeable, is_fixed, is_item, is_plain
 from recompute._recomputable import Recomputable
 
-_SLOTS: Final = frozenset({"engine", "node", "_memory", "_origin"})
+_SLOTS: Final = frozenset({"_engine", "_node", "_memory", "_origin"})
 
 
 def _binary(function: Callable[..., Any], *, reflected: bool = False) -> Callable[[RecomputableArray, Any], Any]:

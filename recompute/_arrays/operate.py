@@ -40,7 +40,7 @@ class Operands:
             return argument
         kind = kinds[cls]
         if kind.handle:
-            extend.common_engine(self.cache.engine, argument)
+            extend.common_engine(self.cache._engine, argument)
             self._same_library(adapter_of(argument._node))
             self.values.append(argument._node)
             self.handles.append(argument)

@@ -65,7 +65,7 @@ class Caches:
         if self._budget_given:
             followed.own_budget = cache.budget
             cache.budget = self._budget
-        if self._tiers and cache.engine.memory.tiers is None:
+        if self._tiers and cache._engine.memory.tiers is None:
             cache.extend.add_tiers(self._tiers)
         self._follow(followed)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Handle(Protocol):
     """What refers to a value: a Recomputable."""
 
-    node: Value
+    _node: Value
 
 
 H = TypeVar("H", bound=Handle)

@@ -73,7 +73,7 @@ class Foresight:
         """Memory is short, and rounds are not marked: begin to look for repetition."""
         if not self._marked and self._repetition is None:
             self._thread = get_ident()
-            self._repetition = Repetition(self._cache.engine, self.begins)
+            self._repetition = Repetition(self._cache._engine, self.begins)
             self._tell(self._repetition.before, self.wants)
 
     def _tell(self, before: Callable[[Operation], None] | None, wanted: Callable[[Value], None] | None) -> None:

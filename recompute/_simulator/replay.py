@@ -167,8 +167,8 @@ class Replay(StepLoop):
             log=log,
             settings=Settings(room=_recorded_room, warns=False, effort=effort or 0.0, waits=True, internal=True),
         )
-        self.cache.engine.memory.neighbourhood.keeps = program.settings.get("keeps") is not False
-        tiers = self.cache.engine.memory.tiers
+        self.cache._engine.memory.neighbourhood.keeps = program.settings.get("keeps") is not False
+        tiers = self.cache._engine.memory.tiers
         self._stores = [] if tiers is None else [store for _, store in tiers.all() if isinstance(store, SimulatedStore)]
         self._start(program)
 
@@ -178,7 +178,7 @@ class Replay(StepLoop):
 
     def counts(self) -> Counts:
         """The counts so far."""
-        waited = self.cache.engine.meter.moving_time + sum([store.backlog for store in self._stores])
+        waited = self.cache._engine.meter.moving_time + sum([store.backlog for store in self._stores])
         stats = self.cache.stats()
         return Counts(
             model_time=stats.model_time,
@@ -207,7 +207,7 @@ class Replay(StepLoop):
         self._handles: list[Recomputable[Any] | None] = [None] * count
         self._held: dict[int, list[Any]] = {}  # value -> payloads that are kept outside, the oldest first
         self.clock.left = (self._limit - 1) * program.model_time
-        clock, meter = self.clock, self.cache.engine.meter
+        clock, meter = self.clock, self.cache._engine.meter
 
         def pass_time(units: float) -> None:
             clock.elapsed += units

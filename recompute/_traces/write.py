@@ -52,7 +52,7 @@ def settings_of(cache: Cache) -> dict[str, object]:
         "release": cache.release,
         "budget": cache.budget,
     }
-    options = cache.engine.options
+    options = cache._engine.options
     if options.paste:
         settings |= {"paste": options.paste, "keeps": options.keeps}
     return settings

@@ -24,7 +24,7 @@ def check_invariants(cache: Cache, roots: Iterable[Any] = ()) -> None:
     May be called whenever the calling thread is not inside the cache. O(everything alive, squared in small things).
     """
     values = [root._node for root in roots]
-    engine = cache.engine
+    engine = cache._engine
     if engine.moving.ahead is not None:
         engine.moving.ahead.wait()
     cache.stats()  # takes in references that went

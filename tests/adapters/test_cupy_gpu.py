@@ -255,8 +255,8 @@ def test_the_cache_takes_the_costs_of_the_device() -> None:
         products = [source.map(lambda array: array @ array) for _ in range(5)]
         cupy.cuda.Device(0).synchronize()
         source.map(double)  # asks
-        assert len(cache.engine.meter.unknown) == 1
-        assert all(each.node.operation.c0 > 0 for each in products)
+        assert len(cache._engine.meter.unknown) == 1
+        assert all(each._node.operation.c0 > 0 for each in products)
 
 
 def test_operations_on_several_streams_wait_for_each_other_on_the_device() -> None:

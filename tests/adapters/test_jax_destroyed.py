@@ -219,7 +219,7 @@ def test_programs(program: list[tuple[str, int]], budget: int | None) -> None:
             value = None
             stats = cache.stats()
             assert budget is None or stats.peak <= budget + stats.overshoot
-            assert not any(each.resident and each.node.payload.is_deleted() for each in values)
+            assert not any(each.resident and each._node.payload.is_deleted() for each in values)
             check_invariants(cache, values)
         for value in values:
             value.unpin()

@@ -220,7 +220,7 @@ def test_fakes_are_nobodys_memory() -> None:
         assert [len(each) for each in (*fakes, *shapes)] == [*[10**6] * 5, 2_000]
         stats = block.stats()
         assert (stats.peak, stats.evictions, [pool.device for pool in stats.pools]) == (16_000, 0, ["cpu"])
-        assert value_of(kept).node.operation is not None  # looking at its shape changed nothing
+        assert value_of(kept)._node.operation is not None  # looking at its shape changed nothing
 
 
 def test_what_cannot_be_made_again_counts_at_once() -> None:

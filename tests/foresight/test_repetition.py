@@ -118,7 +118,7 @@ def test_a_plain_loop_goes_on_after_what_is_remembered() -> None:
         for _ in range(200_000):
             rc.ap(unit, source)
         assert [value.get() for value in kept] == [bytearray(1000)] * 10
-    assert cache.engine.before is not None
+    assert cache._engine.before is not None
     check_invariants(cache, [source, *kept])
 
 
@@ -160,7 +160,7 @@ def test_a_marked_round_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPat
         for _ in range(200):
             value = rc.ap(lambda x: x + 1, value, nbytes=10)
         assert cache.stats().foresight == "lost: a round of more than 100 steps is not planned"
-        assert cache.engine.journal.listeners == []
+        assert cache._engine.journal.listeners == []
         assert value.get() == 200
 
 

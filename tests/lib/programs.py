@@ -227,7 +227,7 @@ class Interpreter:
     def __init__(self, surface: Any, cache: Cache | None = None) -> None:
         self.surface = surface
         self.cache = cache
-        clock = None if cache is None else cache.engine.meter.clock
+        clock = None if cache is None else cache._engine.meter.clock
         self._clock = clock if isinstance(clock, ManualClock) else None
         self._handles: list[Any] = []
         self._calls: WeakSet[Call] = WeakSet()

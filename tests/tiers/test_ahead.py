@@ -25,7 +25,7 @@ def test_some_memory_is_kept_free(tmp_path: Path) -> None:
     """As much as two of the values for which the program had to wait; it may have taken some of that since then."""
     with rc.Cache(32 * SIZE, tiers=rc.Disk(folder=tmp_path, ahead=True), foresight=False) as cache:
         made = [filled(number) for number in range(32)]
-        cache.engine.moving.ahead.waited(cache.engine.memory.pool("cpu"), SIZE)  # type: ignore[union-attr]
+        cache._engine.moving.ahead.waited(cache._engine.memory.pool("cpu"), SIZE)  # type: ignore[union-attr]
         check_invariants(cache, made)  # waits until nothing is left to be moved
         assert cache.stats().used == 30 * SIZE
         made += [filled(number) for number in range(32, 40)]
@@ -42,7 +42,7 @@ def test_what_is_dropped_stays_until_its_room_is_needed(tmp_path: Path) -> None:
         source = filled(1)
         kept = [rc.ap(np.negative, source) for _ in range(31)]
         for number in range(4):
-            cache.engine.moving.ahead.waited(cache.engine.memory.pool("cpu"), SIZE)  # type: ignore[union-attr]
+            cache._engine.moving.ahead.waited(cache._engine.memory.pool("cpu"), SIZE)  # type: ignore[union-attr]
             check_invariants(cache, [source, *kept])
             assert cache.stats().used == 32 * SIZE, number
 
@@ -115,7 +115,7 @@ def test_the_thread_ends_with_its_cache(tmp_path: Path) -> None:
     with rc.Cache(8 * SIZE, tiers=rc.Disk(folder=tmp_path, ahead=True), foresight=False) as cache:
         made = [filled(number) for number in range(20)]
         check_invariants(cache, made)
-        signals = cache.engine.moving.ahead._signals  # type: ignore[union-attr]
+        signals = cache._engine.moving.ahead._signals  # type: ignore[union-attr]
     assert signals is not None
     del made, cache
     gc.collect()
@@ -128,7 +128,7 @@ def test_its_thread_can_be_ended_before_the_cache(tmp_path: Path) -> None:
     """Then nobody waits for it; it begins anew when the program has to wait again."""
     with rc.Cache(32 * SIZE, tiers=rc.Disk(folder=tmp_path, ahead=True), foresight=False) as cache:
         made = [filled(number) for number in range(32)]
-        ahead, pool = cache.engine.moving.ahead, cache.engine.memory.pool("cpu")
+        ahead, pool = cache._engine.moving.ahead, cache._engine.memory.pool("cpu")
         assert ahead is not None
         for _ in range(2):
             ahead.waited(pool, SIZE)

@@ -118,9 +118,9 @@ def agree(program: Program, budget: Any, options: dict[str, Any], tiers: Tiers) 
     check_invariants(cache)  # waits for what is on its way out
     stats = cache.stats()
     assert stats.used == 0, f"{stats.used} bytes are left"
-    assert not cache.engine.memory.storages
+    assert not cache._engine.memory.storages
     assert [tier.used for tier in stats.tiers] == [0] * len(stats.tiers)
-    for _, store in cache.engine.memory.tiers.all() if cache.engine.memory.tiers else ():
+    for _, store in cache._engine.memory.tiers.all() if cache._engine.memory.tiers else ():
         assert left_in(store) == []
     return found
 

@@ -48,6 +48,6 @@ assert_type(program, rc.traces.Program)
 assert_type(rc.simulator.simulate(program, of_peak="40%").overhead, float | None)
 assert_type(rc.planners.plan(program, of_peak=0.4).peak, int)
 assert_type(rc.testing.Identity(3).get(), int)
-node: rc.extend.Value = rc.pure(3).node
+node: rc.extend.Value = rc.extend.node_of(rc.pure(3))
 cache.extend.bring(node)
 floor = rc.pictures.Floor

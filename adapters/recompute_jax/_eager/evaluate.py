@@ -23,7 +23,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Literal
 
 import recompute as rc
-from recompute.extend import EVICTED, common_engine, outline_of
+from recompute.extend import EVICTED, common_engine, node_of, outline_of
 from recompute_jax._arrays import Outline, adapter, spread
 from recompute_jax._eager.kernels import Kernel, Program, Scan, prepared
 from recompute_jax._program.calls import Signature
@@ -50,7 +50,7 @@ def spec(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError("it is a ShapeDtypeStruct, which has no content; pass an array")
         return leaf
-    payload, outline = leaf.node.payload, outline_of(leaf.node)
+    payload, outline = node_of(leaf).payload, outline_of(node_of(leaf))
     if payload is EVICTED and isinstance(outline, Outline):
         aval = outline.aval
         return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]  # JAX's
@@ -70,8 +70,8 @@ def source(cache: rc.Cache, leaf: Any) -> rc.Recomputable[Any]:
     """A leaf of the arguments as a handle in `cache` that cannot be made to refer to something else."""
     if not is_handle(leaf):
         return rc.pure(jax.numpy.asarray(leaf))
-    common_engine(cache.engine, leaf)  # raises, if that is another one
-    node = leaf.node
+    common_engine(cache.extend.engine, leaf)  # raises, if that is another one
+    node = node_of(leaf)
     if not isinstance(node.payload, jax.Array) and not isinstance(outline_of(node), Outline):
         return rc.ap(jax.numpy.asarray, leaf)  # it is NumPy's, or a number
     return rc.Recomputable(cache, node)
@@ -218,7 +218,9 @@ class Run:
         leaves.clear()
         self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
         # The sizes of results are known beforehand, if they do not depend on how they are spread over devices.
-        given = [handle.node.storage.pool.device for handle in (*inputs, *self._consts[program]) if handle is not None]
+        given = [
+            node_of(handle).storage.pool.device for handle in (*inputs, *self._consts[program]) if handle is not None
+        ]
         if any(map(spread, given)) or (program.moves and jax.device_count() > 1):
             self._limited = False
         results = self.run(program, inputs)
@@ -299,7 +301,7 @@ class Run:
         self, function: Callable[..., Any], operands: list[Handle], nbytes: tuple[int, ...], *rest: Any
     ) -> list[Handle]:
         """`rc.ap` of operands and then constants, as if called where the evaluation was asked for."""
-        nodes = tuple([operand.node for operand in operands])
+        nodes = tuple([node_of(operand) for operand in operands])
         positional = (*nodes, *rest) if rest else nodes
         declared = nbytes if self._limited else None
         return self._cache.extend.run(

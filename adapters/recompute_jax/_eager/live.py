@@ -18,7 +18,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace
 
 import recompute as rc
-from recompute.extend import EVICTED, Value
+from recompute.extend import EVICTED, Value, node_of
 from recompute_jax._eager.evaluate import Run, place_of_caller
 from recompute_jax._eager.kernels import EVAL, prepared
 
@@ -189,7 +189,7 @@ class _Trace(jax.core.Trace):
             self._sources = {key: node for key, node in self._sources.items() if node.payload is not EVICTED}
             self._most = max(_FEW, 2 * len(self._sources))
         handle = self.cache.extend.source(value, rc.Recomputable)
-        self._sources[id(value)] = handle.node
+        self._sources[id(value)] = node_of(handle)
         return handle
 
     def process_call(self, call_primitive: Any, f: Any, tracers: Sequence[Any], params: Any, /) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import jax
 
 import recompute as rc
-from recompute.extend import Outputs, clock_of, common_engine, constant, handle_like, identity, running
+from recompute.extend import Outputs, clock_of, common_engine, constant, handle_like, identity, node_of, running
 from recompute.text import name_of
 from recompute_jax._arrays import OUT_OF_MEMORY, make_room
 from recompute_jax._eager.kernels import Cost, Surroundings, ready
@@ -119,7 +119,7 @@ def _apply(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     for handle in handles:
         engine = common_engine(engine, handle)
     cache = rc.current_cache() if engine is None else engine.cache
-    nodes = tuple([handle.node for handle in handles])
+    nodes = tuple([node_of(handle) for handle in handles])
     function = _OfLeaves(fn, tree, [_HOLE if isinstance(leaf, rc.Recomputable) else leaf for leaf in leaves])
     made = cache.extend.run(function, nodes, nodes, caller, nout=0, handle=handle_like(handles))
     return jax.tree.unflatten(function.made, made[: function.made.num_leaves])
