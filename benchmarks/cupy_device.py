@@ -204,7 +204,7 @@ def steps(quick: bool) -> list[Step]:
 
     import recompute_cupy
 
-    rc.register(cupy.ndarray, recompute_cupy.adapter)
+    rc.adapters.register(cupy.ndarray, recompute_cupy.adapter)
     depth, width, images, repetitions = (10, 256, 512, 2) if quick else (60, 2_048, 8_192, 7)
     random = cupy.random.RandomState(0)
     weights = [
@@ -216,7 +216,7 @@ def steps(quick: bool) -> list[Step]:
     def within(name: str, limit: int, allocator: bool) -> Step:
         cache = rc.Cache(None if allocator else {"cuda:0": limit})
         with recompute_cupy.install(cache, limit=limit) if allocator else nullcontext(), cache:
-            xp, inputs = rc.namespace(cupy), rc.wrap((weights, batch, target))
+            xp, inputs = rc.namespace(cupy), rc.array((weights, batch, target))
             return measure(name, limit, lambda: step(xp, *inputs), cache, expected, repetitions)[0]
 
     baseline, expected = measure(

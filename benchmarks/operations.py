@@ -208,7 +208,7 @@ def _arrays(report: Report, quick: bool) -> None:
 
     import recompute_numpy
 
-    rc.register(np.ndarray, recompute_numpy.adapter)  # also where the packages are not installed
+    rc.adapters.register(np.ndarray, recompute_numpy.adapter)  # also where the packages are not installed
 
     def add_one(array: Any) -> Any:
         return np.add(array, 1.0)

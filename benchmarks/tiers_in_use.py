@@ -92,7 +92,7 @@ def arrays(folder: str) -> Iterator[str]:
     weights = inference.learn(pictures)
     programs: dict[str, Program] = {
         "Newton-CG": lambda: newton.digests(newton.fit(problem, 6)[0]),
-        "inference": lambda: inference.ask(inference.make(*rc.wrap((weights, list(pictures))))),
+        "inference": lambda: inference.ask(inference.make(*rc.array((weights, list(pictures))))),
     }
     for name, program in programs.items():
         whole, expected, stats = least(program, rc.Cache)

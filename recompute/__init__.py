@@ -33,8 +33,7 @@ from recompute import _form as _form  # first of all: it chooses the form of wha
 
 # isort: split
 
-from recompute._adapters.adapter import Adapter, register, register_size, sizeof
-from recompute._adapters.arrays import ArrayAdapter, Outline
+from recompute._adapters.adapter import register_size, sizeof
 from recompute._applicative import lift, sequence, traverse
 from recompute._budget import available
 from recompute._cache import Cache
@@ -45,9 +44,10 @@ from recompute._recomputable import Recomputable, ap, pure
 
 _form.check()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from recompute import adapters as adapters
     from recompute import events as events
     from recompute import extend as extend
     from recompute import pictures as pictures
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from recompute._arrays.array import RecomputableArray as RecomputableArray
     from recompute._arrays.namespace import namespace as namespace
     from recompute._arrays.wrap import array as array
-    from recompute._arrays.wrap import asarray as asarray
-    from recompute._arrays.wrap import wrap as wrap
     from recompute._memoize import memoize as memoize
     from recompute._sight.report import report as report
     from recompute._staging.planned import planned as planned
@@ -70,9 +68,11 @@ if TYPE_CHECKING:
     from recompute._tiers.host import Host as Host
 
 if not TYPE_CHECKING:  # to a checker, a module with this function has every attribute
-    _MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "text", "traces")
+    _MODULES = (
+        *("adapters", "events", "extend", "pictures", "planners", "policies", "simulator", "testing", "text", "traces"),
+    )
     _WHERE = {
-        **dict.fromkeys(("array", "asarray", "wrap"), "_arrays.wrap"),
+        "array": "_arrays.wrap",
         "RecomputableArray": "_arrays.array",
         "namespace": "_arrays.namespace",
         "memoize": "_memoize",
@@ -99,14 +99,11 @@ if not TYPE_CHECKING:  # to a checker, a module with this function has every att
 
 
 __all__ = [
-    "Adapter",
-    "ArrayAdapter",
     "BudgetError",
     "Cache",
     "Disk",
     "Host",
     "ImpureError",
-    "Outline",
     "RandomWarning",
     "Recomputable",
     "RecomputableArray",
@@ -116,7 +113,6 @@ __all__ = [
     "ThrashWarning",
     "ap",
     "array",
-    "asarray",
     "available",
     "current_cache",
     "default_cache",
@@ -125,7 +121,6 @@ __all__ = [
     "namespace",
     "planned",
     "pure",
-    "register",
     "register_size",
     "report",
     "sequence",
@@ -133,5 +128,4 @@ __all__ = [
     "sizeof",
     "stage",
     "traverse",
-    "wrap",
 ]

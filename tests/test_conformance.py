@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lib.vectors import Vector, VectorAdapter, vector
-from recompute import Adapter
+from recompute.adapters import Adapter
 from recompute.testing import check_adapter
 
 

@@ -146,7 +146,7 @@ def _register_jax() -> None:
 
     import recompute_jax
 
-    rc.register(type(jax.numpy.zeros(())), recompute_jax.adapter)
+    rc.adapters.register(type(jax.numpy.zeros(())), recompute_jax.adapter)
 
 
 @pytest.mark.usefixtures("_fresh")
@@ -222,7 +222,7 @@ def test_everything() -> None:
     text = (ROOT / "docs" / "everything.md").read_text(encoding="utf-8")
     code = " ".join(re.findall(r"`([^`\n]+)`", text))
     public = [*rc.__all__, *testing.__all__]
-    for cls in (rc.Recomputable, rc.Cache, rc.Stats, rc.Adapter):
+    for cls in (rc.Recomputable, rc.Cache, rc.Stats, rc.adapters.Adapter):
         public += [attribute for attribute in vars(cls) if not attribute.startswith("_")]
     assert [each for each in public if not re.search(rf"\b{re.escape(each)}\b", code)] == []
 

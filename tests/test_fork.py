@@ -622,7 +622,7 @@ def test_a_fork_while_the_memory_of_a_result_is_given_up() -> None:
     class Block:
         """Its memory lies elsewhere."""
 
-    class Blocks(rc.Adapter):
+    class Blocks(rc.adapters.Adapter):
         def watch(self, value: Any) -> None:
             """What is given up is not taken back."""
 
@@ -636,7 +636,7 @@ def test_a_fork_while_the_memory_of_a_result_is_given_up() -> None:
         told.append("made")
         return Block()
 
-    rc.register(Block, Blocks())
+    rc.adapters.register(Block, Blocks())
     with rc.Cache(1000) as cache:
         made = rc.ap(make)
         thread = Thread(target=made.evict, daemon=True)

@@ -114,7 +114,7 @@ class Far:
         self.device = device
 
 
-class FarAdapter(rc.Adapter):
+class FarAdapter(rc.adapters.Adapter):
     """Where they are, and how many."""
 
     name = "far"
@@ -126,7 +126,7 @@ class FarAdapter(rc.Adapter):
         return value.device
 
 
-rc.register(Far, FarAdapter())
+rc.adapters.register(Far, FarAdapter())
 
 
 def scaled(x: Any, numbers: Any, *, step: int = 0) -> Any:

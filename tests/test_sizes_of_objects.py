@@ -475,12 +475,12 @@ def test_the_budget_holds_for_values_of_every_class(name: str) -> None:
 def test_verify_sees_what_is_in_slots() -> None:
     """Two values that differ in a slot have different digests, also where there is a dictionary, or elements."""
     for make in (Slotted, SlotsAndMore, ListWithMore, DictionaryWithSlot, SlottedData):
-        digests = {rc.Adapter().fingerprint(make(bytearray([number]))) for number in (0, 0, 1)}
+        digests = {rc.adapters.Adapter().fingerprint(make(bytearray([number]))) for number in (0, 0, 1)}
         assert None not in digests
         assert len(digests) == 2
     both = [SlotsAndDictionary(1), SlotsAndDictionary(1)]
     both[1].part = 2
-    assert rc.Adapter().fingerprint(both[0]) != rc.Adapter().fingerprint(both[1])
+    assert rc.adapters.Adapter().fingerprint(both[0]) != rc.adapters.Adapter().fingerprint(both[1])
 
 
 def test_parts_that_are_made_while_they_are_measured() -> None:

@@ -35,14 +35,11 @@ def test_what_is_exported() -> None:
     """The public names, and that each is there."""
     assert rc.__all__ == sorted(rc.__all__)
     assert {
-        "Adapter",
-        "ArrayAdapter",
         "BudgetError",
         "Cache",
         "Disk",
         "Host",
         "ImpureError",
-        "Outline",
         "RandomWarning",
         "Recomputable",
         "RecomputableArray",
@@ -52,7 +49,6 @@ def test_what_is_exported() -> None:
         "ThrashWarning",
         "ap",
         "array",
-        "asarray",
         "available",
         "current_cache",
         "default_cache",
@@ -60,7 +56,6 @@ def test_what_is_exported() -> None:
         "memoize",
         "namespace",
         "pure",
-        "register",
         "register_size",
         "report",
         "sequence",
@@ -69,7 +64,6 @@ def test_what_is_exported() -> None:
         "planned",
         "stage",
         "traverse",
-        "wrap",
     } == set(rc.__all__)
     for name in rc.__all__:
         assert getattr(rc, name) is not None
@@ -151,7 +145,7 @@ def test_the_command_names_the_other_distribution_that_has_overwritten_the_packa
     assert CURE in run_a_copy(tmp_path, code).splitlines()[-1]
 
 
-MODULES = ("events", "extend", "pictures", "planners", "policies", "simulator", "testing", "text", "traces")
+MODULES = ("adapters", "events", "extend", "pictures", "planners", "policies", "simulator", "testing", "text", "traces")
 
 
 def test_public_modules_come_when_they_are_used() -> None:
@@ -212,7 +206,7 @@ LAYERS = {
         _engine.destroyed _engine.forking""",
     "engine": "_engine.recount _engine.thrashing _engine.engine _engine.requests _engine.extension",
     "surface": """_context _handle _logged _watching _cache _described _forgotten _recomputable _applicative
-        _memoize extend events policies""",
+        _memoize extend events policies adapters""",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
     "simulator": """_simulator.tier _simulator.run _simulator.victims _simulator.published _simulator.replay
         _simulator.published_replay _simulator.simulate _simulator.order _simulator.many simulator""",

@@ -171,7 +171,7 @@ Install = Callable[[str], PlugIn]
 ADAPTER = """
 import recompute as rc
 
-class Sized(rc.Adapter):
+class Sized(rc.adapters.Adapter):
     name = "FRAMEWORK"
 
     def nbytes(self, value):
@@ -380,14 +380,14 @@ class Written:
         self.act()
 
 
-class WrittenAdapter(rc.ArrayAdapter):
+class WrittenAdapter(rc.adapters.ArrayAdapter):
     def empty(self, outline: Any) -> Written:
         return Written()
 
 
 def test_while_a_library_is_asked_whether_it_writes() -> None:
     """Its arrays can be written to from then on, too."""
-    rc.register(Written, WrittenAdapter())
+    rc.adapters.register(Written, WrittenAdapter())
     with pytest.raises(Late):
         library_writes(Written, None)
     assert library_writes(Written, None)
@@ -401,7 +401,7 @@ class Struck:
         self.content = b"a" * 50_000
 
 
-class StruckAdapter(rc.Adapter):
+class StruckAdapter(rc.adapters.Adapter):
     name = "struck"
 
     def nbytes(self, value: Struck) -> int:
@@ -420,7 +420,7 @@ class StruckAdapter(rc.Adapter):
 @pytest.mark.parametrize("tier", [rc.Disk, partial(rc.Disk, always=True)])
 def test_while_a_value_moves(tier: Callable[[], rc.Disk]) -> None:
     """The tier is not said to be full, nor to have lost what it has."""
-    rc.register(Struck, StruckAdapter())
+    rc.adapters.register(Struck, StruckAdapter())
     with warnings.catch_warnings(), rc.Cache("1MB", tiers=[tier()]) as cache:
         warnings.simplefilter("error")
         source = rc.pure(Struck(Once(), Once()))
@@ -438,7 +438,7 @@ def test_while_a_value_moves(tier: Callable[[], rc.Disk]) -> None:
 
 def test_while_a_result_is_fetched() -> None:
     """Its copy is not lost."""
-    rc.register(Struck, StruckAdapter())
+    rc.adapters.register(Struck, StruckAdapter())
     runs: list[int] = []
 
     def make() -> Struck:

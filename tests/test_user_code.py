@@ -730,7 +730,7 @@ class Curious:
         self.number = number
 
 
-class CuriousAdapter(rc.Adapter):
+class CuriousAdapter(rc.adapters.Adapter):
     """Uses a scene in one of its methods."""
 
     name = "curious"
@@ -791,13 +791,13 @@ class CuriousAdapter(rc.Adapter):
 class WithoutEnter(CuriousAdapter):
     """Is asked by `freeze`, `nbytes` and `buffer`."""
 
-    enter = rc.Adapter.enter
+    enter = rc.adapters.Adapter.enter
 
 
 @pytest.fixture
 def adapter(request: pytest.FixtureRequest) -> Iterator[CuriousAdapter]:
     made = CuriousAdapter() if getattr(request, "param", "") in ("enter", "") else WithoutEnter()
-    rc.register(Curious, made)
+    rc.adapters.register(Curious, made)
     yield made
     made.scene = None
 
@@ -850,7 +850,7 @@ def test_an_adapter_that_raises_as_several_values_go(adapter: CuriousAdapter, ac
         def evicted(self, value: Any) -> Any:
             raise OSError("no")
 
-    rc.register(Sulky, Raising())
+    rc.adapters.register(Sulky, Raising())
     scene = Scene(action)
     with scene.cache:
         one = rc.ap(Sulky, scene, 1)
@@ -878,7 +878,7 @@ def test_a_value_is_not_brought_back_before_its_memory_is_given_up(adapter: Curi
                     y.get()
                 assert got == []
 
-    rc.register(Curious, Slow())
+    rc.adapters.register(Curious, Slow())
     with rc.Cache() as cache:
         y = rc.ap(Curious, 3)
         y.evict()

@@ -509,7 +509,7 @@ def test_a_source_that_comes_back_from_a_tier_is_as_it_was(what: str) -> None:
 )
 def test_what_is_packed_and_unpacked_looks_the_same(source: Any) -> None:
     """Of any containers and plain instances the sample is that of what comes back from a tier."""
-    adapter = rc.Adapter()
+    adapter = rc.adapters.Adapter()
     before = adapter.sample(source)
     assert hash(before) == hash(adapter.sample(pickle.loads(pickle.dumps(source))))
     assert before == adapter.sample(pickle.loads(pickle.dumps(source)))

@@ -32,7 +32,7 @@ class Memory(cupy.cuda.UnownedMemory):  # type: ignore[misc]  # CuPy has no type
     __slots__ = ("__weakref__",)
 
 
-class Outline(rc.Outline):
+class Outline(rc.adapters.Outline):
     """What is known of an array without its memory; the device, too."""
 
     __slots__ = ("device",)
@@ -54,7 +54,7 @@ class _Layout(NamedTuple):
     device: int
 
 
-class CupyAdapter(rc.ArrayAdapter):
+class CupyAdapter(rc.adapters.ArrayAdapter):
     """Arrays of any subclass. Their memory is `array.data.mem`, which all views of it share."""
 
     name = "cupy"
@@ -133,10 +133,10 @@ class CupyAdapter(rc.ArrayAdapter):
 
         return done
 
-    def outline(self, value: Any) -> rc.Outline:
+    def outline(self, value: Any) -> rc.adapters.Outline:
         return Outline(value)
 
-    def empty(self, outline: rc.Outline) -> Any:
+    def empty(self, outline: rc.adapters.Outline) -> Any:
         """Memory on the same device, whose axes lie in the same order; contiguous."""
         strides = outline.strides or [0] * outline.ndim
         order = sorted(range(outline.ndim), key=lambda axis: -abs(strides[axis]))

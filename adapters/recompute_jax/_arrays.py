@@ -144,7 +144,7 @@ def _discount(event: str, duration_secs: float, **_: Any) -> None:
 jax.monitoring.register_event_duration_secs_listener(_discount)
 
 
-class Outline(rc.Outline):
+class Outline(rc.adapters.Outline):
     """What is known of an array without its memory: also what it is to those who trace a function of it."""
 
     __slots__ = ("aval", "sharding")
@@ -171,7 +171,7 @@ class _Packed(NamedTuple):
     """Whose keys these are the words of; None: they are numbers."""
 
 
-class JaxAdapter(rc.ArrayAdapter):
+class JaxAdapter(rc.adapters.ArrayAdapter):
     """`jax.Array`: numbers and keys. A traced value is refused."""
 
     name = "jax"
@@ -258,10 +258,10 @@ class JaxAdapter(rc.ArrayAdapter):
                 array.aval = array.aval.update(weak_type=True)  # as JAX itself does when it unpickles
             return array if head.keys is None else jax.random.wrap_key_data(array, impl=head.keys)
 
-    def outline(self, value: Any) -> rc.Outline:
+    def outline(self, value: Any) -> rc.adapters.Outline:
         return Outline(value)
 
-    def empty(self, outline: rc.Outline) -> Any:
+    def empty(self, outline: rc.adapters.Outline) -> Any:
         return jax.numpy.empty(outline.shape, outline.dtype)
 
     def copy(self, value: Any) -> Any:

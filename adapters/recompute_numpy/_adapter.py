@@ -37,7 +37,7 @@ class _Layout(NamedTuple):
     """Of that memory: fewer than the elements have where these overlap, more where there are gaps."""
 
 
-class NumpyAdapter(rc.ArrayAdapter):
+class NumpyAdapter(rc.adapters.ArrayAdapter):
     """Arrays of any subclass, and NumPy's scalars. The memory of an array is the array at the end of its `.base`s."""
 
     name = "numpy"
@@ -90,7 +90,7 @@ class NumpyAdapter(rc.ArrayAdapter):
             if isinstance(value, np.ma.MaskedArray):
                 np.ma.getmask(value).setflags(write=False)
 
-    def empty(self, outline: rc.Outline) -> Any:
+    def empty(self, outline: rc.adapters.Outline) -> Any:
         """Memory whose axes lie in the same order; contiguous."""
         if outline.strides is None:
             return np.empty(outline.shape, outline.dtype)

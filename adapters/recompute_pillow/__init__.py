@@ -13,7 +13,7 @@ _PIXEL: Final = {"1": 1, "L": 1, "P": 1}
 bands."""
 
 
-class PillowAdapter(rc.Adapter):
+class PillowAdapter(rc.adapters.Adapter):
     """Images. An opened image counts the pixels that it will read when they are first needed."""
 
     name = "pillow"

@@ -229,4 +229,4 @@ class _Store:
             self._files.remove((content.result() if isinstance(content, Future) else content)[1])
 
 
-_PACKER = rc.Adapter()
+_PACKER = rc.adapters.Adapter()

@@ -10,7 +10,7 @@ from typing import Any, Final
 import recompute as rc
 
 
-class ArrowAdapter(rc.Adapter):
+class ArrowAdapter(rc.adapters.Adapter):
     """Tables, batches, arrays and buffers, which never change. Which of them share memory, Arrow does not tell."""
 
     name = "pyarrow"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import recompute as rc
 
 
-class PandasAdapter(rc.Adapter):
+class PandasAdapter(rc.adapters.Adapter):
     """Frames, series and indexes. Each counts all it holds: which of them share memory, pandas does not tell."""
 
     name = "pandas"

@@ -19,7 +19,7 @@ class _Column(NamedTuple):
     flags: dict[str, bool]
 
 
-class PolarsAdapter(rc.Adapter):
+class PolarsAdapter(rc.adapters.Adapter):
     """Frames and series. Each counts all that it shows: which of them share memory, Polars does not tell."""
 
     name = "polars"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import recompute as rc
 
 
-class XarrayAdapter(rc.Adapter):
+class XarrayAdapter(rc.adapters.Adapter):
     """Variables, data arrays, datasets and trees of them. Each counts all that it holds, though they may share it."""
 
     name = "xarray"

@@ -32,7 +32,7 @@ class _Packed(NamedTuple):
     """Whether it was made in inference mode."""
 
 
-class TorchAdapter(rc.Adapter):
+class TorchAdapter(rc.adapters.Adapter):
     """Dense tensors by their storages; those without one (sparse, nested) by their elements, never shared."""
 
     name = "torch"
@@ -148,7 +148,7 @@ def gone(nbytes: int, device: torch.device) -> Storage:
     return storage_of(tensor)
 
 
-class MemoryAdapter(rc.Adapter):
+class MemoryAdapter(rc.adapters.Adapter):
     """Sizes and devices of memory, and how it leaves a storage and comes back."""
 
     name = "torch memory"

@@ -396,4 +396,4 @@ class Storages:
             raise errors[0]
 
 
-rc.register(Memory, MemoryAdapter())
+rc.adapters.register(Memory, MemoryAdapter())

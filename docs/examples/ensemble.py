@@ -74,7 +74,7 @@ def run(
 
     def wrapped() -> partial[Outputs]:
         """Of arrays that are wrapped once: the cache counts each as often as it is wrapped."""
-        own, seen = rc.wrap((weights, images))
+        own, seen = rc.array((weights, images))
         return partial(make, own, seen, CACHED)
 
     before = live()

@@ -237,7 +237,7 @@ def run(
     """With wrapped arrays: for the time, then once more (which is slower) for the memory, the bits and the events."""
 
     def wrapped() -> partial[dict[str, Array]]:
-        return partial(make, *rc.wrap((weights, list(pictures))))
+        return partial(make, *rc.array((weights, list(pictures))))
 
     seconds = []
     for _ in range(repeats):

@@ -219,7 +219,7 @@ def register(cls: type, adapter: Adapter) -> None:
     if not isinstance(cls, type):
         raise TypeError(f"register takes a type first, not {cls!r}")
     if not isinstance(adapter, Adapter):
-        raise TypeError(f"register takes an instance of recompute.Adapter, not {adapter!r}")
+        raise TypeError(f"register takes an instance of recompute.adapters.Adapter, not {adapter!r}")
     _registered[cls] = adapter
     kinds.clear()
 
@@ -288,7 +288,7 @@ def _guessed(part: Any, value: Any, nbytes: int) -> None:
     warn(
         f"the size of a {known}{inside} is a guess: it is counted as {nbytes} bytes, but was not made in Python and "
         f"may have more memory; say how much with rc.register_size({whole}, lambda value: ...), or with an adapter "
-        f"(rc.register)",
+        f"(rc.adapters.register)",
         SizeWarning,
         stacklevel=outside(),
     )
@@ -404,7 +404,7 @@ def load(name: str) -> Adapter | None:
 def _load(name: str) -> Adapter:
     adapter = installed()[name].load()
     if not isinstance(adapter, Adapter):
-        raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
+        raise TypeError(f"{adapter!r} is not an instance of recompute.adapters.Adapter")
     return adapter
 
 

@@ -1,6 +1,6 @@
 """Arrays whose operations are remembered: array code runs on them unchanged.
 
-_wrap        array, asarray, wrap
+_wrap        array
 _namespace   the functions of an array library, with wrapped arrays as results
 _array       RecomputableArray: elements and operators
 _coercions   a wrapped array made plain, a number, a text, a copy

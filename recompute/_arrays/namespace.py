@@ -11,7 +11,7 @@ from typing import Any, Final
 from recompute._arrays.array import RecomputableArray
 from recompute._arrays.dispatch import FILLED, OF_DTYPES, array_function, change_first
 from recompute._arrays.operate import call
-from recompute._arrays.wrap import wrap
+from recompute._arrays.wrap import wrapped
 from recompute._context import current_cache
 
 _EXTENSIONS: Final = ("fft", "linalg")
@@ -82,7 +82,7 @@ def _function(name: str, shown: Callable[..., Any], function: Callable[..., Any]
     def wrapper(*args: Any, **keywords: Any) -> Any:
         found = _first([*args, *keywords.values()])
         if name in _FROM_OUTSIDE and found is None:
-            return wrap(function(*args, **keywords))
+            return wrapped(function(*args, **keywords), [])
         caller = sys._getframe(1)
         args = tuple(
             [_bare.get(argument, argument) if type(argument) is FunctionType else argument for argument in args]

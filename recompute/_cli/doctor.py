@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Final, Literal
 
-from recompute import Adapter, __version__, _form
+from recompute import __version__, _form
 from recompute._adapters.adapter import GROUP
 from recompute._budget import format_bytes, free_memory
 from recompute._cli.output import complain, print_json, print_list, print_pairs, print_text, warn
@@ -25,6 +25,7 @@ from recompute._cli.plugins import (
     version_of,
     version_of_package,
 )
+from recompute.adapters import Adapter
 
 NAME = "doctor"
 HELP = "show what is installed, which adapters load, and which devices each sees"
@@ -108,7 +109,7 @@ def _examine(point: EntryPoint, points: list[EntryPoint]) -> Examined:
     try:
         adapter = point.load()
         if not isinstance(adapter, Adapter):
-            raise TypeError(f"{adapter!r} is not an instance of recompute.Adapter")
+            raise TypeError(f"{adapter!r} is not an instance of recompute.adapters.Adapter")
         report.serves = version_of_package(point.name)
         if not is_installed(point.name):
             report.state = "missing"

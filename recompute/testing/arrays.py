@@ -22,7 +22,7 @@ LAYOUTS: Final[tuple[Layout, ...]] = ("C", "F", "reversed", "strided", "broadcas
 
 
 def check_arrays(adapter: ArrayAdapter, *, dtypes: Sequence[str] = DTYPES) -> None:
-    """Raise AssertionError, and say what is wrong, if `adapter` breaks a promise of `recompute.ArrayAdapter`.
+    """Raise AssertionError, and say what is wrong, if `adapter` breaks a promise of `recompute.adapters.ArrayAdapter`.
 
     `dtypes` are names of dtypes in the library's namespace; each is tried in every layout, in a few shapes.
     """

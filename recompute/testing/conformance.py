@@ -25,7 +25,7 @@ def check_adapter(
     change: Callable[[Any], None] | None = None,
     equal: Callable[[Any, Any], bool] | None = None,
 ) -> None:
-    """Raise AssertionError, and say what is wrong, if `adapter` breaks a promise of `recompute.Adapter`.
+    """Raise AssertionError, and say what is wrong, if `adapter` breaks a promise of `recompute.adapters.Adapter`.
 
     Parameters
     ----------

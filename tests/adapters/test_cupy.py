@@ -270,8 +270,8 @@ def test_new_arrays_have_the_order_of_axes_of_their_outline(order: tuple[int, ..
     assert new.strides == copy.strides == array.strides
     assert (new.shape, new.dtype) == (array.shape, array.dtype)
     assert np.array_equal(seen(copy), seen(array))
-    assert host.empty(rc.Outline(cupy.ndarray, (), np.dtype("f4"))).shape == ()
-    assert host.empty(rc.Outline(cupy.ndarray, (2, 3), np.dtype("f4"))).shape == (2, 3)
+    assert host.empty(rc.adapters.Outline(cupy.ndarray, (), np.dtype("f4"))).shape == ()
+    assert host.empty(rc.adapters.Outline(cupy.ndarray, (2, 3), np.dtype("f4"))).shape == (2, 3)
 
 
 def test_wrapped_arrays_hand_out_copies(pool: HostPool) -> None:

@@ -194,7 +194,7 @@ def test_array_code_runs_on_wrapped_arrays_within_a_budget() -> None:
     plain = network(images, weights)
     budget = sum(each.nbytes for each in (*weights, images)) + 8 * images.nbytes
     with rc.Cache(budget) as cache:
-        layers = network(rc.array(images), rc.wrap(weights))
+        layers = network(rc.array(images), rc.array(weights))
         assert all(
             cupy.array_equal(one.get(), other) for one, other in zip(reversed(layers), reversed(plain), strict=True)
         )

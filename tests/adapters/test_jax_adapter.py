@@ -76,7 +76,7 @@ def test_array_programs() -> None:
 class Forgetful(JaxAdapter):
     """Knows nothing of the dtype of an evicted array."""
 
-    def outline(self, value: Any) -> rc.Outline:
+    def outline(self, value: Any) -> rc.adapters.Outline:
         return super().outline(value.astype("int32"))
 
 
@@ -97,7 +97,7 @@ class Loose(JaxAdapter):
 class Plain(JaxAdapter):
     """Makes new memory of the right shape only."""
 
-    def empty(self, outline: rc.Outline) -> Any:
+    def empty(self, outline: rc.adapters.Outline) -> Any:
         return jnp.empty(outline.shape)
 
 

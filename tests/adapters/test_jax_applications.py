@@ -152,7 +152,7 @@ def members() -> Any:
 def answers(members: Any) -> tuple[dict[str, Any], int]:
     """All outputs, and what the cache counts for them."""
     with rc.Cache() as cache:
-        outputs = outputs_of.make(*rc.wrap(members), outputs_of.CACHED)
+        outputs = outputs_of.make(*rc.array(members), outputs_of.CACHED)
         return {name: np.asarray(each.get()) for name, each in outputs.items()}, cache.stats().peak
 
 
@@ -175,7 +175,7 @@ def test_any_answer_in_any_order(members: Any, answers: Any, data: st.DataObject
     names = data.draw(st.lists(st.sampled_from(sorted(expected)), min_size=1, max_size=12))
     budget = int(data.draw(st.floats(0.3, 1)) * peak)
     with rc.Cache(budget) as cache:
-        outputs = outputs_of.make(*rc.wrap(members), outputs_of.CACHED)
+        outputs = outputs_of.make(*rc.array(members), outputs_of.CACHED)
         for name in names:
             assert np.asarray(outputs[name].get()).tobytes() == expected[name].tobytes()
         stats = cache.stats()
@@ -187,7 +187,7 @@ def test_members_share_the_trunk(members: Any) -> None:
     events: list[Event] = []
     with rc.Cache() as cache:
         cache.subscribe(events.append)
-        outputs_of.ask(outputs_of.make(*rc.wrap(members), outputs_of.CACHED))
+        outputs_of.ask(outputs_of.make(*rc.array(members), outputs_of.CACHED))
     names = [event.function for event in events if isinstance(event, Performed)]
     assert sum("conv" in name for name in names) == 2 * (network.TRUNK + 3), names
 

@@ -65,13 +65,13 @@ class Outside:
 
 
 @contextmanager
-def serving(adapter: rc.Adapter) -> Iterator[None]:
+def serving(adapter: rc.adapters.Adapter) -> Iterator[None]:
     before = _adapter._registered[Vector]
-    rc.register(Vector, adapter)
+    rc.adapters.register(Vector, adapter)
     try:
         yield
     finally:
-        rc.register(Vector, before)
+        rc.adapters.register(Vector, before)
 
 
 @given(PLAIN)

@@ -268,7 +268,7 @@ class Disordered(type(adapter)):  # type: ignore[misc]  # a class that is found 
 
 
 class Unordered(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
-    def empty(self, outline: rc.Outline) -> Any:
+    def empty(self, outline: rc.adapters.Outline) -> Any:
         return np.empty(outline.shape, outline.dtype)
 
 
@@ -298,8 +298,8 @@ class Rounding(type(adapter)):  # type: ignore[misc]  # a class that is found at
 
 
 class Flat(type(adapter)):  # type: ignore[misc]  # a class that is found at run time
-    def outline(self, value: Any) -> rc.Outline:
-        return rc.Outline(type(value), (value.size,), value.dtype, None)
+    def outline(self, value: Any) -> rc.adapters.Outline:
+        return rc.adapters.Outline(type(value), (value.size,), value.dtype, None)
 
 
 class Constant(type(adapter)):  # type: ignore[misc]  # a class that is found at run time

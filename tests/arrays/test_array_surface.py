@@ -108,13 +108,6 @@ def test_a_scalar_stays_the_same_under_its_other_name(cache: rc.Cache, operator_
     same(grid().max(), y)
 
 
-def test_asarray_keeps_what_is_wrapped(cache: rc.Cache) -> None:
-    """`rc.asarray` returns a wrapped array as it is, and wraps others."""
-    x = rc.array(grid())
-    assert rc.asarray(x) is x
-    same(grid(), rc.asarray(grid()))
-
-
 def test_a_recomputable_of_an_array_can_be_wrapped(cache: rc.Cache) -> None:
     """A value from `pure` or `ap` becomes an array; one of something else does not."""
     same(grid(), rc.array(rc.pure(grid())))
@@ -124,25 +117,27 @@ def test_a_recomputable_of_an_array_can_be_wrapped(cache: rc.Cache) -> None:
         rc.array(rc.pure([1, 2]))
 
 
-def test_wrap_goes_into_containers(cache: rc.Cache) -> None:
+def test_arrays_in_containers_are_wrapped(cache: rc.Cache) -> None:
     """Arrays in tuples, lists and dicts are wrapped; everything else, and the kind of container, stays."""
     tree = {"w": [grid(), (1, grid())], "name": "net", "scale": np.float64(2)}
-    wrapped = rc.wrap(tree)
+    wrapped = rc.array(tree)
     same(grid(), wrapped["w"][0])
     same(grid(), wrapped["w"][1][1])
     assert (wrapped["w"][1][0], wrapped["name"], wrapped["scale"]) == (1, "net", 2.0)
     assert type(wrapped["scale"]) is np.float64
     assert isinstance(tree["w"][0], np.ndarray)  # type: ignore[index]  # as it was
-    point = rc.wrap(Point(grid(), 2))
+    point = rc.array(Point(grid(), 2))
     assert type(point) is Point
     same(grid(), point.x)
-    assert type(rc.wrap(OrderedDict(a=grid()))) is OrderedDict
-    table = rc.wrap(defaultdict(list, a=grid()))
+    assert type(rc.array(OrderedDict(a=grid()))) is OrderedDict
+    table = rc.array(defaultdict(list, a=grid()))
     same(grid(), table["a"])
     assert table["nothing yet"] == []
     x = rc.array(grid())
-    assert rc.wrap(x) is x
-    assert [rc.wrap(each) for each in (None, "a", 1, {1}, [], ())] == [None, "a", 1, {1}, [], ()]
+    assert rc.array([x, 1])[0] is x
+    for nothing in (None, "a", 1, {1}, [], (), [1.0, [2.0]], {"a": np.float64(1)}):
+        with pytest.raises(TypeError, match="wraps an array that a library has made"):
+            rc.array(nothing)
 
 
 # What is known without the content

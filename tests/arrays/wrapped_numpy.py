@@ -16,7 +16,7 @@ import recompute_numpy
 from recompute.events import Event, Performed
 
 for _cls in (np.ndarray, np.generic):
-    rc.register(_cls, recompute_numpy.adapter)
+    rc.adapters.register(_cls, recompute_numpy.adapter)
 _cache = rc.Cache()
 rc.set_default_cache(_cache)
 

@@ -20,7 +20,7 @@ from recompute._cli import main
 Install = Callable[..., None]
 
 ADAPTERS = """\
-from recompute import Adapter
+from recompute.adapters import Adapter
 
 class Good(Adapter):
     name = "good"
@@ -93,7 +93,7 @@ def test_adapter_and_what_it_sees(install: Install, capsys: pytest.CaptureFixtur
     [
         ("doctored_failing:adapter", "RuntimeError: two lines"),
         ("doctored_adapters:nothing", "AttributeError"),
-        ("doctored_adapters:other", "not an instance of recompute.Adapter"),
+        ("doctored_adapters:other", "not an instance of recompute.adapters.Adapter"),
         ("doctored_adapters:blind", "OSError: no driver"),
         ("no_such_module:adapter", "No module named 'no_such_module'"),
     ],

@@ -37,7 +37,7 @@ def expected(small: Any) -> dict[str, str]:
 def peak(small: Any) -> int:
     """Bytes counted without a budget."""
     with rc.Cache() as cache:
-        inference.make(*rc.wrap(small))
+        inference.make(*rc.array(small))
         return cache.stats().peak
 
 
@@ -45,7 +45,7 @@ def peak(small: Any) -> int:
 def made(small: Any, peak: int) -> tuple[rc.Cache, dict[str, Any]]:
     """A cache, and in it all outputs, most of them evicted."""
     with rc.Cache(peak // 4) as cache:
-        return cache, inference.make(*rc.wrap(small))
+        return cache, inference.make(*rc.array(small))
 
 
 def largest(outputs: dict[str, Any]) -> int:
@@ -100,7 +100,7 @@ def test_a_budget_changes_no_bit(
     """All outputs are those of plain NumPy, and only a first output of unknown size exceeds the budget."""
     budget = None if share is None else int(share * peak)
     with rc.Cache(budget, policy=policy) as cache:
-        outputs = inference.make(*rc.wrap(small))
+        outputs = inference.make(*rc.array(small))
         assert inference.ask(outputs) == expected
         stats = cache.stats()
     assert stats.peak <= (peak if budget is None else budget + stats.overshoot)

@@ -83,7 +83,7 @@ def test_an_error_in_the_thread_is_raised_by_the_next_use(tmp_path: Path) -> Non
     class Odd:
         pass
 
-    class Raising(rc.Adapter):
+    class Raising(rc.adapters.Adapter):
         times = 0
 
         def nbytes(self, value: object) -> int:
@@ -100,7 +100,7 @@ def test_an_error_in_the_thread_is_raised_by_the_next_use(tmp_path: Path) -> Non
         def unpack(self, head: str, load: object) -> Odd:
             return Odd()
 
-    rc.register(Odd, Raising())
+    rc.adapters.register(Odd, Raising())
     cache = rc.Cache(32 * SIZE, tiers=rc.Disk(folder=tmp_path, ahead=True), foresight=False)
     with cache:
         made = [rc.pure(Odd()) for _ in range(33)]

@@ -23,7 +23,7 @@ def letters(path: Path) -> None:
     import recompute_numpy
     from recompute_demos.letters import encode, fit, random_model, read
 
-    rc.register(np.ndarray, recompute_numpy.adapter)
+    rc.adapters.register(np.ndarray, recompute_numpy.adapter)
     text = encode(read()[:4_000])
     with rc.Cache("35 kB", policy="dtr-eq", trace=path):
         fit(text, random_model(), iterations=2, blocks=20)
