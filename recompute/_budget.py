@@ -86,10 +86,10 @@ def bytes_or_peak(budget: int | str | None, of_peak: float | str | None) -> int 
     if (budget is None) == (of_peak is None):
         raise TypeError("give either a budget in bytes, such as '512MB', or a share of the peak, such as of_peak=0.5")
     if budget is None:
-        share = bytes_or_share(1.0 if of_peak == 1 else of_peak, "of_peak")
-        if isinstance(share, int):
+        share = _number(of_peak, "of_peak")
+        if not 0 < share <= 1 or (isinstance(of_peak, str) and isinstance(share, int)):
             raise ValueError(f"of_peak {of_peak!r} is no share, which is above 0 and at most 1; bytes are the budget")
-        return share
+        return float(share)
     number = bytes_or_share(budget)
     if isinstance(number, float):
         raise ValueError(f"budget {budget!r} is a share; a share of the peak is given as of_peak={number:g}")

@@ -308,6 +308,13 @@ def test_a_share_of_a_peak_has_a_name(place: str, share: Any) -> None:
         PLACES[place](share)
 
 
+@pytest.mark.parametrize("wrong", [0, 0.0, -1, -0.5, 2, 1.5, "0%", "500%", "1", True])
+def test_what_is_no_share_of_a_peak(wrong: Any) -> None:
+    """It is said what a share is, and not asked for bytes."""
+    with pytest.raises(TypeError if wrong is True else ValueError, match=r"of_peak.*share"):
+        bytes_or_peak(None, wrong)
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("wrong", [0, 0.0, 1.5, 5e8, "5e8", "0%", "500%", "much", "", True])
 def test_refused_in_every_place(place: str, wrong: Any) -> None:

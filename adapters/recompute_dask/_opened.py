@@ -19,7 +19,7 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
-from dask.base import collections_to_expr, is_dask_collection
+from dask.base import collections_to_expr, unpack_collections
 from dask.core import flatten, toposort
 
 from recompute_dask._metadata import (
@@ -327,13 +327,13 @@ def least(graph: Any) -> Least:
     Parameters
     ----------
     graph
-        A collection, several of them in a tuple or list, or a graph as `dask.threaded.get` takes it.
+        A collection, containers of several as `dask.compute` takes them, or a graph as `dask.threaded.get` takes it.
 
     Nothing runs: sizes are those of the metadata (chunks and dtype of arrays). Data in the graph itself is not counted.
     O(tasks). Raises TypeError for anything else.
     """
-    collections = graph if isinstance(graph, (tuple, list)) else [graph]
-    if collections and all(map(is_dask_collection, collections)):
+    collections, _ = unpack_collections(graph)
+    if collections:
         from dask._expr import FinalizeCompute
 
         graph = FinalizeCompute(collections_to_expr(collections)).optimize()
@@ -341,7 +341,7 @@ def least(graph: Any) -> Least:
     elif isinstance(graph, Mapping):
         keys = None
     else:
-        raise TypeError(f"least takes a collection of Dask's, several in a list, or a graph, not {graph!r:.60}")
+        raise TypeError(f"least takes a collection of Dask's, several in a container, or a graph, not {graph!r:.60}")
     metadata, tasks = Metadata(graph), graph_of(graph)
     return least_of(*opened(tasks, set(tasks) if keys is None else keys, metadata, 0), metadata)
 

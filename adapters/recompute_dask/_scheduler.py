@@ -83,17 +83,24 @@ class budget:  # reads as a function: with rd.budget("4GB") as block:
     budget, tiers
         As for `get`.
 
-    Raises ValueError or TypeError for a budget that is none.
+    A block can be entered again. Raises ValueError or TypeError for a budget or tiers that are none.
     """
 
-    def __init__(self, budget: Any, *, tiers: Any = ()) -> None:
-        self._budget = rc.Cache(budget).budget  # says now what is wrong with it
-        self._set = dask.config.set({"scheduler": get, "recompute.budget": budget, "recompute.tiers": tiers})
+    def __init__(self, budget: Any, *, tiers: Any = None) -> None:
+        self._budget = Computation(budget, tiers).cache.budget  # says now what is wrong with them
+        self._settings: dict[str, Any] = {"scheduler": get, "recompute.budget": budget}
+        if tiers is not None:
+            self._settings["recompute.tiers"] = tiers
         self._ended: deque[rc.Stats] = deque(maxlen=_MAX_COMPUTATIONS)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._set = dask.config.set(self._settings)
         _blocks.add(self)
 
     def __enter__(self) -> budget:
-        self._set.__enter__()
+        if self not in _blocks:
+            self._begin()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -108,7 +115,9 @@ class budget:  # reads as a function: with rd.budget("4GB") as block:
     @budget.setter
     def budget(self, budget: Any) -> None:
         self._budget = rc.Cache(budget).budget
-        dask.config.set({"recompute.budget": budget})
+        self._settings["recompute.budget"] = budget
+        if self in _blocks:
+            dask.config.set({"recompute.budget": budget})
 
     def stats(self) -> rc.Stats:
         """What the last computation of the block that has ended did. Raises RuntimeError if there was none."""

@@ -307,7 +307,7 @@ def _words(value: Any) -> Any:
     """
     keys = _has_words.get(type(value))
     if keys is None:
-        _refuse(value)
+        refuse(value)
         keys = _has_words[type(value)] = bool(jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key))
     return value._base_array if keys else value
 
@@ -329,10 +329,16 @@ _has_words: Final[dict[type, bool]] = {}
 """Classes of arrays -> whether they are of keys."""
 
 
-def _refuse(value: Any) -> None:
+def refuse(value: Any) -> None:
+    """Raise TypeError for what is an array to JAX, but not in memory."""
     if isinstance(value, jax.ref.Ref):
         raise TypeError("a mutable array (jax.ref) cannot be cached, since what is written to it cannot be recomputed")
     if isinstance(value, jax.core.Tracer):
+        if hasattr(value, "handle"):
+            raise TypeError(
+                "a value of a recompute_jax.budget block cannot be cached a second time: use the block, or rc.ap and "
+                "recompute_jax.evaluate, not both; block.get(x) is a plain array, which can be"
+            )
         origin = getattr(value, "_line_info", getattr(value, "source_info", None))  # not all have one
         place = "" if origin is None else source_info_util.summarize(origin)
         what = f"{value.dtype}{list(value.shape)}{place and ', made at '}{place}"

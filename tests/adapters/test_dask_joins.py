@@ -136,6 +136,7 @@ def test_the_least_is_known_before_anything_runs() -> None:
     x = blocks().map_blocks(noted, dtype=float, meta=np.empty((0, 0)))
     least = rd.least(x[:100, :100] + x[100:200, 300:])
     assert (least.nbytes, least.unknown) == (240_000, 0)
+    assert rd.least({"a": x, "b": [x.sum()]}).nbytes == rd.least([x, x.sum()]).nbytes > 400 * 400 * 8
     assert rd.least(x.sum()).unknown >= 16  # Dask does not say what the sum of a block is
     assert isinstance(least.task, tuple)
     assert rd.least([x.sum(), x.rechunk((400, 400)).sum()]).nbytes == 400 * 400 * 8 + 80_000

@@ -114,6 +114,28 @@ def test_a_frame_that_a_task_writes_into_stays_as_it_is() -> None:
     assert rd.get(graph, ["more", "again", "length"]) == (2, 1, LENGTH)
 
 
+def test_a_block_is_entered_again() -> None:
+    """With its budget, and the tiers of the configuration unless it has its own; wrong ones are refused at once."""
+    total = da.ones((100, 100), chunks=50).sum()
+    block = rd.budget("1MB")
+    with block:
+        assert total.compute() == 10_000
+    block.budget = "2MB"
+    assert dask.config.get("recompute.budget", None) is None
+    with dask.config.set({"recompute.tiers": "1GB"}):
+        with block:
+            assert total.compute() == 10_000
+        assert block.stats().budget == 2_000_000
+        assert block.stats().tiers[0].limit == 1_000_000_000
+        with rd.budget("1MB", tiers=()) as without:
+            total.compute()
+        assert not without.stats().tiers
+    assert dask.config.get("scheduler", None) is None
+    with pytest.raises(ValueError, match="much"):
+        rd.budget("1MB", tiers="much")
+    assert dask.config.get("scheduler", None) is None
+
+
 def test_a_budget_is_a_block_or_for_good() -> None:
     """`rd.budget` sets Dask's scheduler and configuration, and gives back what there was."""
     x = da.ones((100, 100), chunks=50)

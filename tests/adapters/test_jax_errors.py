@@ -66,7 +66,9 @@ def leaked(under: Callable[..., Any], *args: Any) -> Any:
 # Traced values
 
 
-@pytest.mark.parametrize("use", [rc.array, rc.pure, lambda x: rc.ap(jnp.sin, x)])
+@pytest.mark.parametrize(
+    "use", [rc.array, rc.pure, lambda x: rc.ap(jnp.sin, x), lambda x: recompute_jax.ap(jnp.sin, x)]
+)
 @pytest.mark.parametrize("under", [jax.jit, jax.grad, jax.vmap])
 def test_traced_values_are_refused(cache: rc.Cache, use: Any, under: Any) -> None:
     """No traced value gets into the cache, and the message names what to do."""

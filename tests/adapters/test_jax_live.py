@@ -18,7 +18,7 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from _jax_oracle import bits, live, plainly  # noqa: E402  # after importorskip
 from _jax_programs import functions, told  # noqa: E402  # after importorskip
 
-from recompute_jax import budget  # noqa: E402  # after importorskip
+from recompute_jax import ap, budget, evaluate  # noqa: E402  # after importorskip
 from recompute_jax._eager.live import _staged  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
@@ -186,3 +186,22 @@ def test_blocks_within_blocks() -> None:
     with pytest.raises(TypeError, match="shapes"), outer:
         x + jnp.ones(3)
     assert not isinstance(jnp.sin(1.0), jax.core.Tracer)
+
+
+def test_a_block_is_no_part_of_what_is_traced() -> None:
+    """It is refused inside of `jit` and `grad`, and the cache refuses the values of a block; both errors say why."""
+
+    def within(x: Any) -> Any:
+        with budget():
+            return jnp.sin(x).sum()
+
+    for under in (jax.jit, jax.grad, jax.vmap):
+        with pytest.raises(RuntimeError, match="cannot be opened while JAX traces"):
+            under(within)(jnp.ones((3, 3)) if under is jax.vmap else 1.0)
+    with budget(budget="1MB") as block:
+        x = jnp.arange(3.0) * 2
+        for use in (rc.pure, lambda x: rc.ap(jnp.sin, x), lambda x: ap(jnp.sin, x), lambda x: evaluate(jnp.sin, x)):
+            with pytest.raises(TypeError, match=r"of a recompute_jax\.budget block .* block\.get\(x\)"):
+                use(x)
+        y = evaluate(jnp.sin, block.get(x))
+    assert bits(y) == bits(jnp.sin(jnp.arange(3.0) * 2))

@@ -68,7 +68,7 @@ def test_a_saved_plan_is_the_same_program(name: str, tmp_path: Path) -> None:
     planned = remat(function, of_peak=share, compilations=1)
     plan = planned.plan(*arrays())
     plan.save(tmp_path / "plan.json")
-    for source in (plan, tmp_path / "plan.json"):
+    for source in (plan, planned.plan, tmp_path / "plan.json"):
         again = remat(function, plan=source)
         found = again.plan(*arrays())
         assert found.trials == ()

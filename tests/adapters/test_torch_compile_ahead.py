@@ -244,3 +244,16 @@ def test_solvers_are_told_apart_in_the_cache() -> None:
         rt.KnapsackSolver("much")
     with pytest.raises(ValueError, match=r"of_peak=0\.5"):
         rt.KnapsackSolver(0.5)  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ValueError, match="costs is one of measured, estimated"):
+        rt.KnapsackSolver("1GB", costs="model")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ValueError, match="effort"):
+        rt.KnapsackSolver("1GB", effort=-1)
+
+
+def test_what_is_for_other_backends_is_refused() -> None:
+    """When the step is made, not when it is compiled."""
+    for name in ("backend", "mode", "options"):
+        with pytest.raises(TypeError, match=f"takes no {name}"):
+            rt.planned(torch.sin, "1GB", **{name: None})
+    with pytest.raises(TypeError, match="a function or a module first"):
+        rt.planned("1GB", "1GB")  # type: ignore[type-var]  # on purpose

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 import jax
 import numpy as np
+from jax._src.core import trace_ctx  # there is no public way to ask what JAX traces
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace
 
@@ -41,16 +42,22 @@ class budget:
     options
         As for `recompute.Cache`.
 
-    Raises BudgetError if operands and results of one operation do not fit. An operation takes about a tenth of a
-    millisecond more than in JAX, and some milliseconds when its kind and shapes are new.
+    Raises BudgetError if operands and results of one operation do not fit; RuntimeError if it is opened where JAX
+    traces. An operation takes about a tenth of a millisecond more than in JAX, and some milliseconds when its kind and
+    shapes are new.
     """
 
-    def __init__(self, budget: Any = None, /, **options: Any) -> None:
+    def __init__(self, budget: Any = None, **options: Any) -> None:
         self.cache: Final = rc.Cache(budget, **options)
         self._trace = _Trace(self.cache)
         self._open: list[ExitStack] = []
 
     def __enter__(self) -> Self:
+        if not isinstance(trace_ctx.trace, (type(EVAL), _Trace)):
+            raise RuntimeError(
+                "a budget block cannot be opened while JAX traces (inside of jax.jit, grad, vmap, scan and the like): "
+                "open it around them, or use recompute_jax.planned there"
+            )
         with ExitStack() as stack:
             stack.enter_context(self.cache)
             stack.enter_context(set_current_trace(self._trace))  # type: ignore[no-untyped-call]  # JAX's

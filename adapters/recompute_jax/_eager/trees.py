@@ -13,7 +13,7 @@ import jax
 import recompute as rc
 from recompute.extend import Outputs, clock_of, common_engine, constant, handle_like, identity, node_of, running
 from recompute.text import name_of
-from recompute_jax._arrays import OUT_OF_MEMORY, make_room
+from recompute_jax._arrays import OUT_OF_MEMORY, make_room, refuse
 from recompute_jax._eager.kernels import Cost, Surroundings, ready
 
 
@@ -118,6 +118,8 @@ def _apply(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     engine = None
     for handle in handles:
         engine = common_engine(engine, handle)
+    for leaf in leaves:
+        refuse(leaf)
     cache = rc.current_cache() if engine is None else engine.cache
     nodes = tuple([node_of(handle) for handle in handles])
     function = _OfLeaves(fn, tree, [_HOLE if isinstance(leaf, rc.Recomputable) else leaf for leaf in leaves])

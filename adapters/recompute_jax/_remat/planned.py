@@ -53,7 +53,7 @@ class _Options(_More, total=False):
     """What `planned` takes by name."""
 
     of_peak: float | str | None
-    plan: str | os.PathLike[str] | RematPlan | None
+    plan: str | os.PathLike[str] | RematPlan | Plans[Any] | None
     tiers: Literal["host"] | None
     costs: Costs
     effort: float
@@ -76,7 +76,7 @@ def planned(
     budget: int | str | None = None,
     *,
     of_peak: float | str | None = None,
-    plan: str | os.PathLike[str] | RematPlan | None = None,
+    plan: str | os.PathLike[str] | RematPlan | Plans[Any] | None = None,
     tiers: Literal["host"] | None = None,
     costs: Costs = "estimated",
     effort: float = 1.0,
@@ -98,7 +98,8 @@ def planned(
     of_peak
         Instead of bytes: a share (0.4, "40%") of the temporaries of `jax.jit(fn)`.
     plan
-        Instead of a budget: a plan of this function, from `.plan(...)` or the file that it was saved to. Nothing
+        Instead of a budget: a plan of this function, from `.plan(...)` (or `.plan`, for the latest) or the file that it
+        was saved to. Nothing
         is searched for; the call raises `recompute.planners.PlanError` if the program is another one.
     tiers
         "host": values may also move to the memory of the host (`pinned_host`) and come back, where that costs less than
@@ -137,7 +138,8 @@ def planned(
         number, saved = bytes_or_peak(budget, of_peak), None
         size, share = (None, number) if isinstance(number, float) else (number, None)
     else:
-        saved = plan.saved if isinstance(plan, RematPlan) else SavedPlan.load(plan)
+        made = plan.latest if isinstance(plan, Plans) else plan
+        saved = made.saved if isinstance(made, RematPlan) else SavedPlan.load(made)
         size, share = saved.budget, saved.of_peak
     options = Options(budget=size, of_peak=share, saved=saved, tiers=tiers, costs=costs, effort=effort, **given)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
 from torch import fx
@@ -22,7 +22,7 @@ from torch._guards import CompileContext
 import recompute as rc
 from recompute.planners import smallest
 from recompute.text import bytes_or_peak, format_bytes, parse_budget
-from recompute_torch._compile.costs import Costs, Prices, drawing_elsewhere
+from recompute_torch._compile.costs import Costs, Prices, check, drawing_elsewhere
 from recompute_torch._compile.partition import OVER, Amount, Boxed, Parts, TooSmall
 from recompute_torch._compile.report import GraphPlan, MakeInputs, Plans
 
@@ -47,12 +47,9 @@ class Options:
 
     def __post_init__(self) -> None:
         _ = self.amount
-        if self.costs not in get_args(Costs):
-            raise ValueError(f"costs is one of {', '.join(get_args(Costs))}, not {self.costs!r}")
+        check(self.costs, self.effort)
         if type(self.graphs) is not int or self.graphs < 1:
             raise ValueError(f"graphs is how many graphs the step has, 1 or more, not {self.graphs!r}")
-        if not isinstance(self.effort, (int, float)) or not 0 <= self.effort < float("inf"):
-            raise ValueError(f"effort is a number, 0 or more, not {self.effort!r}; 1 takes about ten seconds")
         if self.compiler not in ("boxed", "inductor"):
             raise ValueError(f"compiler is 'boxed' or 'inductor', not {self.compiler!r}")
 
@@ -191,6 +188,9 @@ class Backend:
         return boxed
 
 
+_OF_BACKENDS: Final = ("backend", "mode", "options")
+"""What `torch.compile` takes and hands on to a backend."""
+
 _asked: Final[dict[int, tuple[Any, Backend]]] = {}
 """Of `torch.compile(backend="recompute")`, which hands in nothing but these options: by their id, and the options."""
 
@@ -243,13 +243,18 @@ def planned(
         is too much, less is fused, or less is planned for. Results are those of inductor but for rounding. What the
         default partitioner does is taken if it fits.
     options
-        Those of `torch.compile`: fullgraph, dynamic.
+        Those of `torch.compile`: fullgraph, dynamic and others, but not of its backends.
 
     The result has an attribute `plan`, which is what `plans` returns for it. `compile` is another name of this.
 
     Raises ValueError or TypeError for wrong arguments; the first call of the step raises `recompute.BudgetError`, which
     says the least that works, if the budget is too small.
     """
+    if not callable(step):
+        raise TypeError(f"planned takes a function or a module first, not {step!r}")
+    for name in _OF_BACKENDS:
+        if name in options:
+            raise TypeError(f"planned takes no {name}, which is for another backend; it has compiler='inductor'")
     backend = Backend(Options(budget, of_peak, costs, effort, graphs, compiler))
     compiled: Any = torch.compile(step, backend=backend, **options)
     object.__setattr__(compiled, "plan", backend.plans_of(step))  # a compiled module would hand it on to the module

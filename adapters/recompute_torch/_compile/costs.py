@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 from weakref import ref
 
 import torch
@@ -125,6 +125,14 @@ _CALL_US: Final = 5.0  # microseconds to start an operator
 
 _known: dict[Hashable, Price] = {}
 """Of this process: (operator, dtypes, shapes, strides, other arguments) -> what it takes."""
+
+
+def check(costs: Costs, effort: float) -> None:
+    """Raise ValueError for what is neither a kind of costs nor an effort of planning."""
+    if costs not in get_args(Costs):
+        raise ValueError(f"costs is one of {', '.join(get_args(Costs))}, not {costs!r}")
+    if not isinstance(effort, (int, float)) or not 0 <= effort < float("inf"):
+        raise ValueError(f"effort is a number, 0 or more, not {effort!r}; 1 takes about ten seconds")
 
 
 class Prices:

@@ -16,7 +16,7 @@ from recompute import planners
 from recompute.text import bytes_or_peak, parse_budget
 from recompute_torch._compile import costs as costs_file
 from recompute_torch._compile import emit, program
-from recompute_torch._compile.costs import Costs, Prices
+from recompute_torch._compile.costs import Costs, Prices, check
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.program import Joint, read, repeatable, seeded
 from recompute_torch._compile.report import floor
@@ -55,7 +55,7 @@ class KnapsackSolver(CustomKnapsackSolver):
     costs, effort
         As of `rt.planned`; costs are estimated by default, so that what is cached holds for other machines, too.
 
-    Raises ValueError or TypeError for a budget that is none.
+    Raises ValueError or TypeError for wrong arguments.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class KnapsackSolver(CustomKnapsackSolver):
     ) -> None:
         by_torch = budget is None and of_peak is None
         self._budget = None if by_torch else bytes_or_peak(budget, of_peak)
+        check(costs, effort)
         self._costs, self._effort = costs, effort
 
     def __call__(
