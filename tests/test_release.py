@@ -119,6 +119,19 @@ def test_ignore_leaves_it_to_the_policy() -> None:
         assert y.get() == 1
 
 
+def test_ignore_frees_all_that_can_go_at_once() -> None:
+    """Also what stayed because of something that is forgotten meanwhile."""
+    cache = rc.Cache(release="ignore")
+    with cache:
+        whole, part = rc.ap(lambda: (made := vector(1, 2, 3), made.view(1)), nout=2)
+        users = [rc.ap(unit, whole), rc.ap(unit, part)]
+        whole.detach()
+        del whole, part, users
+        cache.release_memory()
+        assert cache.stats().used == 0
+        check_invariants(cache)
+
+
 def test_banish_makes_sources() -> None:
     """What nothing evicted needs is gone for good, and what was made from it cannot be evicted any more."""
     cache = rc.Cache(release="banish")
@@ -416,8 +429,7 @@ def test_dropping_a_chain_leaves_nothing(release: Any) -> None:
         for _ in range(5000):
             y = rc.ap(double, y) if release != "banish" else rc.ap(unit, y)
         del y
-        while cache.release_memory():
-            pass
+        cache.release_memory()
     assert cache.stats().used == 0
     assert alive() == before
 

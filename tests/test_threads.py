@@ -404,6 +404,56 @@ def test_handles_dropped_in_other_threads() -> None:
     check_invariants(cache)
 
 
+def test_an_error_that_is_handled_does_not_come_back() -> None:
+    """Nor is it taken for an interrupt, if a value goes meanwhile and another thread holds the lock."""
+    cache = rc.Cache()
+    held, free = Event(), Event()
+
+    def hold() -> None:
+        with cache.engine.lock:
+            held.set()
+            assert free.wait(_LONG)
+
+    with cache:
+        value = rc.ap(np.ones, 1000)
+        thread = Thread(target=hold)
+        thread.start()
+        assert held.wait(_LONG)
+        try:
+            raise KeyError
+        except KeyError:
+            del value
+        free.set()
+        thread.join()
+        assert rc.ap(np.sum, np.ones(3)).get() == 3
+    assert cache.stats().used == 0
+
+
+def test_an_error_that_is_handled_does_not_come_out_of_an_event() -> None:
+    """A cache is used while an error is handled, and another thread is telling a listener."""
+    cache = rc.Cache()
+    telling, free = Event(), Event()
+
+    def listen(event: Any) -> None:
+        if isinstance(event, Accessed) and not telling.is_set():
+            telling.set()
+            assert free.wait(_LONG)
+
+    with cache:
+        one, other = rc.pure(1), rc.pure(2)
+        cache.subscribe(listen)
+        thread = Thread(target=one.get)
+        thread.start()
+        assert telling.wait(_LONG)
+        try:
+            raise KeyError
+        except KeyError:
+            assert other.get() == 2
+        finally:
+            free.set()
+            thread.join()
+
+
 def test_each_thread_has_its_own_current_cache() -> None:
     """`with cache:` in one thread is nothing to another."""
     one, two = rc.Cache(), rc.Cache()

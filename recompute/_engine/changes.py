@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from gc import get_threshold, set_threshold
+from sys import exception
 from threading import RLock
 from types import FunctionType
 from typing import Any, Final
@@ -53,7 +54,7 @@ def gate_if_free(lock: Any) -> Any:
 
 def do_if_free(free: Any, action: Callable[[], object]) -> bool:
     """Do this inside of a `gate_if_free`; False: another thread is there, and nothing was done."""
-    entered = False
+    entered, handled = False, exception()
     try:
         with free as entered:
             if entered:
@@ -61,8 +62,9 @@ def do_if_free(free: Any, action: Callable[[], object]) -> bool:
     except RuntimeError as error:
         if entered:
             raise
-        if error.__context__ is not None:  # an interrupt
-            raise error.__context__ from None
+        came = error.__context__
+        if came is not None and came is not handled:  # an interrupt, not what a caller is handling
+            raise came from None
     return entered
 
 

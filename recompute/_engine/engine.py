@@ -614,7 +614,7 @@ class Engine:
                 while bottom.stack:
                     self.leave(bottom.stack[-1])
                 if bottom.operation is not None and not bottom.operation.runs:  # it has never been
-                    self.references.forget(self.references.unlink(bottom.operation, bottom.operation.arguments))
+                    self.references.forget(self.references.forget_operation(bottom.operation))
         self.scheduler.over(bottom)
         if ordinary:
             self.settling.settle()

@@ -358,9 +358,13 @@ def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
     with engine.changes.alone(), engine.changes.begun():
         pool = memory.pool(device)
         before = pool.used
-        if wanted is None and memory.policy.name != "none":
+    used = before + 1 if wanted is None and memory.policy.name != "none" else 0
+    while pool.used < used:  # what went may have kept something else
+        with engine.changes.alone(), engine.changes.begun():
+            used = pool.used
             for storage in [storage for storage in pool.candidates if not storage.locks]:
                 engine.evict(storage, "request")
+        settle(engine)
     settle(engine)
     while wanted is not None and before - pool.used < wanted:
         victims = engine.next_victims(pool)

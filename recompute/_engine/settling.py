@@ -5,7 +5,7 @@ References that have gone are seen to, adapters are told what leaves memory, pay
 
 from __future__ import annotations
 
-from sys import is_finalizing
+from sys import exception, is_finalizing
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
@@ -91,7 +91,7 @@ class Settling:
             with changes.alone(), changes.begun():
                 self.drain()
             return True
-        free = False  # as `do_if_free`, but written out: each call under the lock may start the collector
+        free, handled = False, exception()  # as `do_if_free`, written out: calls under the lock may start the collector
         shared.look()
         try:
             with shared.if_free as free:
@@ -101,8 +101,9 @@ class Settling:
         except RuntimeError as error:
             if free:
                 raise
-            if error.__context__ is not None:  # an interrupt
-                raise error.__context__ from None
+            came = error.__context__
+            if came is not None and came is not handled:  # an interrupt
+                raise came from None
         return free
 
     def _process(self, reference: Reference | HeldReference | StayReference) -> None:

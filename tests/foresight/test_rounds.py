@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from contextlib import nullcontext
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -226,6 +227,18 @@ def test_a_round_that_fails_is_not_learnt_from() -> None:
         with cache.iteration():
             chain(cache, 60, clock)
         assert cache.stats().foresight == "planning"
+
+
+def test_what_a_failed_operation_took_is_not_kept() -> None:
+    """Not even until the end of the round that is recorded: memory may be short because of it."""
+    cache = cache_of(100)
+    taken = {1, 2}
+    known = ref(taken)
+    with cache, cache.iteration():
+        with pytest.raises(TypeError):
+            rc.ap(lambda numbers: len(numbers) + "", taken)
+        del taken
+        assert known() is None
 
 
 def test_an_iteration_inside_another_is_refused() -> None:
