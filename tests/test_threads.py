@@ -410,7 +410,7 @@ def test_an_error_that_is_handled_does_not_come_back() -> None:
     held, free = Event(), Event()
 
     def hold() -> None:
-        with cache.engine.lock:
+        with cache._engine.lock:
             held.set()
             assert free.wait(_LONG)
 

@@ -14,9 +14,8 @@ from typing import Any, Final, Self
 
 import jax
 import numpy as np
-from jax._src.core import trace_ctx  # there is no public way to ask what JAX traces
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace
+from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace, take_current_trace
 
 import recompute as rc
 from recompute.extend import EVICTED, Value, node_of
@@ -53,7 +52,9 @@ class budget:
         self._open: list[ExitStack] = []
 
     def __enter__(self) -> Self:
-        if not isinstance(trace_ctx.trace, (type(EVAL), _Trace)):
+        with take_current_trace() as around:
+            nothing_is_traced = isinstance(around, (type(EVAL), _Trace))
+        if not nothing_is_traced:
             raise RuntimeError(
                 "a budget block cannot be opened while JAX traces (inside of jax.jit, grad, vmap, scan and the like): "
                 "open it around them, or use recompute_jax.planned there"
