@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import recompute as rc
-from lib.vectors import vector
+from lib.vectors import Buffer, Vector, VectorAdapter, vector
 from recompute.events import Accessed, Performed
 from recompute.extend import BackgroundThread
 from recompute.policies import POLICIES, SEARCHES
@@ -452,6 +452,49 @@ def test_an_error_that_is_handled_does_not_come_out_of_an_event() -> None:
         finally:
             free.set()
             thread.join()
+
+
+class Leaving(Vector):
+    """A vector that another thread uses as it is evicted."""
+
+    __slots__ = ()
+    meanwhile: Callable[[], Any] | None = None
+
+    def __reduce__(self) -> Any:
+        return Leaving, (Buffer(self.buffer.numbers),)
+
+
+class LeavingAdapter(VectorAdapter):
+    def serves(self, cls: type) -> bool:
+        return cls is Leaving
+
+    def evicted(self, value: Any) -> None:
+        meanwhile, Leaving.meanwhile = Leaving.meanwhile, None
+        if meanwhile is not None:
+            together(meanwhile)
+
+
+def test_a_value_that_leaves_twice_at_the_same_time(tmp_path: Path) -> None:
+    """What is taken back is what was held of one of the two: with the memory that a view of it shares."""
+    rc.adapters.register(Leaving, LeavingAdapter())
+    with rc.Cache(tiers=[rc.Disk(folder=tmp_path, always=True)]) as cache:
+        value = rc.pure(Leaving(Buffer((1, 2, 3))))
+        assert value.evict()  # written, so that it need not wait for that again
+        kept = [value.get()]
+
+        def get_and_evict() -> None:
+            kept.append(value.get())
+            value.evict()
+
+        Leaving.meanwhile = get_and_evict
+        value.evict()
+        assert len({id(each.buffer) for each in kept}) == 2
+        taken = value.get()
+        assert taken in kept
+        view = rc.ap(Leaving.view, value, 1)
+        assert view.number == value.number  # they share memory
+        assert cache.stats().used == 2 * 24
+        check_invariants(cache, [value, view])
 
 
 def test_each_thread_has_its_own_current_cache() -> None:

@@ -342,7 +342,7 @@ class Engine:
             missing = frame.lock_arguments(self.meter.now)
             if missing is not None:
                 operation = missing.operation
-                if missing.remains is not None:
+                if missing.remains is not None or missing.storage.held is not None:
                     self.changes.calls_python()
                     if self.moving.take_back(missing):
                         continue

@@ -27,6 +27,7 @@ cdef class Departure:
     cdef public bint vacates
     cdef public bint watch
     cdef public object watched
+    cdef public dict weak
     cdef public object why
 
 

@@ -38,17 +38,23 @@ _ALONE: Final = _references(_EXAMPLE)
 class Held:
     """Bytes that the program keeps, mostly of an evicted value: counted as used until that ends."""
 
-    __slots__ = ("alone", "buffer", "number", "pool", "reference", "settles", "size", "storage")
+    __slots__ = ("alone", "buffer", "number", "payloads", "pool", "reference", "settles", "size", "storage")
 
     def __init__(self, pool: Pool, size: int, number: int, buffer: int, alone: bool = False) -> None:
         self.alone = alone  # it was never a value's: to listeners it is a source
         self.buffer = buffer  # its identity
         self.number = number  # of the storage
+        self.payloads: dict[int, ref[Any] | None] = {}  # number of a value -> what it had on this buffer
         self.pool = pool
         self.size = size
         self.reference: HeldReference | None = None
         self.storage: Storage | None = None  # from which it was evicted, as long as it can be taken back
         self.settles: ref[Any] | None = None  # another one, whose callback processes the queue
+
+    def payload_of(self, value: Value) -> Any:
+        """What a value had on this buffer, if the program holds that; else None."""
+        known = self.payloads.get(value.number)
+        return None if known is None else known()
 
 
 class HeldReference(ref):  # type: ignore[type-arg]  # as Reference
@@ -101,6 +107,7 @@ class Departure:
         "vacates",
         "watch",
         "watched",
+        "weak",
         "why",
     )
 
@@ -124,6 +131,7 @@ class Departure:
         self.taken = False
         self.told = False
         self.watched: ref[Any] | None = None
+        self.weak: dict[int, ref[Any] | None] = {}  # number of a value -> its payload here
         self.held: Held | None = None
         for value in storage.values:
             if value.payload is not EVICTED:
@@ -156,7 +164,7 @@ class Departure:
                 kind = kinds.of(type(payload))
                 if self.watch and kind.watch is not None:
                     self.watched = self.watched or weak(kind, payload)
-                    remains_of(value).payload = weak_to(payload)
+                    self.weak[value.number] = weak_to(payload)
                 if referred and kind.evicted is not None:
                     remains_of(value).outline = kind.evicted(payload)
                 if referred and kind.vacate is not None:
@@ -165,12 +173,9 @@ class Departure:
             self.told = True
         self.payloads = []  # destroyed here, unless the program holds them
         buffer = None if self.watched is None else self.watched()
-        if buffer is None:
-            for value in tuple(self.storage.values):
-                if value.remains is not None:
-                    value.remains.payload = None  # it is not held
-        else:
+        if buffer is not None:
             held = Held(self.pool, self.size, self.number, self.buffer)
+            held.payloads = self.weak
             held.settles = ref(buffer, settle)  # called second: the newest reference is told first
             held.reference = HeldReference(buffer, note)
             held.reference.held = held

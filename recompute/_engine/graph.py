@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, Literal
-from weakref import ReferenceType, getweakrefs, ref
+from weakref import getweakrefs, ref
 
 from recompute._engine.states import COMING
 from recompute._policy.candidate import Candidate
@@ -361,13 +361,12 @@ class Options:
 class Remains:
     """What is left of an evicted value, or kept beside one that may leave memory."""
 
-    __slots__ = ("copy", "movable", "outline", "payload")
+    __slots__ = ("copy", "movable", "outline")
 
     def __init__(self) -> None:
         self.copy: Copy | None = None  # what a tier has of it; still there when it is in memory again
         self.movable = False  # of a source: it may leave memory, because a tier takes it
         self.outline: Any = None  # what its adapter wants to know of it while it is evicted
-        self.payload: ReferenceType[Any] | None = None  # while the program holds it
 
 
 def remains_of(value: Value) -> Remains:

@@ -119,18 +119,16 @@ class Moving:
     def take_back(self, value: Value) -> bool:
         """Make an evicted value resident again, with all on its storage that is held; False if it is not held."""
         storage, memory = value.storage, self._memory
-        payload = value.remains.payload() if value.remains is not None and value.remains.payload is not None else None
         held = storage.held
+        payload = None if held is None else held.payload_of(value)
         if payload is None or held is None or storage.resident or not memory.machine.let_go(held):
             self._finalizer.garbage.append(payload)  # should this be the last reference, it goes without the lock
             return False
         storage.buffer = held.buffer
         for other in storage.values:
-            remains = other.remains
-            if remains is not None and remains.payload is not None:
-                kept = remains.payload()
-                other.payload = EVICTED if kept is None else kept
-                remains.payload = None
+            kept = held.payload_of(other)
+            if kept is not None:
+                other.payload = kept
         memory.machine.come_back(storage, "taken back from outside")
         journal = self._journal
         journal.recoveries += 1

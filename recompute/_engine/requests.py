@@ -362,8 +362,9 @@ def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
     while pool.used < used:  # what went may have kept something else
         with engine.changes.alone(), engine.changes.begun():
             used = pool.used
-            for storage in [storage for storage in pool.candidates if not storage.locks]:
-                engine.evict(storage, "request")
+            for storage in list(pool.candidates):
+                if storage.resident and not storage.locks:
+                    engine.evict(storage, "request")
         settle(engine)
     settle(engine)
     while wanted is not None and before - pool.used < wanted:

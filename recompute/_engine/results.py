@@ -216,10 +216,6 @@ class Results:
             if shares is not storage:
                 self.move(value, operation, shares)
         else:
-            if len(storage.values) > 1 or value.remains is not None:
-                for other in storage.values:
-                    if other.remains is not None:
-                        other.remains.payload = None
             storage.held = None  # who still holds the old buffer is counted on his own
             last_access = storage.last_access
             self._make_resident(storage, size, buffer, device, why)

@@ -218,7 +218,9 @@ class Settling:
             if guard is not None and guard.operation is None:  # else it is being brought back already
                 del scheduler.in_flight[operation]
         if departure.why is not None and self._journal.listeners and not stays:
-            ghosts = () if held is None else tuple([value.number for value in storage.values if self._alive(value)])
+            ghosts = (
+                () if held is None else tuple([value.number for value in storage.values if self._alive(held, value)])
+            )
             event = Evicted(
                 self._meter.now,
                 pool.used,
@@ -257,10 +259,9 @@ class Settling:
         if tiers is not None and not departure.full:
             tiers.fixed.discard(storage)  # it will never fit
 
-    def _alive(self, value: Value) -> bool:
+    def _alive(self, held: Held, value: Value) -> bool:
         """Whether the program holds the payload of an evicted value."""
-        remains = value.remains
-        payload = None if remains is None or remains.payload is None else remains.payload()
+        payload = held.payload_of(value)
         self._finalizer.garbage.append(payload)  # should this be the last reference, it goes without the lock
         return payload is not None
 
