@@ -41,7 +41,7 @@ class Tiers:
 
 
 def _checked(given: Any, what: str) -> list[Tier]:
-    tiers = list(given) if isinstance(given, Iterable) else [given]
+    tiers = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else [given]
     for tier in tiers:
         if not isinstance(tier, Tier):
             raise TypeError(f"{what} are such as rc.Disk('50GB') or rc.Host('64GB'), not {tier!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -250,10 +252,23 @@ def test_solvers_are_told_apart_in_the_cache() -> None:
         rt.KnapsackSolver("1GB", effort=-1)
 
 
+def test_what_was_planned_is_pickled() -> None:
+    """Alone, or with a compiled module, which is pickled as `torch.compile` lets it; with the measured peak."""
+    step = rt.planned(nn.Linear(8, 8), "1MB", costs="estimated")
+    step(torch.ones(4, 8)).sum().backward()
+    plan = rt.plans(step)
+    again: Any = pickle.loads(pickle.dumps(step))
+    for other in (rt.plans(again), pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+        assert other.to_json() == plan.to_json()
+        assert other.peak == plan.peak
+    assert plan.peak is not None
+    assert torch.equal(again(torch.ones(4, 8)), step(torch.ones(4, 8)))
+
+
 def test_what_is_for_other_backends_is_refused() -> None:
     """When the step is made, not when it is compiled."""
     for name in ("backend", "mode", "options"):
         with pytest.raises(TypeError, match=f"takes no {name}"):
-            rt.planned(torch.sin, "1GB", **{name: None})
+            rt.planned(torch.sin, "1GB", **{name: None})  # type: ignore[arg-type]  # on purpose
     with pytest.raises(TypeError, match="a function or a module first"):
         rt.planned("1GB", "1GB")  # type: ignore[type-var]  # on purpose

@@ -249,6 +249,10 @@ class Meter:
         self._used = 0
         self._live: dict[int, ref[torch.UntypedStorage]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, and of one that is pickled: what was seen; storages are this process's."""
+        return {"peak": self.peak, "_used": 0, "_live": {}}
+
     def watch(self, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]) -> Any:
         """Run a boxed graph; of its arguments, those with the numbers `new` came to be for it."""
         for number in new:
