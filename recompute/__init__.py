@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from recompute import text as text
     from recompute import traces as traces
     from recompute._arrays.array import RecomputableArray as RecomputableArray
+    from recompute._arrays.namespace import array as array
     from recompute._arrays.namespace import namespace as namespace
-    from recompute._arrays.wrap import array as array
     from recompute._memoize import memoize as memoize
     from recompute._sight.report import report as report
     from recompute._staging.planned import planned as planned
@@ -72,7 +72,7 @@ if not TYPE_CHECKING:  # to a checker, a module with this function has every att
         *("adapters", "events", "extend", "pictures", "planners", "policies", "simulator", "testing", "text", "traces"),
     )
     _WHERE = {
-        "array": "_arrays.wrap",
+        "array": "_arrays.namespace",
         "RecomputableArray": "_arrays.array",
         "namespace": "_arrays.namespace",
         "memoize": "_memoize",

@@ -218,8 +218,8 @@ LAYERS = {
         _foresight.repetition _foresight.foresight""",
     "pictures": """_pictures.style _pictures.bars _pictures.residency _pictures.memory _pictures.overheads
         _pictures.chain pictures""",
-    "arrays": """_arrays.call _arrays.sharing _arrays.plain _arrays.operate _arrays.writes _arrays.dispatch
-        _arrays.parts _arrays.attributes _arrays.coercions _arrays.array _arrays.wrap _arrays.namespace""",
+    "arrays": """_arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.parts _arrays.attributes
+        _arrays.array _arrays.namespace""",
     "sight": """_sight.recording _sight.nest _sight.perfetto _sight.speedscope _sight.memory_viz _sight.exports
         _sight.look _sight.study _sight.curve _sight.page _sight.report
         _sight.why _sight.story""",
@@ -261,8 +261,7 @@ WHEN_CALLED = {
     "_cache": "_context",  # the default cache is made when it is first needed
     "_sight.why": "_cache",  # what a cache shows of itself is loaded when it is wanted
     "_traces.write": "_cache",  # few caches write a trace
-    "_arrays.wrap": "_arrays.coercions",  # a copy of an array is an array
-    "_arrays.namespace": "_arrays.array",  # an array knows its namespace
+    "_arrays.namespace": "_arrays.array _arrays.attributes",  # an array knows its namespace, and how it is wrapped
     "recompute": "_traces.write",  # the version, for the header of a trace
 }
 """What functions of modules below it import when they are called."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
 from recompute._adapters.adapter import kinds
-from recompute._arrays.attributes import attribute_of
-from recompute._arrays.coercions import Coercions
+from recompute._arrays.attributes import Coercions, attribute_of
 from recompute._arrays.dispatch import array_function, array_ufunc
 from recompute._arrays.operate import SCALARS, call, operate
 from recompute._arrays.parts import At, Flat, Method

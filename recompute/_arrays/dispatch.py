@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recompute import extend
 from recompute._adapters.arrays import Outline
-from recompute._arrays.call import Fresh
-from recompute._arrays.operate import SCALARS, call, operate, same_library
+from recompute._arrays.operate import SCALARS, Fresh, call, operate, same_library
 from recompute._arrays.sharing import Memory, Path, check_writable, memory_of
 from recompute._arrays.writes import (
     Version,

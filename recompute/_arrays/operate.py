@@ -1,19 +1,21 @@
-"""One operation on arrays: operands to values, results to arrays."""
+"""One operation on arrays, and how it is repeated: operands to values, plain arrays to sources, results to arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
+from weakref import ReferenceType, ref
 
 from recompute import extend
 from recompute._adapters.adapter import FUNCTIONS, Adapter, kinds
-from recompute._arrays.call import HOLE, Call, Fresh, rebuilt
-from recompute._arrays.plain import source_of
+from recompute._adapters.arrays import ArrayAdapter
 from recompute._arrays.sharing import link
 from recompute._cache import Cache
+from recompute._errors import ImpureError
 from recompute._recomputable import Recomputable
-from recompute.extend import EVICTED, Value
+from recompute.extend import EVICTED, Outputs, Value, constant, identity
 from recompute.text import warn
 
 Wrap = type[Recomputable[Any]]
@@ -186,3 +188,165 @@ def _warn_of_history(kept: int) -> None:
         RuntimeWarning,
         stacklevel=4,
     )
+
+
+class _Hole:
+    """Stands where an array stood among the arguments."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<array>"
+
+
+HOLE: Final = _Hole()
+
+
+class Fresh:
+    """Stands for an argument that is made anew for each run: the memory of `out=`, or what might change meanwhile."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+class Call:
+    """`function` with arguments in which arrays are missing; called with the arrays, in their order.
+
+    What it returns may be nested: then it is given as `Outputs` outputs, and `rebuild` has the nest again.
+    """
+
+    __slots__ = ("args", "func", "keywords", "simple", "structure")
+
+    def __init__(
+        self, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], *, simple: bool
+    ) -> None:
+        self.func = func  # named as in functools.partial, so that it is known by the function's name
+        self.args = args  # with holes; none if it is simple
+        self.keywords = keywords
+        self.simple = simple  # it is called with all of its positional arguments
+        self.structure: Any = None
+
+    def __call__(self, *arrays: Any) -> Any:
+        if self.simple:
+            result = self.func(*arrays, **self.keywords)
+        else:
+            left = iter(arrays)
+            result = self.func(
+                *[_fill(argument, left) for argument in self.args],
+                **{name: _fill(argument, left) for name, argument in self.keywords.items()},
+            )
+        if not isinstance(result, (tuple, list, dict)):
+            return result
+        leaves: list[Any] = []
+        self.structure = _flatten(result, leaves)
+        return Outputs(leaves) if len(leaves) > 1 else leaves[0] if leaves else None
+
+    def size_key(self) -> Hashable:
+        """By what the sizes of its results are known, besides the shapes of the arrays."""
+        key = identity(self.func)
+        if not self.simple:
+            key = (key, *map(constant, self.args))
+        if self.keywords:
+            key = (key, *[(name, constant(argument)) for name, argument in self.keywords.items()])
+        return key
+
+    def rebuild(self, leaves: list[Any]) -> Any:
+        """The nest that the function returned, with other leaves."""
+        return leaves[0] if self.structure is None else _build(self.structure, iter(leaves))
+
+
+def _fill(part: Any, left: Iterator[Any]) -> Any:
+    cls = type(part)
+    if cls is _Hole:
+        return next(left)
+    if cls is list:
+        return [_fill(inner, left) for inner in part]
+    if cls is dict:
+        return {name: _fill(inner, left) for name, inner in part.items()}
+    if cls is slice:
+        return slice(_fill(part.start, left), _fill(part.stop, left), _fill(part.step, left))
+    if isinstance(part, tuple):
+        return rebuilt(part, [_fill(inner, left) for inner in part])
+    return _made(part) if cls is Fresh else part
+
+
+def _made(part: Fresh) -> Any:
+    try:
+        return part.make()
+    except ImpureError as error:
+        raise ImpureError(f"an argument {error}") from None
+
+
+def rebuilt(like: tuple[Any, ...], parts: list[Any]) -> Any:
+    """A tuple of the same type, named ones too."""
+    cls = type(like)
+    return cls._make(parts) if hasattr(cls, "_make") else cls(parts)
+
+
+_LEAF: Final = object()
+
+
+def _flatten(result: Any, leaves: list[Any]) -> Any:
+    """The leaves of a nest in order; returns the nest without them."""
+    if isinstance(result, tuple):
+        return rebuilt(result, [_flatten(part, leaves) for part in result])
+    if type(result) is list:
+        return [_flatten(part, leaves) for part in result]
+    if type(result) is dict:
+        return {name: _flatten(part, leaves) for name, part in result.items()}
+    leaves.append(result)
+    return _LEAF
+
+
+def _build(structure: Any, leaves: Iterator[Any]) -> Any:
+    if structure is _LEAF:
+        return next(leaves)
+    if isinstance(structure, tuple):
+        return rebuilt(structure, [_build(part, leaves) for part in structure])
+    if type(structure) is list:
+        return [_build(part, leaves) for part in structure]
+    return {name: _build(part, leaves) for name, part in structure.items()}
+
+
+class _Known:
+    """A source that was made of an array, and what tells that this array is still the same."""
+
+    __slots__ = ("node", "owner")
+
+    def __init__(self, owner: ReferenceType[Any], node: Value) -> None:
+        self.owner = owner
+        """Of its memory, which the array may be a view of."""
+        self.node = node
+
+
+def source_of(cache: Cache, adapter: ArrayAdapter, array: Any) -> Recomputable[Any]:
+    """A source with the content of a plain array.
+
+    It is the one that was made before of the same memory, if an operation needs that still and the content is the same
+    to the last bit: O(bytes) to see, which is no more than the copy that another source would take.
+    """
+    place = adapter.place(array)
+    owner = adapter.buffer(array)
+    if place is None or owner is None:
+        return cache.extend.source(adapter.snapshot(array), Recomputable)
+    sources: dict[Hashable, _Known] = cache.__dict__.setdefault("_plain", {})
+    key = id(owner), place
+    known = sources.get(key)
+    if known is not None and known.owner() is owner:
+        payload = known.node.payload
+        if payload is not EVICTED and adapter.same(array, payload):
+            del payload
+            handle = cache.extend.refer(known.node, Recomputable)
+            if handle is not None:
+                return handle
+
+    def gone(_: object) -> None:
+        if sources.get(key) is known:
+            sources.pop(key, None)
+
+    source = cache.extend.source(adapter.snapshot(array), Recomputable)
+    with suppress(TypeError):  # its memory belongs to something that cannot be watched
+        known = sources[key] = _Known(ref(owner, gone), source._node)
+    return source

@@ -12,7 +12,7 @@ import pytest
 
 import recompute as rc
 from interrupts import Interrupts
-from recompute._arrays import array, attributes, call, coercions, dispatch, namespace, operate, sharing, wrap, writes
+from recompute._arrays import array, attributes, dispatch, namespace, operate, sharing, writes
 from recompute.testing import check_invariants
 from recompute.testing.arrays import serving
 
@@ -21,9 +21,9 @@ np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 from recompute_numpy import adapter  # noqa: E402  # after importorskip
 
 STRIDE = 4  # of the crossings at which an interrupt strikes; each test parameter takes other ones
-MODULES = (array, attributes, call, dispatch, namespace, operate, sharing, wrap, writes)
+MODULES = (array, attributes, dispatch, namespace, operate, sharing, writes)
 CLASSES = (
-    *(rc.RecomputableArray, coercions.Coercions, attributes.Attributes, array.Method, array.Flat, call.Call),
+    *(rc.RecomputableArray, attributes.Coercions, attributes.Attributes, array.Method, array.Flat, operate.Call),
     *(dispatch._Filling, operate.Operands, namespace.Namespace, sharing.Memory, sharing.Path, sharing.Step),
     *(writes.Changed, writes.Version),
 )

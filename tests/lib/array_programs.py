@@ -26,8 +26,7 @@ from lib.programs import LOST, Observation, Program, Step, observed
 from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter
 from recompute._arrays.array import RecomputableArray
-from recompute._arrays.namespace import namespace
-from recompute._arrays.wrap import array
+from recompute._arrays.namespace import array, namespace
 from recompute._arrays.writes import library_writes
 from recompute._cache import Cache
 from recompute._errors import BudgetError
