@@ -140,7 +140,7 @@ PARTS = ["begins", "wants", "finish", "__call__", "victims", "keeps", "look"]
 @pytest.mark.parametrize(("marked", "method"), [(False, "Repetition"), *itertools.product((True, False), PARTS)])
 def test_foresight_that_fails_ends(marked: bool, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever part of it: rounds run on without, and `stats` says why."""
-    from recompute._foresight import follower, foresight, knowledge, recording
+    from recompute._foresight import follower, foresight, planning, recording
 
     holders: dict[str, Any] = {
         "begins": foresight.Foresight,
@@ -150,7 +150,7 @@ def test_foresight_that_fails_ends(marked: bool, method: str, monkeypatch: pytes
         "__call__": recording.Recording,
         "victims": follower.Follower,
         "keeps": follower.Follower,
-        "look": knowledge.Knowledge,
+        "look": planning.Knowledge,
     }
     cache = new_cache(foresight=True)
     monkeypatch.setattr(holders[method], method, broken)

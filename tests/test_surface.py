@@ -213,9 +213,8 @@ LAYERS = {
     "plans": """_plans.builder _plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.chen _plans.chains
         _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.verify _plans.fetching _plans.plan
         planners""",
-    "foresight": """_foresight.calls _foresight.recording _foresight.script _foresight.alignment _foresight.spare
-        _foresight.follower _foresight.planning _foresight.knowledge _foresight.worth _foresight.rounds
-        _foresight.repetition _foresight.foresight""",
+    "foresight": """_foresight.recording _foresight.script _foresight.spare _foresight.follower _foresight.planning
+        _foresight.rounds _foresight.repetition _foresight.foresight""",
     "pictures": """_pictures.style _pictures.bars _pictures.residency _pictures.memory _pictures.overheads
         _pictures.chain pictures""",
     "arrays": """_arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.parts _arrays.attributes

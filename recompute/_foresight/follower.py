@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from recompute import extend
-from recompute._foresight.alignment import Alignment
-from recompute._foresight.script import Script
+from recompute._foresight.script import Alignment, Script
 from recompute._foresight.spare import Spare
 from recompute.extend import EVICTED, Operation, Pool, Storage, Value
 

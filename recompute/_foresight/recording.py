@@ -1,4 +1,4 @@
-"""What one round of a program did, as a program for the planner, with the order in which the cache ran it.
+"""What one round of a program did: its operations by name, and as a program for the planner, in the order of runs.
 
 What was in memory when the round began counts as a source: nothing is known of how it came there. A source stays as
 long as the cache keeps it: until nothing that is alive could be made again from it. But what could be evicted, or was
@@ -7,12 +7,11 @@ and came back, stays only up to its last use, unless it is in memory, and referr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final
 
-from recompute._foresight.calls import Call, call_of
 from recompute._traces.program import Program, Step
 from recompute.events import Accessed, Added, Detached, Event, Forgotten, Performed, Pinned, Released
 from recompute.extend import EVICTED, Operation, Storage, Value
@@ -231,3 +230,39 @@ class Recording:
 def _is_evicted(operation: Operation) -> bool:
     """Whether what it made is not in memory."""
     return all(output is None or output.payload is EVICTED for output in operation.outputs)
+
+
+Call = tuple[Hashable, *tuple[int, ...]]
+"""The function, and for each argument the place of the operation of this round that made it, or as below."""
+
+UNKNOWN: Final = -1
+"""The place of an operation of this round that the round before did not have."""
+
+ELSEWHERE: Final = -2
+"""Less its size: what was there before the round."""
+
+
+def call_of(operation: Operation, places: Mapping[Operation | None, int]) -> Call:
+    """How an operation is known. `places`: of the operations of this round."""
+    arguments = operation.arguments
+    if len(arguments) == 1:  # nearly always, and quicker
+        (argument,) = arguments
+        place = places.get(argument.operation)
+        return name_of_call(operation.function), ELSEWHERE - argument.storage.size if place is None else place
+    return (
+        name_of_call(operation.function),
+        *[places.get(argument.operation, ELSEWHERE - argument.storage.size) for argument in arguments],
+    )
+
+
+def name_of_call(function: Any) -> Hashable:
+    """The same for functions that are made anew each time, whatever they have bound."""
+    for _ in range(4):  # a partial of a partial of ...
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            return code  # type: ignore[no-any-return]  # hashable
+        inner = getattr(function, "func", None) or getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    return type(function), getattr(function, "__name__", None)

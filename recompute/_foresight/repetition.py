@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from recompute import extend
-from recompute._foresight.calls import name_of_call
+from recompute._foresight.recording import name_of_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Final
 
 from recompute import extend
-from recompute._foresight.alignment import Alignment
-from recompute._foresight.script import Script
+from recompute._foresight.script import Alignment, Script
 from recompute.extend import EVICTED, Pool, Storage, Value
 
 _SMALL: Final = 1e-4

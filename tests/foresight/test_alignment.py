@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute._foresight.alignment import Alignment
 from recompute._foresight.planning import Planning
 from recompute._foresight.recording import Recording
-from recompute._foresight.script import Script
+from recompute._foresight.script import Alignment, Script
 from recompute.extend import Operation
 
 Graph = list[tuple[int, ...]]

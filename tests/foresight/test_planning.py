@@ -9,8 +9,7 @@ from types import FrameType
 import pytest
 
 import recompute as rc
-from recompute._foresight.knowledge import Knowledge
-from recompute._foresight.planning import Planning
+from recompute._foresight.planning import Knowledge, Planning
 from recompute._foresight.recording import Recording, Round
 from recompute._plans.exact import exact
 from recompute._plans.problem import problem_of
