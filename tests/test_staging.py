@@ -257,3 +257,28 @@ def test_a_budget_that_nothing_meets_says_so() -> None:
         rc.planned(double, of_peak=0.1)(vector(1))
     with pytest.raises(rc.BudgetError):
         rc.planned(double, 24)(vector(1, 2, 3))
+
+
+def test_array_code_is_planned_with_wrapped_arrays() -> None:
+    """They are wrapped in the function, too: operators, views, writes in place and library functions are recorded."""
+    np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+
+    def change(a: Any, b: Any) -> Any:
+        doubled = a * 2
+        rest = doubled[1:]
+        doubled += 1  # which `rest` sees
+        chosen = np.where(rest > 3, rest, b[1:])
+        chosen[0] = 7
+        parts = [a * number for number in range(1, 9)]
+        total = parts.pop()
+        while parts:
+            total = total + parts.pop()
+        return {"rest": rest, "sum": np.sin(chosen).sum(), "total": total}
+
+    planned = rc.planned(change, of_peak=0.7)
+    for shift in (0.0, 1.0):
+        a, b = np.arange(1000.0) + shift, np.ones(1000)
+        made = planned(rc.array(a), rc.array(b))
+        expected = change(a.copy(), b.copy())
+        assert all(np.array_equal(made[name], value) for name, value in expected.items())
+    assert planned.plan.overhead > 1

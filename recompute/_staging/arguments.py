@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from recompute._adapters.adapter import Adapter, kinds
 from recompute._adapters.sizes import ATOMIC
+from recompute._context import current_cache
 from recompute._errors import StagingError
 from recompute._interrupts import is_interrupt
-from recompute._recomputable import Recomputable, pure
+from recompute._recomputable import Recomputable
 
 _CONTAINERS: Final = (list, tuple, dict)
 
@@ -34,7 +35,8 @@ class Layout:
             self._known.append((where, _Equal(payload)))
             return argument
         self._known.append((where, _look(payload)))
-        inputs.append(pure(payload))
+        like = type(argument) if isinstance(argument, Recomputable) else Recomputable  # array code needs its arrays
+        inputs.append(current_cache().extend.source(payload, like))
         return inputs[-1]
 
     def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

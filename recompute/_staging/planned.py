@@ -56,8 +56,8 @@ def planned(
     tuples, lists and dicts; the planned function returns plain values in the same tuples, lists and dicts.
 
     Of the arguments, arrays (values that an adapter serves) and Recomputables, also inside tuples, lists and dicts, are
-    inputs: in later calls they must have the same shapes and types. Everything else is part of the graph: it must be
-    equal in later calls.
+    inputs: in later calls they must have the same shapes and types. What `array` has wrapped is wrapped in the
+    function, too. Everything else is part of the graph: it must be equal in later calls.
 
     Parameters
     ----------
