@@ -63,6 +63,8 @@ def get(dsk: Mapping[Any, Any], keys: Any, budget: Any = None, tiers: Any = None
     outer = _running.get()
     if outer is not None:
         return outer.compute(get_sync, dsk, keys, options)
+    if "disk" in options or dask.config.get("recompute.disk", None) is not None:
+        raise TypeError("`disk` is called `tiers`: tiers='50GB', or recompute.tiers in the configuration")
     computation = Computation(
         dask.config.get("recompute.budget", None) if budget is None else budget,
         dask.config.get("recompute.tiers", None) if tiers is None else tiers,

@@ -443,3 +443,11 @@ def test_a_dask_of_the_range_is_none(version: str) -> None:
     """The first and the last that were tried, and what follows within the year."""
     _installed.check_version("dask", version)
     assert version >= _installed.OLDEST
+
+
+def test_the_former_name_of_tiers_is_refused() -> None:
+    """Instead of a computation that spills nothing, in silence."""
+    with pytest.raises(TypeError, match="`disk` is called `tiers`"):
+        rd.get({"x": 1}, "x", disk="1GB")
+    with dask.config.set({"recompute.disk": "1GB"}), pytest.raises(TypeError, match=r"recompute\.tiers"):
+        rd.get({"x": 1}, "x")
