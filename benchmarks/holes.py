@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulator"))
+from _common import markdown
 from grids import Grid, grid, measure, noisy  # where the tests that use them are, too
 
 from recompute.traces import read
@@ -63,7 +64,7 @@ def main() -> None:
             noise.append((name, str(seed), *_row(measure(noisy(program, seed), budgets))))
     names = ("smallest that works", "holes", "worse", "largest ratio to a smaller one")
     lines = [
-        *_table(("trace", "policy", *names), rows),
+        markdown(("trace", "policy", *names), rows),
         "",
         f"The same from {options.least:g} to {DRAWN}; above that, all work: "
         "`#` works, `.` fails, `+` works but is worse than a smaller one.",
@@ -74,7 +75,7 @@ def main() -> None:
         "",
         "The default policy, with every cost multiplied by a random number from 0.6 to 1.67:",
         "",
-        *_table(("trace", "seed", *names), noise),
+        markdown(("trace", "seed", *names), noise),
         "",
     ]
     text = HEAD.format(least=f"{options.least:g}", step=f"{options.step:g}") + "\n".join(lines)
@@ -94,10 +95,6 @@ def _strip(found: Grid) -> str:
     dearer = set(found.dearer)
     drawn = [(at, overhead) for at, overhead in found.overheads.items() if at <= DRAWN]
     return "".join("." if overhead is None else "+" if at in dearer else "#" for at, overhead in drawn)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ("---",) * len(head), *rows)]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from _common import facts
+from _common import facts, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulator"))
 from published_figures import BUDGETS, FIGURES  # where the tests that use them are, too
@@ -71,17 +71,8 @@ def main() -> None:
             )
         print(f"{name}: read in {parsed:.2f} s", file=sys.stderr)
     lines += ["## How long a replay takes", ""]
-    lines += _table(
-        (
-            "trace",
-            "policy",
-            "all nine budgets, s",
-            "slowest, s",
-            "slowest budget",
-            "compared with the authors' simulator",
-        ),
-        speeds,
-    )
+    head = ("trace", "policy", "all nine budgets, s", "slowest, s", "slowest budget")
+    lines.append(markdown((*head, "compared with the authors' simulator"), speeds))
     lines += ["", "## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]
     text = HEAD + "\n".join(lines)
     print(text)
@@ -108,7 +99,7 @@ def _overheads(name: str, program: Program, runs: dict[str, list[Run]]) -> list[
         "",
         f"{len(program.calls):,} operations, {len(program.sizes):,} storages, a peak of {peak:,} bytes.",
         "",
-        *_table(("policy", *[f"{budget:.1f}" for budget in BUDGETS], "largest difference from published"), rows),
+        markdown(("policy", *[f"{budget:.1f}" for budget in BUDGETS], "largest difference from published"), rows),
         "",
     ]
 
@@ -118,10 +109,6 @@ def _difference(figures: list[float | None], group: list[Run]) -> float:
     same = all((figure is None) == (run.overhead is None) for figure, run in zip(figures, group, strict=True))
     both = [abs(figure - run.overhead) for figure, run in zip(figures, group, strict=True) if figure and run.overhead]
     return max(both, default=0.0) if same else float("inf")
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ("---",) * len(head), *rows)]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
-from _common import MICRO, Report, Row, Target, main, say
+from _common import Report, Target, main, row, say
 
 import recompute as rc
 from recompute._engine.graph import Reference, Storage, Value
@@ -173,7 +173,7 @@ def measure(quick: bool) -> list[Report]:
             steps = max(2, 200_000 // count) if count > 1_000 else 200
             few = 1 if count >= 100_000 else repetitions
             scans = [in_cache(count, "equal cost", by_scan, steps) for _ in range(few)]
-            cache.rows.append(_row(f"scan, {count:,}, equal cost", [scan.evicting - scan.roomy for scan in scans]))
+            cache.rows.append(row(f"scan, {count:,}, equal cost", [scan.evicting - scan.roomy for scan in scans]))
     _judge(cache, bare, sizes)
     return [cache, bare]
 
@@ -221,18 +221,14 @@ def _judge(cache: Report, bare: Report, sizes: Sequence[int]) -> None:
         )
 
 
-def _row(name: str, seconds: list[float], note: str = "") -> Row:
-    return Row(name, median(seconds) / MICRO, min(seconds) / MICRO, "us", note)
-
-
 def _note(report: Report, count: int, shape: str, runs: list[Victims]) -> None:
     about = f"{count:,}, {shape}"
     extra = [run.evicting - run.roomy for run in runs]
-    report.rows.append(_row(f"search, evict, insert, {about}", extra))
-    report.rows.append(_row(f"search and evict on request, {about}", [run.requested for run in runs]))
-    report.rows.append(_row(f"operation with room, {about}", [run.roomy for run in runs], "its median"))
+    report.rows.append(row(f"search, evict, insert, {about}", extra))
+    report.rows.append(row(f"search and evict on request, {about}", [run.requested for run in runs]))
+    report.rows.append(row(f"operation with room, {about}", [run.roomy for run in runs], "its median"))
     report.rows.append(
-        _row(f"first search, {about}", [run.first - run.roomy for run in runs], "builds the structure once, O(n)")
+        row(f"first search, {about}", [run.first - run.roomy for run in runs], "builds the structure once, O(n)")
     )
 
 
@@ -245,7 +241,7 @@ def _note_bare(report: Report, count: int, shape: str, runs: list[Bare]) -> None
         ("first choice", lambda run: run.first, "builds the structure once, O(n)"),
     )
     for name, part, note in parts:
-        report.rows.append(_row(f"{name}, {about}", [part(run) for run in runs], note))
+        report.rows.append(row(f"{name}, {about}", [part(run) for run in runs], note))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,11 @@ _THEIRS = ("bundle.py", "remote.py")
 
 
 def refuse_a_mixture(folder: str) -> None:
-    """Raise ImportError, with the cure, if the package's folder holds the other distribution too. Costs one look."""
+    """Raise ImportError, with the cure, if the package's folder holds another distribution called recompute, too.
+
+    That one runs commands on other machines. Whichever is installed later overwrites `__init__.py` of the other, and
+    uninstalling either takes it away. Costs one look.
+    """
     if all(os.path.exists(os.path.join(folder, name)) for name in _THEIRS):
         raise ImportError(
             f"two distributions are mixed up in {folder}: recompute-cache and another one called recompute, which "

@@ -94,9 +94,9 @@ def _preceded(function: Callable[..., Any], prepare: Prepare) -> Any:
             if prepare is _move:
                 until.enter_context(torch._C._DisableTorchDispatch())
             result = function(*args, **kwargs)
-            for see_to in afterwards:
-                if see_to is not None:
-                    see_to(result)
+            for finish in afterwards:
+                if finish is not None:
+                    finish(result)
             return result
 
     return guarded

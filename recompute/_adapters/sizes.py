@@ -1,4 +1,7 @@
-"""Sizes: what an object of a class consists of, and how many bytes it takes with all that it contains."""
+"""Sizes: how many bytes a plain Python object takes with all that it contains.
+
+Where the instances of a class keep their parts, and what they tell of their own size, is found once for each class.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The attributes of a wrapped array: what is known of it without its content, and its views."""
+"""The attributes of a wrapped array: what is known without its content, its views, and coercions, which need it.
+
+A coercion makes a plain array, a number, a text or a copy of the content.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One operation on arrays, and how it is repeated: operands to values, plain arrays to sources, results to arrays."""
+"""One operation on arrays: operands to values, results to arrays.
+
+A call is kept as it can be repeated, with the arrays taken out of it. A plain array that meets wrapped ones is one
+source, as long as it is alive and unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Advice: hints on what the program does next, which may be wrong, and what happens when giving them fails."""
+"""Advice, hints on what the program does next that may be wrong, and the wall around it and around listeners.
+
+An error behind the wall is said once and ends that advice for the cache; it never comes to the operation that met it.
+What is the program's own passes through: KeyboardInterrupt and the like, and whatever the handler of a signal raises.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Arguments of an operation: finding the values in them, and filling their payloads in again."""
+"""What an operation was given: its arguments, and what its function closes over or finds among its module's globals.
+
+The values among the arguments are found, and their payloads filled in again for each run. Names are bound as they were
+when the operation was made: `for power in range(50): rc.ap(lambda v: v * power, x)` makes fifty functions that share
+one variable, and each must see again what it saw first. To what names were bound is remembered, not the content of
+those objects.
+"""
 
 from __future__ import annotations
 

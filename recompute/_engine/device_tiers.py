@@ -1,7 +1,8 @@
 """The tiers below the memory of one device: when to move a value instead of dropping it, and what makes room there.
 
 A value that is evicted can come back in two ways: its operation runs again, or a copy of it is fetched from a tier. The
-cost of losing it is that of the cheaper way. When a tier is full, what is cheapest to lose there makes room, or goes
+cost of losing it is that of the cheaper way. A copy stays valid as long as the value lives, because values do not
+change: to evict it a second time costs nothing. When a tier is full, what is cheapest to lose there makes room, or goes
 one further down.
 
 Bookkeeping under the engine's lock; bytes are moved without it (see moving).

@@ -34,7 +34,7 @@ class Code:
     def __init__(self, code: CodeType) -> None:
         self.code = code
         self.names: Any = None
-        """What it binds and reads, as `bindings` has it; None: not looked at yet."""
+        """What it binds and reads, as `arguments` has it; None: not looked at yet."""
         self.silent = 0
         """Identity of the globals with which it is known to reach no random numbers by name; 0: of none."""
         self.meanings: tuple[Meaning, ...] = ()

@@ -1,5 +1,6 @@
 """Memory: how many bytes each device holds, what may be evicted from it, and which storages to evict.
 
+Room for what an operation makes is set aside before it runs, if it is free; what is short is told after the run.
 It knows sizes, limits, candidates and evicted neighbourhoods, and returns victims; it never touches a payload. Under
 the engine's lock, unless a method says otherwise.
 """

@@ -3,7 +3,7 @@
 Before its first run an operation is asked from which generators it could draw (`reachable`). Of those that the run left
 in another state the one before is kept. A repeated run gets copies of what it is a method of. The others are put into
 that state while it runs, and back into their own afterwards; meanwhile no operation of another thread draws from them
-(`turns`).
+(`Turns`).
 """
 
 from __future__ import annotations

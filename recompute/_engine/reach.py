@@ -1,4 +1,8 @@
-"""What a function can draw random numbers from, as far as the names in its code tell; found once for the code."""
+"""What a function can draw random numbers from, as far as the names in its code tell.
+
+What a piece of code names (globals, attributes of these, modules that it imports) is read once, and what the names lead
+to is found once, as long as they mean the same.
+"""
 
 from __future__ import annotations
 

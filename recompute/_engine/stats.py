@@ -1,4 +1,4 @@
-"""A snapshot of what a cache did and holds."""
+"""Snapshots of a cache: what it did and holds, and where the memory is, by the function and line that made it."""
 
 from __future__ import annotations
 

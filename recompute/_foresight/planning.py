@@ -1,6 +1,7 @@
-"""Planning: scripts of a recorded round, made in a thread of its own, first a quick one; the best is known.
+"""What is known of a program: the best script of a round so far, and the planning of better ones, in a thread.
 
-The thread reads what was recorded and nothing else, so it holds no lock of the cache.
+First comes a quick script, then better ones. The thread reads what was recorded and nothing else, so it holds no lock
+of the cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What one round of a program did: its operations by name, and as a program for the planner, in the order of runs.
+"""What one round of a program did, as a program for the planner, with the order in which the cache ran it.
+
+An operation is known again in the next round by its function, and by what of the round it takes.
 
 What was in memory when the round began counts as a source: nothing is known of how it came there. A source stays as
 long as the cache keeps it: until nothing that is alive could be made again from it. But what could be evicted, or was

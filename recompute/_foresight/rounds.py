@@ -1,4 +1,4 @@
-"""The rounds of one cache, one after the other: recorded, planned, followed, and judged.
+"""The rounds of one cache, one after the other: recorded, planned, followed, and judged by what they cost.
 
 A round of which nothing is known is recorded, and planned in the background; the next ones follow the plan. If the
 program changes, the plan is still followed as long as it is worth it, and another one is made of what the round is now.

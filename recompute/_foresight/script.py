@@ -1,4 +1,9 @@
-"""A script: a plan of one round as it is followed, and the alignment of a round with it, which may differ."""
+"""A script, which is a plan of one round as it is followed, and the alignment of a round with it, which may differ.
+
+An operation is known by its function and by what it takes, so most are found wherever they come. Those that the script
+does not have are let pass, and what takes their results is recognized by the rest of what it takes. A few operations of
+the script may be left out; more of them are once two in a row are there that come later in it.
+"""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from recompute._staging.arguments import Layout
 from recompute._staging.graph import Compute, Graph, RecordingCache, bind, fill
 from recompute._traces.program import Program
 from recompute.extend import Value, pack
+from recompute.text import name_of
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -108,7 +109,7 @@ class Staged(Generic[R_co]):
 
     def _recorded(self) -> _Line:
         if self._line is None:
-            raise StagingError(f"{_name(self._function)} is recorded and planned at its first call; call it first")
+            raise StagingError(f"{name_of(self._function)} is recorded and planned at its first call; call it first")
         return self._line
 
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
@@ -129,14 +130,14 @@ class Staged(Generic[R_co]):
             result = function(*given, **named)
             wanted = pack(result, [], results)
             if not results:
-                raise StagingError(f"{_name(function)} returned no Recomputable, but a {type(result).__name__}")
-            graph = Graph(_name(function), recorder, [handle._node for handle in inputs], results)
+                raise StagingError(f"{name_of(function)} returned no Recomputable, but a {type(result).__name__}")
+            graph = Graph(name_of(function), recorder, [handle._node for handle in inputs], results)
         made = plan(graph.program, self._budget, of_peak=self._of_peak, **self._how)
         return _Line(graph, layout, wanted, made)
 
     def __repr__(self) -> str:
         if self._line is None:
-            return f"<planned {_name(self._function)}: not called yet>"
+            return f"<planned {name_of(self._function)}: not called yet>"
         plan, program = self.plan, self.program
         return (
             f"<planned {program.name}: {len(program.calls)} operations in {plan.computes} runs, peak "
@@ -174,7 +175,3 @@ class _Line:
             else:
                 step.run(slots)
         return fill(self._wanted, slots)
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", type(function).__name__)).replace(".<locals>", "")

@@ -99,8 +99,7 @@ def planned(
         Instead of bytes: a share (0.4, "40%") of the temporaries of `jax.jit(fn)`.
     plan
         Instead of a budget: a plan of this function, from `.plan(...)` (or `.plan`, for the latest) or the file that it
-        was saved to. Nothing
-        is searched for; the call raises `recompute.planners.PlanError` if the program is another one.
+        was saved to. Nothing is searched for; the call raises `recompute.planners.PlanError` if the program is another.
     tiers
         "host": values may also move to the memory of the host (`pinned_host`) and come back, where that costs less than
         to repeat them. ValueError at the first call if the backend has none; on CPU, where it is the same memory, a
