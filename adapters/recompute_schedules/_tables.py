@@ -12,7 +12,7 @@ together in blocks, inside of which they count as equal.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -91,10 +91,20 @@ class EqualSteps:
         else:
             tries.pop((Kind.NOTHING, StorageType.DISK), None)
         kind, where = min(tries, key=lambda key: float(tries[key].min()))
+        if tries[kind, where].min() == inf:
+            return self._beside_levels(start, stop, ram, disk, kept)
         if kind is Kind.DEPS:
             return Choice(kind, start + 1, where)
         best = int(tries[kind, where][0].argmin())
         return Choice(kind, start + int(splits[best]), where)
+
+    def _beside_levels(self, start: int, stop: int, ram: int, disk: int, kept: StorageType) -> Choice:
+        """What to do where no level of a hierarchy tells: a part of RAM is free and a part of the disk."""
+        state = self.sizes.state
+        where = StorageType.RAM if state <= ram else StorageType.DISK
+        kind = Kind.NOTHING if kept is where is StorageType.DISK else Kind.STATE
+        has_two = ram // state + disk // state > 1  # the part after the split needs one, too, if it has several steps
+        return Choice(kind, (start + stop + 1) // 2 if has_two else stop - 1, where)
 
     def time(self, steps: int, level: int) -> float:
         """The least time for so many steps."""
@@ -191,6 +201,8 @@ class UnequalSteps:
         self._until = (until[self._edges] / self._unit).astype(np.float32)
         self._as_equal: list[tuple[int, int]] = []
         """Ranges in which whole blocks do not fit: with one checkpoint, say, and a block of two steps."""
+        self._deps_in = StorageType.RAM
+        """Where the dependencies of the latest block of which they are stored are."""
 
     def choose(self, start: int, stop: int, ram: int, disk: int, kept: StorageType) -> Choice:
         """As of `EqualSteps`. O(blocks), or O(steps of a block)."""
@@ -198,12 +210,13 @@ class UnequalSteps:
             return Choice(Kind.DEPS, start + 1, StorageType.RAM)
         if any(begin <= start and stop <= end for begin, end in self._as_equal):
             return self._inside.choose(start, stop, ram, disk, kept)
-        first, last = bisect_right(self._edges, start) - 1, bisect_right(self._edges, stop) - 1
-        if first == last or (last - first == 1 and stop == self._edges[last]):
+        first, last = bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop)
+        if last - first == 1:
             return self._inside.choose(start, stop, ram, disk, kept)
         if start != self._edges[first]:  # the dependencies of a whole block are being stored
-            where = StorageType.RAM if self.sizes.deps <= ram else StorageType.DISK
-            return Choice(Kind.DEPS, start + 1, where)
+            if self.sizes.deps <= (ram if self._deps_in is StorageType.RAM else disk):
+                return Choice(Kind.DEPS, start + 1, self._deps_in)
+            return self._inside.choose(start, stop, ram, disk, kept)
         level = self.levels.at(ram, disk)
         tries = self._tries(first, last, level)
         tries.pop((Kind.STATE if kept is StorageType.DISK else Kind.NOTHING, StorageType.DISK), None)
@@ -212,6 +225,7 @@ class UnequalSteps:
             self._as_equal.append((start, stop))
             return self._inside.choose(start, stop, ram, disk, kept)
         if kind is Kind.DEPS:
+            self._deps_in = where
             return Choice(kind, start + 1, where)
         return Choice(kind, self._edges[first + 1 + int(tries[kind, where].argmin())], where)
 

@@ -27,10 +27,10 @@ LARGE = 10**9
 """Bytes of dependencies that are never stored."""
 sizes = st.builds(
     dict,
-    ram=st.integers(5, 60),
+    ram=st.integers(5, 60) | st.integers(60, 120),
     state_bytes=st.integers(1, 5),
     deps_bytes=st.integers(1, 9) | st.none() | st.just(LARGE),
-    disk=st.none() | st.integers(1, 40),
+    disk=st.none() | st.integers(1, 90),
 )
 
 
@@ -58,6 +58,25 @@ def test_one_checkpoint_and_blocks_of_two_steps(monkeypatch: pytest.MonkeyPatch,
     schedule = Schedule(max_n=101, ram=5, state_bytes=3, step_seconds=(*[cost] * 100, 2.0))
     assert followed(101, schedule).ran >= 101
     assert schedule.is_exhausted
+
+
+def test_blocks_whose_dependencies_are_planned_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go there, all of them, and leave RAM to the checkpoints that the plan has for it."""
+    monkeypatch.setattr("recompute_schedules._tables._MAX_ENTRIES", 20_000)
+    seconds = [float(step == 80) for step in range(85)]
+    followed(85, Schedule(max_n=85, ram=14, disk=24, state_bytes=3, deps_bytes=4, step_seconds=seconds))
+
+
+@pytest.mark.parametrize(("steps", "ram", "disk"), [(95, 4, 20), (109, 3, 10), (116, 5, 24)])
+def test_later_sweeps_over_blocks_with_one_checkpoint_in_ram(
+    monkeypatch: pytest.MonkeyPatch, steps: int, ram: int, disk: int
+) -> None:
+    """Restart data that stay for a later sweep leave the adjoint inside of a block."""
+    monkeypatch.setattr("recompute_schedules._tables._MAX_ENTRIES", 60_000)
+    for period in (3, 5, 7):
+        seconds = [float(step % period == 0) for step in range(steps)]
+        schedule = Schedule(max_n=steps, ram=ram, disk=disk, state_bytes=ram, step_seconds=seconds, sweeps=2)
+        followed(steps, schedule, complete=True, sweeps=2)
 
 
 @given(st.data(), st.integers(1, 300), sizes)
@@ -90,7 +109,8 @@ def test_unknown_lengths(data: st.DataObject, steps: int, given_sizes: dict[str,
 def test_several_sweeps(data: st.DataObject, steps: int, given_sizes: dict[str, Any], known: bool) -> None:
     """Each sweep is legal and reaches step 0, and then the schedule has ended, if it was not to go on for ever."""
     sweeps = data.draw(st.none() | st.integers(2, 4))
-    schedule = Schedule(max_n=steps if known else None, sweeps=sweeps, **given_sizes)
+    options = data.draw(costs(steps)) if known else {}
+    schedule = Schedule(max_n=steps if known else None, sweeps=sweeps, **given_sizes, **options)
     assume(schedule.sizes.ram + schedule.sizes.disk > schedule.sizes.state)
     followed(steps, schedule, complete=True, sweeps=sweeps or 3)
     assert schedule.is_exhausted == (sweeps is not None)
