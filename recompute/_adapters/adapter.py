@@ -7,7 +7,7 @@ top-level packages: the first value whose type comes from package `numpy` loads 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterator, Sequence
 from functools import partial
 from types import (
     AsyncGeneratorType,
@@ -248,16 +248,28 @@ class Misfit(TypeError):
         self.part = part
 
 
-def sizeof_result(value: Any) -> int:
-    """As `sizeof`, of what a function returned: raises Misfit if there is in it what cannot be kept."""
+def sizeof_result(value: Any, counted: Collection[int] = ()) -> int:
+    """As `sizeof`, of what a function returned: raises Misfit if there is in it what cannot be kept.
+
+    `counted`: identities of memory that is counted already, as that of arguments; parts which lie there take nothing.
+    """
     kind = kinds[type(value)]
     if kind.part_of_result is not None:
         return kind.part_of_result(value)
-    return kind.nbytes(value) if kind.atomic else _sizes.sizeof(value, _foreign_in_result, _guessed)
+    if kind.atomic:
+        return kind.nbytes(value)
+    return _sizes.sizeof(value, partial(_foreign_beside, counted) if counted else _foreign_in_result, _guessed)
 
 
 def _foreign_in_result(cls: type) -> Callable[[Any], int] | None:
     return kinds[cls].part_of_result
+
+
+def _foreign_beside(counted: Collection[int], cls: type) -> Callable[[Any], int] | None:
+    measure, buffer = kinds[cls].part_of_result, kinds[cls].buffer
+    if measure is None or buffer is None:
+        return measure
+    return lambda part: 0 if id(buffer(part)) in counted else measure(part)
 
 
 def _refuse(part: Any) -> int:

@@ -84,7 +84,7 @@ class Results:
             del owner
         else:
             try:
-                size = sizeof_result(payload)
+                size = sizeof_result(payload, {value.storage.buffer for value in arguments if value.storage.buffer})
             except Misfit as found:
                 raise TypeError(_no_result(operation, payload, found.part)) from None
             if kind.freeze is not None and not taken:  # else frozen when it was made, or a source: the caller's

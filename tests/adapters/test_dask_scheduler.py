@@ -80,6 +80,20 @@ def test_what_tasks_change_they_change_for_themselves(kind: str) -> None:
     assert rd.stats().rematerializations > 0
 
 
+def test_arrays_inside_of_objects_that_are_values_too_are_counted_once() -> None:
+    """Objects made of arrays hold these: two of them fit beside what their tasks take, whatever the tasks cost."""
+    graph: dict[Any, Any] = {}
+    for name in ("x", "y"):
+        graph[name] = Task(name, make, 3)
+        graph[f"thing-{name}"] = Task(f"thing-{name}", thing, TaskRef(name))
+        graph[f"two-{name}"] = Task(f"two-{name}", pair, TaskRef(name), TaskRef(name))
+        graph[f"grown-{name}"] = Task(f"grown-{name}", grow, TaskRef(f"thing-{name}"), TaskRef(f"two-{name}"), [])
+    keys = ["grown-x", "grown-y"]
+    wanted = model(graph, keys, {})
+    for _ in range(20):
+        check_equal(wanted, rd.get(graph, keys, budget=int(8.5 * ARRAY), num_workers=1))
+
+
 @pytest.mark.parametrize("name", ["anomalies", "svd", "covariance", "rechunked"])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_array_programs_have_the_results_of_plain_threads(name: str, share: float) -> None:

@@ -489,3 +489,27 @@ def test_a_view_that_something_else_was_needed_for_sees_writes(release: Any) -> 
         x += x  # what x was before has no reference now
         z += z
         assert [array.get().max() for array in (x, z, wide, row)] == [2.0] * 4
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_array_that_a_container_shares_with_an_argument_is_counted_once(release: Any) -> None:
+    """Whichever of the two is evicted, comes back or goes: the bytes are those of two arrays, not of three."""
+    nbytes = 800_000
+
+    class Both:
+        def __init__(self, array: Any) -> None:
+            self.parts = {"view": array[::-1], "more": [array, array + 1]}
+
+    with rc.Cache(release=release) as cache:
+        array = rc.ap(np.ones, nbytes // 8)
+        both = rc.ap(Both, array)
+        together = rc.sequence([array])
+        for change in (array.evict, both.evict, together.get, both.get, array.evict):
+            change()
+            assert cache.stats().used <= 2 * nbytes + 5_000
+            check_invariants(cache, [array, both, together])
+        assert cache.stats().used > 2 * nbytes
+        del array
+        assert 2 * nbytes < cache.stats().used <= 2 * nbytes + 5_000
+        assert both.get().parts["view"][0] == 1
+        check_invariants(cache, [both, together])
