@@ -88,7 +88,7 @@ def apply_at(
         if kind.handle:  # mostly
             handle = argument
             if handle._engine is not engine:
-                engine = common_engine(engine, handle, args)
+                engine = handle._engine if engine is None else common_engine(engine, handle, args)
             if type(argument) is not plain:
                 like = type(argument)._class_of_results
             argument = handle._node

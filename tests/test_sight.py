@@ -402,7 +402,7 @@ def test_durations() -> None:
     assert [seconds(time) for time in (0.0125, 1.5, 125)] == ["12.5 ms", "1.5 s", "2 min 5 s"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12), st.integers(100, 1000))
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12), st.integers(300, 1000))
 def test_the_memory_by_function_is_all_that_is_used(steps: list[tuple[int, bool]], budget: int) -> None:
     """Whatever was evicted or is held outside, the bytes of all functions and sources are those that are counted."""
     clock = ManualClock()

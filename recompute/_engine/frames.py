@@ -70,7 +70,7 @@ class Frame:
         self.engine = engine
         self.machine: Machine = engine.machine
         self.operation = operation  # None: a `Request`
-        self.arguments: tuple[Value, ...] = operation.arguments if operation is not None else ()
+        self.arguments: tuple[Value, ...] = () if self.operation is None else self.operation.arguments
         self.stack: list[Frame] = [] if stack is None else stack
         self.missing: list[Value] | None = None  # evicted arguments, the next one last; None: not looked at yet
         self.locked: list[Storage] | None = None  # many frames of a deep chain wait without a lock

@@ -27,6 +27,11 @@ cdef class Value:
     cdef public bint pinned
     cdef public object remains
 
+    cpdef bint forget_reference(self, object reference) except -1
+    cpdef refer(self, object reference)
+    cpdef add_user(self, Operation operation)
+    cpdef remove_user(self, Operation operation)
+
 
 cdef class Storage(Candidate):
     cdef public Pool pool
@@ -43,7 +48,7 @@ cdef class Storage(Candidate):
     cpdef bint needed_outside(self) except -1
     @cython.locals(value=Value)
     cpdef bint is_vacant(self) except -1
-    @cython.locals(value=Value, argument=Value, found=dict)
+    @cython.locals(value=Value, operation=Operation, argument=Value, home=Storage, found=dict)
     cpdef tuple neighbours_up(self)
 
 

@@ -325,6 +325,14 @@ class Storage(Candidate):
 
     def neighbours_up(self) -> tuple[Storage, ...]:
         """The storages it is made from, each once."""
+        if len(self.values) == 1:  # mostly, made of one argument
+            (value,) = self.values
+            operation = value.operation
+            if operation is None or not operation.arguments:
+                return ()
+            if len(operation.arguments) == 1:
+                home = operation.arguments[0].storage
+                return () if home is self else (home,)
         found: dict[Storage, None] = {}
         for value in self.values:
             if value.operation is not None:

@@ -54,6 +54,7 @@ cdef class References:
     @cython.locals(storage=Storage)
     cpdef released(self, Value value)
     cpdef evict_unreferenced(self, Storage storage)
+    cpdef forget_if_unused(self, Storage storage)
     @cython.locals(value=Value, storage=Storage)
     cpdef unlocked(self, object values)
     @cython.locals(value=Value, left="long long")

@@ -82,7 +82,11 @@ class Runs:
                 frame.needs = sizes.get(frame.key, operation)
                 if frame.needs is not None:
                     return
-            payloads = fill(operation.positional, False)
+            payloads = (
+                [argument.payload for argument in operation.arguments]
+                if operation.positional is operation.arguments
+                else fill(operation.positional, False)
+            )
             keywords = None if options is None else keywords_of(operation)
             frame.key = sizes.key(operation, payloads, keywords, True)
             frame.needs = sizes.get(frame.key, operation)

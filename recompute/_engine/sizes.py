@@ -35,6 +35,8 @@ class LearntSizes:
         O(arguments), and asks adapters.
         """
         nout = 1 if operation.options is None else operation.options.nout or 1
+        if exact and len(payloads) == 1 and not keywords:  # mostly
+            return identity(operation.function), nout, _nested(payloads[0], exact)
         key: list[Any] = [identity(operation.function), nout]
         if not exact:
             key.append(_ROUGH)
@@ -97,11 +99,14 @@ _ROUGH: Final = "rough"
 def _nested(payload: Any, exact: bool) -> Hashable:
     """What decides the size of a result made from a payload: for a short container that of its parts."""
     cls: type = type(payload)
+    kind = kinds.of(cls)
+    if exact and kind.atomic and kind.signature is None:
+        return payload
     if cls in _NESTED:
         return _part(payload, exact, [_PARTS], _DEEP)
     if cls in _NUMBERS and not exact:
         return cls
-    return payload if kinds.of(cls).signature is None else _signed(payload)
+    return payload if kind.signature is None else _signed(payload)
 
 
 def _part(payload: Any, exact: bool, left: list[int], depth: int) -> Hashable:
