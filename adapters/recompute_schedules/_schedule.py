@@ -307,7 +307,10 @@ class Schedule(CheckpointSchedule):  # type: ignore[misc]  # checkpoint_schedule
             return replace(choice, kind=Kind.NOTHING), True
         if kept is None:
             if self._n == 0 and choice.kind is not Kind.STATE and self._is_needed_again(0):
-                return Choice(Kind.STATE, 1, RAM if free[RAM] >= self._sizes.state else DISK), False
+                where = RAM if free[RAM] >= self._sizes.state else DISK
+                free[where] -= self._sizes.state
+                no_other = max(free.values()) < self._sizes.state and (stop - 2) * self._sizes.deps > free[RAM]
+                return Choice(Kind.STATE, stop - 1 if no_other else 1, where), False
             return choice, False
         if not self._is_needed_again(kept.step):
             return choice, False

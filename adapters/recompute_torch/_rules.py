@@ -69,6 +69,8 @@ def rule_of(func: Any) -> Rule:
         return Rule("composes", name)  # it arrives here as a whole only in inference mode
     if name in ("aten::_efficientzerotensor", "aten::_unsafe_view"):  # no memory; that of its argument
         return Rule("views", name)
+    if name == "aten::_nested_view_from_buffer":  # a view that is no tensor with a plain storage, which has to stay
+        return Rule("other", name)
     if torch.Tag.inplace_view in func.tags:
         return Rule("reshapes", name)
     returns = schema.returns

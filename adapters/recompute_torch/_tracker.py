@@ -235,7 +235,9 @@ class Tracker(Storages):
         return result
 
     def _composes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
-        """It calls other operators, which are our business."""
+        """It calls other operators, which are our business; nested tensors may have a kernel of their own for it."""
+        if any(tensor.is_nested for tensor in tensors([*args, *kwargs.values()])):
+            return self._other(func, rule, args, kwargs)
         with self.watching(self):
             return func.decompose(*args, **kwargs)
 
@@ -343,12 +345,12 @@ class Tracker(Storages):
             if cls is Tensor or cls is Parameter:
                 try:
                     handle = storage_of(argument)._recompute  # type: ignore[attr-defined]  # ours
-                except (AttributeError, NotImplementedError):  # it is new, or has no storage
+                    elements = argument.dtype, argument.shape, argument.stride()
+                except (AttributeError, RuntimeError):  # it is new, has no storage, or is nested
                     return None
                 if handle.tracker is not self or handle.special:
                     return None
                 nodes.append(node_of(handle))
-                elements = argument.dtype, argument.shape, argument.stride()
                 template.append((elements, argument.storage_offset(), argument.is_conj(), argument.is_neg()))
             elif cls in _CONSTANTS:
                 template.append(argument)

@@ -68,6 +68,25 @@ def test_inside_of_shard_map(check: bool) -> None:
     np.testing.assert_allclose(planned(w, x), plain(w, x), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", ["loss", "layer"])
+def test_gradients_of_what_is_planned_inside_of_shard_map(shape: str) -> None:
+    """Weights that all devices share get the sum of their slopes, also where each device has a factor of its own."""
+    mesh = jax.make_mesh((4,), ("d",))
+    w, x = arrays(mesh)
+    function = loss if shape == "loss" else lambda w, x: loss(w, x) * jnp.ones(3)
+
+    def sloped(each: Any) -> Any:
+        def run(w: Any, x: Any) -> Any:
+            return lax.psum((each(w, x) * (1 + lax.axis_index("d"))).sum(), "d")
+
+        return jax.jit(jax.grad(jax.shard_map(run, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()), (0, 1)))
+
+    found = sloped(remat(function, "1MB", compilations=2))(w, x)
+    jax.tree.map(
+        lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6), found, sloped(function)(w, x)
+    )
+
+
 def test_collectives_behind_gates() -> None:
     """A function with collectives is planned inside of a shard_map: what is the same on all devices stays so."""
     mesh = jax.make_mesh((4,), ("d",))

@@ -295,6 +295,18 @@ def not_dense() -> Sequence[Any]:
     return [mine.as_subclass(torch.Tensor), padded, sparse @ x, rows @ x, quantized.dequantize(), values]
 
 
+def nested_in_one_buffer() -> Sequence[Any]:
+    """Nested tensors without a jagged layout: layers and views of them, and their backward passes."""
+    layer, x = nn.Linear(3, 3), torch.randn(18) * 2
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], requires_grad=True)
+    padded = torch.nested.to_padded_tensor(layer(nested), 0.0)
+    padded.square().sum().backward()
+    sizes, strides = torch.tensor([[2, 3], [4, 3]]), torch.tensor([[3, 1], [3, 1]])
+    view = torch._nested_view_from_buffer(x, sizes, strides, torch.tensor([0, 6]))
+    doubled = (view * 2).to_padded_tensor(0.0)
+    return [padded, nested.grad.to_padded_tensor(0.0), layer.weight.grad, doubled, view.to_padded_tensor(1.0)]
+
+
 def loaded() -> Sequence[Any]:
     """Batches that worker processes make."""
     module = network()
@@ -305,6 +317,7 @@ def loaded() -> Sequence[Any]:
 SCRIPTS: list[Callable[[], Sequence[Any]]] = [
     lbfgs, sparse_gradients, scaled, accumulated, without_gradients, transforms, gradients_of_gradients,
     functions_of_their_own, packed, watched, saved, read, recurrent, parametrized, not_dense,
+    nested_in_one_buffer,
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from jax.experimental import hijax
 from jax.experimental.hijax import VJPHiPrimitive, Zero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from recompute_jax._program.gates import varying_axes
 from recompute_jax._program.jaxpr import lifted, trace
 from recompute_jax._remat.report import PlannedProgram
 
@@ -105,11 +106,21 @@ class PlannedCall(VJPHiPrimitive):
     def vjp_fwd(self, moving: Any, *args: Any) -> tuple[Any, Any]:
         places = tuple([at for at, moves in enumerate(moving) if moves is not False and _is_inexact(self.in_avals[at])])
         floats = _inexact(self.out_aval)
-        if len(floats) == 1 and self.out_aval[floats[0]].shape == () and _is_real(self.out_aval[floats[0]]):
+        if len(floats) == 1 and self._is_loss(self.out_aval[floats[0]], places):
             made = self.call.derived(places, self._value_and_gradient(places, floats[0]), self.in_avals)(*args)
             count = len(self.out_aval)
             return made[:count], _Kept(places, floats[0], made[count:])
         return self(*args), _Kept(places, None, args)
+
+    def _is_loss(self, result: Any, places: Sequence[int]) -> bool:
+        """Whether gradients times the slope of this result are the slopes of these arguments.
+
+        In a `shard_map` an argument may be the same on all devices where the result is not: its slope is a sum over
+        devices, each with a slope of its own.
+        """
+        varying = set(varying_axes(result))
+        alike = all(varying.issubset(varying_axes(self.in_avals[at])) for at in places)
+        return alike and result.shape == () and _is_real(result)
 
     def vjp_bwd_retval(self, kept: Any, slopes: Any) -> Results:
         results = [Zero(aval.to_ct_aval()) for aval in self.in_avals]
