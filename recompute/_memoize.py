@@ -6,15 +6,16 @@ content, and never of an `id` that another object may have later.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import partial, update_wrapper
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from threading import Event, Lock, get_ident
+from threading import Event, RLock, get_ident
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from recompute import _context
 from recompute._adapters.adapter import fingerprint, kinds
@@ -36,6 +37,9 @@ _MOST = 16_384
 
 _LONG = 256
 """Bytes: of longer keys, which would take memory that nothing counts, a digest is kept."""
+
+_PATIENCE = 1.0
+"""Seconds: then whoever waits for another thread's call looks again: an interrupt may have come before it was told."""
 
 
 class CacheInfo(NamedTuple):
@@ -78,29 +82,33 @@ class Memoized(Generic[P, R_co]):
         cache, key = self._cache_for(args, kwargs), self._key_of(args, kwargs)
         table = self._table(cache)
         while True:
-            with table.lock:
-                entry = table.entries.get(key)
-                if type(entry) is not _Pending:
-                    if entry is not None:
+            pending: _Pending | None = None
+            entry: Any
+            try:
+                with table.lock:
+                    entry = table.entries.get(key)
+                    if entry is None or (type(entry) is _Pending and entry.over.is_set()):  # it was interrupted
+                        pending = table.entries[key] = _Pending()
+                        table.misses += 1
+                    elif type(entry) is not _Pending:
                         table.hits += 1
-                        table.entries.move_to_end(key)
+                        table.used(key)
                         return entry
-                    pending = table.entries[key] = _Pending()
-                    table.misses += 1
-                    break
+                if pending is not None:
+                    made = self._call(cache, args, kwargs, caller)
+                    table.keep(key, pending, made, self._most)
+                    return made
+            except BaseException:
+                if pending is not None:
+                    table.forget(key, pending)
+                raise
+            finally:
+                if pending is not None:
+                    pending.over.set()
             if entry.owner == get_ident() or running.frame() is not None:
                 # It needs itself, or others wait for the operation that asks: it must not wait for them.
                 return self._call(cache, args, kwargs, caller)
-            entry.over.wait()
-        try:
-            made = self._call(cache, args, kwargs, caller)
-        except BaseException:
-            table.forget(key, pending)
-            raise
-        finally:
-            pending.over.set()
-        table.keep(key, pending, made, self._most)
-        return made
+            entry.over.wait(_PATIENCE)
 
     def _call(self, cache: Cache, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> Any:
         if self._cache is None and _context.current_cache() is cache:
@@ -157,9 +165,17 @@ class Memoized(Generic[P, R_co]):
                     "string, or a number"
                 ) from None
             return key
-        parts = [self._part(argument) for argument in args]
-        for name, argument in kwargs.items():
-            parts += [_Name(name), self._part(argument)]
+        try:
+            parts = [self._part(argument) for argument in args]
+            for name, argument in kwargs.items():
+                parts += [_Name(name), self._part(argument)]
+        except RecursionError:
+            if not any(type(argument) in (list, tuple, dict) for argument in (*args, *kwargs.values())):
+                raise
+            raise ValueError(
+                f"an argument of {name_of(self.__wrapped__)} is nested too deeply, or contains itself; pass key= a "
+                "function that returns what tells calls apart, or wrap the argument once with rc.pure"
+            ) from None
         return tuple(parts)
 
     def _part(self, argument: Any) -> Hashable:
@@ -197,10 +213,11 @@ class Memoized(Generic[P, R_co]):
         if table is None:
             with _making:
                 table = tables.setdefault(self, _Table())
+                _tables.add(table)
         return table
 
 
-_making = Lock()
+_making = RLock()
 
 
 class _Pending:
@@ -230,9 +247,16 @@ class _Table:
     __slots__ = ("__weakref__", "entries", "hits", "lock", "misses")
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock = RLock()  # a key's `__eq__`, a destructor or a signal handler may call the function, too
         self.entries: OrderedDict[Hashable, Any] = OrderedDict()
         self.hits = self.misses = 0
+
+    def used(self, key: Hashable) -> None:
+        """It is the most recently used one."""
+        try:
+            self.entries.move_to_end(key)
+        except KeyError:  # its `__eq__` has cleared the table
+            return
 
     def forget(self, key: Hashable, pending: _Pending) -> None:
         with self.lock:
@@ -244,13 +268,36 @@ class _Table:
         with self.lock:
             if self.entries.get(key) is pending:  # else all were forgotten meanwhile
                 self.entries[key] = made
-                self.entries.move_to_end(key)
+                self.used(key)
             while most is not None and len(self.entries) > most:
                 oldest = next((key for key, entry in self.entries.items() if type(entry) is not _Pending), None)
                 if oldest is None:
                     break
-                gone.append(self.entries.pop(oldest))
+                gone.append((oldest, self.entries.pop(oldest)))
+                del oldest
         del gone  # without the lock
+
+    def after_fork(self) -> None:
+        """In the child, where no other thread goes on with a call, or gives the lock back."""
+        self.lock = RLock()
+        for entry in list(self.entries.values()):
+            if type(entry) is _Pending and entry.owner != get_ident():
+                entry.over = Event()  # its lock may be held
+                entry.over.set()
+
+
+_tables: WeakSet[_Table] = WeakSet()
+
+
+def _in_child() -> None:
+    global _making
+    _making = RLock()
+    for table in list(_tables):
+        table.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 class _Decorator(Protocol):
@@ -319,6 +366,12 @@ def memoize(
     ):
         if is_such(function):
             raise TypeError(f"{name_of(function)} is {what}; memoize a plain function that returns the value itself")
+    if key is not None and not callable(key):
+        raise TypeError(f"key must be a function of the arguments of a call, not {key!r}")
+    from recompute._cache import Cache as Class
+
+    if cache is not None and not isinstance(cache, Class):
+        raise TypeError(f"cache must be a Cache, or None for the current one at each call, not {cache!r}")
     if max_entries is not None and (type(max_entries) is not int or max_entries < 1):
         raise ValueError(f"max_entries must be a whole number, at least 1, or None, not {max_entries!r}")
     return Memoized(function, cache, key, max_entries, typed=typed)

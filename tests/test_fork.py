@@ -976,3 +976,36 @@ def test_a_fork_at_any_moment_of_the_same_thread(tiers: Tiers, tmp_path: Path) -
         forking = Forking(1)
         tracing.arm(place, strike=strike)
         forking.run(work, program.check)
+
+
+def test_a_child_does_not_wait_for_a_call_that_another_thread_was_making() -> None:
+    """A memoized call that is under way in the parent is made anew in the child."""
+    begun, over = Event(), Event()
+    parent = os.getpid()
+
+    @rc.memoize
+    def function(number: int) -> int:
+        if os.getpid() == parent:
+            begun.set()
+            over.wait(LONG)
+        return number
+
+    def work() -> None:
+        with cache:
+            function(1)
+
+    def job() -> None:
+        assert function(1).get() == 1
+        assert function(1) is function(1)
+
+    with rc.Cache() as cache:
+        thread = Thread(target=work)
+        thread.start()
+        assert begun.wait(LONG)
+        forked = fork()
+        if not forked.process:
+            forked.child(job)
+        over.set()
+        thread.join()
+        assert function(1).get() == 1
+    forked.parent()

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
+from recompute._memoize import _Table
 from recompute.testing import check_invariants
 
 arguments = st.recursive(
@@ -309,3 +310,66 @@ def test_it_stands_for_the_function() -> None:
     assert module_level.__wrapped__(3) == [3]
     assert repr(module_level) == "<memoized module_level>"
     assert pickle.loads(pickle.dumps(module_level)) is module_level
+
+
+def test_a_key_that_calls_the_function_when_it_is_compared_waits_for_nothing() -> None:
+    """What compares keys may use what is remembered, and forget it."""
+
+    class Key:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            function(0)
+            if self.number == 2:
+                function.cache_clear()
+            return isinstance(other, Key) and self.number == other.number
+
+    @rc.memoize
+    def function(key: Any) -> int:
+        return 7
+
+    def work() -> None:
+        with rc.Cache() as cache:
+            for number in (1, 1, 2, 2, 3):
+                assert function(Key(number)).get() == 7
+            check_invariants(cache)
+        done.set()
+
+    done = threading.Event()
+    threading.Thread(target=work, daemon=True).start()
+    assert done.wait(30)
+
+
+def test_an_argument_that_contains_itself_is_an_error_that_names_the_cure() -> None:
+    """As for `ap`, but with what `memoize` has for it."""
+    circle: list[Any] = []
+    circle.append(circle)
+    with rc.Cache(), pytest.raises(ValueError, match="contains itself; pass key="):
+        module_level(circle)
+
+
+@pytest.mark.parametrize("options", [{"cache": 3}, {"cache": rc.Cache}, {"key": 3}])
+def test_wrong_options_are_errors_at_once(options: dict[str, Any]) -> None:
+    """Not at the first call."""
+    with pytest.raises(TypeError, match=f"{next(iter(options))} must be a"):
+        rc.memoize(len, **options)
+
+
+def test_an_interrupted_call_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it stays: it is no call that others wait for."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with rc.Cache():
+        monkeypatch.setattr(_Table, "keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            module_level("interrupted")
+        monkeypatch.undo()
+        before = module_level.cache_info().currsize
+        assert module_level("interrupted") is module_level("interrupted")
+        assert (before, module_level.cache_info().currsize) == (0, 1)

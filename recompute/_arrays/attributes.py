@@ -223,6 +223,8 @@ class Coercions(Attributes):
         if not hasattr(plain, "__array_interface__"):  # no array of NumPy's: its library makes one, or refuses to
             return plain.__array__(dtype, copy=copy)
         constant = self._adapter.constant(plain)
+        if not constant and not hasattr(plain, "__array_finalize__"):  # a record alone, which is no array
+            plain = self._adapter.result(plain.__array__())
         other = dtype is not None and dtype != plain.dtype
         if copy is False and (other or constant):
             raise ValueError(f"a {type(plain).__name__} of {plain.dtype} cannot be given as {dtype} without a copy")

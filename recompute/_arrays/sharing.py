@@ -243,11 +243,16 @@ READ_ONLY: Final = frozenset({"broadcast_to", "diag", "diagonal", "sliding_windo
 
 
 def check_writable(array: Any) -> None:
-    """Raise ValueError, as NumPy does, for a view that is read-only there, or elements that lie on each other."""
+    """Raise ValueError, as NumPy does, for a view that is read-only there, or elements that lie on each other.
+
+    So is the imaginary part of real numbers, which is no view.
+    """
     memory = memory_of(array)
-    read_only = _overlaps(array._outline())
-    if memory is not None and memory.root is not None and memory.root is not array._node:
-        root = memory.root
+    root = array._node if memory is None or memory.root is None else memory.root
+    read_only = _overlaps(array._outline()) or (
+        root.operation is not None and _name_of(root.operation.function) == "imag"
+    )
+    if root is not array._node:
         read_only = read_only or _overlaps(extend.outline_of(root) if root.payload is EVICTED else root.payload)
     origin = None if memory is None else array._origin
     while origin is not None and not read_only:
@@ -257,7 +262,10 @@ def check_writable(array: Any) -> None:
         read_only = any(_name_of(step) in READ_ONLY for step in steps)
         origin = origin.parents[0][1]
     if read_only:
-        raise ValueError("assignment destination is read-only: the array is a view of less memory; change a copy of it")
+        raise ValueError(
+            "assignment destination is read-only: the array has fewer elements of its own than it shows, or is the "
+            "imaginary part of real numbers; change a copy of it"
+        )
 
 
 def _overlaps(outline: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from recompute import __version__, _form
 from recompute._adapters.adapter import GROUP
 from recompute._budget import format_bytes, free_memory
-from recompute._cli.output import complain, print_json, print_list, print_pairs, print_text, warn
+from recompute._cli.output import complain, flush, print_json, print_list, print_pairs, print_text, warn
 from recompute._cli.plugins import (
     DISTRIBUTION,
     NOT_INSTALLED,
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         )
     else:
         _show(installed, extras, adapters)
-        sys.stdout.flush()
+        flush(sys.stdout)
         for warning in warnings:
             warn(warning)
         for adapter in broken:

@@ -54,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     budget = arguments.one_budget(options.budget)
     if options.json and options.output is None:
         raise CommandError("--json needs -o FILE: standard output is taken by the export itself")
+    if options.output is None and sys.stdout is None:
+        raise CommandError("standard output is closed: give -o FILE")
     with arguments.reading(options.trace):
         recording = open_recording(options.trace, budget)
     try:

@@ -231,8 +231,8 @@ def _accesses(options: argparse.Namespace) -> Figure:
 def _chain(options: argparse.Namespace) -> Figure:
     sizes = [text.strip() for text in options.sizes.split(",")]
     for text in sizes:
-        if not text.isdecimal() or int(text) < 2:
-            raise CommandError(f"--sizes are whole numbers, at least 2, not {text!r}")
+        if not text.isdecimal() or int(text) < 3:
+            raise CommandError(f"--sizes are whole numbers, at least 3, not {text!r}")
     return chain_cost(
         chain_points([int(text) for text in sizes], arguments.policies(options.policy, arguments.COMPARED))
     )

@@ -378,7 +378,8 @@ class References:
                 if storage.pool.tiers is not None:
                     storage.pool.tiers.fixed.discard(storage)
                 if storage.resident:
-                    finalizer.depart(storage, watch=operation is not None)  # a source is the caller's
+                    # A source is the caller's, unless something that was made from it has its memory.
+                    finalizer.depart(storage, watch=operation is not None or storage in self._results.within)
                 self._results.forget_storage(storage)
                 storage.values = ()
                 if self._journal.listeners:

@@ -31,6 +31,7 @@ cdef class Results:
     cdef public bint fragile
     cdef public long long number
     cdef public dict samples
+    cdef public set within
 
     @cython.locals(kind=Kind, value=Value, arguments=tuple, taken=bint)
     cpdef tuple measure(self, Operation operation, Py_ssize_t number, object payload, object declared=*)

@@ -38,7 +38,7 @@ Room = Sequence[tuple[Pool | str, int]]
 class Results:
     """Measures outputs, and enters them."""
 
-    __slots__ = ("_fingerprints", "_journal", "_memory", "_meter", "fragile", "number", "samples")
+    __slots__ = ("_fingerprints", "_journal", "_memory", "_meter", "fragile", "number", "samples", "within")
 
     def __init__(self, memory: Memory, meter: Meter, journal: Journal, fingerprints: Fingerprints | None) -> None:
         self._memory = memory
@@ -47,6 +47,8 @@ class Results:
         self._fingerprints = fingerprints
         self.samples: dict[Value, Hashable] = {}
         """Of sources: a source, and samples of what it held first."""
+        self.within: set[Storage] = set()
+        """Those whose memory may be in a container or an object made from them, and is counted once, for them."""
         self.number = 0
         """Of the newest value."""
         self.fragile = False
@@ -84,7 +86,10 @@ class Results:
             del owner
         else:
             try:
-                size = sizeof_result(payload, {value.storage.buffer for value in arguments if value.storage.buffer})
+                shared = {value.storage.buffer: value.storage for value in arguments if value.storage.buffer}
+                size = sizeof_result(payload, shared)
+                if shared:
+                    self.within.update(shared.values())
             except Misfit as found:
                 raise TypeError(_no_result(operation, payload, found.part)) from None
             if kind.freeze is not None and not taken:  # else frozen when it was made, or a source: the caller's
@@ -256,6 +261,7 @@ class Results:
         """A storage has lost its last value."""
         memory = self._memory
         memory.storages.discard(storage)
+        self.within.discard(storage)
         memory.machine.move(storage, FORGOTTEN, "nothing needs it")
         if storage.held is not None:
             storage.held.storage = None

@@ -44,8 +44,7 @@ class Subject:
         self.places: dict[int, Place] = {}
         """Storage of the program -> what makes it."""
         for value, maker in enumerate(program.makers):
-            call = program.calls[maker]
-            place = ("sources", "") if maker < 0 else (call.name, call.place)
+            place = ("sources", "") if maker < 0 else (program.calls[maker].name, program.calls[maker].place)
             self.places.setdefault(program.storages[value], place)
         self.shown = self._largest()
         """The storages of the largest computed values, in order of creation; of many that are equally large, some."""

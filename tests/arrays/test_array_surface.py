@@ -820,6 +820,40 @@ def test_structured_arrays(cache: rc.Cache) -> None:
         _ = x["nothing"]
 
 
+def test_a_record_alone_is_an_array_if_it_is_asked_for(cache: rc.Cache) -> None:
+    """NumPy takes a single record for an array without dimensions: read-only, as other arrays from a cache."""
+    plain = np.array([(2, 2.5), (1, 4.5)], "i4,f8")
+    x = rc.array(plain)
+    assert np.asarray(x[0]).dtype == plain.dtype
+    assert np.asarray(x[0]).tolist() == (2, 2.5)
+    assert np.array([np.asarray(record) for record in x], x.dtype).tolist() == plain.tolist()
+    assert not np.asarray(x[0]).flags.writeable
+    copy = np.array(x[0])
+    copy["f0"] = 9
+    assert x.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "i2", "c16"])
+def test_the_imaginary_part_of_real_numbers_cannot_be_written_to(cache: rc.Cache, dtype: str) -> None:
+    """It is no view, so that a write would be lost; that of complex numbers is one."""
+    plain = np.arange(4).astype(dtype)
+    x = rc.array(plain)
+    for part in (x.imag, np.imag(x), x.imag[1:], x.T.imag):
+        if dtype == "c16":
+            part[...] = 1
+        else:
+            with pytest.raises(ValueError, match="imaginary part of real numbers"):
+                part[...] = 1
+            with pytest.raises(ValueError, match="imaginary part of real numbers"):
+                part += 1
+    assert x.tolist() == (plain + 1j if dtype == "c16" else plain).tolist()
+    own = x.imag.copy()
+    own += 1
+    number = x[0].imag
+    number += 1
+    assert (number, own[0]) == ((2, 2) if dtype == "c16" else (1, 1))
+
+
 def test_dates(cache: rc.Cache) -> None:
     """Dates and spans compute, compare and print."""
     plain = np.array(["2020-01-01", "2021-02-03", "NaT"], "M8[D]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -513,3 +514,32 @@ def test_an_array_that_a_container_shares_with_an_argument_is_counted_once(relea
         assert 2 * nbytes < cache.stats().used <= 2 * nbytes + 5_000
         assert both.get().parts["view"][0] == 1
         check_invariants(cache, [both, together])
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_array_in_a_container_stays_counted_when_its_source_goes(release: Any) -> None:
+    """Of a source that is forgotten the container keeps the bytes: they count as held, and go with it."""
+    nbytes = 800_000
+    with rc.Cache(release=release) as cache:
+        for detach in (False, True):
+            array = rc.ap(np.ones, nbytes // 8).detach() if detach else rc.pure(np.ones(nbytes // 8))
+            both = rc.ap(lambda part: {"parts": [part]}, array).detach()
+            del array
+            gc.collect()
+            assert nbytes < cache.stats().used <= nbytes + 5_000
+            check_invariants(cache, [both])
+            del both
+            gc.collect()
+            assert cache.stats().used == 0
+    held: list[Any] = []
+
+    def fill() -> None:
+        while len(held) < 10:
+            array = rc.pure(np.ones(nbytes // 8))
+            held.append(rc.sequence([array]).detach())
+            del array
+
+    with rc.Cache("3MB", release=release):
+        with pytest.raises(rc.BudgetError):
+            fill()
+        assert len(held) * nbytes <= 3_000_000

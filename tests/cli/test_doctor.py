@@ -192,3 +192,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(found)[:2] == ["recompute", "python"]
     assert found["recompute"] == recompute.__version__
     assert found["hypothesis"] == version("hypothesis")
+
+
+def test_standard_output_may_be_closed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As for the other commands, what would be printed there is not."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["doctor"]) == main(["doctor", "--json"])
+    assert "AttributeError" not in capsys.readouterr().err

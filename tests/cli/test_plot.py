@@ -102,6 +102,7 @@ def test_planners_without_a_plan_are_left_out(trace: str, capsys: pytest.Capture
         (["overhead", "small.jsonl", "--effort", "1"], "--effort needs --iterations"),
         (["memory", "small.jsonl", "--iterations", "2"], "--iterations and --effort are for the kind overhead"),
         (["chain", "--sizes", "1,2"], "--sizes"),
+        (["chain", "--sizes", "2"], "at least 3"),
         (["chain", "--sizes", "many"], "--sizes"),
         (["chain", "--output", "a.gif"], "must be one of .png, .svg, .pdf"),
         (["chain", "--output", "nowhere/a.png"], "no directory"),

@@ -339,3 +339,12 @@ def test_errors_of_the_command(arguments: list[str], says: str, capsys: pytest.C
     _, err = capsys.readouterr()
     assert says in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_closed_standard_output_needs_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nowhere to write to, and the error says what to do."""
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["export", UNET, "--to", "csv"]) == 2
+    assert capsys.readouterr().err == "recompute: error: standard output is closed: give -o FILE\n"

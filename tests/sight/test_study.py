@@ -205,4 +205,8 @@ def test_what_cannot_be_studied() -> None:
         study(program, tier="fast")
     with pytest.raises(ValueError, match="nothing to show"):
         study(Program("empty"))
+    sources = Program("sources")
+    sources.add_source(8)
+    with pytest.raises(ValueError, match="nothing to show"):
+        study(sources)
     assert Mark(1, 0.1, None).why == ""
