@@ -266,8 +266,9 @@ def _foreign_in_result(cls: type) -> Callable[[Any], int] | None:
 
 
 def _foreign_beside(counted: Collection[int], cls: type) -> Callable[[Any], int] | None:
-    measure, buffer = kinds[cls].part_of_result, kinds[cls].buffer
-    if measure is None or buffer is None:
+    kind = kinds[cls]
+    measure, buffer = kind.part_of_result, kind.buffer
+    if measure is None or buffer is None or kind.watch is None:  # nothing would tell when the argument's memory goes
         return measure
     return lambda part: 0 if id(buffer(part)) in counted else measure(part)
 

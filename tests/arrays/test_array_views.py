@@ -517,6 +517,18 @@ def test_an_array_that_a_container_shares_with_an_argument_is_counted_once(relea
 
 
 @pytest.mark.parametrize("release", RELEASES)
+def test_what_comes_back_from_a_tier_is_counted_whole(release: Any, tmp_path: Any) -> None:
+    """A container that was in a file shares its arrays with nothing."""
+    with rc.Cache("1MB", release=release, tiers=[rc.Disk("10MB", folder=tmp_path, always=True)]) as cache:
+        arrays = [rc.ap(np.full, 1250, float(number)) for number in range(20)]
+        containers = [rc.sequence([array]).detach() for array in arrays]
+        for value in (*arrays, *containers):
+            value.evict()
+        held = [value.get() for value in containers]
+        assert sum(array.nbytes for (array,) in held) <= cache.stats().used
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_an_array_in_a_container_stays_counted_when_its_source_goes(release: Any) -> None:
     """Of a source that is forgotten the container keeps the bytes: they count as held, and go with it."""
     nbytes = 800_000
