@@ -30,6 +30,8 @@ _UNITS: Final = {"b": 1} | {
 _TEXT: Final = re.compile(
     r"\s*((?:[0-9][0-9_]{0,40}\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,2})?)\s*([a-z]*|%)\s*", re.IGNORECASE
 )
+_MOST: Final = 10**300
+"""Bytes: a float holds no more."""
 _BYTES: Final = "for bytes give text such as '512MB', or an int"
 
 
@@ -97,6 +99,13 @@ def bytes_or_peak(budget: int | str | None, of_peak: float | str | None) -> int 
 
 
 def _number(budget: Any, what: str) -> int | float:
+    number = _as_given(budget, what)
+    if isinstance(number, int) and abs(number) > _MOST:
+        raise ValueError(f"{what} is larger than any memory; {_BYTES}")
+    return number
+
+
+def _as_given(budget: Any, what: str) -> int | float:
     if isinstance(budget, str):
         return _read(budget, what)
     if getattr(budget, "ndim", None) == 0:  # a number of an array library

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from recompute._engine.engine import Engine
 
 _NO_NAMES: Final[Mapping[str, Any]] = {}
+_MOST_BYTES: Final = 1 << 60
+"""Of one output: sums of some are still numbers of 64 bits."""
 
 
 class Handle:
@@ -164,9 +166,9 @@ def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] 
         raise ValueError(f"nout must be a whole number of outputs, at least 1, not {nout!r}")
     if nbytes is None:
         return None
-    if type(nbytes) is int and nbytes >= 0:
+    if type(nbytes) is int and 0 <= nbytes <= _MOST_BYTES:
         return (nbytes,) * nout
     sizes = tuple(nbytes) if isinstance(nbytes, Sequence) else (nbytes,) * nout
-    if len(sizes) != nout or not all(hasattr(size, "__index__") and size >= 0 for size in sizes):
-        raise ValueError(f"nbytes must be bytes, at least 0: one number, or {nout} of them, not {nbytes!r}")
+    if len(sizes) != nout or not all(hasattr(size, "__index__") and 0 <= size <= _MOST_BYTES for size in sizes):
+        raise ValueError(f"nbytes must be bytes, 0 to 2**60: one number, or {nout} of them, not {nbytes!r}")
     return tuple(size.__index__() for size in sizes)

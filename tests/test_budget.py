@@ -220,6 +220,15 @@ def test_release_memory() -> None:
             cache.release_memory(-1)
 
 
+@pytest.mark.parametrize("nbytes", [-1, 2**63, 10**30, 1.5, (1, 2), [2**63]])
+def test_what_is_no_size_of_a_result(nbytes: Any) -> None:
+    """One ValueError before anything runs, and the cache is as it was."""
+    with rc.Cache() as cache:
+        with pytest.raises(ValueError, match="nbytes must be bytes"):
+            rc.ap(unit, nbytes=nbytes)
+        assert (cache.stats().operations, cache.stats().used) == (0, 0)
+
+
 def test_the_known_size_never_exceeds_the_budget() -> None:
     """Sizes that were declared or seen before make room first: the peak stays within the budget."""
     cache = rc.Cache(25)

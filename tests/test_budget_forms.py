@@ -116,6 +116,14 @@ def test_what_is_no_amount(wrong: Any) -> None:
     assert repr(wrong) in one_sentence(error)
 
 
+@pytest.mark.parametrize("wrong", [10**400, "9" * 400, f"{'9' * 400} GB"])
+def test_more_than_any_memory(wrong: Any) -> None:
+    """One ValueError, without the digits."""
+    with pytest.raises(ValueError, match="larger than any memory") as error:
+        parse_budget(wrong)
+    assert len(one_sentence(error)) < 100
+
+
 @pytest.mark.parametrize("wrong", NO_SHARES)
 def test_the_cure_for_a_float(wrong: Any) -> None:
     """Whoever meant bytes is told how to write them."""

@@ -42,14 +42,18 @@ class SimulatedTier(Tier):
         given: dict[str, Any] = {}
         for word in text.replace(" ", "").split(","):
             number = fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)(s|ms|us)", word, IGNORECASE)
+            said: tuple[str, Any]
             if word in ("overlap", "always"):
-                given[word] = True
+                said = word, True
             elif word.lower().endswith("/s"):
-                given["bandwidth"] = float(parse_bytes(word[:-2], "the bandwidth of a tier"))
+                said = "bandwidth", float(parse_bytes(word[:-2], "the bandwidth of a tier"))
             elif number:
-                given["latency"] = float(number[1]) * _SECONDS[number[2].lower()]
+                said = "latency", float(number[1]) * _SECONDS[number[2].lower()]
             else:
-                given["limit"] = parse_bytes(word, "the limit of a tier")
+                said = "limit", parse_bytes(word, "the limit of a tier")
+            if said[0] in given:
+                raise ValueError(f"a tier has one {said[0]}, and {text!r} says it twice")
+            given.update([said])
         if "bandwidth" not in given:
             raise ValueError(f"a tier needs a bandwidth, such as 12GB/s, and {text!r} has none")
         return cls(**given)

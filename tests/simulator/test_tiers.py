@@ -103,6 +103,8 @@ def test_rounds_with_a_tier() -> None:
         ("12GB/s,quickly", "is not a size"),
         ("0GB/s", "at least one byte"),
         ("12GB/s,overlap,5 parsecs", "is not a size"),
+        ("12GB/s,1ms,2ms", "says it twice"),
+        ("12GB/s,3GB/s", "says it twice"),
     ],
 )
 def test_words_that_are_no_tier(words: str, message: str) -> None:
