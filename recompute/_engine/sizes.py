@@ -100,12 +100,11 @@ def _nested(payload: Any, exact: bool) -> Hashable:
     """What decides the size of a result made from a payload: for a short container that of its parts."""
     cls: type = type(payload)
     kind = kinds.of(cls)
-    if exact and kind.atomic and kind.signature is None:
-        return payload
-    if cls in _NESTED:
-        return _part(payload, exact, [_PARTS], _DEEP)
-    if cls in _NUMBERS and not exact:
-        return cls
+    if not exact or not kind.atomic:  # else it has no parts
+        if cls in _NESTED:
+            return _part(payload, exact, [_PARTS], _DEEP)
+        if cls in _NUMBERS and not exact:
+            return cls
     return payload if kind.signature is None else _signed(payload)
 
 
