@@ -297,14 +297,17 @@ class Cache:
         """Memory is short."""
         self._ahead().watch()
 
-    def story(self, value: Recomputable[Any] | int) -> Steps:
+    def story(self, value: Recomputable[Any] | int | None = None) -> Steps:
         """What became of the storage of a value, and why, the oldest first: why it was recomputed, for instance.
 
         `value`: one that this cache made, or the number of its storage (`Recomputable.number`), which it may have
-        forgotten. Prints as a line a step. Raises ValueError if the cache keeps no log: see `Cache(log=)`. O(log).
+        forgotten; None: the stories of all storages. Prints as a line a step. Raises ValueError if the cache keeps no
+        log: see `Cache(log=)`. O(log).
         """
         story = self._told()
         with self._engine.changes.alone(), self._engine.changes.begun(python=True):
+            if value is None:
+                return story.all()
             if isinstance(value, int):
                 return story.of(value)
             storage = value._node.storage
@@ -319,10 +322,7 @@ class Cache:
         """
         from recompute._sight.why import Why
 
-        story = self._told()
-        with self._engine.changes.alone(), self._engine.changes.begun(python=True):
-            steps = story.all()
-        return Why(steps)
+        return Why(self.story())
 
     def memory(self) -> Holdings:
         """Where the memory is: bytes in memory and evicted, by the function and line that made them, the most first.

@@ -248,29 +248,46 @@ class Misfit(TypeError):
         self.part = part
 
 
-def sizeof_result(value: Any, counted: Collection[int] = ()) -> int:
+def sizeof_result(value: Any, counted: Collection[int] = (), within: set[int] | None = None) -> int:
     """As `sizeof`, of what a function returned: raises Misfit if there is in it what cannot be kept.
 
     `counted`: identities of memory that is counted already, as that of arguments; parts which lie there take nothing.
+    `within` is given those of which there are parts.
     """
     kind = kinds[type(value)]
     if kind.part_of_result is not None:
         return kind.part_of_result(value)
     if kind.atomic:
         return kind.nbytes(value)
-    return _sizes.sizeof(value, partial(_foreign_beside, counted) if counted else _foreign_in_result, _guessed)
+    if not counted:
+        return _sizes.sizeof(value, _foreign_in_result, _guessed)
+    return _sizes.sizeof(value, partial(_foreign_beside, counted, set() if within is None else within), _guessed)
 
 
 def _foreign_in_result(cls: type) -> Callable[[Any], int] | None:
     return kinds[cls].part_of_result
 
 
-def _foreign_beside(counted: Collection[int], cls: type) -> Callable[[Any], int] | None:
+def _foreign_beside(counted: Collection[int], within: set[int], cls: type) -> Callable[[Any], int] | None:
     kind = kinds[cls]
     measure, buffer = kind.part_of_result, kind.buffer
     if measure is None or buffer is None or kind.watch is None:  # nothing would tell when the argument's memory goes
         return measure
-    return lambda part: 0 if id(buffer(part)) in counted else measure(part)
+    return partial(_measured_beside, counted, within, measure, buffer)
+
+
+def _measured_beside(
+    counted: Collection[int],
+    within: set[int],
+    measure: Callable[[Any], int],
+    buffer: Callable[[Any], object | None],
+    part: Any,
+) -> int:
+    owner = id(buffer(part))
+    if owner not in counted:
+        return measure(part)
+    within.add(owner)
+    return 0
 
 
 def _refuse(part: Any) -> int:

@@ -89,8 +89,10 @@ class Results:
                 shared: dict[int, Storage] = {}
                 if self._memory.tiers is None:  # what comes back from a tier shares nothing any more
                     shared = {value.storage.buffer: value.storage for value in arguments if value.storage.buffer}
-                    self.within.update(shared.values())
-                size = sizeof_result(payload, shared)
+                within: set[int] = set()
+                size = sizeof_result(payload, shared, within)
+                for owner in within:
+                    self.within.add(shared[owner])
             except Misfit as found:
                 raise TypeError(_no_result(operation, payload, found.part)) from None
             if kind.freeze is not None and not taken:  # else frozen when it was made, or a source: the caller's

@@ -176,6 +176,6 @@ class Story:
         """The transitions of one storage, the oldest first. O(transitions kept)."""
         return Steps(step for step in list(self._moves) if step.number == number)
 
-    def all(self) -> list[Step]:
+    def all(self) -> Steps:
         """Those of all storages."""
-        return list(self._moves)
+        return Steps(list(self._moves))

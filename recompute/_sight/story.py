@@ -59,7 +59,7 @@ class Replayed:
     def why(self) -> Why:
         """As `Cache.why`."""
         of_program = set(self._homes.values())
-        return Why(self._scaled([step for step in self._cache._told().all() if step.number in of_program]))
+        return Why(self._scaled([step for step in self._cache.story() if step.number in of_program]))
 
     def find(self, what: str) -> list[int]:
         """The values that a number in the trace, a `file:line` or a function means. Raises ValueError if none does."""
