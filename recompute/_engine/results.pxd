@@ -33,7 +33,7 @@ cdef class Results:
     cdef public dict samples
     cdef public set within
 
-    @cython.locals(kind=Kind, value=Value, arguments=tuple, taken=bint)
+    @cython.locals(kind=Kind, value=Value, arguments=tuple, taken=bint, shared=dict, within=set)
     cpdef tuple measure(self, Operation operation, Py_ssize_t number, object payload, object declared=*)
     @cython.locals(value=Value, pool=Pool)
     cpdef Value add_source(self, object payload, long long size, object buffer, str device, object digest, bint moves=*)

@@ -89,9 +89,9 @@ class Results:
                 shared: dict[int, Storage] = {}
                 if self._memory.tiers is None:  # what comes back from a tier shares nothing any more
                     shared = {value.storage.buffer: value.storage for value in arguments if value.storage.buffer}
-                within: set[int] = set()
+                within: set[int] | None = set() if shared else None
                 size = sizeof_result(payload, shared, within)
-                for owner in within:
+                for owner in within or ():
                     self.within.add(shared[owner])
             except Misfit as found:
                 raise TypeError(_no_result(operation, payload, found.part)) from None
