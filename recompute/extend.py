@@ -9,7 +9,7 @@ The rest is types, for annotations and comparisons, and
     running, clock_of, spend_elsewhere    the operation whose function runs here, and the time that counts as its cost
     identity, constant, Outputs           what a function says about itself: see `Values.run`
     bound                                 a function with what its names are bound to now
-    pack, Container                       nested arguments, with nodes in place of handles
+    pack, Container, Changeable           nested arguments, with nodes in place of handles, and plain ones as they were
     handle_like, common_engine            of arguments: the class of handles of results; are they of one cache?
     is_array, outlive                     what adapters say of a value
     node_of                               the value that a Recomputable refers to
@@ -29,7 +29,7 @@ from recompute._adapters.generators import Generators
 from recompute._background import BackgroundThread
 from recompute._engine import requests
 from recompute._engine.advice import Advice
-from recompute._engine.arguments import Container, Outputs, bound, pack
+from recompute._engine.arguments import Changeable, Container, Outputs, bound, pack
 from recompute._engine.extension import Counts, Extension, Handle, Load, Values, Watch
 from recompute._engine.finalizer import Held
 from recompute._engine.frames import Frame, HandleOf
@@ -97,6 +97,7 @@ __all__ = [
     "TIER_COLUMNS",
     "Advice",
     "BackgroundThread",
+    "Changeable",
     "Container",
     "Counts",
     "Extension",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import namedtuple
 from typing import Any
 
@@ -282,3 +283,99 @@ def test_array_code_is_planned_with_wrapped_arrays() -> None:
         expected = change(a.copy(), b.copy())
         assert all(np.array_equal(made[name], value) for name, value in expected.items())
     assert planned.plan.overhead > 1
+
+
+def test_plain_arguments_reach_the_operations() -> None:
+    """Those that may change, too: as they were at the first call, whose like later calls must be."""
+
+    class Scale:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+    def scaled(x: Vector, plain: Any, scale: Any) -> Vector:
+        return vector(x.numbers[0] * len(plain) * scale.by)
+
+    scale = Scale(2)
+    for plain in ({5, 6, 7}, bytearray(b"abc"), {"a": 1, "b": 2, "c": 3}):
+        given = rc.planned(lambda x, plain, scale: rc.ap(scaled, x, plain, scale), of_peak=1.0)
+        inside = rc.planned(lambda x, plain=plain: rc.ap(scaled, x, plain, scale=scale), of_peak=1.0)
+        for _ in range(2):
+            assert given(vector(7), plain, scale) == inside(vector(7)) == vector(42)
+    numbers = {1, 2}
+    function = after_call(rc.planned(lambda x, plain: rc.ap(scaled, x, plain, scale), of_peak=1.0), vector(1), numbers)
+    numbers.add(3)
+    with pytest.raises(rc.StagingError, match="argument 1 differs from the example: the same set, but it has changed"):
+        function(vector(1), numbers)
+    assert function(vector(1), {1, 2}) == vector(4)
+    scale.by = 3
+    with pytest.raises(rc.StagingError, match="the same Scale"):
+        given(vector(1), {"a": 1, "b": 2, "c": 3}, scale)
+
+
+def test_plain_numbers_are_told_apart_by_their_signs() -> None:
+    """And what is not a number equals itself."""
+    number: Any
+    for number, other in ((0.0, -0.0), (float("nan"), 1.0), (0j, -0j)):
+        function = rc.planned(lambda x, by: rc.ap(lambda x, by: repr(by), x, by), of_peak=1.0)
+        assert function(vector(1), number) == function(vector(1), type(number)(number)) == repr(number)
+        with pytest.raises(rc.StagingError, match="argument 1 differs"):
+            function(vector(1), other)
+
+
+def test_containers_of_arguments_are_planned() -> None:
+    """They are counted whole: what is in them stays with them where the plan frees it."""
+    np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+
+    def program(x: Any) -> Any:
+        parts = [rc.ap(np.add, x, number) for number in range(3)]
+        return rc.sequence(parts)
+
+    function = rc.planned(program, of_peak=1.0)
+    for shift in (0, 5):
+        x = np.arange(1000.0) + shift
+        assert all(np.array_equal(made, x + number) for number, made in enumerate(function(x)))
+    assert function.plan.peak >= 7 * 8000
+
+
+def test_random_numbers_from_outside_cannot_be_planned() -> None:
+    """Each call would have to draw others, and a repeated run the same: the operation is named, and the cure."""
+    generator = random.Random(1)
+
+    def drawn(x: Vector) -> Vector:
+        return vector(x.numbers[0] + generator.randrange(1000))
+
+    function = rc.planned(lambda x: rc.ap(drawn, x), of_peak=1.0)
+    with pytest.raises(rc.StagingError, match=r"drawn \(created at .*\) draws random numbers.*pass it a seed"):
+        function(vector(1))
+    seeded = rc.planned(lambda x: rc.ap(lambda x: vector(random.Random(7).randrange(9)), x), of_peak=1.0)
+    assert seeded(vector(1)) == seeded(vector(1))
+
+
+def test_what_cannot_be_planned_says_so() -> None:
+    """No function, a result of another cache, and arguments without an end."""
+    with pytest.raises(TypeError, match="planned takes a function, not 3"):
+        rc.planned(3, of_peak=1.0)  # type: ignore[call-overload]
+    other = rc.Cache()
+
+    def elsewhere(x: Any) -> Any:
+        with other:
+            return rc.ap(vector, 1)
+
+    with pytest.raises(rc.StagingError, match="elsewhere returned a Recomputable of another cache"):
+        rc.planned(elsewhere, of_peak=1.0)(vector(1))
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="contains itself"):
+        rc.planned(double, of_peak=1.0)(endless)
+
+
+def test_dicts_keep_their_order() -> None:
+    """That of the first call; later ones may have another."""
+
+    def parts(given: dict[str, Any]) -> Any:
+        return list(given), [rc.ap(added, value) for value in given.values()]
+
+    function = rc.planned(parts, of_peak=1.0)
+    one, two = vector(1, 1, 1), vector(5, 5, 5)
+    assert function({"b": one, "a": two}) == (["b", "a"], [added(one), added(two)])
+    assert function({"a": two, "b": one}) == (["b", "a"], [added(one), added(two)])

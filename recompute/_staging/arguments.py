@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,13 +27,16 @@ class Layout:
         if isinstance(argument, _CONTAINERS):
             self._known.append((where, _structure(argument)))
             if isinstance(argument, dict):
-                argument = {key: argument[key] for key in sorted(argument, key=_by_type)}
-                return {key: self.take(part, _inside(where, key), inputs) for key, part in argument.items()}
-            parts = [self.take(part, _inside(where, at), inputs) for at, part in enumerate(argument)]
-            return parts if isinstance(argument, list) else _rebuild(argument, parts)
+                parts = {
+                    key: self.take(argument[key], _inside(where, key), inputs)
+                    for key in sorted(argument, key=_by_type)  # that of later calls may have another order
+                }
+                return {key: parts[key] for key in argument}
+            taken = [self.take(part, _inside(where, at), inputs) for at, part in enumerate(argument)]
+            return taken if isinstance(argument, list) else _rebuild(argument, taken)
         payload = argument.get() if isinstance(argument, Recomputable) else argument
         if not isinstance(argument, Recomputable) and not _is_input(payload):
-            self._known.append((where, _Equal(payload)))
+            self._known.append((where, _Equal.now(payload)))
             return argument
         self._known.append((where, _look(payload)))
         like = type(argument) if isinstance(argument, Recomputable) else Recomputable  # array code needs its arrays
@@ -47,7 +51,9 @@ class Layout:
             argument = stack.pop()
             if isinstance(known, _Equal):
                 if not known.to(argument):
-                    raise _unlike(where, f"{repr(argument)[:60]} instead of {repr(known.value)[:60]}")
+                    same = argument is known.example
+                    what = f"the same {type(argument).__name__}, but it has changed" if same else repr(argument)[:60]
+                    raise _unlike(where, what if same else f"{what} instead of {repr(known.example)[:60]}")
             elif isinstance(argument, _CONTAINERS):
                 if _structure(argument) != known:
                     raise _unlike(where, _describe(argument))
@@ -67,13 +73,24 @@ class Layout:
 class _Equal:
     """An argument that is part of the graph."""
 
-    value: Any
+    example: Any
+    again: Callable[[], Any] | None
+    """Gives the example as it was, if it can change."""
+
+    @classmethod
+    def now(cls, example: Any) -> _Equal:
+        remember = kinds[type(example)].remember
+        return cls(example, None if remember is None else remember(example))
 
     def to(self, other: Any) -> bool:
-        if other is self.value:
-            return True
+        cls = type(self.example)
+        if type(other) is not cls:
+            return False
+        if cls in (float, complex):
+            return repr(other) == repr(self.example)  # zero has a sign, and what is not a number equals nothing
         try:
-            return type(other) is type(self.value) and bool(other == self.value)
+            value = self.example if self.again is None else self.again()
+            return other is value or bool(other == value)
         except Exception as error:  # whatever a foreign == raises: it did not say yes
             if is_interrupt(error):
                 raise

@@ -11,26 +11,42 @@ from typing import Any
 from recompute._adapters.adapter import kinds
 from recompute._budget import format_bytes
 from recompute._cache import Cache
-from recompute._errors import StagingError
+from recompute._errors import ImpureError, StagingError
 from recompute._traces.program import Program, last_uses
 from recompute.events import Event, Performed
-from recompute.extend import Container, Operation, Settings, Value
+from recompute.extend import EVICTED, Changeable, Container, Operation, Settings, Value
 
 
 class RecordingCache(Cache):
     """The cache that the example runs in: it refuses what would make the graph depend on a value."""
 
     def __init__(self, budget: int | None) -> None:
-        super().__init__(budget, settings=Settings(before_bringing=_refuse, warns=False, internal=True))
+        settings = Settings(before_bringing=_refuse, warns=False, internal=True)
+        super().__init__(budget, foresight=False, settings=settings)
         self.made: dict[int, tuple[int, int]] = {}  # value -> (storage, bytes)
+        self._began: list[Operation] = []
+        self.extend.before = self._began.append
         self.subscribe(self._record_sizes)
 
     def _record_sizes(self, event: Event) -> None:
         if isinstance(event, Performed) and not event.again:
             sizes = dict(zip(event.storages, event.nbytes, strict=True))
+            for value in self._outputs(event.results):
+                if value.payload is not EVICTED and kinds[type(value.payload)].enter is None:
+                    # whole: arrays in it, which the cache counts once, stay with it where the plan frees them
+                    whole = kinds[type(value.payload)].nbytes(value.payload)
+                    sizes[value.storage.number] = max(whole, sizes.get(value.storage.number, 0))
             self.made.update(
                 (value, (storage, sizes[storage])) for value, storage in zip(event.results, event.homes, strict=True)
             )
+
+    def _outputs(self, numbers: tuple[int, ...]) -> list[Value]:
+        """Of the operation that made these values, which has just run."""
+        for at, operation in enumerate(self._began):
+            if numbers and operation.number == numbers[0] and operation.runs:
+                del self._began[at]
+                return [output for output in operation.outputs if output is not None]
+        return []
 
 
 def _refuse() -> None:
@@ -72,6 +88,12 @@ class Graph:
         _drop_after_use(program)
 
     def _add(self, operation: Operation, recorder: RecordingCache, storages: dict[int, int]) -> None:
+        if operation.options is not None and operation.options.draws:
+            raise StagingError(
+                f"{operation.name} (created at {operation.created}) draws random numbers, which cannot be planned in "
+                "advance: each call would draw others; pass it a seed, and make the generator inside it, or pass the "
+                "numbers as an argument of the planned function"
+            )
         numbers = range(operation.number, operation.number + operation.nout)
         made = [recorder.made[number] for number in numbers]
         device = next(output.storage.pool.device for output in operation.outputs if output is not None)
@@ -125,8 +147,12 @@ class Compute:
         self.created = operation.created
 
     def run(self, slots: list[Any]) -> None:
-        positional = [fill(part, slots) for part in self.positional]
-        keywords = {} if self.keywords is None else {name: fill(part, slots) for name, part in self.keywords.items()}
+        named = self.keywords
+        try:
+            positional = [fill(part, slots) for part in self.positional]
+            keywords = {} if named is None else {name: fill(part, slots) for name, part in named.items()}
+        except ImpureError as error:
+            raise ImpureError(f"an argument of {self.name} (created at {self.created}) {error}") from None
         result = self.function(*positional, **keywords)
         made = (result,) if self.nout == 1 else tuple(result)
         if len(made) != self.nout:
@@ -159,4 +185,6 @@ def fill(part: Any, slots: list[Any]) -> Any:
         return slots[part.number]
     if type(part) is Container:
         return part.build([fill(inner, slots) for inner in part.parts])
+    if type(part) is Changeable:
+        return part.again()
     return part

@@ -75,6 +75,8 @@ def planned(
     record and plan.
     """
     bytes_or_peak(budget, of_peak)
+    if not callable(function):
+        raise TypeError(f"planned takes a function, not {function!r}")
     return Staged(function, budget, of_peak, {"method": method, "time_limit": time_limit})
 
 
@@ -125,10 +127,21 @@ class Staged(Generic[R_co]):
         amount = bytes_or_peak(self._budget, self._of_peak)
         recorder = RecordingCache(amount if isinstance(amount, int) else None)
         with recorder:
-            given = layout.take(args, "the positional arguments", inputs)
-            named = layout.take(kwargs, "the keyword arguments", inputs)
+            try:
+                given = layout.take(args, "the positional arguments", inputs)
+                named = layout.take(kwargs, "the keyword arguments", inputs)
+            except RecursionError:
+                raise ValueError(
+                    "an argument is nested too deeply, or contains itself; pass it as a Recomputable"
+                ) from None
             result = function(*given, **named)
-            wanted = pack(result, [], results)
+            handles: list[Any] = []
+            wanted = pack(result, handles, results)
+            if any(handle.cache is not recorder for handle in handles):
+                raise StagingError(
+                    f"{name_of(function)} returned a Recomputable of another cache; make it in the function, without a "
+                    "cache of its own, or pass it as an argument"
+                )
             if not results:
                 raise StagingError(f"{name_of(function)} returned no Recomputable, but a {type(result).__name__}")
             graph = Graph(name_of(function), recorder, [handle._node for handle in inputs], results)
