@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -312,6 +313,34 @@ def test_an_adapter_that_raises() -> None:
         for attempt in (lambda: rc.ap(Sulky), lambda: rc.pure(Sulky())):
             with pytest.raises(RuntimeError, match="no size"):
                 attempt()
+            check_invariants(cache)
+        assert cache.stats().used == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "match"),
+    [
+        (-5, ValueError, "is -5; .*register_size, must say from 0 to"),
+        (10**30, ValueError, "is 10000"),
+        (2**62, ValueError, "from 0 to"),
+        (None, TypeError, "is None; .* must say how many bytes"),
+        (math.nan, TypeError, "is nan"),
+        ("12 MB", TypeError, "how many bytes"),
+    ],
+)
+def test_a_size_that_is_none(size: Any, error: type[Exception], match: str) -> None:
+    """Of a result or of a source: an error that says whose it is; nothing is counted."""
+
+    class Wrong:
+        pass
+
+    rc.register_size(Wrong, lambda value: size)
+    with rc.Cache() as cache:
+        for attempt in (lambda: rc.ap(Wrong), lambda: rc.pure(Wrong())):
+            with pytest.raises(error, match=match) as caught:
+                attempt()
+            assert "the size of a" in str(caught.value)
+            assert "Wrong" in str(caught.value)
             check_invariants(cache)
         assert cache.stats().used == 0
 

@@ -240,6 +240,25 @@ def sizeof(value: Any) -> int:
     return kinds[type(value)].nbytes(value)
 
 
+MOST_BYTES: Final = 1 << 60
+"""Of a value: many of them still have a sum."""
+
+
+def checked_size(size: Any, value: Any) -> int:
+    """What was said to be the size of a value. Raises TypeError or ValueError if it is none, and says whose it is."""
+    if type(size) is int and 0 <= size <= MOST_BYTES:
+        return size
+    name, by = _sizes.name_of(type(value)), kinds[type(value)].adapter
+    who = f"{by}, or rc.register_size," if by.name != Adapter.name else "its nbytes, or rc.register_size,"
+    try:
+        whole = int(size)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"the size of a {name} is {size!r:.60}; {who} must say how many bytes it takes") from None
+    if not 0 <= whole <= MOST_BYTES:
+        raise ValueError(f"the size of a {name} is {size!r:.60}; {who} must say from 0 to 2**60 bytes")
+    return whole
+
+
 class Misfit(TypeError):
     """There is something in the result of an operation that cannot be kept: a Recomputable, or a generator."""
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recompute._adapters.adapter import fingerprint, kinds
+from recompute._adapters.adapter import checked_size, fingerprint, kinds
 from recompute._engine import destroyed
 from recompute._engine.events import Accessed, Added, Detached, Foresaw, Pinned, Unpinned
 from recompute._engine.finalizer import Held, HeldReference, Stay, StayReference
@@ -50,7 +50,7 @@ def add_source(engine: Engine, payload: Any, handle: type[Any], *, moves: bool =
         raise TypeError(
             f"a {type(payload).__name__} can be read only once, but a value may be read again; make a list of it"
         )
-    size = kind.nbytes(payload)
+    size = checked_size(kind.nbytes(payload), payload)
     if kind.array is not None:
         payload = kind.array.source(payload)  # read-only, for the functions that take it
     sample = None if kind.remember is None else kind.adapter.sample(payload)

@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from recompute import _cython as cython
-from recompute._adapters.adapter import Misfit, fingerprint, kinds, sizeof_result
+from recompute._adapters.adapter import MOST_BYTES, Misfit, checked_size, fingerprint, kinds, sizeof_result
 from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
 from recompute._engine.graph import Operation, Options, Reference, Storage, Value, copy_of, remains_of
@@ -98,6 +98,8 @@ class Results:
             if kind.freeze is not None and not taken:  # else frozen when it was made, or a source: the caller's
                 kind.freeze(payload)
             buffer = buffer_of(payload)  # last: nbytes and freeze may count references
+        if type(size) is not int or not 0 <= size <= MOST_BYTES:
+            size = checked_size(size, payload)
         digest = None
         if self._fingerprints is not None:
             digest = fingerprint(payload)
