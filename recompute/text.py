@@ -8,10 +8,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import Any, Final
 
 from recompute._budget import bytes_or_peak, bytes_or_share, format_bytes, parse_budget
+from recompute._interrupts import is_interrupt
 
 __all__ = [
     "List",
@@ -146,11 +147,61 @@ def _microseconds(time: float) -> str:
 def name_of(function: Any) -> str:
     """A readable name for any callable."""
     for _ in range(8):  # a partial of a partial of ...
-        name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
-        if isinstance(name, str):
-            return qualified(name)
-        function = getattr(function, "func", None) or type(function)
+        for attribute in ("__qualname__", "__name__"):
+            name = _said(function, attribute)
+            if isinstance(name, str) and name:
+                return qualified(name)
+        inner = _said(function, "func")
+        function = type(function) if inner is None else inner
     return "?"
+
+
+def _said(function: Any, attribute: str) -> Any:
+    try:
+        return getattr(function, attribute, None)
+    except Exception as error:  # the user's `__getattr__`
+        if is_interrupt(error):
+            raise
+        return None
+
+
+def name_at_rest(function: Any) -> str:
+    """As `name_of`, but no code of the user's runs, such as `__getattr__` or a property: for use under the lock."""
+    for _ in range(8):
+        if type(function) is MethodType:
+            function = function.__func__
+        for attribute in ("__qualname__", "__name__"):
+            name = _stored(function, attribute)
+            if isinstance(name, str) and name:
+                return qualified(name)
+        inner = _stored(function, "func")
+        function = type(function) if inner is None else inner
+    return "?"
+
+
+def _stored(value: Any, attribute: str) -> Any:
+    """What is in an object's dictionary, its slots or its fields in C, or in its class; None: nothing."""
+    if attribute != "__dict__":
+        attributes = _stored(value, "__dict__")
+        if type(attributes) is dict and attribute in attributes:
+            return attributes[attribute]
+    cls = type(value)
+    for base in type.__getattribute__(cls, "__mro__"):
+        names = type.__getattribute__(base, "__dict__")
+        if attribute in names:
+            found = names[attribute]
+            if type(found) in (GetSetDescriptorType, MemberDescriptorType) or _is_ours(found):
+                try:
+                    return found.__get__(value, cls)
+                except AttributeError:  # a slot that is empty
+                    return None
+            return found
+    return None
+
+
+def _is_ours(found: Any) -> bool:
+    """Whether it is a property that an adapter of this library defines."""
+    return type(found) is property and getattr(found.fget, "__module__", "").startswith("recompute")
 
 
 def qualified(name: str) -> str:

@@ -947,6 +947,31 @@ def test_a_name_that_uses_the_cache(action: str) -> None:
     scene.check(y, z)
 
 
+def test_a_name_is_not_asked_for_under_the_lock(action: str) -> None:
+    """Where a cache tells what it does, or what is in memory, functions are named without code of the user's."""
+    scene = Scene(action, log=100)
+
+    class Nosy:
+        def __getattr__(self, name: str) -> Any:
+            if name in ("__qualname__", "__name__"):
+                scene.act()
+            raise AttributeError(name)
+
+        def __call__(self, *payloads: Any) -> Any:
+            return vector(1)
+
+    scene.let()
+    with scene.cache:
+        y = rc.ap(Nosy())
+        assert y.evict()
+        assert y.get() == vector(1)
+        with pytest.raises(rc.BudgetError, match="Nosy"):
+            rc.ap(Nosy(), nbytes=2 * ROOM)
+        assert {step.function.rpartition(".")[2] for step in y.story()} == {"Nosy"}
+    assert any(held.function.endswith("Nosy") for held in scene.cache.memory())
+    scene.check(y)
+
+
 @pytest.mark.parametrize("where", ["payload", "function", "argument"])
 def test_whatever_can_be_asked_of_an_object_may_use_the_cache(action: str, where: str) -> None:
     """Comparing, hashing, counting, and looking for attributes: none of it happens under the lock."""

@@ -10,7 +10,7 @@ from recompute._budget import format_bytes
 from recompute._engine.finalizer import Held
 from recompute._engine.graph import EVICTED, Storage
 from recompute._engine.states import HELD
-from recompute.text import List, Table, place_of, seconds
+from recompute.text import List, Table, name_at_rest, place_of, seconds
 
 MOST = 5
 """Functions in a table."""
@@ -283,6 +283,6 @@ def _maker(storage: Storage) -> tuple[str, str]:
     value = next(iter(storage.values))
     operation = value.operation
     if operation is not None:
-        return operation.name, place_of(operation.code, operation.instruction)
+        return name_at_rest(operation.function), place_of(operation.code, operation.instruction)
     payload = value.payload
     return "source" if payload is EVICTED else f"source ({type(payload).__name__})", ""

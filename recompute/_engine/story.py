@@ -16,7 +16,7 @@ from recompute._engine.graph import Storage
 from recompute._engine.meter import Meter
 from recompute._engine.states import COMING, IN_MEMORY, NAMES
 from recompute._policy.formulas import Policy
-from recompute.text import place_of, seconds
+from recompute.text import name_at_rest, place_of, seconds
 
 if TYPE_CHECKING:
     from recompute._engine.graph import Operation
@@ -130,7 +130,7 @@ class Story:
         operation = next((value.operation for value in storage.values), None)
         name, place = "", ""
         if operation is not None:
-            name, place = operation.name, place_of(operation.code, operation.instruction)
+            name, place = name_at_rest(operation.function), place_of(operation.code, operation.instruction)
         self._moves.append(
             Step(
                 self._meter.now,
@@ -155,7 +155,7 @@ class Story:
 
     def wants(self, what: Operation | None, size: int) -> None:
         """What room is made for next."""
-        self._wanted = ("a source" if what is None else what.name, size)
+        self._wanted = ("a source" if what is None else name_at_rest(what.function), size)
         self._choices.clear()
 
     def chosen(self, victims: Iterable[Any], candidates: Candidates, now: float) -> None:
