@@ -8,7 +8,7 @@ from threading import current_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._adapters.adapter import kinds
+from recompute._adapters.adapter import MOST_BYTES, kinds
 from recompute._context import current_cache, is_default
 from recompute._engine.arguments import bound, pack
 from recompute._engine.frames import HandleOf
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from recompute._engine.engine import Engine
 
 _NO_NAMES: Final[Mapping[str, Any]] = {}
-_MOST_BYTES: Final = 1 << 60
-"""Of one output: sums of some are still numbers of 64 bits."""
 
 
 class Handle:
@@ -166,9 +164,9 @@ def _declared(nout: int, nbytes: int | Sequence[int] | None) -> tuple[int, ...] 
         raise ValueError(f"nout must be a whole number of outputs, at least 1, not {nout!r}")
     if nbytes is None:
         return None
-    if type(nbytes) is int and 0 <= nbytes <= _MOST_BYTES:
+    if type(nbytes) is int and 0 <= nbytes <= MOST_BYTES:
         return (nbytes,) * nout
     sizes = tuple(nbytes) if isinstance(nbytes, Sequence) else (nbytes,) * nout
-    if len(sizes) != nout or not all(hasattr(size, "__index__") and 0 <= size <= _MOST_BYTES for size in sizes):
+    if len(sizes) != nout or not all(hasattr(size, "__index__") and 0 <= size <= MOST_BYTES for size in sizes):
         raise ValueError(f"nbytes must be bytes, 0 to 2**60: one number, or {nout} of them, not {nbytes!r}")
     return tuple(size.__index__() for size in sizes)

@@ -220,6 +220,20 @@ def test_release_memory() -> None:
             cache.release_memory(-1)
 
 
+def test_numbers_that_a_budget_function_may_return() -> None:
+    """Those of array libraries, as elsewhere; less than nothing is nothing, and what no machine has is no limit."""
+    np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
+    for given in (np.int64(100), np.float64(100.5), 10**400, float("inf")):
+        with rc.Cache(lambda used, given=given: given) as cache:
+            assert [rc.ap(unit, nbytes=60).get() for _ in range(3)] == [1, 1, 1]
+            assert cache.stats().overshoot == 0
+    with rc.Cache(lambda used: -5), pytest.raises(rc.BudgetError, match="larger than the whole budget of 0 B"):
+        rc.ap(unit, nbytes=60)
+    for wrong in (None, True, "5 MB", float("nan"), np.zeros(2)):
+        with rc.Cache(lambda used, wrong=wrong: wrong), pytest.raises(TypeError, match="no number of bytes"):
+            rc.ap(unit, nbytes=60)
+
+
 @pytest.mark.parametrize("nbytes", [-1, 2**63, 10**30, 1.5, (1, 2), [2**63]])
 def test_what_is_no_size_of_a_result(nbytes: Any) -> None:
     """One ValueError before anything runs, and the cache is as it was."""

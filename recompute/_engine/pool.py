@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from recompute._budget import Limit, format_bytes
 from recompute._errors import BudgetError
@@ -17,6 +17,9 @@ from recompute._policy.search import Candidates
 if TYPE_CHECKING:
     from recompute._engine.device_tiers import DeviceTiers
     from recompute._engine.graph import Operation
+
+_MOST: Final = 1e300
+"""Bytes: as good as no limit."""
 
 
 class Pool:
@@ -86,13 +89,15 @@ class Pool:
         if adaptive is not None and thread not in self.asking:  # else the function itself uses the cache
             self.asking.add(thread)
             try:
-                limit = adaptive(self.used)
+                limit: Any = adaptive(self.used)
             finally:
                 self.asking.discard(thread)
+            if getattr(limit, "ndim", None) == 0:  # a number of an array library
+                limit = limit.item()
             if not isinstance(limit, (int, float)) or isinstance(limit, bool) or limit != limit:
                 raise TypeError(f"the budget function {adaptive!r} returned {limit!r}, which is no number of bytes")
             if self.adaptive is adaptive:  # no other budget was set meanwhile
-                self.limit = limit
+                self.limit = min(max(limit, 0), _MOST)
 
     def note(self, used: int) -> None:
         """So many bytes are in memory: nothing else raises the peak, so that it is never above limit and overshoot."""
