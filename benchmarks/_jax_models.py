@@ -107,7 +107,7 @@ def transformer(count: int, width: int = 256, heads: int = 4, length: int = 256,
 
     def layer(p: Any, x: Any) -> Any:
         parts = jnp.split(norm(x, p["one"]) @ p["qkv"], 3, -1)
-        q, k, v = [each.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3) for each in parts]
+        q, k, v = [part.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3) for part in parts]
         scores = q @ k.transpose(0, 1, 3, 2) * (width // heads) ** -0.5
         scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
         attended = (jax.nn.softmax(scores, -1) @ v).transpose(0, 2, 1, 3).reshape(batch, length, width)

@@ -176,8 +176,8 @@ def _perceptron(width: int = 128, depth: int = 8) -> tuple[Any, Any, Any]:
 
     def loss(params: Any, x: Any) -> Any:
         y = x
-        for each in params:
-            y = jnp.tanh(y @ each) + 0.1 * y
+        for param in params:
+            y = jnp.tanh(y @ param) + 0.1 * y
         return ((y - jnp.roll(x, 1, 0)) ** 2).mean()
 
     return loss, params, x

@@ -88,7 +88,7 @@ class Result:
 
     def best_within(self, megabytes: float) -> Found | None:
         """The fastest checkpoint configuration that fits."""
-        fitting = [each for each in self.checkpoints if each.temporaries <= megabytes * 1.0001]
+        fitting = [checkpoint for checkpoint in self.checkpoints if checkpoint.temporaries <= megabytes * 1.0001]
         return min(fitting, key=lambda each: each.times(self.plain), default=None)
 
 

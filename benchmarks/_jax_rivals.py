@@ -45,9 +45,9 @@ def rivals(model: Model, args: Any) -> tuple[list[Found], dict[str, Configuratio
 def front(found: Sequence[Found]) -> list[Found]:
     """Those with fewer FLOPs than all that need no more memory."""
     best: list[Found] = []
-    for each in sorted(found, key=lambda each: (each.temporaries, each.gflop)):
-        if not best or each.gflop < best[-1].gflop * 0.9995:
-            best.append(each)
+    for checkpoint in sorted(found, key=lambda one: (one.temporaries, one.gflop)):
+        if not best or checkpoint.gflop < best[-1].gflop * 0.9995:
+            best.append(checkpoint)
     return best
 
 

@@ -28,7 +28,7 @@ class Step:
     def stays(self) -> int:
         """Bytes of parameters, buffers and batch."""
         tensors = [*self.module.parameters(), *self.module.buffers(), self.x, self.y]
-        return sum(each.nbytes for each in tensors)
+        return sum(tensor.nbytes for tensor in tensors)
 
 
 class _Bottleneck(nn.Module):

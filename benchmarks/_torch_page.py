@@ -74,10 +74,10 @@ def others(found: dict[str, Any]) -> list[str]:
     parts = []
     if found["rivals"]:
         lines = [
-            (each["model"], each["how"], mega(each["peak"]), mega(each["allocated"]), f"{each['ratio']:.2f}",
-             mega(each["ours"]["allocated"]), str(each["ours"]["again"]),
-             each["ours"]["failed"] or f"{each['our ratio']:.2f}")
-            for each in found["rivals"]
+            (rival["model"], rival["how"], mega(rival["peak"]), mega(rival["allocated"]), f"{rival['ratio']:.2f}",
+             mega(rival["ours"]["allocated"]), str(rival["ours"]["again"]),
+             rival["ours"]["failed"] or f"{rival['our ratio']:.2f}")
+            for rival in found["rivals"]
         ]  # fmt: skip
         header = (
             "model",

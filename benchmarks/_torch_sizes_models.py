@@ -26,7 +26,7 @@ class Training:
     def __init__(self, module: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.module, self.x, self.y, self._loss = module, x, y, loss
         self._optimizer = torch.optim.AdamW(module.parameters(), 1e-4)
-        self.stays = 4 * sum(each.nbytes for each in module.parameters()) + x.nbytes + y.nbytes
+        self.stays = 4 * sum(parameter.nbytes for parameter in module.parameters()) + x.nbytes + y.nbytes
         """Bytes of parameters, gradients, what the optimizer remembers, and the batch."""
 
     def step(self) -> Tensor:

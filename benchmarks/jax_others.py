@@ -126,8 +126,8 @@ def compared(expected: Any, found: Any) -> tuple[float, str]:
 
 
 def _floats(tree: Any) -> list[Any]:
-    leaves = [np.asarray(each) for each in jax.tree.leaves(tree) if jax.numpy.issubdtype(each.dtype, np.inexact)]
-    return [each[np.isfinite(each)] for each in leaves]
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree) if jax.numpy.issubdtype(leaf.dtype, np.inexact)]
+    return [leaf[np.isfinite(leaf)] for leaf in leaves]
 
 
 def zero_gradients() -> list[list[str]]:
@@ -138,7 +138,7 @@ def zero_gradients() -> list[list[str]]:
         program.fn(*program.args),
         remat(program.fn, of_peak=program.shares[0])(*program.args),
     ]
-    whole = max(float(np.abs(each).max()) for each in jax.tree.leaves(trees[0]))
+    whole = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(trees[0]))
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(trees[0])]
     lines = []
     for path, plain, eager, planned in zip(paths, *map(jax.tree.leaves, trees), strict=True):
@@ -176,7 +176,7 @@ def in_this_process() -> None:
     planning = perf_counter() - started
     started = perf_counter()
     planned.lower(*program.args).compile()
-    total = sum(float(np.abs(each).sum()) for each in jax.tree.leaves(planned(*program.args)))
+    total = sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(planned(*program.args)))
     print(f"{planning:.1f} {perf_counter() - started:.1f} {total:.9g}")
 
 
@@ -191,7 +191,7 @@ def _copied(tree: Any) -> Any:
 
 
 def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: list[list[str]]) -> str:
-    right = sum(each.is_right for each in lines)
+    right = sum(line.is_right for line in lines)
     text = HEAD + f"Correct and within the budget: {right} of {len(lines)}.\n\n"
     text += markdown(
         [
@@ -209,28 +209,28 @@ def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: l
         ],
         [
             [
-                each.name,
-                f"{each.equations:,}",
-                _mega(each.plain),
-                f"{each.compile_seconds:.1f}",
-                f"{each.share:.0%}",
-                _mega(each.budget),
-                _mega(each.compiled) if each.compiled else "none fits",
-                f"{each.overhead:.3f}" if each.compiled else "",
-                f"{each.planning_seconds:.1f}",
-                f"{each.planned_compile_seconds:.1f}",
-                f"{each.difference:.1e}" if each.compiled else "",
+                line.name,
+                f"{line.equations:,}",
+                _mega(line.plain),
+                f"{line.compile_seconds:.1f}",
+                f"{line.share:.0%}",
+                _mega(line.budget),
+                _mega(line.compiled) if line.compiled else "none fits",
+                f"{line.overhead:.3f}" if line.compiled else "",
+                f"{line.planning_seconds:.1f}",
+                f"{line.planned_compile_seconds:.1f}",
+                f"{line.difference:.1e}" if line.compiled else "",
             ]
-            for each in lines
+            for line in lines
         ],
     )
     text += "\n\nThe programs:\n\n" + "\n".join(
-        f"* {name}: {what}" for name, what in dict.fromkeys((each.name, each.what) for each in lines)
+        f"* {name}: {what}" for name, what in dict.fromkeys((line.name, line.what) for line in lines)
     )
-    for each in lines:
-        if not each.is_right:
-            size = f", {each.compiled:,} of {each.budget:,} bytes" if each.compiled else ""
-            text += f"\n\nNot met: {each.name} at {each.share:.0%}: {each.where}{size}."
+    for line in lines:
+        if not line.is_right:
+            size = f", {line.compiled:,} of {line.budget:,} bytes" if line.compiled else ""
+            text += f"\n\nNot met: {line.name} at {line.share:.0%}: {line.where}{size}."
     if missing:
         text += "\n\nNot measured: " + "; ".join(missing) + "."
     if zeros:

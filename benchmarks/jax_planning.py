@@ -97,8 +97,8 @@ def transformer(length: int) -> tuple[Any, Any, Any]:
     """Blocks of attention and of a network, written out."""
 
     def loss(weights: Any, x: Any) -> Any:
-        for each in weights:
-            x = block(x, each)
+        for weight in weights:
+            x = block(x, weight)
         return (x**2).mean()
 
     return loss, weights_of_blocks(length), jnp.ones((8, 32, 64))

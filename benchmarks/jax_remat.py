@@ -49,16 +49,16 @@ def measure(model: Model, seconds: float) -> Result:
     runs: list[tuple[Found, Any]] = [(found, compiled), (again, compile_fully(plain, args, {})[0])]
     say(f"{model.name}: {equations} equations, plain {found.temporaries:.1f} MB, compiled in {took:.1f} s")
     result.checkpoints, known, result.tried = rivals(model, args)
-    for each in result.checkpoints:
-        compiled, each.compile_seconds = compile_fully(known[each.name][0], args, known[each.name][1])
-        runs.append((each, compiled))
-        say(f"  {each.name}: {each.temporaries:.1f} MB, {each.gflop:.2f} GFLOP")
+    for checkpoint in result.checkpoints:
+        compiled, checkpoint.compile_seconds = compile_fully(known[checkpoint.name][0], args, known[checkpoint.name][1])
+        runs.append((checkpoint, compiled))
+        say(f"  {checkpoint.name}: {checkpoint.temporaries:.1f} MB, {checkpoint.gflop:.2f} GFLOP")
 
     asked: list[tuple[str, Any]] = [(f"{share:.0%}", share) for share in model.shares]
     asked += [
-        (f"memory of {each.name}", ceil(each.temporaries * MEGA))
-        for each in result.checkpoints[: model.rivals]
-        if each.temporaries < 0.99 * found.temporaries
+        (f"memory of {rival.name}", ceil(rival.temporaries * MEGA))
+        for rival in result.checkpoints[: model.rivals]
+        if rival.temporaries < 0.99 * found.temporaries
     ]
     for name, budget in asked:
         function = remat(plain, of_peak=budget) if isinstance(budget, float) else remat(plain, budget)
@@ -137,7 +137,7 @@ def main() -> None:
         if options.into:
             options.into.mkdir(parents=True, exist_ok=True)
             (options.into / "jax.md").write_text(text, encoding="utf-8")
-            content = {"facts": about, "results": [asdict(each) for each in results]}
+            content = {"facts": about, "results": [asdict(result) for result in results]}
             (options.into / "jax.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(text)
 

@@ -168,8 +168,11 @@ class Bench:
             way.run, way.failed = None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:90]}"
             return way
         way.first = perf_counter() - start
-        state = [found, *[each.grad.clone() for each in step.module.parameters() if each.grad is not None]]
-        state += [each.clone() for each in step.module.buffers()]
+        state = [
+            found,
+            *[parameter.grad.clone() for parameter in step.module.parameters() if parameter.grad is not None],
+        ]
+        state += [buffer.clone() for buffer in step.module.buffers()]
         self.expected = self.expected or state
         way.same = all(torch.equal(one, two) for one, two in zip(state, self.expected, strict=True))
         way.off = max(

@@ -148,7 +148,7 @@ class Tree(torch.nn.Module):
         self.gates = torch.nn.Linear(2 * width, 5 * width)
 
     def forward(self, leaves: Sequence[Tensor]) -> Tensor:
-        nodes = [(each, each) for each in leaves]
+        nodes = [(leaf, leaf) for leaf in leaves]
         while len(nodes) > 1:
             nodes = [self.join(*pair) for pair in zip(nodes[::2], nodes[1::2], strict=True)]
         return nodes[0][0]
@@ -294,12 +294,12 @@ def page(
     """Ratios first: to plain torch, and to the mode that only passes on."""
     ratios = [
         (
-            f"{each['what']}: {each['operators']} operators",
-            f"{each['plain'] / MICRO / each['operators']:.1f}",
-            *(f"{each[name] / each['plain']:.2f}" for name in list(WAYS)[1:]),
-            *(f"{each[name] / each['mode']:.2f}" for name in ("free", "large")),
+            f"{training['what']}: {training['operators']} operators",
+            f"{training['plain'] / MICRO / training['operators']:.1f}",
+            *(f"{training[name] / training['plain']:.2f}" for name in list(WAYS)[1:]),
+            *(f"{training[name] / training['mode']:.2f}" for name in ("free", "large")),
         )
-        for each in trainings
+        for training in trainings
     ]
     return "\n\n".join(
         [
@@ -319,7 +319,7 @@ def page(
             "Times plain torch, and in brackets how many operators ran again in a step. A share is one of the peak "
             "without a limit on the same path; the native one counts what kernels take while they run, too. `-`: less "
             "than what must be in memory together.",
-            markdown(("", "plain, ms", "path", *(_share(each) for each in SHARES)), [_row(each) for each in budgets]),
+            markdown(("", "plain, ms", "path", *(_share(share) for share in SHARES)), [_row(budget) for budget in budgets]),
             "## Operators",
             "Microseconds per call, on tensors with 16 elements.",
             markdown(

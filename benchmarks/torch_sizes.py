@@ -151,7 +151,7 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
                 for _ in range(2):
                     again.step()
 
-        taken.allocated = allocated(two) + sum(each.nbytes for each in again.module.parameters())
+        taken.allocated = allocated(two) + sum(parameter.nbytes for parameter in again.module.parameters())
     return taken
 
 
@@ -200,11 +200,11 @@ def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
         plain = runs[0]
         rows = [
             (
-                each.way, f"{each.counted / 1e6:.0f}", f"{each.allocated / 1e6:.0f}", f"{each.resident / 1e6:.0f}",
-                each.failed or f"{each.seconds / plain.seconds:.2f}", f"{each.repeated_share:.0%}",
-                "" if each.failed else "yes" if each.loss == plain.loss else "no",
+                run.way, f"{run.counted / 1e6:.0f}", f"{run.allocated / 1e6:.0f}", f"{run.resident / 1e6:.0f}",
+                run.failed or f"{run.seconds / plain.seconds:.2f}", f"{run.repeated_share:.0%}",
+                "" if run.failed else "yes" if run.loss == plain.loss else "no",
             )
-            for each in runs
+            for run in runs
         ]  # fmt: skip
         parts.append(f"## {MODELS[model].__doc__}\n\nPlain torch: {plain.seconds:.3f} s a step.")
         parts.append(
@@ -231,7 +231,7 @@ def main() -> None:
     if options.into:
         figures = {
             "machine": machine,
-            "models": {name: [asdict(each) for each in runs] for name, runs in found.items()},
+            "models": {name: [asdict(run) for run in runs] for name, runs in found.items()},
         }
         (options.into / "torch_sizes.md").write_text(text, encoding="utf-8")
         (options.into / "torch_sizes.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

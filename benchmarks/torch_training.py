@@ -104,7 +104,7 @@ def main() -> None:
         plain = reference(make, STEPS)
         runs = budgets(name, make, plain)
         found["models"][name] = {"what": what, "plain": {"seconds": plain.seconds, "allocated": plain.allocated}}
-        found["models"][name]["runs"] = [asdict(each) for each in runs]
+        found["models"][name]["runs"] = [asdict(run) for run in runs]
         if not options.quick:
             found["rivals"] += rivals(name, make, plain)
     if not options.quick:

@@ -155,13 +155,13 @@ class Tracing(Interrupts):
                 for first, second, third in zip(instructions, instructions[1:], instructions[2:], strict=False)
                 if all(each.opname == "LOAD_CONST" and each.argval is None for each in (first, second, third))
             }
-            return frozenset(each.offset for each in instructions) - ends
+            return frozenset(instruction.offset for instruction in instructions) - ends
         after = {
             second.offset
             for first, second in pairwise(instructions)
             if first.opname.startswith("CALL") and not first.opname.startswith("CALL_INTRINSIC")
         }
-        anew = {each.argval for each in instructions if each.opname.startswith("JUMP_BACKWARD")}
+        anew = {instruction.argval for instruction in instructions if instruction.opname.startswith("JUMP_BACKWARD")}
         return frozenset(after | anew)
 
 
@@ -181,7 +181,7 @@ def holders_in(modules: Iterable[ModuleType]) -> list[Any]:
     modules = list(modules)
     names = {module.__name__ for module in modules}
     classes = {
-        each: None for module in modules for each in vars(module).values() if isclass(each) and each.__module__ in names
+        var: None for module in modules for var in vars(module).values() if isclass(var) and var.__module__ in names
     }
     return [*modules, *classes]
 

@@ -223,8 +223,8 @@ def test_release_memory() -> None:
 def test_numbers_that_a_budget_function_may_return() -> None:
     """Those of array libraries, as elsewhere; less than nothing is nothing, and what no machine has is no limit."""
     np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
-    for given in (np.int64(100), np.float64(100.5), 10**400, float("inf")):
-        with rc.Cache(lambda used, given=given: given) as cache:
+    for number in (np.int64(100), np.float64(100.5), 10**400, float("inf")):
+        with rc.Cache(lambda used, number=number: number) as cache:
             assert [rc.ap(unit, nbytes=60).get() for _ in range(3)] == [1, 1, 1]
             assert cache.stats().overshoot == 0
     with rc.Cache(lambda used: -5), pytest.raises(rc.BudgetError, match="larger than the whole budget of 0 B"):

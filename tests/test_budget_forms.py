@@ -182,7 +182,7 @@ def test_each_device_in_a_form_of_its_own() -> None:
     limits = Limits({"cpu": "10%", "gpu:0": "1 kB", "gpu:1": None, "gpu:2": len}, {"cpu": 500}.get)
     assert limits.given == {"cpu": 0.1, "gpu:0": 1000, "gpu:1": None, "gpu:2": len}
     devices = ("cpu", "gpu:0", "gpu:1", "gpu:2", "gpu:3")
-    assert [limits.of(each) for each in devices] == [50, 1000, None, len, None]
+    assert [limits.of(device) for device in devices] == [50, 1000, None, len, None]
     for wrong in ({"cpu": 1.5}, {"cpu": "much"}):
         with pytest.raises(ValueError, match="budget"):
             Limits(wrong)
@@ -231,9 +231,9 @@ def test_a_share_of_what_is_available() -> None:
 def test_no_share_of_bytes_to_be_freed() -> None:
     """`release_memory` takes bytes in every form, and no share."""
     with rc.Cache() as cache:
-        values = [rc.ap(vector, each, each) for each in range(5)]
+        values = [rc.ap(vector, number, number) for number in range(5)]
         assert cache.release_memory("0.03 kB") == 32
-        assert sum(each.resident for each in values) == 3
+        assert sum(value.resident for value in values) == 3
         with pytest.raises(ValueError, match="nbytes"):
             cache.release_memory("50%")  # type: ignore[arg-type, unused-ignore]
 

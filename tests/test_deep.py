@@ -72,8 +72,8 @@ def test_a_wide_operation() -> None:
     with cache:
         parts = [rc.ap(successor, number) for number in range(10_000)]
         total = rc.ap(sum, parts)
-        for each in (total, *parts):
-            each.evict()
+        for part in (total, *parts):
+            part.evict()
         assert total.get() == sum(range(1, 10_001))
 
 

@@ -34,7 +34,7 @@ def device() -> Iterator[Device]:
 
 
 def double(x: Vector) -> Vector:
-    return vector(*[2 * each for each in x.numbers], device=x.buffer.device)
+    return vector(*[2 * number for number in x.numbers], device=x.buffer.device)
 
 
 def test_a_cost_is_learnt_when_the_device_knows_it(device: Device) -> None:

@@ -232,7 +232,7 @@ def test_every_extra_is_documented() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     table = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
-    assert [each for each in extras if f"`{each}`" not in table] == []
+    assert [extra for extra in extras if f"`{extra}`" not in table] == []
     (everything,) = extras["all"]
     apart = {"all", "cupy", "trainers", "test", "docs", "dev"}
     assert set(re.findall(r"\w+", everything.partition("[")[2])) == {*extras} - apart

@@ -48,7 +48,7 @@ class Scene:
     def state(self) -> Any:
         check_invariants(self.cache, self.handles)
         stats = self.cache.stats()
-        return stats.used, [each.resident for each in self.handles], stats.operations
+        return stats.used, [handle.resident for handle in self.handles], stats.operations
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_a_fault_in_the_middle_of_a_chain() -> None:
         values = [rc.ap(vector, 1)]
         for step in range(10):
             values.append(rc.ap(middle if step == 5 else Failing(ValueError()), values[-1]))
-        for each in values:
-            assert each.evict()
+        for value in values:
+            assert value.evict()
         with pytest.raises(RuntimeError, match="middle"):
             values[-1].get()
         check_invariants(cache, values)
-        assert [each.resident for each in values] == [True] * 6 + [False] * 5
+        assert [value.resident for value in values] == [True] * 6 + [False] * 5
         assert values[-1].get() == vector(1, 0, 1)
         check_invariants(cache, values)
 

@@ -55,7 +55,7 @@ def test_verify_with_parts_that_are_made_while_they_are_looked_at(cls: Any) -> N
     numbers = list(range(40))
 
     def make() -> list[Any]:
-        return [cls(each) for each in numbers]
+        return [cls(number) for number in numbers]
 
     with rc.Cache(verify=True):
         value = rc.ap(make)

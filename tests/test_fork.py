@@ -90,7 +90,7 @@ def in_child(job: Callable[[], None]) -> None:
 
 
 def add(*payloads: Any) -> Any:
-    return vector(*(sum(each.numbers[0] for each in payloads) + number for number in range(2)))
+    return vector(*(sum(payload.numbers[0] for payload in payloads) + number for number in range(2)))
 
 
 class Program:

@@ -413,8 +413,8 @@ def test_a_function_that_lives_with_an_interrupt(error: type[BaseException]) -> 
         with blocks.cache:
             inner = blocks.values[2].map(careful)
             outer = blocks.values[1].map(lambda part: block(part, inner.get()))
-            for each in (inner, outer, blocks.values[4], blocks.values[5]):
-                each.evict()
+            for value in (inner, outer, blocks.values[4], blocks.values[5]):
+                value.evict()
             numbers = blocks.expected
             assert outer.get().number == numbers[1] + numbers[2] + numbers[4] + numbers[5] + 2
 
@@ -486,7 +486,7 @@ def test_what_adapters_and_programs_use_besides() -> None:
             assert copy.copy(values[1]).get().number == blocks.expected[1]
             assert rc.Recomputable(cache, first).number == values[1].number
             assert rc.lift(block)(values[1]).get().number == blocks.expected[1] + 1
-            assert [each.number for each in rc.sequence([values[1], values[2]]).get()] == blocks.expected[1:3]
+            assert [value.number for value in rc.sequence([values[1], values[2]]).get()] == blocks.expected[1:3]
             assert rc.pure(block).apply(values[1]).get().number == blocks.expected[1] + 1
             with cache.extend.keep(values[3]._node):
                 assert not values[3].evict()

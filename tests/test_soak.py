@@ -221,7 +221,7 @@ class Graph:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.plain = [vector(*range(each, each + 10)) for each in range(4)]
+        self.plain = [vector(*range(number, number + 10)) for number in range(4)]
         self.values: list[Any] = [rc.pure(vector(*each.numbers)) for each in self.plain]
         self.pinned: Any = None
 

@@ -64,8 +64,8 @@ def in_state(machine: Machine, pool: Pool, state: int) -> Storage:
                 ways[following] = [*ways[each], following]
                 todo.append(following)
     storage = storage_of(1, 10, pool)
-    for each in ways[state]:
-        machine.move(storage, each)
+    for way in ways[state]:
+        machine.move(storage, way)
     return storage
 
 
@@ -186,7 +186,7 @@ class Storages(RuleBasedStateMachine):
 
     @invariant()
     def the_sums_are_those_of_the_model(self) -> None:
-        resident = [each for each in self.storages if IN_MEMORY[each.state]]
+        resident = [storage for storage in self.storages if IN_MEMORY[storage.state]]
         locked = [each for each in resident if self.locks.get(each) or self.pins.get(each)]
         reserved = sum(self.reserved)
         pool = self.pool
@@ -196,8 +196,8 @@ class Storages(RuleBasedStateMachine):
         assert pool.movable == sum(each.size for each in resident if each.state != RESIDENT)
         assert pool.peak >= pool.used
         assert pool.overshoot == max(0, pool.peak - 1000)
-        assert self.neighbours.lost == {each for each in self.storages if LOST[each.state]}
-        assert {each for each in pool.candidates if not each.locks} == {
+        assert self.neighbours.lost == {storage for storage in self.storages if LOST[storage.state]}
+        assert {candidate for candidate in pool.candidates if not candidate.locks} == {
             each for each in resident if each not in locked and (each.size or each.slot >= 0)
         }
 

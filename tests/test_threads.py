@@ -66,7 +66,7 @@ def test_sixteen_threads_under_pressure(policy: str, release: Any) -> None:
     draw = random.Random(5)
 
     def combine(number: int, *payloads: Any) -> Any:
-        return vector(number, sum(sum(each.numbers) for each in payloads) % 97)
+        return vector(number, sum(sum(payload.numbers) for payload in payloads) % 97)
 
     cache = rc.Cache(16 * 60, policy=policy, release=release)
     expected: list[tuple[int, int]] = []
@@ -246,8 +246,8 @@ def test_waiting_for_memory_that_another_thread_needs_now() -> None:
     for thread in (holder, wanter):
         thread.join(_LONG)
         assert not thread.is_alive()
-    assert [each.get() for each in results] == [1, 1]
-    assert sum(each.resident for each in results) == 1
+    assert [result.get() for result in results] == [1, 1]
+    assert sum(result.resident for result in results) == 1
     check_invariants(cache, results)
 
 
@@ -286,7 +286,7 @@ def test_memory_short_while_another_thread_is_between_two_steps() -> None:
     for thread in (*holder, wanter):
         thread.join(_LONG)
         assert not thread.is_alive()
-    assert [each.get() for each in results] == [1, 1]
+    assert [result.get() for result in results] == [1, 1]
     check_invariants(cache, [taken, other, *results])
 
 

@@ -120,12 +120,12 @@ class Scene:
 
 
 def add(*payloads: Any) -> Any:
-    return vector(sum(sum(each.numbers) for each in payloads))
+    return vector(sum(sum(payload.numbers) for payload in payloads))
 
 
 def shown(values: list[Any]) -> list[Any]:
     """What is in some values; the payloads themselves are not held."""
-    return [each.get().numbers for each in values]
+    return [value.get().numbers for value in values]
 
 
 def peek(handle: Any) -> Callable[[Any], Any]:
@@ -174,7 +174,7 @@ def test_a_budget_that_asks_the_cache() -> None:
     cache = rc.Cache(budget=lambda used: cache.stats().used + 1000)
     with cache:
         values = [rc.ap(bytes, 300) for _ in range(10)]
-    assert [each.get() for each in values] == [bytes(300)] * 10
+    assert [value.get() for value in values] == [bytes(300)] * 10
     check_invariants(cache, values)
 
 
@@ -819,7 +819,7 @@ def test_an_adapter_that_uses_the_cache(adapter: CuriousAdapter, hook: str, acti
         values[4].evict()
         values[5].evict()
         assert values[5].get().number == 6
-        assert [each.get().number for each in values] == list(range(1, 10))
+        assert [value.get().number for value in values] == list(range(1, 10))
         scene.check(*values)
 
 
@@ -829,8 +829,8 @@ def test_what_an_adapter_remembers_uses_the_cache_as_it_goes(adapter: CuriousAda
     adapter.hook = "outline"
     with scene.cache:
         values = [rc.ap(Curious, number) for number in range(4)]
-        for each in values:
-            each.evict()
+        for value in values:
+            value.evict()
         scene.let()
         values[0].get()
         values[0].evict()
@@ -860,7 +860,7 @@ def test_an_adapter_that_raises_as_several_values_go(adapter: CuriousAdapter, ac
         for each in (one, apart, more):
             with pytest.raises(OSError, match="no"):
                 each.evict()
-        assert [each.get().number for each in (one, *others, apart, more)] == [1, 1, 1, 2, 3]
+        assert [other.get().number for other in (one, *others, apart, more)] == [1, 1, 1, 2, 3]
     scene.check(one, *others, apart, more)
 
 
@@ -1025,10 +1025,10 @@ def test_whatever_can_be_asked_of_an_object_may_use_the_cache(action: str, where
             case _:
                 values = [rc.ap(add, *scene.values[:2], nbytes=200)]
                 values += [rc.ap(lambda *parts, key: vector(1), Nosy(1), [Nosy(2)], key=Nosy(3), nbytes=200)]
-        for each in values:
-            repr(each)
-            each.evict()
-            each.get()
+        for value in values:
+            repr(value)
+            value.evict()
+            value.get()
         with pytest.raises(rc.BudgetError):
             rc.ap(Nosy(3), values[0], nbytes=2 * ROOM)
     scene.check(*values, at_least=0)

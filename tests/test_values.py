@@ -562,7 +562,7 @@ def test_instances_in_a_source_may_remember_what_they_have_computed() -> None:
     """Attributes that are private, or computed once, are no part of the content."""
     with rc.Cache():
         source = rc.pure([Station(number) for number in range(3)])
-        result = rc.ap(lambda stations: sum(each.ask() for each in stations), source)
+        result = rc.ap(lambda stations: sum(station.ask() for station in stations), source)
         assert again(result) == again(result) == 3
 
 

@@ -97,7 +97,8 @@ def test_every_category_of_ours_is_named() -> None:
     exported = [getattr(recompute, name) for name in recompute.__all__]
     warnings = [each for each in exported if isinstance(each, type) and issubclass(each, Warning)]
     ours = {
-        f"{'default' if each is recompute.ThrashWarning else 'error'}::recompute.{each.__name__}" for each in warnings
+        f"{'default' if warning is recompute.ThrashWarning else 'error'}::recompute.{warning.__name__}"
+        for warning in warnings
     }
     assert len(ours) > 1
-    assert {each for each in settings["filterwarnings"] if "::recompute." in each} == ours
+    assert {filterwarning for filterwarning in settings["filterwarnings"] if "::recompute." in filterwarning} == ours

@@ -62,7 +62,7 @@ def ask(outputs: Outputs) -> dict[str, str]:
 
 def gathered(outputs: Outputs, name: str) -> Any:
     """For all images, of NumPy."""
-    starts = sorted(int(each.partition(":")[0]) for each in outputs if each.endswith(f": {name}"))
+    starts = sorted(int(output.partition(":")[0]) for output in outputs if output.endswith(f": {name}"))
     return np.concatenate([np.asarray(got(outputs[f"{start}: {name}"])) for start in starts])
 
 

@@ -156,7 +156,7 @@ class TreeLSTM(nn.Module):
 
     def forward(self, leaves: Tensor, tree: Tree) -> Tensor:
         """`leaves`: batch x leaves, tokens; all of the batch have the same tree."""
-        states = [self.token(each).chunk(2, -1) for each in leaves.unbind(1)]
+        states = [self.token(leaf).chunk(2, -1) for leaf in leaves.unbind(1)]
         for left, right in tree:
             (h_left, c_left), (h_right, c_right) = states[left], states[right]
             gates = self.gates(torch.cat([h_left, h_right], -1))

@@ -30,7 +30,7 @@ def operation(nout: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any
 
         @wraps(function)
         def either(*args: Any) -> Any:
-            return (lifted if any(isinstance(each, rc.Recomputable) for each in args) else function)(*args)
+            return (lifted if any(isinstance(arg, rc.Recomputable) for arg in args) else function)(*args)
 
         return either
 

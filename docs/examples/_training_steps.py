@@ -63,7 +63,7 @@ class Settings:
 
     def start(self) -> list[Array]:
         """The parameters before the first step."""
-        return [self.xp.asarray(each) for each in initial(self.depth, self.channels, self.seed)]
+        return [self.xp.asarray(channel) for channel in initial(self.depth, self.channels, self.seed)]
 
     def cache(self, budget: int | str | None = None) -> rc.Cache:
         """A cache with that clock."""
@@ -140,8 +140,8 @@ class Run(NamedTuple):
     def digest(self) -> str:
         """Of each bit of the parameters."""
         digest = blake2b(digest_size=8)
-        for each in self.parameters:
-            digest.update(each.tobytes())
+        for parameter in self.parameters:
+            digest.update(parameter.tobytes())
         return digest.hexdigest()
 
     @property
@@ -167,12 +167,12 @@ def train(
     losses, seconds, used = [], [], []
     fixed = 0
     with threadpool_limits(1, "blas"), within(cache):  # small matrices: threads only wait
-        parameters = [wrap(each) for each in settings.start()]
-        means = [wrap(np.zeros_like(each)) for each in settings.start()]
-        squares = [wrap(np.zeros_like(each)) for each in settings.start()]
+        parameters = [wrap(setting) for setting in settings.start()]
+        means = [wrap(np.zeros_like(setting)) for setting in settings.start()]
+        squares = [wrap(np.zeros_like(setting)) for setting in settings.start()]
         for step, chosen in enumerate(minibatches(len(digits.images), settings), 1):
             start = settings.clock()
-            batch = [wrap(each) for each in digits.take(chosen)]
+            batch = [wrap(digit) for digit in digits.take(chosen)]
             if cache is not None and step == 1:
                 fixed = cache.stats().used
             value, found = derive(loss, parameters, *batch)
@@ -187,7 +187,7 @@ def train(
             if cache is not None:
                 used.append(cache.stats().used)
             told(step, losses[-1], cache)
-        plain = [on_host(each) for each in parameters]
+        plain = [on_host(parameter) for parameter in parameters]
     return Run(plain, losses, seconds, used, fixed, None if cache is None else cache.stats())
 
 

@@ -49,7 +49,7 @@ def live() -> int:
     """Bytes of all arrays that JAX has now."""
     gc.collect(0)
     arrays: list[Any] = jax.live_arrays()  # type: ignore[no-untyped-call]  # JAX has no type for it
-    return sum({each.unsafe_buffer_pointer(): each.nbytes for each in arrays}.values())
+    return sum({array.unsafe_buffer_pointer(): array.nbytes for array in arrays}.values())
 
 
 def ready(array: Any) -> Any:

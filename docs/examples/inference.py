@@ -167,7 +167,7 @@ def learn(pictures: Sequence[Array]) -> Weights:
     thresholds = [STRENGTH * found[f"features {level}.0"].std((0, 1)) for level in range(LEVELS)]
     weights = weights._replace(thresholds=tuple(thresholds))
 
-    places = np.concatenate([forward(weights, each)["places"].reshape(-1, 6) for each in pictures])
+    places = np.concatenate([forward(weights, picture)["places"].reshape(-1, 6) for picture in pictures])
     scale = places.std(0)
     some = places[random.choice(len(places), min(4000, len(places)), replace=False)] / scale
     centres = KMeans(SEGMENTS, n_init=4, random_state=0).fit(some).cluster_centers_.astype(np.float32)
@@ -189,7 +189,7 @@ def load(crop: int | None = None) -> list[Array]:
 def spoil(pictures: Sequence[Array]) -> list[Array]:
     """With noise."""
     random = np.random.default_rng(1)
-    return [(each + random.normal(0, NOISE, each.shape)).astype(np.float32) for each in pictures]
+    return [(picture + random.normal(0, NOISE, picture.shape)).astype(np.float32) for picture in pictures]
 
 
 def decibels(picture: Array, truth: Array) -> float:
@@ -202,7 +202,7 @@ def decibels(picture: Array, truth: Array) -> float:
 
 def make(weights: Weights, pictures: Sequence[Array]) -> dict[str, Array]:
     """All outputs for all pictures, by name."""
-    found = zip(NAMES, [forward(weights, each) for each in pictures], strict=True)
+    found = zip(NAMES, [forward(weights, picture) for picture in pictures], strict=True)
     return {f"{name} {output}": array for name, outputs in found for output, array in outputs.items()}
 
 
@@ -299,14 +299,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         levels = decibels(picture, true), decibels(found["denoised 0"], true)
         height, width = picture.shape[:2]
         print(f"{name:<8} {height} x {width} pixels, {levels[0]:.1f} dB with noise, {levels[1]:.1f} dB denoised")
-    shown = [{name: each[name] for name in ("denoised 0", "edges 0", "edges 1", "segments")} for each in outputs]
+    shown = [{name: output[name] for name in ("denoised 0", "edges 0", "edges 1", "segments")} for output in outputs]
     del outputs
 
     xp = import_module(options.library)
     weights = Weights(
         xp.asarray(weights.colours),
         xp.asarray(weights.filters),
-        tuple(xp.asarray(each) for each in weights.thresholds),
+        tuple(xp.asarray(threshold) for threshold in weights.thresholds),
         xp.asarray(weights.mix),
         xp.asarray(weights.offsets),
     )

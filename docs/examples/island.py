@@ -241,8 +241,8 @@ def _step_table(rows: Sequence[dict[str, Any]], number: int) -> tuple[list[str],
     cells = []
     for row in rows:
         n, budget = row["n"], row["budgets"][number]
-        steps = [row["island"]["steps"], *(budget["policies"][each]["steps"] for each in policies), budget["least"]]
-        by_hand, *others = [f"{each / n:.2f}" for each in steps]
+        steps = [row["island"]["steps"], *(budget["policies"][policy]["steps"] for policy in policies), budget["least"]]
+        by_hand, *others = [f"{step / n:.2f}" for step in steps]
         cells.append([f"{n:,}", f"{log2(n):.4g}", by_hand, str(row["island"]["held"]), str(budget["slots"]), *others])
     return ["n", "log₂ n", "by hand", "held", "budget", *policies, "least"], cells
 

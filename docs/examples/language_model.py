@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 way.take(read)
             advance(1, f"loss {trained[0].losses[-1]:.3f}")
 
-    print(f"{sum(each.size for each in jax.tree.leaves(training.weights)):,} weights")
+    print(f"{sum(leaf.size for leaf in jax.tree.leaves(training.weights)):,} weights")
     print(table)
     if len(trained) < 2:
         return 1

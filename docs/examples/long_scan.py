@@ -107,7 +107,7 @@ def measure(n: int, factor: float, eager: bool, repeats: int, effort: float, adv
 
 def op_by_op(n: int, budget: int, given: Any, expected: Weights) -> Run:
     """Each equation of each step is an operation of the cache; weights and images come on top of the budget."""
-    always = sum(jnp.asarray(each).nbytes for each in jax.tree.leaves(given))
+    always = sum(jnp.asarray(leaf).nbytes for leaf in jax.tree.leaves(given))
     function = recompute_jax.op_by_op(gradient(n), unroll_scans=True)
     with rc.Cache(always + budget) as cache:
         function(*given)  # compiles each kind of equation
@@ -203,11 +203,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"a state takes {STATE:,} bytes, the budget is {options.factor:g} log2(n) of them")
     print(_table(runs))
     if options.json:
-        figures = {"machine": machine("jax", "optax"), "state": STATE, "runs": [asdict(each) for each in runs]}
+        figures = {"machine": machine("jax", "optax"), "state": STATE, "runs": [asdict(run) for run in runs]}
         write({**figures, "before": before, "after": after}, options.json)
     if options.picture:
         show(lambda: draw(runs, options.factor, options.picture))
-    return 0 if all(each.apart < 2e-6 for each in runs if each.budget is not None) else 1
+    return 0 if all(run.apart < 2e-6 for run in runs if run.budget is not None) else 1
 
 
 if __name__ == "__main__":

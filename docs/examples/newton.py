@@ -224,7 +224,7 @@ def run_plain(problem: Problem, iterations: int, *, repeats: int = 1) -> Run:
 
 
 def digests(iterates: Sequence[Vector]) -> list[str]:
-    return [blake2b(each.tobytes(), digest_size=16).hexdigest() for each in iterates]
+    return [blake2b(iterate.tobytes(), digest_size=16).hexdigest() for iterate in iterates]
 
 
 # The script

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": machine("numpy", "autograd"),
         "settings": asdict(settings),
         "training": {
-            "parameters": sum(each.size for each in run.parameters),
+            "parameters": sum(parameter.size for parameter in run.parameters),
             "loss": run.losses[-1],
             "accuracy": accuracy(run.parameters, examine),
             "digest": run.digest,

@@ -36,7 +36,7 @@ def used(cache: rc.Cache) -> dict[str, int]:
 
 
 def where(tree: Any) -> list[Any]:
-    return [(each.sharding, each.committed) for each in jax.tree.leaves(tree)]
+    return [(leaf.sharding, leaf.committed) for leaf in jax.tree.leaves(tree)]
 
 
 def test_arrays_count_where_they_lie() -> None:
@@ -44,7 +44,7 @@ def test_arrays_count_where_they_lie() -> None:
     assert adapter.devices() == [f"cpu:{number}" for number in range(4)]
     numbers = jnp.arange(100.0)
     with rc.Cache({"cpu:0-3": 1000, "cpu:1": 1000}) as cache:
-        split, whole = (rc.pure(jax.device_put(numbers, each)) for each in (ROWS, EVERYWHERE))
+        split, whole = (rc.pure(jax.device_put(numbers, row)) for row in (ROWS, EVERYWHERE))
         here = rc.pure(jax.device_put(numbers[:10], DEVICES[1]))
         keys = rc.pure(jax.device_put(jax.random.split(jax.random.key(0), 8), ROWS))
         assert used(cache) == {"cpu:0-3": 100 + 400 + 16, "cpu:1": 40}

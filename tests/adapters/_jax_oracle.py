@@ -32,7 +32,7 @@ def registered() -> Iterator[None]:
 
 def bits(tree: Any) -> list[Any]:
     """All there is to know of each array in a tree."""
-    return [adapter.fingerprint(jnp.asarray(each)) for each in jax.tree.leaves(tree)]
+    return [adapter.fingerprint(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
 def content(tree: Any) -> list[Any]:
@@ -45,7 +45,7 @@ def live() -> tuple[int, int]:
     """How many arrays there are, and how many bytes they take."""
     gc.collect()
     arrays = jax.live_arrays()
-    return len(arrays), sum(each.nbytes for each in arrays)
+    return len(arrays), sum(array.nbytes for array in arrays)
 
 
 def plainly(fn: Callable[..., Any], *args: Any) -> Any:
@@ -63,12 +63,12 @@ def _interpreted(jaxpr: Any, consts: Any, *args: Any) -> list[Any]:
         inner = equation.params.get({"jit": "jaxpr", "remat2": "jaxpr"}.get(name, "call_jaxpr"))
         if name in ("jit", "remat2", "custom_jvp_call", "custom_vjp_call", "closed_call"):
             inner, inner_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
-            values = [each.val if isinstance(each, core.Literal) else known[each] for each in equation.invars]
+            values = [invar.val if isinstance(invar, core.Literal) else known[invar] for invar in equation.invars]
             results = _interpreted(inner, inner_consts, *values)
         else:
-            free = list(dict.fromkeys(each for each in equation.invars if not isinstance(each, core.Literal)))
+            free = list(dict.fromkeys(invar for invar in equation.invars if not isinstance(invar, core.Literal)))
             info = jaxpr.debug_info.with_unknown_names()
             one = core.Jaxpr((), free, equation.outvars, [equation], equation.effects, info)
             results = jax.core.eval_jaxpr(one, (), *[known[each] for each in free])
         known.update(zip(equation.outvars, results, strict=True))
-    return [each.val if isinstance(each, core.Literal) else known[each] for each in jaxpr.outvars]
+    return [outvar.val if isinstance(outvar, core.Literal) else known[outvar] for outvar in jaxpr.outvars]

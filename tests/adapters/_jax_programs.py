@@ -63,7 +63,7 @@ class Function:
         key, one = jax.random.split(key)
         values = [jax.random.uniform(one, (3,)), *jax.tree.leaves(tree), x]
         taken(self.steps, values)
-        total = sum(real(each).sum() for each in values[-6:])
+        total = sum(real(value).sum() for value in values[-6:])
         return {"last": values[-4:], "again": (values[-1], x), "total": total, "key": key, "none": None}
 
 

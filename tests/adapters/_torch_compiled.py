@@ -134,7 +134,7 @@ def left(module: nn.Module, step: Callable[..., Any], *given: Tensor, steps: int
         loss.backward()
         losses.append(loss.detach())
     gradients = [each.grad for each in (*module.parameters(), *given) if each.grad is not None]
-    return [*losses, *[each.clone() for each in gradients], *[each.clone() for each in module.buffers()]]
+    return [*losses, *[gradient.clone() for gradient in gradients], *[buffer.clone() for buffer in module.buffers()]]
 
 
 def compiled(module: Callable[..., Any], budget: int | float | str, **options: Any) -> Any:

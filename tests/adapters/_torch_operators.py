@@ -86,7 +86,7 @@ def uncomparable(op: Any) -> bool:
 
 def dtype_of(op: Any) -> torch.dtype | None:
     """In which dtype an operator is tried; None: it has none on the CPU."""
-    return next((each for each in DTYPES if op.supports_dtype(each, "cpu")), None)
+    return next((dtype for dtype in DTYPES if op.supports_dtype(dtype, "cpu")), None)
 
 
 def samples(op: Any, dtype: torch.dtype) -> Iterator[Any]:
@@ -207,18 +207,18 @@ def _forward(op: Any, sample: Any) -> Callable[[], Any] | None:
 def _gradients(op: Any, sample: Any, second: bool = False) -> Callable[[], Any] | None:
     if not op.supports_autograd or (second and not op.supports_gradgrad):
         return None
-    if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in _leaves(sample)):
+    if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in _leaves(sample)):
         return None
 
     def call() -> Any:
         given, args, kwargs = fresh(sample)
-        wanted = [each for each in tree_flatten((given, args, kwargs))[0] if _differentiable(each)]
+        wanted = [arg for arg in tree_flatten((given, args, kwargs))[0] if _differentiable(arg)]
         wanted = list({id(each): each for each in wanted}.values())
         outputs = sample.output_process_fn_grad(op(given, *args, **kwargs))
-        outputs = [each for each in tree_flatten(outputs)[0] if _differentiable(each)]
+        outputs = [output for output in tree_flatten(outputs)[0] if _differentiable(output)]
         grads = _grads(outputs, wanted, second)
         if second:
-            grads = [each for each in grads if each is not None and each.requires_grad]
+            grads = [grad for grad in grads if grad is not None and grad.requires_grad]
             grads = _grads(grads, wanted, False) if grads else []
         return grads
 
@@ -226,7 +226,9 @@ def _gradients(op: Any, sample: Any, second: bool = False) -> Callable[[], Any] 
 
 
 def _grads(outputs: list[Any], inputs: list[Any], graph: bool) -> list[Any]:
-    weights = [torch.arange(1, each.numel() + 1, dtype=each.dtype).cos().reshape(each.shape) for each in outputs]
+    weights = [
+        torch.arange(1, output.numel() + 1, dtype=output.dtype).cos().reshape(output.shape) for output in outputs
+    ]
     return list(torch.autograd.grad(outputs, inputs, weights, create_graph=graph, allow_unused=True))
 
 

@@ -131,8 +131,8 @@ def look(tensor: Any) -> Any:
 
 def shared(tensors: list[Any]) -> list[int]:
     """Which tensors share a storage: the number of the first one that does."""
-    places = [each.untyped_storage()._cdata for each in tensors]
-    return [places.index(each) for each in places]
+    places = [tensor.untyped_storage()._cdata for tensor in tensors]
+    return [places.index(place) for place in places]
 
 
 def _unary(name: str) -> Callable[..., None]:
@@ -251,7 +251,7 @@ def _take_grad(w: World, a: int, b: int, c: int) -> None:
 
 
 def _step(w: World, a: int, b: int, c: int) -> None:
-    leaves = [each for each in w.tensors if each.is_leaf and each.requires_grad and each.grad is not None]
+    leaves = [tensor for tensor in w.tensors if tensor.is_leaf and tensor.requires_grad and tensor.grad is not None]
     if leaves:
         kinds = [{"foreach": True}, {"foreach": False}, {"fused": True}]
         torch.optim.Adam(leaves, lr=0.1, amsgrad=bool(b % 2), **kinds[c % 3]).step()

@@ -27,7 +27,10 @@ def network(dropout: float = 0.1, width: int = 8, depth: int = 2) -> nn.Sequenti
 
 def left_in(module: nn.Module) -> list[torch.Tensor]:
     """Parameters, buffers and gradients."""
-    return [*module.state_dict().values(), *(each.grad for each in module.parameters() if each.grad is not None)]
+    return [
+        *module.state_dict().values(),
+        *(parameter.grad for parameter in module.parameters() if parameter.grad is not None),
+    ]
 
 
 def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, rows: int = 4) -> list[torch.Tensor]:
@@ -78,5 +81,5 @@ def _same(one: Any, other: Any) -> bool:
     bits = [each.detach().to_dense() if each.is_sparse else each.detach() for each in (one, other)]
     if one.dtype != other.dtype or one.shape != other.shape or one.requires_grad != other.requires_grad:
         return False
-    first, second = (each.contiguous().reshape(-1).view(torch.uint8) for each in bits)
+    first, second = (bit.contiguous().reshape(-1).view(torch.uint8) for bit in bits)
     return torch.equal(first, second)

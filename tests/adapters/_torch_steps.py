@@ -108,8 +108,8 @@ def go_on(block: rt.budget, training: Training, allowed: dict[str, set[bytes]]) 
 def check_left(block: rt.budget, training: Training, copied: Training, kept: list[torch.Tensor]) -> None:
     """After the block all is ordinary, and the steps that were made inside and after it are those of plain torch."""
     assert not block.stats().used
-    for each in [*training.state().values(), *training.kept]:
-        assert not hasattr(each.untyped_storage(), "_recompute")
+    for value in [*training.state().values(), *training.kept]:
+        assert not hasattr(value.untyped_storage(), "_recompute")
     for one, other in zip(training.kept, kept, strict=False):
         assert torch.equal(one, other)
     copied.step(3)

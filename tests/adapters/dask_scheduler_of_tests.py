@@ -25,8 +25,8 @@ def get_evicted(dsk: Any, keys: Any, **options: Any) -> Any:
     """As `recompute_dask.get`, with everything evicted after each task."""
 
     def evict(key: Any, result: Any, dsk: Any, state: Any, worker: Any) -> None:
-        for each in (key, *state["dependencies"][key]):
-            value = state["cache"].get(each)
+        for dependency in (key, *state["dependencies"][key]):
+            value = state["cache"].get(dependency)
             if isinstance(value, Held):
                 value.evict()
 

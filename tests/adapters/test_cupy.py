@@ -157,7 +157,7 @@ def test_digests_tell_content_dtype_and_shape_but_not_layout() -> None:
     turned = on_host(NUMBERS.reshape(20, 50).T).T
     assert host.fingerprint(array) == host.fingerprint(turned)
     others = [array.T, array[1:], array.reshape(1_000), array.view(np.int64), on_host(-NUMBERS.reshape(20, 50))]
-    assert len({host.fingerprint(each) for each in (array, *others)}) == 6
+    assert len({host.fingerprint(other) for other in (array, *others)}) == 6
     assert host.fingerprint(array) != _adapter.fingerprint(seen(array))
 
 

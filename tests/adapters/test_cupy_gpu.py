@@ -101,7 +101,7 @@ def test_digests_tell_what_compares_equal() -> None:
     array = cupy.arange(6.0).reshape(2, 3)
     assert adapter.fingerprint(array) == adapter.fingerprint(cupy.asfortranarray(array))
     others = [cupy.zeros(1), -cupy.zeros(1), cupy.zeros(1, "f4"), cupy.zeros((1, 1))]
-    assert len({adapter.fingerprint(each) for each in others}) == 4
+    assert len({adapter.fingerprint(other) for other in others}) == 4
 
 
 def test_a_random_function_is_found_out() -> None:
@@ -192,7 +192,7 @@ def test_array_code_runs_on_wrapped_arrays_within_a_budget() -> None:
     images = cupy.linspace(-1, 1, 50 * 64).reshape(50, 64)
     weights = [cupy.sin(cupy.arange(64.0 * 64) + number).reshape(64, 64) for number in range(12)]
     plain = network(images, weights)
-    budget = sum(each.nbytes for each in (*weights, images)) + 8 * images.nbytes
+    budget = sum(held.nbytes for held in (*weights, images)) + 8 * images.nbytes
     with rc.Cache(budget) as cache:
         layers = network(rc.array(images), rc.array(weights))
         assert all(
@@ -256,7 +256,7 @@ def test_the_cache_takes_the_costs_of_the_device() -> None:
         cupy.cuda.Device(0).synchronize()
         source.map(double)  # asks
         assert len(cache._engine.meter.unknown) == 1
-        assert all(each._node.operation.c0 > 0 for each in products)
+        assert all(product._node.operation.c0 > 0 for product in products)
 
 
 def test_operations_on_several_streams_wait_for_each_other_on_the_device() -> None:

@@ -398,7 +398,7 @@ def test_a_copy_that_fails_leaves_nothing_to_the_next() -> None:
             self.parts = parts
 
         def __reduce__(self) -> Any:
-            return State, (), {"parts": [list(each) if isinstance(each, list) else each for each in self.parts]}
+            return State, (), {"parts": [list(part) if isinstance(part, list) else part for part in self.parts]}
 
     for number in range(20):
         values = {0: State([7], threading.Lock()), 1: [[number], [number]], 2: State([number, number])}

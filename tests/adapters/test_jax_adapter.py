@@ -152,14 +152,14 @@ def test_key_and_its_words_are_aliases(cache: rc.Cache) -> None:
 def test_counted_is_what_lives(cache: rc.Cache) -> None:
     """What the cache counts is what JAX's live arrays take, each buffer once."""
     gc.collect()
-    before = {each.unsafe_buffer_pointer() for each in jax.live_arrays()}
+    before = {array.unsafe_buffer_pointer() for array in jax.live_arrays()}
     x = rc.ap(jnp.ones, (100, 10))
     values = [x, rc.ap(jnp.sin, x), rc.ap(lax.stop_gradient, x), rc.ap(jnp.sum, x)]
-    live = {each.unsafe_buffer_pointer(): each.nbytes for each in jax.live_arrays()}
+    live = {array.unsafe_buffer_pointer(): array.nbytes for array in jax.live_arrays()}
     assert cache.stats().used == sum(size for pointer, size in live.items() if pointer not in before)
     values[1].evict()
     gc.collect()
-    assert sum(each.nbytes for each in jax.live_arrays() if each.unsafe_buffer_pointer() not in before) == 4004
+    assert sum(array.nbytes for array in jax.live_arrays() if array.unsafe_buffer_pointer() not in before) == 4004
 
 
 def test_held_outside(cache: rc.Cache) -> None:
@@ -187,7 +187,7 @@ def test_fingerprint_sees_all() -> None:
         jax.random.key(1),
         jax.random.key(0, impl="rbg"),
     ]
-    assert len({adapter.fingerprint(each) for each in values}) == len(values)
+    assert len({adapter.fingerprint(value) for value in values}) == len(values)
 
 
 def test_verified_operations(cache: rc.Cache) -> None:
@@ -321,7 +321,7 @@ def test_trees(cache: rc.Cache) -> None:
     assert recompute_jax.ap(jnp.cos, moved.x).get().shape == (3,)
     assert recompute_jax.ap(lambda: (jnp.ones(2),))[0].get().tolist() == [1, 1]
     arrays = recompute_jax.ap(lambda x: [x, x + 1], rc.array(jnp.ones(2)))
-    assert [type(each) for each in arrays] == [rc.RecomputableArray] * 2
+    assert [type(array) for array in arrays] == [rc.RecomputableArray] * 2
     check_invariants(cache, [moved.x, moved.y, twice.x, twice.y, *arrays])
 
 
@@ -340,7 +340,7 @@ def test_compilation_is_no_cost() -> None:
         events: list[Any] = []
         cache.subscribe(events.append)
         x = rc.ap(compiling)
-        assert [each.cost for each in events] == [pytest.approx(1.0, abs=0.5)]  # zeros may have been compiled
+        assert [event.cost for event in events] == [pytest.approx(1.0, abs=0.5)]  # zeros may have been compiled
         del x
 
 

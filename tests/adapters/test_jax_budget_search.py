@@ -18,7 +18,7 @@ compilers = st.lists(st.integers(1, 100), min_size=1, max_size=40)
 def taken(compiled: list[int], budget: int, stride: int) -> tuple[int | None, list[int]]:
     """What is taken for a budget, and what was compiled for that. Predictions fall with the number of the plan."""
     predictions = sorted(range(len(compiled)), reverse=True)
-    start = bisect_left([-each for each in predictions], -(budget * len(compiled) // 100))
+    start = bisect_left([-prediction for prediction in predictions], -(budget * len(compiled) // 100))
     seen: list[int] = []
 
     def fits(number: int) -> bool:

@@ -61,7 +61,7 @@ def test_flattened_is_the_same_for_jax() -> None:
 
 def mlp(layers: int = 8, width: int = 32) -> tuple[Any, Any, Any]:
     keys = jax.random.split(jax.random.key(0), layers)
-    weights = [jax.random.normal(each, (width, width)) / width**0.5 for each in keys]
+    weights = [jax.random.normal(key, (width, width)) / width**0.5 for key in keys]
     return weights, jax.random.normal(jax.random.key(1), (256, width)), jax.random.key(2)
 
 
@@ -226,7 +226,7 @@ def test_results_that_can_be_evicted(cache: rc.Cache) -> None:
     x = rc.array(jnp.arange(3.0))
     f = op_by_op(lambda x: {"y": jnp.sin(x), "x": x, "three": 3.0, "iota": jnp.arange(4)}, recomputable=True)
     found = f(x)
-    assert all(type(each) is rc.RecomputableArray for each in found.values())
+    assert all(type(value) is rc.RecomputableArray for value in found.values())
     assert found["x"].number == x.number
     assert found["y"].evict()
     assert found["iota"].evict()
@@ -298,7 +298,7 @@ def test_donation_is_overridden(cache: rc.Cache) -> None:
     x = jnp.ones(3)
     assert evaluate(lambda x: (eats(x), placed(x), x), x)[2].tolist() == [1, 1, 1]
     assert not x.is_deleted()
-    names = [each.primitive.name for each in flatten(jax.make_jaxpr(placed)(x), inline_custom=True).equations]
+    names = [equation.primitive.name for equation in flatten(jax.make_jaxpr(placed)(x), inline_custom=True).equations]
     assert names == ["jit"]
 
 

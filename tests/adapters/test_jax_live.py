@@ -41,7 +41,7 @@ def loss(weights: Any, x: Any) -> Any:
 
 def weights_and_x() -> Any:
     keys = jax.random.split(jax.random.key(0), 9)
-    return [jax.random.normal(each, (16, 16)) / 4 for each in keys[:8]], jax.random.normal(keys[8], (64, 16))
+    return [jax.random.normal(key, (16, 16)) / 4 for key in keys[:8]], jax.random.normal(keys[8], (64, 16))
 
 
 @settings(max_examples=12, phases=[Phase.generate])
@@ -135,7 +135,7 @@ def test_budget_is_set_at_any_time() -> None:
         assert block.stats().used >= 40_000
         block.budget = 12_000
         assert block.stats().used <= 12_000
-        assert [float(each[0]) for each in values] == [2 * at for at in range(10)]
+        assert [float(value[0]) for value in values] == [2 * at for at in range(10)]
         with pytest.raises(rc.BudgetError):
             jnp.ones(100_000) * 2
     assert "in memory" in str(block.report())

@@ -73,7 +73,7 @@ def interpreted(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     read = lambda atom: env[atom] if isinstance(atom, Var) else atom.val
     for eqn in jaxpr.eqns:
-        values = [read(each) for each in eqn.invars]
+        values = [read(invar) for invar in eqn.invars]
         if eqn.primitive.name == "cond":
             branch = eqn.params["branches"][int(values[0])]
             made = interpreted(branch.jaxpr, branch.consts, values[1:])
@@ -82,7 +82,7 @@ def interpreted(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
         else:
             made = bind(eqn, values)
         env.update(zip(eqn.outvars, made, strict=True))
-    return [read(each) for each in jaxpr.outvars]
+    return [read(outvar) for outvar in jaxpr.outvars]
 
 
 @cache
@@ -158,8 +158,8 @@ def test_a_loop_of_steps_with_a_conditional() -> None:
     flat = flatten(jax.make_jaxpr(steps)(*arrays(32)))
     candidates = Candidates(flat, Planning("steps", "branch"))
     found = candidates.candidate(int(0.6 * candidates.predicted), 0.05)
-    recipes = [each for params in found.fitted.bodies.values() for bodies in params.values() for each in bodies]
-    assert any(each is not None and each.joined for each in recipes)
+    recipes = [body for params in found.fitted.bodies.values() for bodies in params.values() for body in bodies]
+    assert any(recipe is not None and recipe.joined for recipe in recipes)
 
 
 def test_effects_stay_where_they_are() -> None:

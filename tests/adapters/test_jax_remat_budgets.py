@@ -72,7 +72,9 @@ def test_more_bytes_never_cost_more(kinds: str, one: float, two: float) -> None:
         return
     cheaper = remat(sequence(kinds), of_peak=large).plan(*args)
     assert cheaper.overhead <= dearer.overhead
-    flops = [next(each.flops for each in plan.trials if each.compiled == plan.compiled) for plan in (cheaper, dearer)]
+    flops = [
+        next(trial.flops for trial in plan.trials if trial.compiled == plan.compiled) for plan in (cheaper, dearer)
+    ]
     assert flops[0] <= WORSE * flops[1]
 
 
@@ -164,7 +166,7 @@ def test_one_look_at_a_large_function() -> None:
     (up, down), x = weights_and_x()
     plan = remat(jax.grad(loss), of_peak=0.4).plan([(up[0], down[0])] * 20, x)
     assert plan.compiled <= plan.budget
-    assert [each.what.split(",")[0].split(" for")[0] for each in plan.trials] == ["the plain function", "planned"]
+    assert [trial.what.split(",")[0].split(" for")[0] for trial in plan.trials] == ["the plain function", "planned"]
 
 
 def test_one_look_where_a_branch_holds_one_value_more() -> None:
@@ -190,7 +192,7 @@ def test_what_will_not_fit_is_not_compiled() -> None:
         return (last**2).mean() + sums.sum() + more.sum()
 
     plan = remat(jax.value_and_grad(loss), of_peak=0.15).plan(jnp.eye(64), jnp.ones((32, 64)))
-    planned = [each.predicted for each in plan.trials if each.predicted is not None]
+    planned = [trial.predicted for trial in plan.trials if trial.predicted is not None]
     assert planned
     assert max(planned) <= 1.05 * plan.budget
 
@@ -236,7 +238,7 @@ def offset(weights: Any, x: Any) -> Any:
 def test_the_compiled_function_needs_what_its_plan_says(fn: Any) -> None:
     """Whatever XLA makes of it: the temporaries of the compiled function are those of the plan, within its budget."""
     keys = jax.random.split(jax.random.key(0), 5)
-    args = [jax.random.normal(each, (16, 16)) / 8 for each in keys[:4]], jax.random.normal(keys[4], (256, 16))
+    args = [jax.random.normal(key, (16, 16)) / 8 for key in keys[:4]], jax.random.normal(keys[4], (256, 16))
     gradient = jax.value_and_grad(fn)
     plain = jax.jit(gradient).lower(*args).compile().memory_analysis().temp_size_in_bytes
     planned = 0

@@ -30,7 +30,7 @@ gradient = jax.grad(chain, 1)
 @pytest.fixture(scope="module")
 def given() -> tuple[Any, Any]:
     keys = jax.random.split(jax.random.key(0), 7)
-    return [jax.random.normal(each, (32, 32)) / 6 for each in keys[1:]], jax.random.normal(keys[0], (64, 32))
+    return [jax.random.normal(key, (32, 32)) / 6 for key in keys[1:]], jax.random.normal(keys[0], (64, 32))
 
 
 def test_another_configuration_is_another_plan(given: Any) -> None:

@@ -39,7 +39,7 @@ def step(state: Any, x: Any) -> Any:
 def arguments() -> tuple[Any, Any]:
     keys = jax.random.split(jax.random.key(1), 7)
     weights = [jax.random.normal(key, (64, 64)) / 8 for key in keys[:6]]
-    return (weights, [jnp.zeros_like(each) for each in weights]), jax.random.normal(keys[6], (256, 64))
+    return (weights, [jnp.zeros_like(weight) for weight in weights]), jax.random.normal(keys[6], (256, 64))
 
 
 @pytest.mark.parametrize("length", [1, 4, 16])
@@ -64,7 +64,7 @@ def test_a_donated_step_is_the_same_step() -> None:
     expected = jax.jit(step)(state, x)
     planned = remat(step, of_peak=0.8, donate_argnums=0, compilations=3)
     compiled = planned.lower(state, x).compile()
-    assert compiled.memory_analysis().alias_size_in_bytes == sum(each.nbytes for each in jax.tree.leaves(state))
+    assert compiled.memory_analysis().alias_size_in_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert planned.plan(state, x).saved.recipe.free
     for one, two in zip(jax.tree.leaves(expected), jax.tree.leaves(planned(state, x)), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)

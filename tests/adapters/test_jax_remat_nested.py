@@ -145,10 +145,10 @@ def test_no_value_changes(model: Any, place: int) -> None:
 def test_plans_reach_into_scans_in_scans(model: Any) -> None:
     """Among the plans are some that keep the carries of the inner scan, some that run it again, and both together."""
     flat, _, _, plans = in_uniform_shapes(model)
-    assert any(each.looped.split for each in plans)
-    assert any(each.fitted.bodies for each in plans)
-    least = min(each.plan.peak for each in plans)
-    assert least < 0.6 * min(each.plan.peak for each in plans if not (each.looped.split or each.fitted.bodies))
+    assert any(plan.looped.split for plan in plans)
+    assert any(plan.fitted.bodies for plan in plans)
+    least = min(plan.plan.peak for plan in plans)
+    assert least < 0.6 * min(plan.plan.peak for plan in plans if not (plan.looped.split or plan.fitted.bodies))
     assert least < 0.2 * Candidates(flat, Planning("model", "branch")).predicted
 
 

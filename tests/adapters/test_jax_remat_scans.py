@@ -165,13 +165,13 @@ def test_the_cut_is_the_least() -> None:
         return x * d.mean(), (b, d[:2], c * 2)
 
     closed = jax.make_jaxpr(lambda x, t: lax.scan(step, x, t))(jnp.ones((5, 8)), jnp.ones(7))
-    (eqn,) = [each for each in flatten(closed).equations if each.primitive.name == "scan"]
+    (eqn,) = [equation for equation in flatten(closed).equations if equation.primitive.name == "scan"]
     body = Body(eqn)
     read = [atom for atom in body.made if isinstance(atom, Var)]
-    made = [var for each in body.flat.equations for var in each.outvars]
+    made = [var for equation in body.flat.equations for var in equation.outvars]
 
     def enough(kept: tuple[Any, ...]) -> bool:
-        return all(kind(each) != "heavy" for each in body.needs(read, given=kept).equations)
+        return all(kind(equation) != "heavy" for equation in body.needs(read, given=kept).equations)
 
     sets = chain.from_iterable(combinations(made, size) for size in range(4))
     least = min(sum(nbytes(var.aval) for var in kept) for kept in sets if enough(kept))

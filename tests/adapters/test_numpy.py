@@ -273,7 +273,7 @@ def test_the_value_of_a_single_integer_may_be_a_size(make: Callable[[int], Any])
 def test_digests_do_not_depend_on_layout(array: Any) -> None:
     """A copy, in either order or with gaps, has the digest of the array."""
     gaps = np.repeat(array[..., None], 2, axis=-1)[..., 0]
-    digests = {adapter.fingerprint(each) for each in (array.copy(), np.array(array, order="F"), gaps)}
+    digests = {adapter.fingerprint(layout) for layout in (array.copy(), np.array(array, order="F"), gaps)}
     assert digests == {adapter.fingerprint(array)}
 
 

@@ -172,7 +172,7 @@ def test_a_program_inside_of_a_block_that_moves(program: list[Instruction], budg
     assert inside.raised == plain.raised
     assert not block.stats().used
     if inside.stopped is None:
-        assert [look(each) for each in inside.tensors] == [look(each) for each in plain.tensors]
+        assert [look(tensor) for tensor in inside.tensors] == [look(tensor) for tensor in plain.tensors]
         assert shared(inside.tensors) == shared(plain.tensors)
 
 

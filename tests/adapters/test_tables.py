@@ -91,7 +91,7 @@ def test_pandas_signatures_are_shape_and_dtypes() -> None:
     frame = pd.DataFrame(FRAME)
     others = [frame[:2], frame.astype({"integer": "float"}), frame[["integer"]], frame["integer"], frame.index]
     assert pandas.signature(frame) == pandas.signature(frame.rename(columns=str.upper))
-    assert len({pandas.signature(each) for each in [frame, *others]}) == 6
+    assert len({pandas.signature(other) for other in [frame, *others]}) == 6
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_any_change_of_a_frame_changes_its_digest(change: Callable[[Any], Any]) 
 def test_columns_of_every_kind_have_digests(one: Any, other: Any) -> None:
     """Nullable, text, categorical, time and interval columns, and indexes of several levels, are told apart."""
     columns = [each if isinstance(each, pd.Index) else pd.Series(each) for each in (one, other)]
-    digests = [pandas.fingerprint(each) for each in (columns[0], columns[0].copy(), columns[1])]
+    digests = [pandas.fingerprint(column) for column in (columns[0], columns[0].copy(), columns[1])]
     assert None not in digests
     assert digests[0] == digests[1] != digests[2]
 
@@ -221,4 +221,4 @@ def test_names_and_metadata_of_a_schema_are_content() -> None:
     """Renaming a column or changing the schema's metadata changes the digest of a table."""
     table = pa.table({"a": [1]})
     others = [table, table.rename_columns(["b"]), table.replace_schema_metadata({"k": "v"}), table["a"]]
-    assert len({arrow.fingerprint(each) for each in others}) == 4
+    assert len({arrow.fingerprint(other) for other in others}) == 4

@@ -111,7 +111,7 @@ def test_signatures_are_shape_and_dtypes() -> None:
     one = frame(10)
     others = [one[:2], one.cast({"number": pl.Int8}), one[["number"]], one["number"], one.lazy().collect()["text"]]
     assert polars.signature(one) == polars.signature(one.with_columns(number=pl.lit(7, pl.Int64)))
-    assert len({polars.signature(each) for each in [one, *others]}) == 6
+    assert len({polars.signature(other) for other in [one, *others]}) == 6
 
 
 @given(CELLS, st.data())

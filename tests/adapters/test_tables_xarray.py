@@ -80,7 +80,7 @@ def test_it_sees_a_change() -> None:
 def test_what_holds_arrays_is_served() -> None:
     """Coordinates and groups are plain objects."""
     assert [xarray.serves(cls) for cls in (xr.Variable, xr.IndexVariable, xr.DataArray, xr.Dataset)] == [True] * 4
-    assert [xarray.serves(type(each)) for each in (array().coords, array().groupby("name"), 1)] == [False] * 3
+    assert [xarray.serves(type(coord)) for coord in (array().coords, array().groupby("name"), 1)] == [False] * 3
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=5))
@@ -170,7 +170,7 @@ def test_signatures_are_names_shapes_and_dtypes() -> None:
     one = array(10)
     others = [one[:5], one.astype("f4"), one.rename(x="y"), one.drop_vars("name"), one.variable, one.to_dataset()]
     assert xarray.signature(one) == xarray.signature(one + 1)
-    assert len({xarray.signature(each) for each in [one, *others]}) == 7
+    assert len({xarray.signature(other) for other in [one, *others]}) == 7
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,6 @@ def test_a_tree_counts_all_its_datasets() -> None:
 def test_names_are_part_of_the_digest_of_a_tree() -> None:
     """Trees of equal datasets differ if these are elsewhere."""
     trees = [xr.DataTree.from_dict({path: dataset(3)}) for path in ("/a", "/b", "/a/b")]
-    digests = {xarray.fingerprint(each) for each in trees}
+    digests = {xarray.fingerprint(tree) for tree in trees}
     assert None not in digests
     assert len(digests) == 3

@@ -158,7 +158,7 @@ def test_too_little_is_refused_before_training() -> None:
     floor = re.search(r"nothing below ([\d.]+) kB can work", said)
     assert floor is not None
     assert 1000 * float(floor[1]) <= 1.01 * least
-    assert all(each.grad is None for each in module.parameters())
+    assert all(parameter.grad is None for parameter in module.parameters())
     assert refusal(module, least // 2)[1] == least
     left(module, compiled(module, least), image())
 
@@ -240,7 +240,7 @@ def test_graphs_share_a_budget() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the step breaks")
         assert same(expected, left(module, step, image()))
-    assert [each.budget for each in rt.plans(step)] == [200_000] * 3
+    assert [plan.budget for plan in rt.plans(step)] == [200_000] * 3
     assert "3 graphs share a budget: 200 kB + 200 kB + 200 kB = 600 kB" in str(rt.plans(step))
 
 
@@ -295,10 +295,10 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_twice() -> None:
     module = network(["conv", "dropout", "gelu"])
     loss = compiled(module, 1.0)(image())
     loss.backward(retain_graph=True)
-    first = [each.grad.clone() for each in module.parameters()]
+    first = [parameter.grad.clone() for parameter in module.parameters()]
     module.zero_grad()
     loss.backward()
-    assert same(first, [each.grad for each in module.parameters()])
+    assert same(first, [parameter.grad for parameter in module.parameters()])
 
 
 def test_a_second_derivative_says_that_there_is_none() -> None:

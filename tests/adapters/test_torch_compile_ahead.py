@@ -55,7 +55,7 @@ def test_the_largest_batch_is_the_largest_that_runs() -> None:
     before = torch.get_rng_state()
     batch = step.plan.largest_batch(images)
     assert torch.equal(before, torch.get_rng_state())
-    assert all(each.grad is None for each in module.parameters())
+    assert all(parameter.grad is None for parameter in module.parameters())
     assert not len(step.plan)
     assert (fits(batch), fits(batch + 1)) == (True, False)
     assert rt.plans(step).largest_batch(images, 1, batch - 1) == batch - 1

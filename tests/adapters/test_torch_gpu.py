@@ -47,7 +47,7 @@ class Training:
             loss.backward()
             self.optimizer.step()
             losses.append(loss.detach().cpu())
-        return [*losses, *[each.detach().cpu() for each in self.module.parameters()]]
+        return [*losses, *[parameter.detach().cpu() for parameter in self.module.parameters()]]
 
 
 def plainly(count: int = 3) -> tuple[list[Any], int]:
@@ -107,7 +107,7 @@ def test_a_stream_of_its_own() -> None:
 def test_least() -> None:
     """The floor and the peak are those of the device, and nothing is changed."""
     training = Training()
-    before = [each.clone() for each in training.module.parameters()]
+    before = [parameter.clone() for parameter in training.module.parameters()]
     found = rt.least(lambda: training.steps(1))
     assert found.device == "cuda:0"
     assert found.parts.total <= found.floor < found.peak

@@ -124,7 +124,7 @@ def test_an_exception_between_operators(arming: Arming, plain: Any) -> None:
         raise KeyboardInterrupt
 
     interrupts = arming(strike, False)
-    struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 3)]
+    struck = [strike_at(number, interrupts, plain) for number in range(1, count(interrupts), 3)]
     assert enough(sum(struck), 50, 25)
 
 
@@ -135,7 +135,7 @@ def test_an_exception_anywhere(arming: Arming, plain: Any) -> None:
         raise KeyboardInterrupt
 
     interrupts = arming(strike, True)
-    struck = [strike_at(each, interrupts, plain) for each in range(1, count(interrupts), 13 * STRIDE)]
+    struck = [strike_at(number, interrupts, plain) for number in range(1, count(interrupts), 13 * STRIDE)]
     assert enough(sum(struck), 20, 10)
 
 
@@ -192,7 +192,7 @@ def test_an_exception_before_a_line(plain: Any) -> None:
 
 def test_an_exception_where_memory_changes_hands(plain: Any) -> None:
     """Of two storages with the same bytes one lets go of them: before, after, and never both or none."""
-    codes = {each.__code__ for each in EXCHANGES}
+    codes = {exchange.__code__ for exchange in EXCHANGES}
     times = {place: count for place, count in steps_by_lines(0, plain).times.items() if place[0] in codes}
     assert {code for code, _ in times} == codes
     for place, count in times.items():
@@ -278,7 +278,7 @@ def test_a_signal_anywhere(part: int, arming: Arming, plain: Any) -> None:
     interrupts = arming(partial(signal.raise_signal, signal.SIGINT), True)
     before = signal.getsignal(signal.SIGINT)
     places = range(1 + part * STRIDE, count(interrupts), PARTS * STRIDE)
-    struck = [strike_at(each, interrupts, plain) for each in places]
+    struck = [strike_at(place, interrupts, plain) for place in places]
     assert enough(sum(struck), 20, 10)
     assert signal.getsignal(signal.SIGINT) == before
 

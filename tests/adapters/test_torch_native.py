@@ -371,7 +371,7 @@ def outcome(program: list[Step], block: rt.budget | None) -> list[Any]:
                 found.append(np.asarray(read).tobytes() if isinstance(read, torch.Tensor) else repr(read))
         if block is not None:
             block.check()
-    return [*found, *[each.clone() for each in tensors], *[np.asarray(each.array).copy() for each in arrays]]
+    return [*found, *[tensor.clone() for tensor in tensors], *[np.asarray(array.array).copy() for array in arrays]]
 
 
 @settings(max_examples=150)

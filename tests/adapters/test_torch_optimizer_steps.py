@@ -47,7 +47,7 @@ def trained(budget: int | None, seen: Callable[[rt.budget | None], None]) -> lis
     def steps() -> None:
         for _ in range(2):
             optimizer.zero_grad()
-            sum([(each * each).sum() for each in parameters]).backward()
+            sum([(parameter * parameter).sum() for parameter in parameters]).backward()
             optimizer.step()
 
     if block is None:
@@ -56,7 +56,7 @@ def trained(budget: int | None, seen: Callable[[rt.budget | None], None]) -> lis
         with block:
             steps()
         assert block.stats().used == 0
-    return [*parameters, *(optimizer.state[each]["update"] for each in parameters)]
+    return [*parameters, *(optimizer.state[parameter]["update"] for parameter in parameters)]
 
 
 @pytest.mark.parametrize("budget", [SIZE * 100, SIZE * 17])

@@ -217,7 +217,7 @@ def test_fakes_are_nobodys_memory() -> None:
         with FakeTensorMode():
             fakes = [torch.randn(10**6), torch.empty(10**6), torch.ones(10**6) * 2]
         shapes = [torch.empty(10**6, device="meta") * 2, torch.randn(10**6, device="meta"), kept.to("meta")]
-        assert [len(each) for each in (*fakes, *shapes)] == [*[10**6] * 5, 2_000]
+        assert [len(shape) for shape in (*fakes, *shapes)] == [*[10**6] * 5, 2_000]
         stats = block.stats()
         assert (stats.peak, stats.evictions, [pool.device for pool in stats.pools]) == (16_000, 0, ["cpu"])
         assert value_of(kept)._node.operation is not None  # looking at its shape changed nothing

@@ -61,16 +61,16 @@ def test_a_program_inside_of_a_block(program: list[Instruction], budget: int | N
     assert not block.stats().used
     assert len(inside.tensors) == len(plain.tensors)
     if inside.stopped is None:  # an instruction that found no room may have written already
-        assert [look(each) for each in inside.tensors] == [look(each) for each in plain.tensors]
+        assert [look(tensor) for tensor in inside.tensors] == [look(tensor) for tensor in plain.tensors]
         assert shared(inside.tensors) == shared(plain.tensors)
         assert torch.equal(inside.generator.get_state(), plain.generator.get_state())
 
 
 def check_ordinary(world: World) -> None:
     """All tensors have their bytes, and work without a block."""
-    for each in world.tensors:
-        assert not hasattr(each.untyped_storage(), "_recompute")
-        assert (each.detach() == each.detach()).all() in (True, False) or not each.numel()
+    for tensor in world.tensors:
+        assert not hasattr(tensor.untyped_storage(), "_recompute")
+        assert (tensor.detach() == tensor.detach()).all() in (True, False) or not tensor.numel()
 
 
 ALIASES: dict[str, Any] = {

@@ -55,7 +55,7 @@ def test_optimizers(name: str) -> None:
         module = network()
         optimizer = OPTIMIZERS[name](module.parameters())
         losses = train(module, optimizer)
-        memory = [each for state in optimizer.state.values() for each in state.values()]
+        memory = [value for state in optimizer.state.values() for value in state.values()]
         return [*losses, *left_in(module), *memory]
 
     check(script, 20)
@@ -211,9 +211,9 @@ def watched() -> Sequence[Any]:
 
     module[0].register_forward_hook(lambda module, given, made: see(*given, made))
     module[4].register_full_backward_hook(lambda module, slopes, given: see(*slopes, *given))
-    for each in module.parameters():
-        each.register_hook(see)
-        each.register_post_accumulate_grad_hook(lambda each: see(each.grad))
+    for parameter in module.parameters():
+        parameter.register_hook(see)
+        parameter.register_post_accumulate_grad_hook(lambda each: see(each.grad))
     x = torch.randn(4, 8, requires_grad=True)
     y = module(x)
     y.register_hook(lambda slope: found.append(repr(slope)))

@@ -52,10 +52,10 @@ def test_transformers(tmp_path: Path) -> None:
     logs, _ = trained(budget)
     steps = [each for each in logs if "loss" in each]
     assert len(steps) == 4
-    assert [each["loss"] for each in steps] == [each["loss"] for each in free if "loss" in each]
-    assert all(set(each) >= NAMES for each in steps)
-    assert all(0 < each["memory/peak_bytes"] <= budget * 1.1 for each in steps)
-    assert all(each["memory/overhead"] > 1 and each["memory/repeated_share"] > 0 for each in steps[1:])
+    assert [step["loss"] for step in steps] == [each["loss"] for each in free if "loss" in each]
+    assert all(set(step) >= NAMES for step in steps)
+    assert all(0 < step["memory/peak_bytes"] <= budget * 1.1 for step in steps)
+    assert all(step["memory/overhead"] > 1 and step["memory/repeated_share"] > 0 for step in steps[1:])
     assert all(each["memory/overhead"] == 1 for each in free if "loss" in each)
 
 
@@ -137,7 +137,7 @@ def test_lightning(tmp_path: Path) -> None:
         )  # fmt: skip
         with block:
             trainer.fit(module, data)
-        return [each.detach() for each in module.parameters()], block.stats()
+        return [parameter.detach() for parameter in module.parameters()], block.stats()
 
     free, whole = trained(None)
     budget = int(0.7 * whole.peak)

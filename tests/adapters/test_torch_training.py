@@ -225,10 +225,10 @@ def test_threads(entered: str, share: float | None) -> None:
 
 
 def run_all(threads: list[Thread]) -> None:
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_afterwards() -> None:
@@ -249,7 +249,7 @@ def test_afterwards() -> None:
             assert each.untyped_storage().nbytes() >= each.nbytes
             assert each.untyped_storage().resizable()
         tasks[-1].step()
-    assert alike(*[list(each.state().values()) for each in tasks]) == []
+    assert alike(*[list(task.state().values()) for task in tasks]) == []
     assert [name for name in METHODS if getattr(torch.Tensor, name) is not METHODS[name]] == []
 
 

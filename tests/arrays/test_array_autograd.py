@@ -238,7 +238,7 @@ def test_without_a_budget(case: Case) -> None:
     cache = rc.Cache()
     actual = differentiate(case, cache)
     compare(expected(case), actual, stacked=case.derivative in (jacobian, hessian))
-    check_invariants(cache, [each for each in leaves(actual) if isinstance(each, rc.RecomputableArray)])
+    check_invariants(cache, [leaf for leaf in leaves(actual) if isinstance(leaf, rc.RecomputableArray)])
     assert cache.stats().rematerializations == 0
     del actual
     gc.collect()
@@ -326,24 +326,24 @@ def test_training_in_less_memory() -> None:
     x, weights = rng.normal(size=(40, 8)), [rng.normal(size=(8, 8)) / 3 for _ in range(12)]
 
     def loss(weights: Any, x: Any) -> Any:
-        for each in weights:
-            x = anp.tanh(anp.dot(x, each))
+        for weight in weights:
+            x = anp.tanh(anp.dot(x, weight))
         return anp.mean(x**2)
 
     def train(weights: Any, x: Any) -> Any:
         for _ in range(3):
             steps = grad(loss)(weights, x)
             weights = [(w - 0.1 * g) for w, g in zip(weights, steps, strict=True)]
-            for each in weights:
-                if isinstance(each, rc.Recomputable):
-                    each.detach()
+            for weight in weights:
+                if isinstance(weight, rc.Recomputable):
+                    weight.detach()
         return weights
 
     expected = train(weights, x)
     peaks = []
     for budget in (None, 36_000):
         with rc.Cache(budget) as cache:
-            compare(expected, train([rc.array(each) for each in weights], rc.array(x)))
+            compare(expected, train([rc.array(weight) for weight in weights], rc.array(x)))
             peaks.append(cache.stats().peak - cache.stats().overshoot)
     assert peaks[1] <= 36_000 < peaks[0] / 1.5
 

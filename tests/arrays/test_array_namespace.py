@@ -157,7 +157,7 @@ def test_the_list_is_the_standards() -> None:
 
     def functions(module: ModuleType) -> set[str]:
         names = {each for each in module.__all__ if not each.startswith("_") and "flags" not in each.lower()}
-        return {each for each in names if inspect.isfunction(getattr(module, each))}
+        return {name for name in names if inspect.isfunction(getattr(module, name))}
 
     assert functions(strict) == set(CALLS)
     assert functions(strict.linalg) == set(LINALG)
@@ -189,7 +189,7 @@ def test_functions_can_succeed(name: str) -> None:
             shape = random.choice([(3, 3), (3,), (1, 3)])
             plain = np.arange(1, 1 + np.prod(shape)).reshape(shape)
             plain = plain.astype(random.choice(["float64", "int64", "bool", "complex128"]))
-            scope: dict[str, Any] = {each: xp.asarray(plain) for each in letters(code)}
+            scope: dict[str, Any] = {letter: xp.asarray(plain) for letter in letters(code)}
             try:
                 result = eval(code, {**scope, "xp": xp, "new": lambda *_: np.ones(3)})
             except (TypeError, ValueError, IndexError):  # LinAlgError is a ValueError
@@ -339,7 +339,7 @@ def test_methods_of_ufuncs() -> None:
 
 
 @settings(max_examples=max(5, settings().max_examples // 2))
-@given(array_programs(most=8, lines={"standard": tuple(each for calls in EVERY.values() for each in calls)}))
+@given(array_programs(most=8, lines={"standard": tuple(call for calls in EVERY.values() for call in calls)}))
 def test_programs_of_the_standard(program: Program) -> None:
     """Whole programs of the standard's functions, every other array evicted after every line."""
     wrong = difference(program, adapter, rc.Cache(verify=True, clock=ManualClock()), after=evict_some(Random(1)))

@@ -50,7 +50,7 @@ def made(small: Any, peak: int) -> tuple[rc.Cache, dict[str, Any]]:
 
 def largest(outputs: dict[str, Any]) -> int:
     """Bytes of one set of feature maps."""
-    return max(each.nbytes for each in outputs.values())
+    return max(value.nbytes for value in outputs.values())
 
 
 @given(st.integers(5, 12), st.integers(5, 12), st.integers(0, 2**32 - 1))
@@ -77,7 +77,7 @@ def test_convolutions_are_those_of_scipy(small: Any) -> None:
 def test_without_thresholds_the_picture_comes_back(small: Any) -> None:
     """Through three levels and their skip connections nothing is lost but roundings."""
     weights, pictures = small
-    weights = weights._replace(thresholds=tuple(0 * each for each in weights.thresholds))
+    weights = weights._replace(thresholds=tuple(0 * threshold for threshold in weights.thresholds))
     for picture in pictures:
         np.testing.assert_allclose(inference.forward(weights, picture)["denoised 0"], picture, rtol=0, atol=1e-5)
 

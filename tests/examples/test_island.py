@@ -83,7 +83,7 @@ def problems(draw: st.DrawFn) -> tuple[Model, Any, int]:
     letters = draw(st.lists(st.integers(0, 26), min_size=1, max_size=6))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     rows = [random.uniform(0.01, 1, (states, columns)) for columns in (states, 27)]
-    model = Model(*(each / each.sum(1, keepdims=True) for each in rows))
+    model = Model(*(row / row.sum(1, keepdims=True) for row in rows))
     return model, np.array(letters, np.uint8), draw(st.integers(1, len(letters)))
 
 

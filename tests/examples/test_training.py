@@ -205,7 +205,7 @@ def test_shares(free: Any, digits: Any) -> None:
 @pytest.fixture
 def few(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the script see four minibatches."""
-    monkeypatch.setattr(training, "load", lambda xp: [each.take(slice(64)) for each in digits])
+    monkeypatch.setattr(training, "load", lambda xp: [digit.take(slice(64)) for digit in digits])
 
 
 SMALL = ["--depth", "8", "--batch", "16", "--epochs", "1", "--budget", "1MB"]
