@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import gc
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -290,6 +293,43 @@ def test_only_what_is_checkpointed() -> None:
         assert block.cache.release_memory() >= z.nbytes
         assert torch.equal(other, z)
         assert block.stats().rematerializations == 2
+
+
+@pytest.mark.parametrize("tiers", [(), (rc.Host("20kB"),)], ids=["alone", "with a tier"])
+def test_verified(tiers: tuple[rc.Host, ...], path: str) -> None:
+    """With `verify` too, optimizers may write to parameters, and batch norm to its statistics."""
+    if path == "native":
+        pytest.skip("it refuses verify")
+    results = []
+    for block in (nullcontext(), rt.budget("60kB", verify=True, tiers=tiers)):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Dropout(0.1)]
+        module = torch.nn.Sequential(*layers, *copy.deepcopy(layers), *copy.deepcopy(layers))
+        optimizer = torch.optim.Adam(module.parameters())
+        with block:
+            for _ in range(3):
+                optimizer.zero_grad()
+                module(torch.randn(128, 16)).square().mean().backward()
+                optimizer.step()
+        results.append(left_in(module))
+    assert alike(*results) == []
+    assert block.stats().rematerializations > 0
+
+
+def test_verify_finds_what_was_written_unseen(path: str) -> None:
+    """A source that changed without an operator."""
+    if path == "native":
+        pytest.skip("it refuses verify")
+    x = torch.ones(64)
+    address = x.data_ptr()
+    before = ctypes.string_at(address, 4)
+    with rt.budget(verify=True) as block:
+        y = x * 2
+        block.cache.release_memory()
+        ctypes.memset(address, 0, 4)
+        with pytest.raises(rc.ImpureError, match="changed in place"):
+            y.add(1)
+        ctypes.memmove(address, before, 4)
 
 
 @pytest.mark.parametrize("only_checkpointed", [True, False])
