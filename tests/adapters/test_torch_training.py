@@ -343,6 +343,18 @@ def test_an_error_names_the_line(only_checkpointed: bool, path: str) -> None:
             x * 2
 
 
+def test_a_budget_by_device_is_of_a_device_that_torch_knows(path: str) -> None:
+    """Any name of torch's for a device is that device; another one is an error, not a budget for nothing."""
+    if path == "native":
+        pytest.skip("it has one device")
+    with rt.budget({"cpu:0": 1_000}), pytest.raises(rc.BudgetError):
+        torch.ones(2_000).exp()
+    with pytest.raises(ValueError, match="'cudda:0' in the budget is no device of torch"):
+        rt.budget({"cudda:0": "1GB"})
+    with pytest.raises(ValueError, match="names cuda:0 twice"):
+        rt.budget({"cuda:0": "1GB", "cuda": "2GB"})
+
+
 def test_decheckpoint() -> None:
     """A tensor that was taken out of the budget has its content, stays, and has forgotten how it was made."""
     with rt.budget() as block:
