@@ -319,7 +319,7 @@ def page(
             "Times plain torch, and in brackets how many operators ran again in a step. A share is one of the peak "
             "without a limit on the same path; the native one counts what kernels take while they run, too. `-`: less "
             "than what must be in memory together.",
-            markdown(("", "plain, ms", "path", *(_share(share) for share in SHARES)), [_row(budget) for budget in budgets]),
+            markdown(("", "plain, ms", "path", *map(_share, SHARES)), [_row(budget) for budget in budgets]),
             "## Operators",
             "Microseconds per call, on tensors with 16 elements.",
             markdown(

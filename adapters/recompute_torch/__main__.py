@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from recompute.text import List, Table, format_bytes, parse_budget
+from recompute.text import List, Table, bytes_or_share, format_bytes, parse_budget
 
 _SHARES: Final = "100%,90%,80%,70%,60%,50%,40%,30%,20%,10%"
 _ABOUT: Final = """\
@@ -50,6 +50,8 @@ def _told(options: argparse.Namespace) -> str:
     from recompute_torch._compile.partition import TooSmall
 
     budgets = [text.strip() for text in options.budgets.split(",")]
+    for text in budgets:
+        bytes_or_share(text)  # dynamo would put its own error around that of a wrong one
     amounts = [partial(_bytes, text) for text in budgets]
     step, inputs = _made(options.make_step)
     rungs = ladder(step, inputs, amounts, Options(None, 1.0, options.costs, options.effort, 1, options.compiler))

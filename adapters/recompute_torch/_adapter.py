@@ -209,4 +209,4 @@ class MemoryAdapter(rc.adapters.Adapter):
 
     def fingerprint(self, value: Memory) -> bytes:
         """A digest of the bytes; those of a GPU are fetched for it."""
-        return blake2b(bytes(value.storage.cpu().tolist()), digest_size=16).digest()
+        return blake2b(bytes_of(value.storage.cpu()), digest_size=16).digest()

@@ -156,7 +156,11 @@ class budget(Block):
         self._measures = False
         super().__init__()
         self._tracker = Tracker(
-            self.cache, history, everything=not only_checkpointed, watching=self._mode, moves=bool(tiers)
+            *(self.cache, history),
+            everything=not only_checkpointed,
+            watching=self._mode,
+            moves=bool(tiers),
+            verifies=verify,
         )
 
     def _open(self) -> None:

@@ -11,17 +11,32 @@ import torch
 import recompute as rc
 from recompute.text import bytes_or_share, parse_budget
 from recompute_torch._adapter import adapter
+from recompute_torch._memory import device_name
 
 
 def for_cache(budget: Any) -> Any:
     """A budget as the cache takes it: shares of a GPU's memory become bytes."""
     if isinstance(budget, Mapping):
-        return {device: _size(device, size) for device, size in budget.items()}
+        sizes = {}
+        for name, size in budget.items():
+            device = _device(name)
+            if device in sizes:
+                raise ValueError(f"the budget names {device} twice, once as {name!r}: give it once")
+            sizes[device] = _size(device, size)
+        return sizes
     if budget == "auto":
         return None
     if budget is None or callable(budget) or isinstance(bytes_or_share(budget), int):
         return budget
     return {device: _size(device, budget) for device in adapter.devices()}
+
+
+def _device(name: Any) -> str:
+    """The pool of a device that a budget names. Raises ValueError if torch knows no such device."""
+    try:
+        return device_name(torch.device(name))
+    except (RuntimeError, TypeError):
+        raise ValueError(f"{name!r} in the budget is no device of torch: give such as 'cpu' or 'cuda:0'") from None
 
 
 def _size(device: str, budget: Any) -> Any:

@@ -60,9 +60,10 @@ class Handle(rc.Recomputable[Any]):
 class Storages:
     """Which storage has which value, from the first meeting to the end of the block."""
 
-    def __init__(self, cache: rc.Cache, history: int, *, moves: bool = False) -> None:
+    def __init__(self, cache: rc.Cache, history: int, *, moves: bool = False, verifies: bool = False) -> None:
         self.cache: Final = cache
         self._moves: Final = moves  # there are tiers: sources may leave memory, too
+        self._verifies: Final = verifies  # digests are kept of what sources hold
         self.holders: Final = Holders()
         self.whole = 0
         """Bytes that were alive at most, evicted or not, as gradients arrived: activations are most numerous then."""
@@ -263,8 +264,8 @@ class Storages:
                 self._fix_in_memory(node_of(handle))
 
     def wrote(self, given: Iterable[Tensor]) -> None:
-        """Sources, which are in memory, are about to be written: what tiers have of them is out of date."""
-        for tensor in given if self._moves else ():
+        """Sources, which are in memory, are about to be written: what tiers and digests tell of them is out of date."""
+        for tensor in given if self._moves or self._verifies else ():
             handle = getattr(storage_of(tensor), "_recompute", None)
             if handle is not None:
                 self.cache.extend.written(node_of(handle))

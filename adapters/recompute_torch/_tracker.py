@@ -56,8 +56,9 @@ class Tracker(Storages):
         everything: bool,
         watching: Callable[[Tracker], AbstractContextManager[Any]],
         moves: bool = False,
+        verifies: bool = False,
     ) -> None:
-        super().__init__(cache, history, moves=moves)
+        super().__init__(cache, history, moves=moves, verifies=verifies)
         self.watching: Final = watching  # makes the mode that brings calls here
         self.rules: dict[int, tuple[Callable[..., Any], Rule]] = {}  # by the identity of an operator
         self.floor: Floor | None = None  # told of each operation, if that is asked for
@@ -286,6 +287,8 @@ class Tracker(Storages):
 
     def _stay(self, given: Iterable[Any]) -> bool:
         """Whether all tensors among these stay in memory anyway, so that nothing is to be done while they are used."""
+        if self._verifies:  # writes must be told of
+            return False
         for argument in given:
             if isinstance(argument, Tensor):
                 try:
@@ -366,6 +369,7 @@ class Tracker(Storages):
             blank = [args[position] for position in rule.hidden if args[position] is not None]
             self.own(blank)
             self.hold(blank)
+            self.wrote(blank)
         nodes: list[Value] = []
         try:
             template = [self._argument(argument, nodes, blank) for argument in args]

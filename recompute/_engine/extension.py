@@ -197,7 +197,8 @@ class Values:
     def written(self, node: Value) -> None:
         """Call this before writing to the memory of a source that a running operation takes.
 
-        A copy in a tier is then out of date. Never write to values that an operation made.
+        A copy in a tier, and the digest of `verify`, are then out of date. Never write to values that an operation
+        made.
         """
         requests.written(self.engine, node)
 

@@ -224,7 +224,9 @@ def detach(engine: Engine, value: Value, *, moves: bool | None = None) -> None:
 
 
 def written(engine: Engine, value: Value) -> None:
-    """The memory of a source is about to be written, so that a copy in a tier holds no longer. It is in memory."""
+    """The memory of a source is about to be written: a copy in a tier and a digest hold no longer. It is in memory."""
+    if engine.fingerprints is not None:
+        engine.fingerprints.forget(value)
     tiers = value.storage.pool.tiers
     if tiers is not None:
         with engine.changes.alone(), engine.changes.begun():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -90,6 +91,14 @@ def test_a_plan_of_another_program_is_refused(tmp_path: Path) -> None:
     for text in ("no plan", "{}", "[]", '{"recompute remat plan": 1}', '{"recompute remat plan": 3, "recipe": 3}'):
         path.write_text(text)
         with pytest.raises(PlanError, match=r"other\.json is not a file"):
+            remat(function, plan=path)
+    plan.save(path)
+    content = json.loads(path.read_text())
+    assert SavedPlan.load(path) == plan.saved
+    order = content["recipe"]["order"]
+    for damage in ({"of_peak": "x"}, {"recipe": {}}, {"recipe": {**content["recipe"], "order": order[1:]}}):
+        path.write_text(json.dumps(content | damage))
+        with pytest.raises(PlanError, match="or was changed since: make and save the plan again"):
             remat(function, plan=path)
 
 

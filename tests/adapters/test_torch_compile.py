@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 import tomllib
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +258,28 @@ def test_other_shapes_keep_the_plan() -> None:
             warnings.simplefilter("ignore")  # a larger image needs more
             assert same(expected, left(module, step, given, steps=1))
     assert len(rt.plans(step)) == 1
+
+
+def test_plans_for_other_shapes_share_no_budget() -> None:
+    """They are of one graph, of which one runs in a step: the budget is not their sum."""
+    module = network(["conv", "gelu", "conv", "glu"])
+    step = compiled(module, 1_000_000, dynamic=False)
+    for height in (10, 8):
+        step(torch.randn(4, 2, height, 12)).sum().backward()
+    assert len(step.plan) == 2
+    assert step.plan.budget == 1_000_000
+    assert step.plan.peak == max(graph.peak for graph in step.plan)
+    assert "share a budget" not in str(step.plan)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copied_module_has_a_plan(copied: Callable[[Any], Any]) -> None:
+    """A module that was compiled with a budget is copied and pickled like others, and its copy has its own plans."""
+    module = rt.planned(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), "1MB", costs="estimated")
+    copy_of_it = copied(module)
+    copy_of_it(torch.ones(2, 4)).sum().backward()
+    assert (len(module.plan), len(copy_of_it.plan)) == (0, 1)
+    assert copy_of_it.plan.budget == 1_000_000
 
 
 def test_checkpoints_inside_are_planned_like_the_rest() -> None:

@@ -153,6 +153,20 @@ def test_the_command_tells_budgets_and_the_line_to_paste(file: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
+    ("budgets", "words"), [("0", "at least one byte, not '0'"), ("70%,lots", "'lots' is not a size"), ("9%,", "''")]
+)
+def test_the_command_says_which_budget_is_wrong(
+    file: Path, budgets: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, not a traceback of dynamo's."""
+    assert main(["budget", f"{file}:make_step", "--budgets", budgets]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert words in told.err
+    assert "Traceback" not in told.err
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("make_step", "is 'package.module:function'"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import gc
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -292,6 +295,43 @@ def test_only_what_is_checkpointed() -> None:
         assert block.stats().rematerializations == 2
 
 
+@pytest.mark.parametrize("tiers", [(), (rc.Host("20kB"),)], ids=["alone", "with a tier"])
+def test_verified(tiers: tuple[rc.Host, ...], path: str) -> None:
+    """With `verify` too, optimizers may write to parameters, and batch norm to its statistics."""
+    if path == "native":
+        pytest.skip("it refuses verify")
+    results = []
+    for block in (nullcontext(), rt.budget("60kB", verify=True, tiers=tiers)):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Dropout(0.1)]
+        module = torch.nn.Sequential(*layers, *copy.deepcopy(layers), *copy.deepcopy(layers))
+        optimizer = torch.optim.Adam(module.parameters())
+        with block:
+            for _ in range(3):
+                optimizer.zero_grad()
+                module(torch.randn(128, 16)).square().mean().backward()
+                optimizer.step()
+        results.append(left_in(module))
+    assert alike(*results) == []
+    assert block.stats().rematerializations > 0
+
+
+def test_verify_finds_what_was_written_unseen(path: str) -> None:
+    """A source that changed without an operator."""
+    if path == "native":
+        pytest.skip("it refuses verify")
+    x = torch.ones(64)
+    address = x.data_ptr()
+    before = ctypes.string_at(address, 4)
+    with rt.budget(verify=True) as block:
+        y = x * 2
+        block.cache.release_memory()
+        ctypes.memset(address, 0, 4)
+        with pytest.raises(rc.ImpureError, match="changed in place"):
+            y.add(1)
+        ctypes.memmove(address, before, 4)
+
+
 @pytest.mark.parametrize("only_checkpointed", [True, False])
 def test_an_error_names_the_line(only_checkpointed: bool, path: str) -> None:
     """That of the program, which called the operator; on the native path it is the last of the traceback."""
@@ -301,6 +341,18 @@ def test_an_error_names_the_line(only_checkpointed: bool, path: str) -> None:
         named = path == "python" or only_checkpointed  # the native path does not serve that
         with pytest.raises(rc.BudgetError, match=r"aten\.mul.*" + (r"test_torch_training\.py:" if named else "")):
             x * 2
+
+
+def test_a_budget_by_device_is_of_a_device_that_torch_knows(path: str) -> None:
+    """Any name of torch's for a device is that device; another one is an error, not a budget for nothing."""
+    if path == "native":
+        pytest.skip("it has one device")
+    with rt.budget({"cpu:0": 1_000}), pytest.raises(rc.BudgetError):
+        torch.ones(2_000).exp()
+    with pytest.raises(ValueError, match="'cudda:0' in the budget is no device of torch"):
+        rt.budget({"cudda:0": "1GB"})
+    with pytest.raises(ValueError, match="names cuda:0 twice"):
+        rt.budget({"cuda:0": "1GB", "cuda": "2GB"})
 
 
 def test_decheckpoint() -> None:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,8 @@ from recompute_jax._program.segments import Segments
 from recompute_jax._remat.recipe import Recipe
 
 _HEADER: Final = "recompute remat plan"
-_VERSION: Final = 3
+_VERSION: Final = 4
+_DIGEST: Final = "digest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +65,31 @@ class SavedPlan(Figures):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it. Raises OSError."""
-        Path(path).write_text(json.dumps({_HEADER: _VERSION, **asdict(self)}) + "\n", encoding="utf-8")
+        content = asdict(self)
+        whole = {_HEADER: _VERSION, **content, _DIGEST: _digest(content)}
+        Path(path).write_text(json.dumps(whole) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SavedPlan:
-        """What `save` wrote. Raises OSError, and PlanError if it is something else."""
+        """What `save` wrote. Raises OSError, and PlanError if it is something else, or was changed."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content.pop(_HEADER) != _VERSION:
                 raise ValueError("another version")
+            if content.pop(_DIGEST) != _digest(content):
+                raise ValueError("changed")
             recipe, loops = content.pop("recipe"), tuple(content.pop("loops"))
             return cls(recipe=recipe and Recipe.read(recipe), loops=loops, **content)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise PlanError(f"{os.fspath(path)} is not a file that a plan of remat was saved to") from None
+            raise PlanError(
+                f"{os.fspath(path)} is not a file that a plan of remat was saved to by this version, or was changed "
+                "since: make and save the plan again"
+            ) from None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Of what a file says, as `asdict` or JSON has it."""
+    return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def made_with(compiler_options: Mapping[str, Any]) -> str:

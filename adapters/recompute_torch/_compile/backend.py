@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
 from torch import fx
-from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import ShortenTraceback, Unsupported
 from torch._guards import CompileContext
 
@@ -135,7 +135,7 @@ class Backend:
 
     def _split(self, plan: GraphPlan, split: Split) -> Parts:
         """The parts of a graph, planned for its part of the budget."""
-        self._count()
+        plan.frame = self._count()
         return split(self._share, plan)
 
     def _share(self, plain: int) -> int:
@@ -144,12 +144,12 @@ class Backend:
             return parse_budget(self._budget, whole=plain)
         return max(1, self._budget // self._graphs)
 
-    def _count(self) -> None:
-        """One more graph; another compilation of the same code, for other shapes say, is none."""
+    def _count(self) -> int | None:
+        """One more graph; another compilation of the same code, for other shapes say, is none. Which code it is."""
         current = CompileContext.current_compile_id()
         frame = None if current is None else current.frame_id
         if frame in self._frames:
-            return
+            return frame
         self._frames.add(frame)
         if len(self._frames) == self._graphs + 1:
             warnings.warn(
@@ -159,6 +159,7 @@ class Backend:
                 "rt.plans(step) has",
                 stacklevel=2,
             )
+        return frame
 
     def _watched(
         self, plan: GraphPlan, late: bool, run: Callable[[list[Any]], Any], placeholders: Sequence[str]
@@ -257,8 +258,20 @@ def planned(
             raise TypeError(f"planned takes no {name}, which is for another backend; it has compiler='inductor'")
     backend = Backend(Options(budget, of_peak, costs, effort, graphs, compiler))
     compiled: Any = torch.compile(step, backend=backend, **options)
-    object.__setattr__(compiled, "plan", backend.plans_of(step))  # a compiled module would hand it on to the module
+    if type(compiled) is OptimizedModule:
+        compiled.__class__ = _PlannedModule
+    else:
+        compiled.plan = backend.plans_of(step)
     return cast(F, compiled)
+
+
+class _PlannedModule(OptimizedModule):
+    """A compiled module. Its copies, pickled ones too, have plans of their own."""
+
+    @property
+    def plan(self) -> Plans:
+        """What `plans` returns for it."""
+        return plans(self)
 
 
 compile = planned

@@ -51,6 +51,8 @@ class GraphPlan:
     """Of the budget, that was planned for: less than 1 if kernels took more than was planned."""
     span: int | None = None
     """Places in a graph over which inductor may fuse, so that kernels keep to the order of the plan; None: any."""
+    frame: int | None = None
+    """Which code it is of, by dynamo's number: other plans of the same code are for other shapes, say."""
     missed: set[str] = field(default_factory=set)
     """The splits that were compiled and took too much."""
     meter: Meter | Allocations | None = None
@@ -65,7 +67,11 @@ class GraphPlan:
         return json.dumps(self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        told = {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("meter", "missed")}
+        told = {
+            part.name: getattr(self, part.name)
+            for part in fields(self)
+            if part.name not in ("frame", "meter", "missed")
+        }
         return {**told, "peak": self.peak}
 
     def __str__(self) -> str:
@@ -126,14 +132,28 @@ class Plans:
 
     @property
     def budget(self) -> int | None:
-        """Bytes that all graphs together were planned for; None: none has been compiled yet."""
-        return sum(graph.budget for graph in self.graphs) or None
+        """Bytes that all graphs together were planned for; None: none has been compiled yet.
+
+        Of the plans of one graph, for other shapes say, the largest counts.
+        """
+        return sum(self._largest_of([graph.budget for graph in self.graphs])) or None
 
     @property
     def peak(self) -> int | None:
-        """Bytes at the peak of the first step; of several graphs the sum. None: they have not all run yet."""
+        """Bytes at the peak of the first step; of several graphs the sum. None: they have not all run yet.
+
+        Of the plans of one graph the largest counts.
+        """
         peaks = [graph.peak for graph in self.graphs]
-        return None if None in peaks or not peaks else sum(filter(None, peaks))
+        return None if None in peaks or not peaks else sum(self._largest_of([peak or 0 for peak in peaks]))
+
+    def _largest_of(self, figures: Sequence[int]) -> list[int]:
+        """One figure for each plan -> the largest one for each graph, in order."""
+        largest: dict[int | str, int] = {}
+        for graph, figure in zip(self.graphs, figures, strict=True):
+            code = graph.name if graph.frame is None else graph.frame
+            largest[code] = max(largest.get(code, 0), figure)
+        return list(largest.values())
 
     @property
     def overhead(self) -> float:
@@ -159,12 +179,13 @@ class Plans:
         if not self.graphs:
             return "no graph with gradients was compiled yet: run a step"
         lines = [str(graph) for graph in self.graphs]
-        if len(lines) > 1:
-            parts = " + ".join(format_bytes(graph.budget) for graph in self.graphs)
-            whole = format_bytes(sum(graph.budget for graph in self.graphs))
+        budgets = self._largest_of([graph.budget for graph in self.graphs])
+        if len(budgets) > 1:
+            parts = " + ".join(map(format_bytes, budgets))
+            whole = format_bytes(sum(budgets))
             lines.append(
-                f"{len(lines)} graphs share a budget: {parts} = {whole}, since what one keeps for its backward pass is "
-                "in memory while the others run"
+                f"{len(budgets)} graphs share a budget: {parts} = {whole}, since what one keeps for its backward pass "
+                "is in memory while the others run"
             )
         return "\n".join(lines)
 
