@@ -313,6 +313,8 @@ def decheckpoint(tensor: torch.Tensor) -> torch.Tensor:
 
 def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[Block]:
     """The class of a block. Raises RuntimeError if the native path is asked for and cannot be."""
+    if native not in (None, True, False):
+        raise TypeError(f"native is True, False or None, not {native!r}")
     if native is False or (native is None and os.environ.get("RECOMPUTE_TORCH_NATIVE", "") in ("", "0")):
         return budget  # mostly, without a look at what is not needed
     from recompute_torch._native import block, load

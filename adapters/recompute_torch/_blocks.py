@@ -177,6 +177,8 @@ class Block(ABC):
 
     def on_step(self, listener: Callable[[Step], Any]) -> None:
         """Call `listener(step)` after each step of the first optimizer, with what it took: see `Step`."""
+        if not callable(listener):
+            raise TypeError(f"on_step takes a function of a Step, not {listener!r}")
         self._listeners.append(listener)
 
     @abstractmethod

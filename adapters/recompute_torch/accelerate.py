@@ -15,4 +15,6 @@ from recompute_torch._block import budget
 
 def log(accelerator: Accelerator, block: budget, every: int = 1) -> None:
     """Log `memory/peak_bytes`, `memory/repeated_share` and `memory/overhead` after `every` so many steps."""
+    if type(every) is not int or every < 1:
+        raise ValueError(f"every is a number of steps, at least 1, not {every!r}")
     block.on_step(lambda step: step.number % every or accelerator.log(step.metrics(), step=step.number))
