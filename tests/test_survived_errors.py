@@ -347,7 +347,7 @@ def test_while_an_argument_is_remembered() -> None:
 def test_while_an_argument_is_compared() -> None:
     """It is not said to be another argument than that of the example."""
     cls = class_that("__eq__", Once(), lambda _: True)
-    constant = _Equal(cls())
+    constant = _Equal.now(cls())
     with pytest.raises(Late):
         constant.to(cls())
     assert constant.to(cls())
