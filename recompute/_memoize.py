@@ -39,7 +39,7 @@ _LONG = 256
 """Bytes: of longer keys, which would take memory that nothing counts, a digest is kept."""
 
 _PATIENCE = 1.0
-"""Seconds: then whoever waits for another thread's call looks again: an interrupt may have come before it was told."""
+"""Seconds until a thread that waits for another's call looks again: an interrupt may have kept that from telling."""
 
 
 class CacheInfo(NamedTuple):
