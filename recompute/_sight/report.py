@@ -186,7 +186,9 @@ def _path(run: Any) -> str | os.PathLike[str]:
     """Where the trace of a run is, complete up to now."""
     if isinstance(run, str | os.PathLike):
         return run
-    trace = getattr(run, "trace", None)
+    trace = getattr(run, "trace", run)
+    if trace is run:
+        raise TypeError(f"report takes a cache, a program or the path of a trace, not {run!r}")
     if trace is None:
         raise ValueError(
             "this cache records nothing, so there is nothing to report; make it with Cache(..., trace='run.jsonl.gz')"
