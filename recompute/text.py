@@ -146,37 +146,35 @@ def _microseconds(time: float) -> str:
 
 def name_of(function: Any) -> str:
     """A readable name for any callable."""
+    return _name_by(_said, function)
+
+
+def name_at_rest(function: Any) -> str:
+    """The same, but no code of the user's runs, such as `__getattr__` or a property: for use under the lock."""
+    return _name_by(_stored, function)
+
+
+def _name_by(attribute_of: Callable[[Any, str], Any], function: Any) -> str:
     for _ in range(8):  # a partial of a partial of ...
+        if type(function) is MethodType:
+            function = function.__func__
         for attribute in ("__qualname__", "__name__"):
-            name = _said(function, attribute)
+            name = attribute_of(function, attribute)
             if isinstance(name, str) and name:
                 return qualified(name)
-        inner = _said(function, "func")
+        inner = attribute_of(function, "func")
         function = type(function) if inner is None else inner
     return "?"
 
 
 def _said(function: Any, attribute: str) -> Any:
+    """What an object says that it has; None: nothing."""
     try:
         return getattr(function, attribute, None)
     except Exception as error:  # the user's `__getattr__`
         if is_interrupt(error):
             raise
         return None
-
-
-def name_at_rest(function: Any) -> str:
-    """As `name_of`, but no code of the user's runs, such as `__getattr__` or a property: for use under the lock."""
-    for _ in range(8):
-        if type(function) is MethodType:
-            function = function.__func__
-        for attribute in ("__qualname__", "__name__"):
-            name = _stored(function, attribute)
-            if isinstance(name, str) and name:
-                return qualified(name)
-        inner = _stored(function, "func")
-        function = type(function) if inner is None else inner
-    return "?"
 
 
 def _stored(value: Any, attribute: str) -> Any:

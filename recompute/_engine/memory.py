@@ -47,6 +47,7 @@ class Memory:
         "_finalizer",
         "_newest",
         "advice",
+        "counts_whole",
         "lenient",
         "limits",
         "machine",
@@ -80,6 +81,7 @@ class Memory:
         self.only_declared = self.unlimited and not self._always_reserves
         """Whether nothing is reserved but for sizes that were declared: there is no budget."""
         self.lenient = settings.lenient
+        self.counts_whole = settings.counts_whole or tiers is not None  # what comes back from a tier shares nothing
         """Whether what cannot fit is let in all the same, as an overshoot."""
         self.smallest = settings.smallest
         """Bytes: smaller storages are left alone."""
@@ -103,6 +105,7 @@ class Memory:
         """Let evicted values move there. Before anything is made."""
         assert not self.pools, "values were made without tiers"
         self.tiers = tiers
+        self.counts_whole = True
         self.neighbourhood.tiers = True
 
     def pool(self, device: str) -> Pool:

@@ -23,6 +23,8 @@ class Settings:
     """How a program gets a budget: `'rt.budget("{budget}")'`. A report of a trace shows it, with a budget filled in."""
     keeps: bool = True
     """Whether values that are released can stay: not if their memory goes with the references of the program."""
+    counts_whole: bool = False
+    """Whether arrays that a result shares with arguments count in both, since they will not be shared for ever."""
     room: Callable[[Any], tuple[Sequence[tuple[str, int]], bool]] | None = None
     """(device, bytes) that the first run of a function asks for, and whether that is certain; None: what was learnt."""
     before_bringing: Callable[[], None] | None = None

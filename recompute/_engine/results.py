@@ -87,7 +87,7 @@ class Results:
         else:
             try:
                 shared: dict[int, Storage] = {}
-                if self._memory.tiers is None:  # what comes back from a tier shares nothing any more
+                if not self._memory.counts_whole:
                     shared = {value.storage.buffer: value.storage for value in arguments if value.storage.buffer}
                 within: set[int] | None = set() if shared else None
                 size = sizeof_result(payload, shared, within)
@@ -98,7 +98,7 @@ class Results:
             if kind.freeze is not None and not taken:  # else frozen when it was made, or a source: the caller's
                 kind.freeze(payload)
             buffer = buffer_of(payload)  # last: nbytes and freeze may count references
-        if type(size) is not int or not 0 <= size <= MOST_BYTES:
+        if type(size) is not int or not 0 <= size <= MOST_BYTES:  # mostly not, and without a call
             size = checked_size(size, payload)
         digest = None
         if self._fingerprints is not None:

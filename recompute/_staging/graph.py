@@ -14,39 +14,25 @@ from recompute._cache import Cache
 from recompute._errors import ImpureError, StagingError
 from recompute._traces.program import Program, last_uses
 from recompute.events import Event, Performed
-from recompute.extend import EVICTED, Changeable, Container, Operation, Settings, Value
+from recompute.extend import Changeable, Container, Operation, Settings, Value
 
 
 class RecordingCache(Cache):
     """The cache that the example runs in: it refuses what would make the graph depend on a value."""
 
     def __init__(self, budget: int | None) -> None:
-        settings = Settings(before_bringing=_refuse, warns=False, internal=True)
+        # Counted whole: arrays in a container stay with it where the plan frees them.
+        settings = Settings(before_bringing=_refuse, warns=False, internal=True, counts_whole=True)
         super().__init__(budget, foresight=False, settings=settings)
         self.made: dict[int, tuple[int, int]] = {}  # value -> (storage, bytes)
-        self._began: list[Operation] = []
-        self.extend.before = self._began.append
         self.subscribe(self._record_sizes)
 
     def _record_sizes(self, event: Event) -> None:
         if isinstance(event, Performed) and not event.again:
             sizes = dict(zip(event.storages, event.nbytes, strict=True))
-            for value in self._outputs(event.results):
-                if value.payload is not EVICTED and kinds[type(value.payload)].enter is None:
-                    # whole: arrays in it, which the cache counts once, stay with it where the plan frees them
-                    whole = kinds[type(value.payload)].nbytes(value.payload)
-                    sizes[value.storage.number] = max(whole, sizes.get(value.storage.number, 0))
             self.made.update(
                 (value, (storage, sizes[storage])) for value, storage in zip(event.results, event.homes, strict=True)
             )
-
-    def _outputs(self, numbers: tuple[int, ...]) -> list[Value]:
-        """Of the operation that made these values, which has just run."""
-        for at, operation in enumerate(self._began):
-            if numbers and operation.number == numbers[0] and operation.runs:
-                del self._began[at]
-                return [output for output in operation.outputs if output is not None]
-        return []
 
 
 def _refuse() -> None:

@@ -161,6 +161,6 @@ def test_operators_are_of_the_program_s_line() -> None:
 def test_what_is_no_listener_and_no_path() -> None:
     """An error where they are given, not at the first step."""
     with pytest.raises(TypeError, match="takes a function of a Step, not 3"):
-        rt.budget("2MB").on_step(3)  # type: ignore[arg-type]
+        rt.budget("2MB").on_step(3)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(TypeError, match="native is True, False or None, not 'yes'"):
-        rt.budget("2MB", native="yes")  # type: ignore[arg-type]
+        rt.budget("2MB", native="yes")  # type: ignore[arg-type]  # on purpose

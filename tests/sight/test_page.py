@@ -272,7 +272,7 @@ def test_a_report_of_a_cache(tmp_path: Path) -> None:
     assert len(values) == 5
     for wrong in (3, None, b"run.jsonl"):
         with pytest.raises(TypeError, match="takes a cache, a program or the path of a trace"):
-            rc.report(wrong)  # type: ignore[arg-type]
+            rc.report(wrong)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ValueError, match=r"records nothing.*Cache\(\.\.\., trace='run\.jsonl\.gz'\)"):
         rc.report(rc.Cache())
     with pytest.raises(ValueError, match=r"is \.html, or \.svg"):
