@@ -8,7 +8,8 @@ from threading import current_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from recompute._adapters.adapter import MOST_BYTES, kinds
+from recompute._adapters.adapter import kinds
+from recompute._adapters.result_sizes import MOST_BYTES
 from recompute._context import current_cache, is_default
 from recompute._engine.arguments import bound, pack
 from recompute._engine.frames import HandleOf

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recompute._adapters.adapter import checked_size, fingerprint, kinds
+from recompute._adapters.adapter import fingerprint, kinds
+from recompute._adapters.result_sizes import checked_size
 from recompute._engine import destroyed
 from recompute._engine.events import Accessed, Added, Detached, Foresaw, Pinned, Unpinned
 from recompute._engine.finalizer import Held, HeldReference, Stay, StayReference

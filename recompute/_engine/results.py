@@ -11,7 +11,8 @@ from threading import get_ident
 from typing import Any
 
 from recompute import _cython as cython
-from recompute._adapters.adapter import MOST_BYTES, Misfit, checked_size, fingerprint, kinds, sizeof_result
+from recompute._adapters.adapter import Misfit, fingerprint, kinds
+from recompute._adapters.result_sizes import MOST_BYTES, checked_size, sizeof_result
 from recompute._engine.arguments import Outputs
 from recompute._engine.events import Performed
 from recompute._engine.graph import Operation, Options, Reference, Storage, Value, copy_of, remains_of
