@@ -4,7 +4,7 @@ It writes gpu.md and gpu.json there; `--parts torch,tests` chooses. Each part is
 limit, ten minutes for all together:
 
     tests    the tests of the adapters that need a device
-    torch    training within budgets: peak by the device's own statistics, seconds per step, equal losses
+    torch    training in less memory, in several ways: peak by the device's own statistics, milliseconds per step
     batch    the largest batch of a training in a fixed part of the device's memory, with and without a block
     shortage training in less memory than it needs, with "auto": allocations fail, and are retried
     streams  training on a separate stream, compared with the default stream
@@ -21,6 +21,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from operator import eq
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -32,9 +34,13 @@ from _common import facts, markdown, say
 ROOT: Final = Path(__file__).resolve().parent.parent
 ALL: Final = 600
 """Seconds for all parts."""
-SHARES: Final = (0.9, 0.8, 0.7, 0.6, 0.5)
+SHARES: Final = (0.8, 0.6, 0.5, 0.4)
 MODELS: Final = ("gpt2", "resnet", "unet", "vit")
-STEPS: Final = 8
+BATCHES: Final = {"gpt2": 16, "resnet": 16, "unet": 16, "vit": 16}
+"""How many times the batch of benchmarks/torch_sizes.py."""
+STEPS: Final = 7
+LEARNING: Final = 15
+"""Steps of a block, at most, before it is timed: by then it has a plan, or will have none."""
 
 Table = list[dict[str, Any]]
 
@@ -138,61 +144,100 @@ def tests(small: bool) -> Table:
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
 
 
-def training(model: str, small: bool, batch: int = 1) -> Any:
+def training(model: str, small: bool, batch: int = 4, run: Callable[..., Any] | None = None) -> Any:
     """A training of benchmarks/torch_sizes.py on the device; its batch so many times as large."""
     import torch
     from _torch_sizes_models import MODELS as MAKERS
+    from _torch_sizes_models import straight
 
     torch.manual_seed(0)
-    made = MAKERS[model](lambda block, *given: block(*given), small)
+    made = MAKERS[model](run or straight, small)
     made.module.cuda()
     made.x, made.y = [tensor.cuda().repeat(batch, *[1] * (tensor.dim() - 1)) for tensor in (made.x, made.y)]
     return made
 
 
-def steps(task: Any, count: int) -> tuple[float, int, list[float]]:
-    """(seconds of the median step, peak by the device's statistics, losses); the first two steps warm up."""
+def steps(task: Any, count: int, block: Any = None) -> tuple[float, int, list[float]]:
+    """(seconds of the median step, peak by the device's statistics, losses).
+
+    Timed are the last ones: two warm up before, or as many as a block needs to make its plan, at most 15.
+    """
     import torch
 
-    seconds, losses = [], []
-    for number in range(count):
-        if number == min(2, count - 1):
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
+    losses: list[float] = []
+    for number in range(2 if block is None else LEARNING):
+        losses.append(task.step().item())
+        if number and block is not None and not block.stats().foresight.startswith(("recording", "planning")):
+            break
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(count):
         began = perf_counter()
         losses.append(task.step().item())
         torch.cuda.synchronize()
         seconds.append(perf_counter() - began)
-    return median(seconds[2:] or seconds), torch.cuda.max_memory_allocated(), losses
+    return median(seconds), torch.cuda.max_memory_allocated(), losses
+
+
+def ways(model: str, small: bool) -> dict[str, Callable[[], tuple[Any, AbstractContextManager[Any]]]]:
+    """A training, and the context in which its steps run, by what the table calls it."""
+    import torch
+
+    import recompute as rc
+    import recompute_torch as rt
+
+    batch = 2 if small else BATCHES[model]
+
+    def checkpointed(block: Any, *given: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(block, *given, use_reentrant=False)
+
+    def within(**options: Any) -> Callable[[], tuple[Any, AbstractContextManager[Any]]]:
+        return lambda: (training(model, small, batch), rt.budget(**options))
+
+    host = {"cuda:0": [rc.Host("64GB")]}
+    return {
+        "plain": lambda: (training(model, small, batch), nullcontext()),
+        "a checkpoint for each block": lambda: (training(model, small, batch, checkpointed), nullcontext()),
+        "save_on_cpu, pinned": lambda: (training(model, small, batch), torch.autograd.graph.save_on_cpu(True)),
+        "a block without a limit": within(),
+        **{f"activations={share:.0%}": within(activations=f"{share:.0%}") for share in SHARES},
+        f"activations={SHARES[-1]:.0%}, tier in host memory": within(activations=f"{SHARES[-1]:.0%}", tiers=host),
+    }
 
 
 def torch_steps(small: bool) -> Table:
-    """Plain, a block without a limit, and shares of the activations."""
+    """Each way to train in less memory: its peak by the device's statistics, and the time of its median step."""
     import torch
 
     import recompute as rc
     import recompute_torch as rt
 
     torch.use_deterministic_algorithms(True, warn_only=True)
-    table = []
+    torch.set_float32_matmul_precision("high")
+    table: Table = []
     for model in MODELS:
-        plain, peak, losses = steps(training(model, small), STEPS)
-        torch.cuda.empty_cache()
-        table.append({"model": model, "budget": "plain", "peak MB": peak // 10**6, "time": 1.0, "same": True})
-        ways: list[dict[str, Any]] = [{}, *({"activations": share} for share in SHARES)]
-        for way in ways:
-            row: dict[str, Any] = {"model": model, "budget": f"activations={way['activations']:.0%}" if way else "none"}
-            task = training(model, small)
+        plain: tuple[float, int, list[float]] | None = None
+        for way, make in ways(model, small).items():
+            row: dict[str, Any] = {"model": model, "way": way}
+            task, around = make()
             try:
-                with rt.budget(**way) as block:
-                    took, most, found = steps(task, STEPS)
-                    row |= {"peak MB": most // 10**6, "time": round(took / plain, 2), "same": found == losses}
-                    row["repeated"] = block.stats().rematerializations
-            except rc.BudgetError:
-                row["peak MB"] = "no room"
+                with around as block:
+                    found = steps(task, STEPS, block if isinstance(block, rt.budget) else None)
+                    if isinstance(block, rt.budget):
+                        row["repeated"] = block.report().steps[-1].repeated
+                plain = plain or found
+                row |= {
+                    "ms": round(1e3 * found[0], 1),
+                    "times plain": round(found[0] / plain[0], 2),
+                    "peak MB": found[1] // 10**6,
+                    "of plain": round(found[1] / plain[1], 2),
+                    "same losses": all(map(eq, found[2], plain[2])),
+                }
+            except (rc.BudgetError, torch.OutOfMemoryError) as error:
+                row["peak MB"] = type(error).__name__
             table.append(row)
-            del task
+            del task, around, make
             torch.cuda.empty_cache()
     return table
 
@@ -206,12 +251,12 @@ def largest(small: bool) -> Table:
 
     table = []
     for model in MODELS:
-        _, peak, _ = steps(training(model, small), 3)
+        _, peak, _ = steps(training(model, small, 1), 3)
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(min(1.0, 2 * peak / total))
         row: dict[str, Any] = {"model": model, "memory MB": 2 * peak // 10**6}
-        for way, around in (("plain", None), ("block", int(1.8 * peak))):
+        for way, around in (("plain", None), ("block", int(1.8 * peak))):  # the rest is for what lies beside tensors
             fits = 0
             for factor in (1, 2, 3, 4, 6, 8, 12):
                 torch.cuda.empty_cache()

@@ -137,9 +137,13 @@ class Allocator:
             self._limits[device] = before
 
     def _make_room(self, size: int, device: int, error: MemoryError) -> Any:
-        """First give free blocks back, then evict, twice as much each time, until a block can be made."""
+        """Give free blocks back if they may do, then evict, twice as much each time, until a block can be made.
+
+        What is given back must be asked of the device again: that takes milliseconds for each block, and waits for it.
+        """
         with self._room:
-            pointer = self._try(size)
+            free = self.pool.total_bytes() - self.pool.used_bytes()
+            pointer = self._try(size) if free >= size else None
             if pointer is not None:
                 return pointer
             if self._making or not self.installed:  # someone who listens to evictions allocates; or it was uninstalled

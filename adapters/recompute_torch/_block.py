@@ -30,6 +30,7 @@ _FAKE: Final = (FakeTensor, FunctionalTensor)
 _FAKING: Final = torch._C._TorchDispatchModeKey.FAKE
 _mode_of: Final = torch._C._get_dispatch_mode
 _PLAIN: Final = torch._C._disabled_torch_dispatch_impl
+_modes: Final = torch._C._len_torch_function_stack
 
 
 class _Mode(TorchDispatchMode):
@@ -58,6 +59,9 @@ class _Mode(TorchDispatchMode):
             return func(*args, **(kwargs or _NONE))
         try:
             known = self._rules.get(id(func)) or self._tracker.learn(func)
+            if _modes():  # mostly none: they are only left where code in C++ calls an operator, such as nested_tensor
+                with torch._C.DisableTorchFunction():
+                    return known[0](func, known[1], args, kwargs or _NONE)
             return known[0](func, known[1], args, kwargs or _NONE)
         except rc.BudgetError as error:
             explain(error, self._tracker.floor_now(), self._tracker.cache.extend.pools())

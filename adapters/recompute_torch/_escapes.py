@@ -13,11 +13,12 @@ from threading import Lock
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from recompute.extend import node_of
 from recompute_torch._memory import storage_of
 from recompute_torch._recipe import tensors
-from recompute_torch._storages import Handle
+from recompute_torch._storages import Handle, Storages
 
 Names = dict[Any, tuple[str, ...]]
 """By their owner."""
@@ -47,6 +48,12 @@ MOVES: Final[Names] = {
 WRITES: Final[Names] = {torch.Tensor: ("apply_", "map2_", "map_")}
 """They write to the memory of their first argument, and read that of the others."""
 
+CAPTURES: Final[Names] = {torch.cuda.graph: ("__enter__",), torch.cuda.CUDAGraph: ("capture_begin",)}
+"""They record addresses of memory."""
+
+REPLAYS: Final[Names] = {torch.cuda.CUDAGraph: ("replay",)}
+"""They write to memory at addresses that were recorded."""
+
 _lock: Final = Lock()
 _open = 0
 _before: Final[dict[tuple[Any, str], Any]] = {}
@@ -58,11 +65,11 @@ def guard() -> None:
     with _lock:
         _open += 1
         if _open == 1:
-            for table, prepare in _PREPARED:
+            for table, surround in _SURROUNDED:
                 for owner, names in table.items():
                     for name in names:
                         _before[owner, name] = vars(owner).get(name)
-                        setattr(owner, name, _preceded(getattr(owner, name), prepare))
+                        setattr(owner, name, surround(getattr(owner, name)))
 
 
 def unguard() -> None:
@@ -141,10 +148,43 @@ def handle_of(tensor: torch.Tensor) -> Handle | None:
         return None
 
 
-_PREPARED: Final[tuple[tuple[Names, Prepare], ...]] = (
-    (READS, _stay),
-    (HANDS_OUT, _hand_out),
-    (LENDS, _lend),
-    (MOVES, _move),
-    (WRITES, _write),
+def _trackers() -> list[Storages]:
+    """Of the blocks in which this thread takes part."""
+    modes = (getattr(mode, "_tracker", None) for mode in _get_current_dispatch_mode_stack())
+    return [tracker for tracker in modes if isinstance(tracker, Storages) and not tracker.closed]
+
+
+def _refused(function: Callable[..., Any]) -> Any:
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if _trackers():
+            raise RuntimeError(
+                "a CUDA graph cannot be captured inside of a budget block: it would write to memory that is evicted "
+                "later; capture it before the block, where it can also be replayed"
+            )
+        return function(*args, **kwargs)
+
+    return guarded
+
+
+def _committed(function: Callable[..., Any]) -> Any:
+    """Nothing is to be made again from what a replay writes over: there is no telling what that is."""
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        for tracker in _trackers():
+            tracker.commit()
+        return function(*args, **kwargs)
+
+    return guarded
+
+
+_SURROUNDED: Final[tuple[tuple[Names, Callable[[Callable[..., Any]], Any]], ...]] = (
+    (READS, partial(_preceded, prepare=_stay)),
+    (HANDS_OUT, partial(_preceded, prepare=_hand_out)),
+    (LENDS, partial(_preceded, prepare=_lend)),
+    (MOVES, partial(_preceded, prepare=_move)),
+    (WRITES, partial(_preceded, prepare=_write)),
+    (CAPTURES, _refused),
+    (REPLAYS, _committed),
 )

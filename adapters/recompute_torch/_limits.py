@@ -45,11 +45,16 @@ def _size(device: str, budget: Any) -> Any:
     return parse_budget(budget, whole=lambda: int(torch.cuda.mem_get_info(torch.device(device))[1]))
 
 
+_FEW: Final = 0.01
+"""Of all activations: what a device has beside others that it does not matter how many more it gets."""
+
+
 class Activations:
     """The budget of each device: what stays in memory there, and room for activations.
 
     In the first step that is what stays so far. Afterwards it is what stayed at its end, gradients and what the
-    optimizer remembers included; so the budget is a number. For a share, the first step is measured without a limit.
+    optimizer remembers included; so the budget is a number. For a share, the first step is measured without a limit; a
+    device that has next to none of the activations, as the CPU beside a GPU, is not limited afterwards either.
     """
 
     def __init__(self, cache: rc.Cache, activations: Any) -> None:
@@ -70,8 +75,11 @@ class Activations:
 
     def stepped(self) -> None:
         """A step is over: all that it needs to keep has been there."""
-        limits = {}
+        limits: dict[str, int] = {}
+        total = sum(self._most.values())
         for device, most in self._most.items():
+            if not isinstance(self._room, int) and most < _FEW * total:
+                continue
             pool = self._cache.extend.pools().get(device)
             room = self._room if isinstance(self._room, int) else max(1, int(self._room * most))
             limits[device] = max(self._limits.get(device, 0), room + (0 if pool is None else pool.sources))

@@ -19,14 +19,21 @@ from weakref import ref
 
 import torch
 
+import recompute as rc
 from recompute import extend
 
 Storage = torch.UntypedStorage
 
 T = TypeVar("T")
 
-storage_of: Final = torch._C.TensorBase.untyped_storage
-"""The storage of a tensor, past whatever stands before this method while a block is open."""
+storage_below_modes: Final = torch._C.TensorBase.untyped_storage
+"""The storage of a tensor, past whatever stands before this method while a block is open; with no mode in between."""
+
+
+def storage_of(tensor: torch.Tensor) -> Storage:
+    """The same, whatever modes there are, such as a default device: each would call what stands before the method."""
+    with torch._C.DisableTorchFunction():
+        return storage_below_modes(tensor)
 
 
 def uninterrupted(*steps: partial[Any]) -> None:
@@ -144,7 +151,17 @@ def same(one: Any, other: Any) -> bool:
 
 def copy(storage: Any) -> Any:
     """The same bytes once more."""
-    return quietly(lambda: Storage(storage.nbytes(), device=storage.device).copy_(storage))
+    return quietly(lambda: empty(storage.nbytes(), storage.device).copy_(storage))
+
+
+def empty(nbytes: int, device: torch.device) -> Any:
+    """A new storage; if that cannot be allocated, the cache makes room for it."""
+    try:
+        return Storage(nbytes, device=device)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return try_again(error, Storage, (nbytes,), {"device": device})
 
 
 def quietly(function: Callable[[], T]) -> T:
@@ -179,7 +196,7 @@ def bytes_of(storage: Storage) -> memoryview:
 
 def new_storage(nbytes: int, device: torch.device, load: Callable[[Any], None]) -> Storage:
     """A storage of its own whose bytes `load` gives."""
-    storage = quietly(lambda: Storage(nbytes, device=device))
+    storage = quietly(lambda: empty(nbytes, device))
     if device.type == "cpu":
         load(_view(storage))
     else:
@@ -242,6 +259,7 @@ def timer(device: str) -> Callable[[], Callable[[], float | None]] | None:
 
 
 _ASKED: Final = re.compile(r"ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB)")
+_DEVICE: Final = re.compile(r"\bGPU (\d+)")
 _UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -250,20 +268,23 @@ def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def try_again(error: RuntimeError, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """What `function` returns once the cache has evicted enough; twice as much each time.
+def try_again(
+    error: RuntimeError, function: Callable[..., T], args: Any, kwargs: dict[str, Any], cache: rc.Cache | None = None
+) -> T:
+    """What `function` returns once the cache, that of the operation that runs here, has evicted enough.
 
-    Raises `error` if there is no cache to ask, or if nothing more can be evicted.
+    Twice as much each time. Raises `error` if there is no cache to ask, or if nothing more can be evicted.
     """
     frame = extend.running()
-    if frame is None:
+    if cache is None and frame is not None:
+        cache = frame.engine.cache
+    if cache is None:
         raise error
-    device = device_name(
-        next((argument.device for argument in args if isinstance(argument, torch.Tensor)), torch.device("cpu"))
-    )
-    asked = _ASKED.search(str(error))
+    text = str(error)
+    place, asked = _DEVICE.search(text), _ASKED.search(text)
+    device = f"cuda:{place[1]}" if place and isinstance(error, torch.OutOfMemoryError) else "cpu"
     wanted = int(float(asked[1]) * _UNITS[asked[2]]) if asked else 2**20
-    while frame.engine.cache.release_memory(max(1, wanted), device):
+    while cache.release_memory(max(1, wanted), device):
         try:
             return function(*args, **kwargs)
         except RuntimeError as again:

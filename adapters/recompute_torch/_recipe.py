@@ -20,6 +20,7 @@ from recompute_torch._memory import (
     Storage,
     copy,
     device_name,
+    empty,
     new_memory,
     out_of_memory,
     quietly,
@@ -116,8 +117,19 @@ class Call:
     def _first_draw(self, args: Any, kwargs: dict[str, Any]) -> Any:
         with turn:
             self.states = states(args, kwargs)
-            self.result = result = self.func(*args, **kwargs)
+            try:
+                result = self.func(*args, **kwargs)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                result = try_again(error, self._draw_again, args, kwargs)
+            self.result = result
         return _given(new_memories(result))
+
+    def _draw_again(self, *args: Any, **kwargs: Any) -> Any:
+        for generator, state in self.states:
+            generator.set_state(state)
+        return self.func(*args, **kwargs)
 
     def again(self, memories: tuple[Memory, ...], copies: dict[int, Storage]) -> list[Memory]:
         """The memory of new outputs; `copies` stand in for the memory with these numbers."""
@@ -237,12 +249,15 @@ class Write(Call):
 class Look:
     """A call that makes nothing the cache could make again: it runs once, while its arguments stay."""
 
-    __slots__ = ("before", "func", "live", "result")
+    __slots__ = ("before", "func", "live", "result", "writes")
 
     keeps_states = True
 
-    def __init__(self, func: Callable[..., Any], live: tuple[Any, dict[str, Any]], before: Callable[[], None]) -> None:
+    def __init__(
+        self, func: Callable[..., Any], live: tuple[Any, dict[str, Any]], before: Callable[[], None], *, writes: bool
+    ) -> None:
         self.func = func
+        self.writes = writes  # if it fails it may have done so: it does not run again
         self.live: Any = live
         self.result: Any = None
         self.before = before  # called when the arguments are there
@@ -250,7 +265,12 @@ class Look:
     def __call__(self, *memories: Memory) -> None:
         (args, kwargs), self.live = self.live, None
         self.before()
-        self.result = self.func(*args, **kwargs)
+        try:
+            self.result = self.func(*args, **kwargs)
+        except RuntimeError as error:
+            if self.writes or not out_of_memory(error):
+                raise
+            self.result = try_again(error, self.func, args, kwargs)
 
     def size_key(self) -> Hashable:
         return Look
@@ -284,7 +304,7 @@ def _filled(argument: Any, given: Iterator[Storage], used: list[Storage]) -> Any
     if cls is tuple:
         return tensor_on(next(given), argument)
     if cls is Blank:
-        storage = Storage(argument.nbytes, device=argument.device)
+        storage = empty(argument.nbytes, argument.device)
         used.append(storage)
         return tensor_on(storage, argument.geometry)
     if cls is list:

@@ -19,7 +19,15 @@ import torch
 import recompute as rc
 from recompute.extend import Value, node_of
 from recompute_torch._holders import Floor
-from recompute_torch._memory import Lost, Storage, device_name, storage_of
+from recompute_torch._memory import (
+    Lost,
+    Storage,
+    device_name,
+    out_of_memory,
+    storage_below_modes,
+    storage_of,
+    try_again,
+)
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
 from recompute_torch._storages import Handle, Storages
@@ -93,7 +101,7 @@ class Tracker(Storages):
     def _makes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """All outputs are new: an operation."""
         if self.stepping and rule.pointwise and self._passing(args, kwargs):
-            result = func(*args, **kwargs)
+            result = self._with_room(func, args, kwargs)
             self.cache.extend.count_operation()
             self._count(result)
             return result
@@ -228,7 +236,7 @@ class Tracker(Storages):
 
     def _buffers(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """A buffer that will be written to, maybe by its address: a source, until an operator writes all of it."""
-        result = func(*args, **kwargs)
+        result = self._with_room(func, args, kwargs)
         for storage in new_storages(result):
             handle = self._source(storage, "unwritten")
             if self._moves and "empty" not in rule.name:  # an optimizer begins with zeros
@@ -265,7 +273,7 @@ class Tracker(Storages):
                 handle = self._handle(tensor)
                 if handle is not None:
                     nodes.append(node_of(handle))
-        look = Look(func, (args, kwargs), partial(self.wrote, written))
+        look = Look(func, (args, kwargs), partial(self.wrote, written), writes=bool(written))
         self._run(look, nodes, _getframe(1), single=True)
         self._kept_by(look.result, args, kwargs)
         return look.result
@@ -292,7 +300,7 @@ class Tracker(Storages):
         for argument in given:
             if isinstance(argument, Tensor):
                 try:
-                    storage = storage_of(argument)
+                    storage = storage_below_modes(argument)
                     handle = storage._recompute  # type: ignore[attr-defined]  # ours
                 except AttributeError:  # it is new
                     if hasattr(storage, "_passing"):
@@ -314,6 +322,15 @@ class Tracker(Storages):
                     self.hand_out(storage_of(tensor))
 
     # Operations
+
+    def _with_room(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call what only makes something, outside of the cache; if an allocation fails, the cache makes room."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            return try_again(error, func, args, kwargs, self.cache)
 
     def _run(self, function: Call | Look, nodes: Sequence[Value], frame: FrameType, *, single: bool) -> list[Handle]:
         """Let the cache run a call; what refers to its outputs. `frame` is the one below the methods of this class."""
@@ -347,7 +364,7 @@ class Tracker(Storages):
             cls = type(argument)
             if cls is Tensor or cls is Parameter:
                 try:
-                    handle = storage_of(argument)._recompute  # type: ignore[attr-defined]  # ours
+                    handle = storage_below_modes(argument)._recompute  # type: ignore[attr-defined]  # ours
                     elements = argument.dtype, argument.shape, argument.stride()
                 except (AttributeError, RuntimeError):  # it is new, has no storage, or is nested
                     return None

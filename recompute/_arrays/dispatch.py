@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from inspect import signature
@@ -190,13 +191,16 @@ def _place_of_out(function: Callable[..., Any]) -> tuple[int, list[str]]:
     """Where `out` stands among the parameters of a function, and their names; far away, if nowhere."""
     try:
         parameters = signature(function).parameters.values()
-    except (TypeError, ValueError):  # made in another language, and without a description
-        return maxsize, []
-    names = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
+    except (TypeError, ValueError):  # made in another language; Cython's, such as CuPy's, are documented
+        described = re.match(r"[\w.]+\(([^()]*)\)", getattr(function, "__doc__", None) or "")
+        parts = filter(None, described[1].split(", ")) if described else ()
+        names = [part.partition("=")[0].split()[-1] for part in parts]
+    else:
+        names = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
     return names.index("out") if "out" in names else maxsize, names
 
 
