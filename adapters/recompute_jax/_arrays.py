@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
+from jax._src.literals import TypedNdArray  # there is no public way to make an array of weak type
 from jax.extend import source_info_util
 
 import recompute as rc
@@ -252,10 +253,10 @@ class JaxAdapter(rc.adapters.ArrayAdapter):
         load(memory)
         words = memory.view(head.dtype).reshape(head.shape)
         with self.repeated():
+            if head.weak_type:  # as JAX itself does when it unpickles
+                words = TypedNdArray(words, jax.core.ShapedArray(words.shape, words.dtype, weak_type=True))
             with jax.enable_x64(True), jax.default_device(next(iter(head.sharding.device_set))):
                 array = jax.device_put(words, head.sharding if head.committed else None)
-            if head.weak_type:
-                array.aval = array.aval.update(weak_type=True)  # as JAX itself does when it unpickles
             return array if head.keys is None else jax.random.wrap_key_data(array, impl=head.keys)
 
     def outline(self, value: Any) -> rc.adapters.Outline:

@@ -205,7 +205,7 @@ def test_programs(program: list[tuple[str, int]], budget: int | None) -> None:
                 elif name in ("delete", "donate"):
                     (delete if name == "delete" else donate)(value.get())
                 elif name == "get":
-                    assert value.get().tolist() == expected[at]
+                    assert bool((value.get() == jnp.asarray(expected[at])).all())  # `tolist` may prevent a donation
                 elif name == "hold":
                     held.append(value.get())
                 elif name == "drop" and len(values) > 1:

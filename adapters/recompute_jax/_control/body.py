@@ -19,7 +19,7 @@ from typing import Any, Final
 from jax.extend.core import JaxprEqn, Var
 
 from recompute_jax._program.costs import flops, kind, nbytes, weigh
-from recompute_jax._program.jaxpr import Atom, bind, effects, flatten, read
+from recompute_jax._program.jaxpr import Atom, bind, effects, flatten, read, scan_operands
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Body:
         self.eqn = eqn
         self.length: int = params["length"]
         self.reverse: bool = params["reverse"]
-        constants, carries = params["num_consts"], params["num_carry"]
+        constants, carries = scan_operands(eqn)
         flat = flatten(params["jaxpr"])
         self.flat = flat
         self.constants = flat.invars[:constants]

@@ -25,7 +25,7 @@ from recompute_jax._control.groups import Group, groups_of
 from recompute_jax._control.rewrite import rewrite
 from recompute_jax._control.shapes import Part, Shape, shape, smallest, uniform
 from recompute_jax._program.costs import flops
-from recompute_jax._program.jaxpr import Flat, bind, flatten, read, trace
+from recompute_jax._program.jaxpr import Flat, bind, flatten, read, scan_operands, trace
 
 _NOTICED: Final = 0.05  # of the budget: groups that stack less are left as they are
 _SHARES: Final = (0.6, 0.3)
@@ -183,9 +183,10 @@ def _inside(outer: Body, group: Group) -> dict[int, _Inner]:
             continue
         if eqn.primitive.name == "cond":
             inside[id(eqn)] = _Cond(eqn, late)
-        elif eqn.primitive.name == "scan" and eqn.params["length"] > 1 and late[-1] >= eqn.params["num_carry"]:
-            carries = eqn.params["num_carry"]
-            inside[id(eqn)] = _Scan(eqn, [place - carries for place in late if place >= carries])
+        elif eqn.primitive.name == "scan" and eqn.params["length"] > 1:
+            _, carries = scan_operands(eqn)
+            if late[-1] >= carries:
+                inside[id(eqn)] = _Scan(eqn, [place - carries for place in late if place >= carries])
     return {number: inner for number, inner in inside.items() if inner.options}
 
 

@@ -33,7 +33,7 @@ from recompute.extend import clock_of, running
 from recompute.planners import last_uses
 from recompute_jax._arrays import OUT_OF_MEMORY, make_room
 from recompute_jax._program.costs import nbytes
-from recompute_jax._program.jaxpr import bind, effects, flatten
+from recompute_jax._program.jaxpr import bind, effects, flatten, scan_operands
 
 _config: Any = jax.config  # which has no types
 
@@ -313,15 +313,16 @@ def _step(equation: JaxprEqn, dead: list[Var], place: dict[Var, int], unroll_sca
     params = equation.params
     scan = None
     if unroll_scans and equation.primitive.name == "scan" and params["length"] > 1:
-        body, carries = params["jaxpr"], params["num_carry"]
+        body = params["jaxpr"]
+        constants, carries = scan_operands(equation)
         scan = Scan(
             Program(body, unroll_scans, measure, equation.source_info),
             tuple([atom if isinstance(atom, Literal) else place[atom] for atom in equation.invars]),
-            params["num_consts"],
+            constants,
             carries,
             params["length"],
             params["reverse"],
-            tuple([nbytes(aval) for aval in body.in_avals[params["num_consts"] + carries :]]),
+            tuple([nbytes(aval) for aval in body.in_avals[constants + carries :]]),
             tuple([nbytes(var.aval) for var in equation.outvars[carries:]]),
         )
     return Step(

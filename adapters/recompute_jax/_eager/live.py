@@ -176,7 +176,8 @@ class _Trace(jax.core.Trace):
         except TypeError:  # a parameter that cannot be hashed
             closed = _staged.__wrapped__(primitive, avals, items, around)
         leaves = list(map(self._leaf, tracers))
-        made = Run(place_of_caller(), self.cache).everything(prepared(closed), leaves, recomputable=True)
+        with set_current_trace(EVAL):  # type: ignore[no-untyped-call]  # JAX's
+            made = Run(place_of_caller(), self.cache).everything(prepared(closed), leaves, recomputable=True)
         results = [Live(self, handle, aval) for handle, aval in zip(made, closed.out_avals, strict=True)]
         return results if primitive.multiple_results else results[0]
 

@@ -105,6 +105,15 @@ def planned_call(equation: JaxprEqn) -> ClosedJaxpr | None:
     return getattr(equation.params.get("_prim"), "jaxpr", None)
 
 
+def scan_operands(equation: JaxprEqn) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many carries; these come next, and the others are stacks."""
+    params = equation.params
+    if "num_carry" in params:  # before JAX 0.11
+        return params["num_consts"], params["num_carry"]
+    constants, carries, _ = map(len, params["ft_in"].unpack())
+    return constants, carries
+
+
 def _is_name(equation: JaxprEqn) -> bool:
     """Whether it is a `checkpoint_name`, with or without that flag."""
     return equation.primitive.name == "name" or type(equation.params.get("_prim")).__name__ == "CheckpointName"

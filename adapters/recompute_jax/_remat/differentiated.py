@@ -1,7 +1,7 @@
 """A planned function under `grad`: the backward pass is planned too, together with the forward pass.
 
 Differentiating planned equations would keep what was to be recomputed. So a planned function in a larger one is one
-operation, with rules of its own (JAX calls that a `VJPHiPrimitive`), until it is lowered. If its one differentiable
+operation, with rules of its own (JAX calls that a `HiPrim`), until it is lowered. If its one differentiable
 result is a number, as a loss is, its value and gradient are one program within the budget. Otherwise the forward pass
 keeps nothing but the arguments, and the backward pass, which runs it again, is a program within the budget.
 
@@ -11,21 +11,23 @@ keeps nothing but the arguments, and the backward pass, which runs it again, is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import tree_util
 from jax._src import checkify  # it has no public way to add a rule
-from jax._src.hijax import VmapOf, call_hi_primitive_p
+from jax._src.hijax import call_hi_primitive_p
 from jax.experimental import hijax
-from jax.experimental.hijax import VJPHiPrimitive, Zero
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.experimental.hijax import Zero
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, unmapped_aval
 
 from recompute_jax._program.gates import varying_axes
 from recompute_jax._program.jaxpr import lifted, trace
 from recompute_jax._remat.report import PlannedProgram
 
+_HiPrim: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive  # the name before JAX 0.11
 _instantiate: Any = hijax.instantiate_zeros  # which has no types
 
 Results = tuple[Any, ...]
@@ -78,8 +80,46 @@ def _chosen(fn: Callable[..., Results], places: Sequence[int], args: Sequence[An
     return run
 
 
-class PlannedCall(VJPHiPrimitive):
-    """The operation. Arguments and results are tuples of arrays."""
+class _Operation(_HiPrim):  # type: ignore[misc]  # JAX's
+    """Planned. Arguments and results are tuples of arrays."""
+
+    in_avals: tuple[Any, ...]
+    out_aval: tuple[Any, ...]
+    effects: frozenset[Any]
+    skip_linearization_on_zero_tangents = True  # otherwise JAX from 0.11 on differentiates what needs no derivative
+
+    def plain(self, *args: Any) -> Results:
+        """As it is without a plan."""
+        raise NotImplementedError
+
+    def number(self, places: Sequence[int]) -> int | None:
+        """Which result is a number whose gradients, for the arguments at these places, are made with it; None: none."""
+        raise NotImplementedError
+
+    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+        ends = (0,) * len(self.out_aval)
+        if self.effects:
+            return _mapped(self.plain, axis_data, dims, 0)(*args), ends
+        return _Batch(self, axis_data, dims)(*args), ends
+
+    def jvp(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        places = _inexact(self.in_avals)
+        moving = tuple([_instantiate(tangents[at]) for at in places])
+        function = _chosen(self.expand, places, primals)
+        made, slopes = jax.jvp(function, tuple([primals[at] for at in places]), moving)
+        return made, tuple(map(_or_zero, slopes, self.out_aval))
+
+    def lin(self, moving: Any, *args: Any) -> tuple[Any, Any]:
+        places = _inexact(self.in_avals)
+        return jax.linearize(_chosen(self.expand, places, args), *[args[at] for at in places])
+
+    def linearized(self, kept: Any, *tangents: Any) -> Results:
+        slopes = kept(*[_instantiate(tangents[at]) for at in _inexact(self.in_avals)])
+        return tuple(map(_or_zero, slopes, self.out_aval))
+
+
+class PlannedCall(_Operation):
+    """A planned function."""
 
     call: Call
 
@@ -88,29 +128,26 @@ class PlannedCall(VJPHiPrimitive):
         self.out_aval = tuple(call.closed.out_avals)
         self.params = {"jaxpr": call.closed, "call": call}
         self.effects = frozenset(call.closed.effects)
-        super().__init__()  # type: ignore[no-untyped-call]  # JAX's
+        super().__init__()
+
+    def plain(self, *args: Any) -> Results:
+        return self.call.plain(*args)
 
     def expand(self, *args: Any) -> Results:
         return self.call.run(*args)
 
-    def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
-        if not self.effects:
-            return super().batch(axis_data, args, dims)  # type: ignore[no-untyped-call]  # JAX's
-        names = {"axis_name": axis_data.name, "axis_size": axis_data.size, "spmd_axis_name": axis_data.spmd_name}
-        made = jax.vmap(self.call.plain, dims, **names)(*args)  # JAX's batch of an operation forgets effects
-        return made, (0,) * len(made)
-
-    def batch_dim_rule(self, axis_data: Any, dims: Any) -> tuple[int, ...]:
-        return (0,) * len(self.out_aval)
-
     def vjp_fwd(self, moving: Any, *args: Any) -> tuple[Any, Any]:
-        places = tuple([at for at, moves in enumerate(moving) if moves is not False and _is_inexact(self.in_avals[at])])
+        places = _moving(moving, self.in_avals)
+        number = self.number(places)
+        if number is None:
+            return self(*args), _Kept(places, None, args)
+        made = self.call.derived(places, self._value_and_gradient(places, number), self.in_avals)(*args)
+        count = len(self.out_aval)
+        return made[:count], _Kept(places, number, made[count:])
+
+    def number(self, places: Sequence[int]) -> int | None:
         floats = _inexact(self.out_aval)
-        if len(floats) == 1 and self._is_loss(self.out_aval[floats[0]], places):
-            made = self.call.derived(places, self._value_and_gradient(places, floats[0]), self.in_avals)(*args)
-            count = len(self.out_aval)
-            return made[:count], _Kept(places, floats[0], made[count:])
-        return self(*args), _Kept(places, None, args)
+        return floats[0] if len(floats) == 1 and self._is_loss(self.out_aval[floats[0]], places) else None
 
     def _is_loss(self, result: Any, places: Sequence[int]) -> bool:
         """Whether gradients times the slope of this result are the slopes of these arguments.
@@ -136,21 +173,6 @@ class PlannedCall(VJPHiPrimitive):
         for at, slope in zip(kept.places, back, strict=False):
             results[at] = slope
         return tuple(results)
-
-    def jvp(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        places = _inexact(self.in_avals)
-        moving = tuple([_instantiate(tangents[at]) for at in places])
-        function = _chosen(self.call.run, places, primals)
-        made, slopes = jax.jvp(function, tuple([primals[at] for at in places]), moving)
-        return made, tuple(map(_or_zero, slopes, self.out_aval))
-
-    def lin(self, moving: Any, *args: Any) -> tuple[Any, Any]:
-        places = _inexact(self.in_avals)
-        return jax.linearize(_chosen(self.call.run, places, args), *[args[at] for at in places])
-
-    def linearized(self, kept: Any, *tangents: Any) -> Results:
-        slopes = kept(*[_instantiate(tangents[at]) for at in _inexact(self.in_avals)])
-        return tuple(map(_or_zero, slopes, self.out_aval))
 
     def _value_and_gradient(self, places: Sequence[int], result: int) -> Callable[..., Results]:
         def run(*args: Any) -> Results:
@@ -180,6 +202,69 @@ class PlannedCall(VJPHiPrimitive):
         return run
 
 
+class _Batch(_Operation):
+    """An operation for many arguments, whose budget is for each."""
+
+    one: _Operation
+    axis: Any
+    dims: tuple[int | None, ...]
+    """Where an argument has them one after another; None: it is the same for all. Results begin with them."""
+
+    def __init__(self, one: _Operation, axis: Any, dims: Sequence[int | None]) -> None:
+        self.in_avals = tuple([self._many(aval, axis, dim) for aval, dim in zip(one.in_avals, dims, strict=True)])
+        self.out_aval = tuple([self._many(aval, axis, 0) for aval in one.out_aval])
+        self.params = {"one": one, "axis": axis, "dims": tuple(dims)}
+        super().__init__()
+
+    def plain(self, *args: Any) -> Results:
+        return self._each(self.one.plain)(*args)
+
+    def expand(self, *args: Any) -> Results:
+        return self._each(self.one.expand)(*args)
+
+    def number(self, places: Sequence[int]) -> int | None:
+        return self.one.number(places)
+
+    def vjp_fwd(self, moving: Any, *args: Any) -> tuple[Any, Any]:
+        places = _moving(moving, self.in_avals)
+        if self.number(places) is None:
+            return self(*args), _Kept(places, None, args)
+        return self._each(partial(self.one.vjp_fwd, moving))(*args)
+
+    def vjp_bwd_retval(self, kept: Any, slopes: Any) -> Results:
+        results = [Zero(aval.to_ct_aval()) for aval in self.in_avals]
+        if kept.number is not None and isinstance(slopes[kept.number], Zero):
+            return tuple(results)
+        floats = _inexact(self.out_aval)
+
+        def back(arrays: Any, given: Sequence[Any]) -> list[Any]:
+            slopes = [Zero(aval.to_ct_aval()) for aval in self.one.out_aval]
+            for at, slope in zip(floats, given, strict=True):
+                slopes[at] = slope
+            found = self.one.vjp_bwd_retval(_Kept(kept.places, kept.number, arrays), slopes)
+            return [found[at] for at in kept.places]
+
+        given = [_instantiate(slopes[at]) for at in floats]
+        ends = [self.dims[at] or 0 for at in kept.places]
+        starts = self.dims if kept.number is None else 0, 0
+        for at, slope in zip(kept.places, _mapped(back, self.axis, starts, ends)(kept.arrays, given), strict=True):
+            results[at] = slope.sum(0) if self.dims[at] is None else slope
+        return tuple(results)
+
+    def _each(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return _mapped(fn, self.axis, self.dims, 0)
+
+    @staticmethod
+    def _many(aval: Any, axis: Any, dim: int | None) -> Any:
+        return unmapped_aval(axis.size, dim, aval, axis.explicit_mesh_axis)
+
+
+def _mapped(fn: Callable[..., Any], axis: Any, starts: Any, ends: Any) -> Callable[..., Any]:
+    """The function for many arguments: what is called with an `axis` is a batch that JAX makes."""
+    spread = axis.spmd_name or axis.explicit_mesh_axis
+    return jax.vmap(fn, starts, ends, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=spread)
+
+
 @tree_util.register_pytree_node_class
 class _Kept:
     """What the forward pass keeps: of a number its gradients, otherwise the arguments."""
@@ -196,6 +281,11 @@ class _Kept:
     @classmethod
     def tree_unflatten(cls, about: Any, children: Any) -> _Kept:
         return cls(*about, *children)
+
+
+def _moving(moving: Any, avals: Sequence[Any]) -> tuple[int, ...]:
+    """Which arguments a derivative is for, by place."""
+    return tuple([at for at in _inexact(avals) if moving[at] is not False])
 
 
 def _inexact(avals: Sequence[Any]) -> list[int]:
@@ -216,6 +306,8 @@ def _or_zero(slope: Any, aval: Any) -> Any:
 
 
 _others: Any = checkify.error_checks[call_hi_primitive_p]
+_checked: Any = checkify.checkify_jaxpr_flat
+_checking: Any = checkify.jaxpr_to_checkify_jaxpr
 
 
 def is_check(effect: Any) -> bool:
@@ -223,28 +315,19 @@ def is_check(effect: Any) -> bool:
     return isinstance(effect, checkify.ErrorEffect)
 
 
-def _rule(error: Any, enabled: Any, *values: Any, _prim: Any) -> Any:
-    plain = _plain(_prim)
-    if plain is None:
-        return _others(error, enabled, *values, _prim=_prim)
-    given, structure = tree_util.tree_flatten(error)
+def _rule(*given: Any, _prim: Any) -> Any:
+    if not isinstance(_prim, _Operation):
+        return _others(*given, _prim=_prim)
+    at = next(at for at, each in enumerate(given) if isinstance(each, checkify.Error))
+    context, (error, enabled, *values) = given[:at], given[at:]  # since JAX 0.11 one object, before that nothing
+    flat, structure = tree_util.tree_flatten(error)
     if not isinstance(_prim, PlannedCall):  # a batch of them, whose budget is for each
-        whole = trace(plain, map(jax.typeof, values))
-        return checkify.checkify_jaxpr_flat(whole.jaxpr, whole.consts, enabled, structure, *given, *values)
-    types = [jax.typeof(value) for value in (*given, *values)]
-    checking, tree, _ = checkify.jaxpr_to_checkify_jaxpr(_prim.call.closed, enabled, structure, *types)
+        whole = trace(_prim.plain, map(jax.typeof, values))
+        return _checked(*context, whole.jaxpr, whole.consts, enabled, structure, *flat, *values)
+    types = [jax.typeof(value) for value in (*flat, *values)]
+    checking, tree, _ = _checking(*context, _prim.call.closed, enabled, structure, *types)
     checked = ClosedJaxpr(lifted(checking).jaxpr, ())
-    return tree_util.tree_unflatten(tree, _prim.call.made_of(checked)(*checking.consts, *given, *values))
-
-
-def _plain(operation: Any) -> Callable[..., Any] | None:
-    """What a planned function, or a batch of them, computes; None: it is something else."""
-    if isinstance(operation, PlannedCall):
-        return operation.call.plain
-    inner = _plain(operation.prim) if isinstance(operation, VmapOf) else None
-    if inner is None:
-        return None
-    return jax.vmap(inner, operation.in_dims, operation.out_dim, **operation._vmap_params)
+    return tree_util.tree_unflatten(tree, _prim.call.made_of(checked)(*checking.consts, *flat, *values))
 
 
 checkify.error_checks[call_hi_primitive_p] = _rule

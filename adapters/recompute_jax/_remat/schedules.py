@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src import config  # there is no public way to have a mesh in force while JAX traces
+from jax._src.sharding_impls import _internal_use_concrete_mesh  # `jax.set_mesh` may not be called while JAX traces
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding
 
@@ -98,16 +98,12 @@ def mesh_of(closed: ClosedJaxpr, arguments: Sequence[Argument]) -> Mesh | None:
 
 @contextmanager
 def _in_force(mesh: Mesh | None) -> Iterator[None]:
-    """As `jax.set_mesh`, which may not be called while JAX traces."""
+    """As by `jax.set_mesh`."""
     if mesh is None:
         yield
         return
-    before = config.abstract_mesh_context_manager.swap_local(mesh.abstract_mesh), config.device_context.swap_local(mesh)
-    try:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _internal_use_concrete_mesh(mesh):
         yield
-    finally:
-        config.abstract_mesh_context_manager.set_local(before[0])
-        config.device_context.set_local(before[1])
 
 
 def _mesh(abstract: Any, types: Any = None) -> Mesh:
