@@ -196,7 +196,7 @@ def bytes_of(storage: Storage) -> memoryview:
 
 def new_storage(nbytes: int, device: torch.device, load: Callable[[Any], None]) -> Storage:
     """A storage of its own whose bytes `load` gives."""
-    storage = quietly(lambda: empty(nbytes, device))
+    storage: Storage = quietly(lambda: empty(nbytes, device))
     if device.type == "cpu":
         load(_view(storage))
     else:
