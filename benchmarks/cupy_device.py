@@ -92,7 +92,7 @@ def checks(quick: bool) -> list[Check]:
     arrays = ROOT / "tests" / "arrays"
     if any(LIBRARY in path.read_text(encoding="utf-8") for path in arrays.glob("*.py")):
         found.append(run("tests of arrays", [*pytest, str(arrays)], **{LIBRARY: "cupy"}))
-    found.append(programs(20 if quick else 500))
+    found.append(programs(20 if quick else 200))
     for path in sorted((ROOT / "docs" / "examples").glob("*.py")):
         if "--library" in path.read_text(encoding="utf-8"):
             found.append(run(f"docs/examples/{path.name} --library cupy", [str(path), "--library", "cupy"]))
@@ -205,7 +205,7 @@ def steps(quick: bool) -> list[Step]:
     import recompute_cupy
 
     rc.adapters.register(cupy.ndarray, recompute_cupy.adapter)
-    depth, width, images, repetitions = (10, 256, 512, 2) if quick else (60, 2_048, 8_192, 7)
+    depth, width, images, repetitions = (10, 256, 512, 2) if quick else (60, 2_048, 8_192, 5)
     random = cupy.random.RandomState(0)
     weights = [
         random.standard_normal((width, width), dtype="f4") * np.float32((2 / width) ** 0.5) for _ in range(depth)

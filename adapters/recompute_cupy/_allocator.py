@@ -8,6 +8,7 @@ and evicting runs no function of the user's.
 from __future__ import annotations
 
 import gc
+from itertools import count
 from threading import RLock
 from typing import Any, Final, Protocol
 
@@ -137,17 +138,21 @@ class Allocator:
             self._limits[device] = before
 
     def _make_room(self, size: int, device: int, error: MemoryError) -> Any:
-        """Give free blocks back if they may do, then evict, twice as much each time, until a block can be made.
+        """Evict until a block can be made, twice as much each time, and give free blocks back if they may do.
 
-        What is given back must be asked of the device again: that takes milliseconds for each block, and waits for it.
+        What is given back must be asked of the device again, which takes milliseconds for each block. So that comes
+        first only if much is free, in pieces that are too small; else once evicting has not helped twice.
         """
         with self._room:
-            free = self.pool.total_bytes() - self.pool.used_bytes()
-            pointer = self._try(size) if free >= size else None
+            free, total = self.pool.total_bytes() - self.pool.used_bytes(), self.pool.total_bytes()
+            pointer = self._try(size) if free >= max(size, total // 4) else self._malloc(size)
             if pointer is not None:
                 return pointer
             if self._making or not self.installed:  # someone who listens to evictions allocates; or it was uninstalled
-                raise error
+                pointer = self._try(size)
+                if pointer is None:
+                    raise error
+                return pointer
             most = self.pool.get_limit()
             if most and size > most:
                 raise DeviceMemoryError(
@@ -156,10 +161,15 @@ class Allocator:
                 ) from error
             self._making = True
             try:
-                wanted = min(size, max(1, self.pool.total_bytes() + size - most)) if most else size
-                while pointer is None and self.cache.release_memory(wanted, _devices.name(device)):
-                    pointer = self._try(size)
+                wanted = min(size, max(1, total + size - most)) if most else size
+                full = wanted == size  # the block can only be one that a value had
+                for rounds in count():
+                    if pointer is not None or not self.cache.release_memory(wanted, _devices.name(device)):
+                        break
+                    pointer = self._malloc(size) if full and rounds < 2 else self._try(size)
                     wanted *= 2
+                if pointer is None:
+                    pointer = self._try(size)
                 if pointer is None:
                     gc.collect()  # arrays in cycles, such as those in the frames of an exception
                     pointer = self._try(size)
@@ -169,14 +179,20 @@ class Allocator:
                 raise DeviceMemoryError(self._shortage(size, device)) from error
             return pointer
 
+    def _malloc(self, size: int) -> Any:
+        """A pointer, if there is a block now; else None."""
+        try:
+            return self.pool.malloc(size)
+        except MemoryError:
+            return None
+
     def _try(self, size: int) -> Any:
         """A pointer, if there is a block now or once free ones were given back; else None."""
-        for _ in range(2):
-            try:
-                return self.pool.malloc(size)
-            except MemoryError:
-                self.pool.free_all_blocks()
-        return None
+        pointer = self._malloc(size)
+        if pointer is None:
+            self.pool.free_all_blocks()
+            pointer = self._malloc(size)
+        return pointer
 
     def _shortage(self, size: int, device: int) -> str:
         """Who holds what, when nothing can be evicted."""

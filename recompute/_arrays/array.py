@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from recompute._adapters.adapter import kinds
 from recompute._arrays.attributes import Coercions, attribute_of
@@ -83,16 +83,12 @@ class RecomputableArray(Coercions):
     """
 
     __slots__ = ()
+    __array_priority__: ClassVar[float] = 90.0  # above arrays, below the boxes of autograd
     __hash__ = None  # type: ignore[assignment]  # as arrays: == compares elements
 
     @classmethod
     def _class_of_results(cls, payload: Any) -> type[Recomputable[Any]]:
         return cls if kinds[type(payload)].array else Recomputable
-
-    @property
-    def __array_priority__(self) -> float:
-        """Above the arrays of the library: NumPy's have 0, below the boxes of autograd, and CuPy's 100."""
-        return max(90.0, getattr(self._type, "__array_priority__", 0.0) + 1.0)
 
     # Elements
 

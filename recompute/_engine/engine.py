@@ -638,6 +638,7 @@ class Engine:
                 departure.call = None
         self.scheduler.after_fork()
         self.journal.after_fork()
+        self.meter.after_fork()
         if self.memory.tiers is not None:
             self.memory.tiers.after_fork(child=True)
         if self.moving.ahead is not None:

@@ -128,6 +128,11 @@ class Meter:
                 return timer(device)
         return None
 
+    def after_fork(self) -> None:
+        """In a child process: it can neither ask a device of its parent's for times, nor give back what that has."""
+        _of_parents.append(self.unknown)
+        self.unknown = deque()
+
     def answers(self) -> list[tuple[Operation, float, bool, float]]:
         """(operation, seconds to launch it, whether again, seconds it took) of what devices know by now.
 
@@ -146,6 +151,10 @@ class Meter:
                 continue
             known.append((operation, launched, again, self.checked(seconds)))
         return known
+
+
+_of_parents: Final[list[object]] = []
+"""What nothing may be done with but to keep it."""
 
 
 def _seconds_of(repeated: tuple[CodeType | str, list[float]]) -> float:
