@@ -61,7 +61,7 @@ def _interpreted(jaxpr: Any, consts: Any, *args: Any) -> list[Any]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         inner = equation.params.get({"jit": "jaxpr", "remat2": "jaxpr"}.get(name, "call_jaxpr"))
-        if name in ("jit", "remat2", "custom_jvp_call", "custom_vjp_call", "closed_call"):
+        if name in ("jit", "remat2", "custom_jvp_call", "custom_vjp_call", "closed_call", "eval_jaxpr"):
             inner, inner_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
             values = [invar.val if isinstance(invar, core.Literal) else known[invar] for invar in equation.invars]
             results = _interpreted(inner, inner_consts, *values)

@@ -80,6 +80,31 @@ def test_a_planned_layer_in_a_larger_function(arrays: Any, around: Any) -> None:
     assert_same(jax.grad(around(layer))(*arrays), jax.grad(around(planned))(*arrays))
 
 
+def test_batches_of_a_planned_loss(arrays: Any) -> None:
+    """Each in the batch has its gradient, and what all share the sum; batches of batches, along any axis; forwards."""
+    planned = remat(loss, "2MB", **QUICK)
+    w, x = arrays
+    args, moving = (w, jnp.stack([x, 2 * x, 3 * x], axis=1)), (w, jnp.stack([x, -x, x / 2], axis=1))
+    shared = lambda fn: lambda w, x: jax.vmap(fn, (None, 1))(w, x).sum()
+    for around in (
+        shared,
+        lambda fn: lambda w, x: (jnp.arange(3.0) * jax.vmap(fn, (0, 1))(jnp.stack([w, w / 2, -w]), x)).sum(),
+        lambda fn: lambda w, x: jax.vmap(jax.vmap(fn, (None, 1)), (None, 2))(w, jnp.stack([x, x + 1], axis=2)).sum(),
+    ):
+        assert_same(*[jax.grad(around(fn), (0, 1))(*args) for fn in (loss, planned)])
+    assert_same(*[jax.jvp(shared(fn), args, moving) for fn in (loss, planned)])
+    assert_same(*[jax.linearize(shared(fn), *args)[1](*moving) for fn in (loss, planned)])
+
+
+def test_a_batch_of_a_planned_loss_is_within_the_budget_for_each(arrays: Any) -> None:
+    """The weights are not copied, and the forward pass keeps only gradients."""
+    w, x = arrays
+    many = jnp.stack([x] * 4)
+    gradient = lambda fn: jax.grad(lambda w, x: jax.vmap(fn, (None, 0))(w, x).sum())
+    assert temporaries(gradient(loss), (w, many)) > 4 * 400_000
+    assert temporaries(gradient(remat(loss, "250kB", **QUICK)), (w, many)) <= 4 * 270_000
+
+
 def test_forward_mode_and_higher_orders(arrays: Any) -> None:
     """jvp, linearize, forward over reverse, and reverse over reverse."""
     planned = remat(loss, "600kB", **QUICK)

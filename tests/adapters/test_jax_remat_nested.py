@@ -59,7 +59,7 @@ def rolled(outer: Wrap, inner: Wrap) -> Any:
     def loss(weights: Any, x: Any) -> Any:
         def block(x: Any, weights: Any) -> Any:
             up, down = weights[0][0], weights[1][0]
-            step = inner(lambda x, t: (jnp.tanh(x @ up @ down * t) + x, x[0]))
+            step = inner(lambda x, t: (jax.nn.silu(x @ up @ down * t) + x, x[0]))
             last, rows = lax.scan(step, x, jnp.linspace(0.1, 1.0, 6), reverse=True)
             return last, (rows**2).sum()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain, combinations, pairwise
 from typing import Any
 
@@ -311,15 +312,16 @@ def test_what_runs_again_in_bodies_is_counted() -> None:
 def test_blocks_that_compile_smaller_are_found() -> None:
     """Under vmap XLA copies what blocks of several steps stack: blocks of one step fit, as jax.checkpoint does."""
 
-    def loss(weights: Any, x: Any) -> Any:
-        last, _ = lax.scan(lambda x, w: (jnp.tanh(x @ w) + x, None), x, weights)
+    def loss(weights: Any, x: Any, around: Any = lambda step: step) -> Any:
+        last, _ = lax.scan(around(lambda x, w: (jnp.tanh(x @ w) + x, None)), x, weights)
         return (last**2).mean()
 
     gradient = jax.vmap(jax.grad(loss), (None, 0))
     args = jnp.stack([jnp.eye(48) * 0.9] * 12), jnp.ones((8, 32, 48))
-    function = remat(gradient, of_peak=0.6, **QUICK)
-    plan = function.plan(*args)
-    assert plan.compiled <= plan.budget
+    blocks = jax.vmap(jax.grad(partial(loss, around=jax.checkpoint)), (None, 0))
+    budget = jax.jit(blocks).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    function = remat(gradient, budget, **QUICK)
+    assert function.plan(*args).compiled <= budget
     np.testing.assert_allclose(function(*args), jax.jit(gradient)(*args), rtol=2e-5, atol=2e-6)
 
 

@@ -17,15 +17,15 @@ R = TypeVar("R")
 
 CHEAP: Final = frozenset(
     "abs add add_any and bitcast_convert_type broadcast_in_dim ceil clamp complex conj convert_element_type copy "
-    "copy_p eq expand_dims floor ge gt imag integer_pow iota is_finite le lt max min mul ne neg not or pad real "
-    "reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical sign slice "
-    "square squeeze stop_gradient sub transpose xor".split()
+    "copy_p eq expand_dims floor ge gt imag integer_pow iota is_finite le lt max min mul ne neg not one_minus_square "
+    "or pad real reduce_precision reshape rev round select_n shift_left shift_right_arithmetic shift_right_logical "
+    "sign slice square squeeze stop_gradient sub transpose xor".split()
 )
 """Elementwise and data movement: XLA fuses these into whatever uses them, several times if need be."""
 
 DEAR: Final = frozenset(
     "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma div erf erf_inv erfc exp exp2 expm1 lgamma log log1p "
-    "logistic nextafter pow rem rsqrt sin sinh sqrt tan tanh".split()
+    "log2 logistic nextafter pow rem rsqrt sin sinh sqrt tan tanh".split()
 )
 """Elementwise, but XLA does not compute them twice to save memory."""
 

@@ -10,6 +10,7 @@ barrier   operands go through `jax.lax.optimization_barrier`; XLA on CPU removes
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Final, Literal
 
 import jax
@@ -76,7 +77,9 @@ def zeros(aval: Any) -> Any:
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         shape = (*aval.shape, *aval.dtype._impl.key_shape)
         return jax.random.wrap_key_data(jnp.zeros(shape, jnp.uint32), impl=aval.dtype._impl.name)
-    made = lax.full(aval.shape, 0, aval.dtype, sharding=explicit_sharding(aval))
+    sharding = explicit_sharding(aval)
+    with nullcontext() if sharding is None else jax.sharding.use_abstract_mesh(sharding.mesh):
+        made = lax.full(aval.shape, 0, aval.dtype, sharding=sharding)
     varying = varying_axes(aval)
     if varying:
         made = lax.pcast(made, varying, to="varying")

@@ -22,7 +22,13 @@ INTERNAL: Final = tuple(
 
 Atom = Var | Literal
 
-CALLS: Final = {"jit": "jaxpr", "call": "call_jaxpr", "closed_call": "call_jaxpr", "remat2": "jaxpr"}
+CALLS: Final = {
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+    "call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # both of these since JAX 0.11
+}
 """Primitives that only call, and where they keep what they call."""
 
 _CUSTOM: Final = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call"}

@@ -229,7 +229,8 @@ class _Batch(_Operation):
         places = _moving(moving, self.in_avals)
         if self.number(places) is None:
             return self(*args), _Kept(places, None, args)
-        return self._each(partial(self.one.vjp_fwd, moving))(*args)
+        made, kept = self._each(partial(self.one.vjp_fwd, moving))(*args)
+        return made, kept
 
     def vjp_bwd_retval(self, kept: Any, slopes: Any) -> Results:
         results = [Zero(aval.to_ct_aval()) for aval in self.in_avals]
@@ -251,7 +252,7 @@ class _Batch(_Operation):
             results[at] = slope.sum(0) if self.dims[at] is None else slope
         return tuple(results)
 
-    def _each(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _each(self, fn: Callable[..., Any]) -> Callable[..., Results]:
         return _mapped(fn, self.axis, self.dims, 0)
 
     @staticmethod
