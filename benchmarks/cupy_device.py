@@ -162,6 +162,7 @@ def measure(
         evictions = (after.evictions - before.evictions) // repetitions
         recomputations = (after.rematerializations - before.rematerializations) // repetitions
     same = expected is None or digests == expected
+    say(f"  {median(seconds) * 1e3:,.1f} ms, {peak.most / 1e6:,.0f} MB, {recomputations} recomputed")
     return Step(name, limit, median(seconds), peak.most, evictions, recomputations, same), digests
 
 

@@ -60,15 +60,14 @@ def main() -> None:
         print(json.dumps(PARTS[options.one](options.small)))
         return
     found: dict[str, Table] = {}
+    machine = facts() | {"devices": ", ".join(names)}
     end = perf_counter() + ALL
     for part in options.parts.split(","):
         found[part] = apart(part, options.small, end - perf_counter())
-    machine = facts() | {"devices": ", ".join(names)}
-    text = page(found, machine)
-    if options.into:
-        (options.into / "gpu.md").write_text(text, encoding="utf-8")
-        (options.into / "gpu.json").write_text(json.dumps({"machine": machine, "parts": found}, indent=1) + "\n")
-    print(text)
+        print(section(part, found[part]), flush=True)
+        if options.into:  # after each part: if the time of a machine is up, something is there
+            (options.into / "gpu.md").write_text(page(found, machine), encoding="utf-8")
+            (options.into / "gpu.json").write_text(json.dumps({"machine": machine, "parts": found}, indent=1) + "\n")
     if any("failed" in row for table in found.values() for row in table):
         raise SystemExit(1)
 
@@ -117,12 +116,15 @@ def apart(part: str, small: bool, seconds: float) -> Table:
 def page(found: dict[str, Table], machine: dict[str, str]) -> str:
     """A table for each part."""
     parts = ["# On a GPU", "Made by `python benchmarks/gpu.py`. Compare the ratios, which were taken in one run."]
-    for part, table in found.items():
-        columns = list(dict.fromkeys(name for row in table for name in row))
-        parts.append(f"## {part}")
-        parts.append(markdown(columns, [tuple(str(row.get(name, "")) for name in columns) for row in table]))
+    parts += [section(part, table) for part, table in found.items()]
     parts.append("## Machine\n\n" + markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]))
     return "\n\n".join(parts) + "\n"
+
+
+def section(part: str, table: Table) -> str:
+    """The table of a part, with what was seen by whatever name."""
+    columns = list(dict.fromkeys(name for row in table for name in row))
+    return f"## {part}\n\n" + markdown(columns, [tuple(str(row.get(name, "")) for name in columns) for row in table])
 
 
 # --- Tests ------------------------------------------------------------------------------------------------------------

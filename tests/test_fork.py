@@ -19,8 +19,9 @@ import pytest
 
 import recompute as rc
 from interrupts import Tracing, enough, modules_in
-from lib.vectors import vector
+from lib.vectors import Vector, VectorAdapter, vector
 from recompute.testing import check_invariants
+from recompute.testing.conformance import registered
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this system"),
@@ -91,6 +92,40 @@ def in_child(job: Callable[[], None]) -> None:
 
 def add(*payloads: Any) -> Any:
     return vector(*(sum(payload.numbers[0] for payload in payloads) + number for number in range(2)))
+
+
+class Device(VectorAdapter):
+    """Vectors on a device that answers the process alone which has launched an operation there."""
+
+    def timer(self, device: str) -> Callable[[], Callable[[], float | None]]:
+        mine = os.getpid()
+
+        def seconds() -> float | None:
+            if os.getpid() != mine:
+                raise AssertionError("a device of the parent process was asked")
+            return None
+
+        return lambda: seconds
+
+
+def test_a_child_asks_no_device_of_its_parents() -> None:
+    """Costs that only the device will know stay what they are in a child process, which must not touch the device."""
+    with registered(Device(), Vector), rc.Cache() as cache:
+        x = rc.pure(vector(1, 2, device="gpu:0"))
+        values = [x.map(partial(vector_of, number)) for number in range(3)]
+
+        def job() -> None:
+            assert cache.stats().operations == 3
+            values[0].evict()
+            assert values[0].get().numbers == (0, 2)
+            check_invariants(cache, [x, *values])
+
+        in_child(job)
+        check_invariants(cache, [x, *values])
+
+
+def vector_of(first: int, payload: Vector) -> Vector:
+    return vector(first, 2, device="gpu:0")
 
 
 class Program:

@@ -282,7 +282,8 @@ class Look:
 
 def _plain(result: Any, made: list[Storage]) -> Memory | None:
     """Memory in the storage of a tensor that is new, and no more than that, which is added to `made`; else None."""
-    if type(result) is Tensor and result.is_cpu and not result.is_nested and not result.is_quantized:
+    plain = type(result) is Tensor and (result.is_cpu or result.is_cuda)
+    if plain and not result.is_nested and not result.is_quantized:
         try:
             storage = storage_of(result)
         except NotImplementedError:  # it has none
@@ -290,7 +291,8 @@ def _plain(result: Any, made: list[Storage]) -> Memory | None:
         size = storage.nbytes()
         if size and not hasattr(storage, "_recompute") and storage not in made:
             made.append(storage)
-            return Memory("cpu", size, ref(storage), None, tiny=size <= _TINY_BYTES and tiny(result, size))
+            device = "cpu" if result.is_cpu else device_name(storage.device)
+            return Memory(device, size, ref(storage), None, tiny=size <= _TINY_BYTES and tiny(result, size))
     return None
 
 

@@ -19,6 +19,9 @@ HIDDEN: Final = frozenset(
 
 _STATISTICS: Final = ("running_mean", "running_var")
 
+_STATE: Final = "dropout_state"
+"""What `_cudnn_rnn` and `miopen_rnn` draw from if it is given, and write, though their schemas do not say so."""
+
 OVERWRITES: Final = frozenset(
     {"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_", "aten::exponential_"}
     | {"aten::bernoulli_", "aten::random_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_"}
@@ -42,12 +45,17 @@ class Rule:
     hidden: tuple[int, ...] = ()  # positions of running statistics
     training: int | None = None  # position of the argument that says whether these are written; None: always
     seeded: bool = False  # it draws from a generator
+    state: int | None = None  # position of a generator that is a tensor, and cannot be put back to an earlier state
     self_only: bool = False  # it writes its first argument, and nothing else
     plain: bool = False  # it only makes, and neither hides nor draws anything
     single: bool = False  # it makes or writes one tensor, as far as the schema says
     own: bool = False  # it is one of torch's own: no function in Python runs in it
     pointwise: bool = False  # it makes one tensor, element by element
     numbers: frozenset[int] = frozenset()  # positions of numbers that do not decide the size of what it makes
+
+    def advances(self, args: tuple[Any, ...]) -> bool:
+        """Whether this call draws from a tensor that the next one draws from, too: it cannot be repeated."""
+        return self.state is not None and len(args) > self.state and args[self.state] is not None
 
     def hides(self, args: tuple[Any, ...]) -> bool:
         """Whether this call writes its running statistics."""
@@ -69,7 +77,8 @@ def rule_of(func: Any) -> Rule:
         return Rule("composes", name)  # it arrives here as a whole only in inference mode
     if name in ("aten::_efficientzerotensor", "aten::_unsafe_view"):  # no memory; that of its argument
         return Rule("views", name)
-    if name == "aten::_nested_view_from_buffer":  # a view that is no tensor with a plain storage, which has to stay
+    # A view that is no tensor with a plain storage, which has to stay; a generator, which is a tensor.
+    if name in ("aten::_nested_view_from_buffer", "aten::_cudnn_init_dropout_state"):
         return Rule("other", name)
     if torch.Tag.inplace_view in func.tags:
         return Rule("reshapes", name)
@@ -106,6 +115,7 @@ def rule_of(func: Any) -> Rule:
         hidden=hidden,
         training=training,
         seeded=seeded,
+        state=names.index(_STATE) if _STATE in names else None,
         plain=plain,
         single=single,
         own=own,

@@ -113,9 +113,12 @@ class Tracker(Storages):
             device = kwargs.get("device")
             if device is not None and torch.device(device).type == "meta":  # only what the outputs would look like
                 return func(*args, **kwargs)
-            packed = self._packed(rule, args, kwargs)
+            advanced = [args[rule.state]] if rule.state is not None and rule.advances(args) else []
+            packed = None if advanced else self._packed(rule, args, kwargs)
             if packed is None:
-                result = self._other(func, rule, args, kwargs)
+                self.own(advanced)
+                self.hold(advanced)
+                result = self._other(func, rule, args, kwargs, written=advanced)
                 for made in new_storages(result):
                     self._source(made)
                 return result

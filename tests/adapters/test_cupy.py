@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from sys import maxsize
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute._adapters import adapter as _adapter
+from recompute._arrays.dispatch import _place_of_out
 from recompute.testing import check_adapter, check_invariants
 from recompute.testing.conformance import registered
 
@@ -118,6 +120,12 @@ def test_the_charge_follows_those_who_keep_the_memory() -> None:
     assert [adapter.nbytes(view), adapter.nbytes(other)] == [UNIT, UNIT]
     del view
     assert adapter.nbytes(other) == 8_000
+
+
+@pytest.mark.parametrize(("name", "place"), [("round", 2), ("dot", 2), ("sum", 3), ("trace", 5), ("reshape", maxsize)])
+def test_where_a_method_takes_out(name: str, place: int) -> None:
+    """CuPy's methods have no signature, but begin their docstrings with one: `x.round(1, out)` writes to `out`."""
+    assert _place_of_out(getattr(cupy.ndarray, name))[0] == place
 
 
 def test_an_array_of_another_device_has_another_pool() -> None:

@@ -123,6 +123,17 @@ def test_free_blocks_are_given_back_before_values_are_evicted() -> None:
         assert [seen(kept.get())[0], seen(large.get())[0]] == [7, 5]
 
 
+def test_a_full_pool_lets_values_make_way_for_each_other() -> None:
+    """When all memory is in blocks of values, a new one takes the block of another: nothing goes back to the device."""
+    pool, cache = HostPool(100 * UNIT), rc.Cache()
+    with install(cache, limit=10 * UNIT, pool=pool), cache:
+        values = [rc.ap(units, 1, number) for number in range(40)]
+        assert cache.stats().evictions == 30
+        assert pool.given_back == 0
+        assert [seen(value.get())[0] for value in values[:5]] == [0, 1, 2, 3, 4]
+        check_invariants(cache, values)
+
+
 def test_no_more_is_evicted_than_what_is_short() -> None:
     """A large request for which a little is missing costs a small value."""
     pool, cache = HostPool(100 * UNIT), rc.Cache()

@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -62,6 +62,36 @@ def unlimited(name: str, path: str) -> tuple[dict[str, Any], dict[str, Any], rc.
     assert stats is not None
     assert stats.path == path  # type: ignore[attr-defined]  # those of a block have it
     return trained(name, None, plainly=True)[0], found, stats
+
+
+@pytest.mark.usefixtures("path")
+def test_with_a_default_device() -> None:
+    """Inside of a mode, such as a default device, steps and reports are those outside of it."""
+
+    def steps() -> list[Any]:
+        torch.manual_seed(0)
+        kinds = (partial(torch.nn.Linear, 64, 64), torch.nn.ReLU, torch.nn.Dropout)
+        module = torch.nn.Sequential(*[kind() for _ in range(6) for kind in kinds])
+        optimizer = torch.optim.AdamW(module.parameters())
+        kept.append(optimizer)
+        losses = []
+        for _ in range(3):
+            x = torch.randn(2048, 64)
+            optimizer.zero_grad()
+            loss = (module(x) - x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return [*losses, *torch.nested.nested_tensor([x[:2], x[:3]]).unbind()]
+
+    kept: list[Any] = []
+    expected = steps()
+    with torch.device("cpu"), rt.budget("4MB") as block:
+        found = steps()
+        report = block.report()
+        assert block.stats().rematerializations > 0
+        assert report.held["optimizer"].here > 0
+    assert alike(expected, found) == []
 
 
 @pytest.mark.parametrize("name", TASKS)
