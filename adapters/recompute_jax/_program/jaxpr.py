@@ -27,7 +27,7 @@ CALLS: Final = {
     "remat2": "jaxpr",
     "call": "call_jaxpr",
     "closed_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",  # both of these since JAX 0.11
+    "eval_jaxpr": "call_jaxpr",  # instead of these two since JAX 0.11
 }
 """Primitives that only call, and where they keep what they call."""
 
