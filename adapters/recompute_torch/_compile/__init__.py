@@ -21,7 +21,7 @@ import torch
 
 OLDEST: Final = "2.13"
 """The first version of torch that the tests pass with."""
-NEWEST: Final = "2.13"
+NEWEST: Final = "2.15"
 """The last one that they were run with."""
 
 
