@@ -79,7 +79,14 @@ def test_half_a_build_is_not_loaded(folder: Path) -> None:
 def test_versions_that_were_not_tried_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is loaded."""
     monkeypatch.setattr(torch, "__version__", "2.14.0+cpu")
-    with pytest.raises(Unavailable, match=r"tried with torch 2\.13\.0, and this is 2\.14\.0"):
+    with pytest.raises(Unavailable, match=r"tried with torch 2\.13\.0, .*, and this is 2\.14\.0"):
+        build.place()
+
+
+def test_where_there_is_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of torch for GPUs is served where there is none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(Unavailable, match="tried without a GPU"):
         build.place()
 
 

@@ -23,7 +23,7 @@ from typing import Final
 
 import torch
 
-TRIED: Final = ("2.13.0",)
+TRIED: Final = ("2.13.0", "2.14.1", "2.15.0")
 """Versions of torch; others are refused, since the layout of their storages may be another."""
 
 SOURCE: Final = Path(__file__).parent
@@ -90,8 +90,8 @@ def identity() -> dict[str, str]:
     version = torch.__version__.partition("+")[0]
     if version not in TRIED:
         raise Unavailable(f"the native path was tried with torch {', '.join(TRIED)}, and this is {torch.__version__}")
-    if torch.version.cuda is not None or torch.version.hip is not None:
-        raise Unavailable(f"the native path was tried with torch for the CPU alone, and this is {torch.__version__}")
+    if torch.cuda.is_available():
+        raise Unavailable("the native path was tried without a GPU alone, and torch sees one here")
     return {
         "torch": torch.__version__,
         "git": torch.version.git_version or "",
