@@ -154,14 +154,9 @@ def copy(storage: Any) -> Any:
     return quietly(lambda: empty(storage.nbytes(), storage.device).copy_(storage))
 
 
-def empty(nbytes: int, device: torch.device) -> Any:
+def empty(nbytes: int, device: torch.device) -> Storage:
     """A new storage; if that cannot be allocated, the cache makes room for it."""
-    try:
-        return Storage(nbytes, device=device)
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-        return try_again(error, Storage, (nbytes,), {"device": device})
+    return with_room(Storage, (nbytes,), {"device": device})
 
 
 def quietly(function: Callable[[], T]) -> T:
@@ -196,7 +191,7 @@ def bytes_of(storage: Storage) -> memoryview:
 
 def new_storage(nbytes: int, device: torch.device, load: Callable[[Any], None]) -> Storage:
     """A storage of its own whose bytes `load` gives."""
-    storage: Storage = quietly(lambda: empty(nbytes, device))
+    storage = quietly(lambda: empty(nbytes, device))
     if device.type == "cpu":
         load(_view(storage))
     else:
@@ -263,35 +258,41 @@ _DEVICE: Final = re.compile(r"\bGPU (\d+)")
 _UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def out_of_memory(error: RuntimeError) -> bool:
+def with_room(
+    function: Callable[..., T],
+    args: Any,
+    kwargs: dict[str, Any],
+    *,
+    cache: rc.Cache | None = None,
+    again: Callable[..., T] | None = None,
+) -> T:
+    """What `function` returns. If an allocation fails, the cache evicts until the same, or `again`, succeeds.
+
+    It is the cache of the operation that runs here, if none is given; twice as much is evicted each time. Raises the
+    error if there is no cache to ask, or if nothing more can be evicted.
+    """
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError as error:
+        frame = extend.running()
+        if cache is None and frame is not None:
+            cache = frame.engine.cache
+        if cache is None or not _out_of_memory(error):
+            raise
+        text = str(error)
+        place, asked = _DEVICE.search(text), _ASKED.search(text)
+        device = f"cuda:{place[1]}" if place and isinstance(error, torch.OutOfMemoryError) else "cpu"
+        wanted = int(float(asked[1]) * _UNITS[asked[2]]) if asked else 2**20
+        while cache.release_memory(max(1, wanted), device):
+            try:
+                return (again or function)(*args, **kwargs)
+            except RuntimeError as another:
+                if not _out_of_memory(another):
+                    raise
+            wanted *= 2
+        raise
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
     """Whether an allocation failed, on a GPU or on the host."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def try_again(
-    error: RuntimeError, function: Callable[..., T], args: Any, kwargs: dict[str, Any], cache: rc.Cache | None = None
-) -> T:
-    """What `function` returns once the cache, that of the operation that runs here, has evicted enough.
-
-    Twice as much each time. Raises `error` if there is no cache to ask, or if nothing more can be evicted.
-    """
-    frame = extend.running()
-    if cache is None and frame is not None:
-        cache = frame.engine.cache
-    if cache is None:
-        raise error
-    text = str(error)
-    place, asked = _DEVICE.search(text), _ASKED.search(text)
-    device = f"cuda:{place[1]}" if place and isinstance(error, torch.OutOfMemoryError) else "cpu"
-    wanted = int(float(asked[1]) * _UNITS[asked[2]]) if asked else 2**20
-    while cache.release_memory(max(1, wanted), device):
-        try:
-            return function(*args, **kwargs)
-        except RuntimeError as again:
-            if not out_of_memory(again):
-                raise
-        wanted *= 2
-    try:
-        raise error
-    finally:
-        del error  # it refers to this frame, which refers to the arguments

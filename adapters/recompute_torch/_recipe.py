@@ -22,10 +22,9 @@ from recompute_torch._memory import (
     device_name,
     empty,
     new_memory,
-    out_of_memory,
     quietly,
     storage_of,
-    try_again,
+    with_room,
 )
 from recompute_torch._random import States, replaying, states, turn
 from recompute_torch._rules import Rule
@@ -94,12 +93,7 @@ class Call:
         args, kwargs = live
         if self.rule.seeded:
             return self._first_draw(args, kwargs or {})
-        try:
-            self.result = result = self.func(*args, **kwargs) if kwargs else self.func(*args)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            self.result = result = try_again(error, self.func, args, kwargs or {})
+        self.result = result = with_room(self.func, args, kwargs or {})
         if type(result) is Tensor:  # mostly it is one new tensor
             made: list[Storage] = []
             memory = _plain(result, made)
@@ -117,13 +111,7 @@ class Call:
     def _first_draw(self, args: Any, kwargs: dict[str, Any]) -> Any:
         with turn:
             self.states = states(args, kwargs)
-            try:
-                result = self.func(*args, **kwargs)
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                result = try_again(error, self._draw_again, args, kwargs)
-            self.result = result
+            self.result = result = with_room(self.func, args, kwargs, again=self._draw_again)
         return _given(new_memories(result))
 
     def _draw_again(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,12 +134,8 @@ class Call:
             given = iter(own)
             args = [_filled(argument, given, used) for argument in self.args]
             kwargs = {name: _filled(argument, given, used) for name, argument in (self.kwargs or {}).items()}
-            try:
-                result = self.func(*args, **kwargs)
-            except RuntimeError as error:
-                if copies or not out_of_memory(error):  # with copies it may have written already
-                    raise
-                result = try_again(error, self.func, args, kwargs)
+            # With copies it may have written when it fails.
+            result = self.func(*args, **kwargs) if copies else with_room(self.func, args, kwargs)
             used += own
             new = [storage for storage in storages(result) if storage not in used]
             return [*self.wrote(copies, used), *map(new_memory, new)]
@@ -265,12 +249,7 @@ class Look:
     def __call__(self, *memories: Memory) -> None:
         (args, kwargs), self.live = self.live, None
         self.before()
-        try:
-            self.result = self.func(*args, **kwargs)
-        except RuntimeError as error:
-            if self.writes or not out_of_memory(error):
-                raise
-            self.result = try_again(error, self.func, args, kwargs)
+        self.result = self.func(*args, **kwargs) if self.writes else with_room(self.func, args, kwargs)
 
     def size_key(self) -> Hashable:
         return Look

@@ -19,15 +19,7 @@ import torch
 import recompute as rc
 from recompute.extend import Value, node_of
 from recompute_torch._holders import Floor
-from recompute_torch._memory import (
-    Lost,
-    Storage,
-    device_name,
-    out_of_memory,
-    storage_below_modes,
-    storage_of,
-    try_again,
-)
+from recompute_torch._memory import Lost, Storage, device_name, storage_below_modes, storage_of, with_room
 from recompute_torch._recipe import Blank, Call, Look, Write, geometry_of, immaterial, new_storages, ordinary, tensors
 from recompute_torch._rules import Rule, rule_of
 from recompute_torch._storages import Handle, Storages
@@ -101,7 +93,7 @@ class Tracker(Storages):
     def _makes(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """All outputs are new: an operation."""
         if self.stepping and rule.pointwise and self._passing(args, kwargs):
-            result = self._with_room(func, args, kwargs)
+            result = with_room(func, args, kwargs, cache=self.cache)
             self.cache.extend.count_operation()
             self._count(result)
             return result
@@ -239,7 +231,7 @@ class Tracker(Storages):
 
     def _buffers(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         """A buffer that will be written to, maybe by its address: a source, until an operator writes all of it."""
-        result = self._with_room(func, args, kwargs)
+        result = with_room(func, args, kwargs, cache=self.cache)
         for storage in new_storages(result):
             handle = self._source(storage, "unwritten")
             if self._moves and "empty" not in rule.name:  # an optimizer begins with zeros
@@ -325,15 +317,6 @@ class Tracker(Storages):
                     self.hand_out(storage_of(tensor))
 
     # Operations
-
-    def _with_room(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Call what only makes something, outside of the cache; if an allocation fails, the cache makes room."""
-        try:
-            return func(*args, **kwargs)
-        except RuntimeError as error:
-            if not out_of_memory(error):
-                raise
-            return try_again(error, func, args, kwargs, self.cache)
 
     def _run(self, function: Call | Look, nodes: Sequence[Value], frame: FrameType, *, single: bool) -> list[Handle]:
         """Let the cache run a call; what refers to its outputs. `frame` is the one below the methods of this class."""

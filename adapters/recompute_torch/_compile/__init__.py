@@ -28,11 +28,11 @@ NEWEST: Final = "2.15"
 def check_version(version: str) -> None:
     """Raises ImportError, with the cure, for a version that was not tried."""
     if not _numbers(OLDEST) <= _numbers(version) <= _numbers(NEWEST):
-        between = OLDEST if OLDEST == NEWEST else f"{OLDEST} to {NEWEST}"
         raise ImportError(
-            f"compiling with a budget works with torch {between}, and {version} is installed: it uses the graphs of "
-            f"torch.compile, which change with every version; pip install 'torch>={OLDEST},<={NEWEST}.*', a newer "
-            "recompute-cache, or train in a block `with rt.budget(...)`, which works with any torch"
+            f"compiling with a budget works with torch {OLDEST} to {NEWEST}, and {version} is installed: it uses the "
+            "graphs of torch.compile, which change with every version; pip install "
+            f"'torch>={OLDEST},<={NEWEST}.*', a newer recompute-cache, or train in a block `with rt.budget(...)`, which "
+            "works with any torch"
         )
 
 
