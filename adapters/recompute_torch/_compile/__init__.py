@@ -31,8 +31,8 @@ def check_version(version: str) -> None:
         raise ImportError(
             f"compiling with a budget works with torch {OLDEST} to {NEWEST}, and {version} is installed: it uses the "
             "graphs of torch.compile, which change with every version; pip install "
-            f"'torch>={OLDEST},<={NEWEST}.*', a newer recompute-cache, or train in a block `with rt.budget(...)`, which "
-            "works with any torch"
+            f"'torch>={OLDEST},<={NEWEST}.*', a newer recompute-cache, or train in a block `with rt.budget(...)`, "
+            "which works with any torch"
         )
 
 
