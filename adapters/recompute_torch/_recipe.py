@@ -23,6 +23,7 @@ from recompute_torch._memory import (
     empty,
     new_memory,
     quietly,
+    storage_below_modes,
     storage_of,
     with_room,
 )
@@ -264,7 +265,7 @@ def _plain(result: Any, made: list[Storage]) -> Memory | None:
     plain = type(result) is Tensor and (result.is_cpu or result.is_cuda)
     if plain and not result.is_nested and not result.is_quantized:
         try:
-            storage = storage_of(result)
+            storage = storage_below_modes(result)
         except NotImplementedError:  # it has none
             return None
         size = storage.nbytes()
