@@ -77,7 +77,7 @@ class Caches:
     def _record(self, followed: Followed) -> None:
         assert self._trace is not None
         cache, number = followed.cache, len(self.all)
-        followed.trace = self._trace.with_name(f"{self._trace.name}.{number}") if number else self._trace
+        followed.trace = self._trace.with_name(f"{number}.{self._trace.name}") if number else self._trace
         recorder = Recorder(followed.trace, settings_of(cache))
         cache.subscribe(recorder)
         followed.close = recorder.close

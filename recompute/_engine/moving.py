@@ -49,13 +49,15 @@ class Moving:
         if copy is None or copy.key is not None or payload is EVICTED:
             return
         clock = self._meter.clock
+        key = None
         start = clock()
         try:
             key = Key(copy.store, payload, copy.nbytes)
+            key.write()
         except Exception as error:  # of the adapter, of pickle, or of the disk
             if is_interrupt(error):
                 raise
-            if isinstance(error, OSError):
+            if key is not None and isinstance(error, OSError):  # else it is the value's
                 departure.full = True
                 with self._changes.alone(), self._changes.begun(python=True):
                     copy.store.is_full(copy.nbytes)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 from recompute._adapters.packing import Load
@@ -39,19 +37,16 @@ class Host(Tier):
 class _HostStore(Store):
     """Copies in buffers that are used again for others of the same size: new memory costs more than to copy bytes.
 
-    Together the buffers are never larger than the copies have been at most.
+    Together the buffers are never larger than the copies have been at most. There is no lock: a destructor, or a
+    handler of a signal, may move values while the same thread is in here. An interrupt, or another thread at the same
+    moment, can have a spare buffer be freed, no more.
     """
 
     checks = False  # what is in memory stays as it is
 
     def __init__(self, tier: Host) -> None:
         super().__init__(tier, Link(20e-6, 5e9), Link(20e-6, 5e9))
-        self._lock = Lock()
-        self._used = 0  # bytes of buffers that have a copy
-        self._most = 0
         self._spare: dict[int, list[bytearray]] = {}  # by size
-        self._spare_bytes = 0
-        self._returned: deque[bytearray] = deque()  # lately, by destructors, which can wait for no lock
 
     def write(self, parts: Sequence[memoryview], nbytes: int) -> Any:
         try:
@@ -63,33 +58,25 @@ class _HostStore(Store):
         return buffers
 
     def _buffer(self, size: int) -> bytearray:
-        with self._lock:
-            while self._returned:
-                buffer = self._returned.popleft()
-                self._used -= len(buffer)
-                self._spare_bytes += len(buffer)
-                self._spare.setdefault(len(buffer), []).append(buffer)
-            self._used += size
-            self._most = max(self._most, self._used)
-            if self._spare.get(size):
-                return self._take(size)
-            while self._spare and self._used + self._spare_bytes > self._most:
-                self._take(next(iter(self._spare)))
+        try:
+            return self._spare[size].pop()
+        except (KeyError, IndexError):  # there is none
+            self._give_up(size)
         try:
             return bytearray(size)
         except MemoryError:
-            with self._lock:
-                self._spare.clear()
-                self._spare_bytes = 0
+            self._spare.clear()
             return bytearray(size)
 
-    def _take(self, size: int) -> bytearray:
-        buffers = self._spare[size]
-        buffer = buffers.pop()
-        if not buffers:
-            del self._spare[size]
-        self._spare_bytes -= size
-        return buffer
+    def _give_up(self, size: int) -> None:
+        """Free spare buffers of at least so many bytes together, if there are: a new one takes their place."""
+        for other in list(self._spare):
+            with suppress(KeyError, IndexError):  # there are no more of them
+                while size > 0:
+                    self._spare[other].pop()
+                    size -= other
+                return
+            self._spare.pop(other, None)
 
     @contextmanager
     def read(self, where: Any) -> Iterator[Load]:
@@ -101,8 +88,5 @@ class _HostStore(Store):
         yield load
 
     def remove(self, where: Any) -> None:
-        self._returned.extend(where)
-
-    def after_fork(self, *, child: bool) -> None:
-        if child:
-            self._lock = Lock()  # another thread may have held it
+        for buffer in where:
+            self._spare.setdefault(len(buffer), []).append(buffer)

@@ -180,19 +180,23 @@ class Store(ABC):
 class Key:
     """Bytes in a store, which are removed with this key, and how to make a value from them."""
 
-    __slots__ = ("_adapter", "_head", "_sizes", "_sums", "_where", "counted", "nbytes", "store")
+    __slots__ = ("_adapter", "_head", "_parts", "_sizes", "_sums", "_where", "counted", "nbytes", "store")
 
     def __init__(self, store: Store, value: Any, nbytes: int) -> None:
-        """Write a value. Raises OSError if that fails, and whatever its adapter raises if it cannot be packed."""
+        """Of a value to `write`. Raises whatever its adapter raises if it cannot be packed."""
         self.counted = False
         self.store = store
         self.nbytes = nbytes
         self._adapter = adapter_for(value)
         self._head, buffers = self._adapter.pack(value)
-        parts = [memoryview(buffer).cast("B") for buffer in buffers]
-        self._sums = [crc32(part) if store.checks else None for part in parts]
-        self._sizes = [len(part) for part in parts]
-        self._where = store.write(parts, nbytes)
+        self._parts = [memoryview(buffer).cast("B") for buffer in buffers]
+        self._sums = [crc32(part) if store.checks else None for part in self._parts]
+        self._sizes = [len(part) for part in self._parts]
+
+    def write(self) -> None:
+        """Once. Raises OSError if that fails."""
+        parts, self._parts = self._parts, []
+        self._where = self.store.write(parts, self.nbytes)
 
     def moved(self, store: Store) -> Key:
         """The same bytes in another store. Raises OSError if they cannot be read, or written."""

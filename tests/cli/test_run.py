@@ -505,6 +505,7 @@ def test_several_caches_of_the_script(script: Script, capsys: pytest.CaptureFixt
     assert "the default one" in table
     traces = ["script.recompute.jsonl.gz", *(f"script.{number}.recompute.jsonl.gz" for number in (2, 3, 4))]
     assert [read(trace).calls[0].name for trace in traces] == ["bytes", "bytes", "bytes", "str"]
+    assert {Path(trace).read_bytes()[:2] for trace in traces} == {b"\x1f\x8b"}, "compressed, as their names say"
     assert {path.name for path in Path().iterdir()} == {"script.py", "script.recompute.json", *traces}
 
 

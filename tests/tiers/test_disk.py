@@ -169,6 +169,21 @@ def test_what_cannot_be_packed(cache: rc.Cache) -> None:
     check_invariants(cache, [result, connection])
 
 
+class Truncated:
+    """Reads a file when it is pickled."""
+
+    def __reduce__(self) -> Any:
+        raise OSError("the image file is truncated")
+
+
+def test_a_value_whose_packing_is_an_os_error(cache: rc.Cache) -> None:
+    """The disk is not full: it takes the next one."""
+    with pytest.warns(RuntimeWarning, match="the image file is truncated"):
+        assert rc.ap(Truncated, nbytes=SIZE).evict()
+    source(1)
+    assert cache.stats().tiers[0].limit is None
+
+
 class Mine:
     """Tells when it is unpickled."""
 
