@@ -8,7 +8,6 @@ and evicting runs no function of the user's.
 from __future__ import annotations
 
 import gc
-from itertools import count
 from threading import RLock
 from typing import Any, Final, Protocol
 
@@ -138,22 +137,20 @@ class Allocator:
             self._limits[device] = before
 
     def _make_room(self, size: int, device: int, error: MemoryError) -> Any:
-        """Evict until a block can be made, twice as much each time, and give free blocks back if they may do.
+        """A block for which the pool has no room. Raises DeviceMemoryError if there can be none.
 
-        What is given back must be asked of the device again, which takes milliseconds for each block. So that comes
-        first only if much is free, in pieces that are too small; else once evicting has not helped twice.
+        Free blocks that are given back must be asked of the device again, which takes milliseconds for each. So that
+        comes first only if much is free, in pieces that are too small.
         """
         with self._room:
-            free, total = self.pool.total_bytes() - self.pool.used_bytes(), self.pool.total_bytes()
-            pointer = self._try(size) if free >= max(size, total // 4) else self._malloc(size)
+            total, most = self.pool.total_bytes(), self.pool.get_limit()
+            scattered = total - self.pool.used_bytes() >= max(size, total // 4)
+            nested = self._making or not self.installed  # someone who listens to evictions allocates; or uninstalled
+            pointer = self._try(size) if scattered or nested else self._malloc(size)
             if pointer is not None:
                 return pointer
-            if self._making or not self.installed:  # someone who listens to evictions allocates; or it was uninstalled
-                pointer = self._try(size)
-                if pointer is None:
-                    raise error
-                return pointer
-            most = self.pool.get_limit()
+            if nested:
+                raise error
             if most and size > most:
                 raise DeviceMemoryError(
                     f"{_amount(size)} were asked for on {_devices.name(device)}, more than the limit of "
@@ -161,23 +158,27 @@ class Allocator:
                 ) from error
             self._making = True
             try:
-                wanted = min(size, max(1, total + size - most)) if most else size
-                full = wanted == size  # the block can only be one that a value had
-                for rounds in count():
-                    if pointer is not None or not self.cache.release_memory(wanted, _devices.name(device)):
-                        break
-                    pointer = self._malloc(size) if full and rounds < 2 else self._try(size)
-                    wanted *= 2
-                if pointer is None:
-                    pointer = self._try(size)
-                if pointer is None:
-                    gc.collect()  # arrays in cycles, such as those in the frames of an exception
-                    pointer = self._try(size)
+                pointer = self._evict_for(size, min(size, max(1, total + size - most)) if most else size, device)
             finally:
                 self._making = False
             if pointer is None:
                 raise DeviceMemoryError(self._shortage(size, device)) from error
             return pointer
+
+    def _evict_for(self, size: int, wanted: int, device: int) -> Any:
+        """Evict so many bytes, and twice as much each time, until there is a block; None: nothing has helped."""
+        reused = 2 if wanted == size else 0  # times that the block can only be one that a value had
+        while self.cache.release_memory(wanted, _devices.name(device)):
+            pointer = self._malloc(size) if reused > 0 else self._try(size)
+            if pointer is not None:
+                return pointer
+            reused -= 1
+            wanted *= 2
+        pointer = self._try(size)
+        if pointer is None:
+            gc.collect()  # arrays in cycles, such as those in the frames of an exception
+            pointer = self._try(size)
+        return pointer
 
     def _malloc(self, size: int) -> Any:
         """A pointer, if there is a block now; else None."""

@@ -53,9 +53,10 @@ class Rule:
     pointwise: bool = False  # it makes one tensor, element by element
     numbers: frozenset[int] = frozenset()  # positions of numbers that do not decide the size of what it makes
 
-    def advances(self, args: tuple[Any, ...]) -> bool:
-        """Whether this call draws from a tensor that the next one draws from, too: it cannot be repeated."""
-        return self.state is not None and len(args) > self.state and args[self.state] is not None
+    def advanced(self, args: tuple[Any, ...]) -> list[Any]:
+        """What this call draws from and writes, so that it cannot be repeated: a tensor, or nothing."""
+        drawn = args[self.state : self.state + 1] if self.state is not None else ()
+        return [tensor for tensor in drawn if tensor is not None]
 
     def hides(self, args: tuple[Any, ...]) -> bool:
         """Whether this call writes its running statistics."""
@@ -107,7 +108,8 @@ def rule_of(func: Any) -> Rule:
         return Rule("other", name, own=own)
     if all(result.alias_info is not None for result in returns):
         return Rule("views", name)
-    plain = not hidden and not seeded
+    state = names.index(_STATE) if _STATE in names else None
+    plain = not hidden and not seeded and state is None
     single = len(returns) == 1 and str(returns[0].type) == "Tensor"
     return Rule(
         "makes",
@@ -115,7 +117,7 @@ def rule_of(func: Any) -> Rule:
         hidden=hidden,
         training=training,
         seeded=seeded,
-        state=names.index(_STATE) if _STATE in names else None,
+        state=state,
         plain=plain,
         single=single,
         own=own,

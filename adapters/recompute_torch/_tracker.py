@@ -105,7 +105,7 @@ class Tracker(Storages):
             device = kwargs.get("device")
             if device is not None and torch.device(device).type == "meta":  # only what the outputs would look like
                 return func(*args, **kwargs)
-            advanced = [args[rule.state]] if rule.state is not None and rule.advances(args) else []
+            advanced = rule.advanced(args)
             packed = None if advanced else self._packed(rule, args, kwargs)
             if packed is None:
                 self.own(advanced)

@@ -271,3 +271,29 @@ def test_what_was_kept_stays(name: str) -> None:
             x.add_(1)
         block.cache.release_memory()
         assert y.sum().item() == 4 * SIZE
+
+
+def test_what_draws_from_a_tensor_that_it_writes_runs_once() -> None:
+    """As cuDNN's recurrent layers do with dropout, whose state their schemas do not call written."""
+    with torch.library._scoped_library("recompute_tests", "FRAGMENT") as library:
+        library.define("layer(Tensor x, Tensor? dropout_state) -> Tensor")
+
+        def layer(x: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
+            return x + 1 if state is None else x + state.add_(1)
+
+        library.impl("layer", layer, "CPU")
+        run = torch.ops.recompute_tests.layer
+
+        def chain(state: torch.Tensor | None) -> list[torch.Tensor]:
+            made = [torch.zeros(1000)]
+            for _ in range(20):
+                made.append(run(made[-1], state).exp().log())
+            return made
+
+        for state in (None, torch.zeros(1000)):
+            expected = chain(None if state is None else state.clone())
+            with rt.budget("40kB" if state is None else "200kB", native=False) as block:
+                found = chain(state)
+                assert block.cache.release_memory() > 0
+            assert block.stats().rematerializations > 0
+            assert alike(expected, found) == []

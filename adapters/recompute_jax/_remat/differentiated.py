@@ -319,7 +319,7 @@ def is_check(effect: Any) -> bool:
 def _rule(*given: Any, _prim: Any) -> Any:
     if not isinstance(_prim, _Operation):
         return _others(*given, _prim=_prim)
-    at = next(at for at, each in enumerate(given) if isinstance(each, checkify.Error))
+    at = next(at for at, argument in enumerate(given) if isinstance(argument, checkify.Error))
     context, (error, enabled, *values) = given[:at], given[at:]  # since JAX 0.11 one object, before that nothing
     flat, structure = tree_util.tree_flatten(error)
     if not isinstance(_prim, PlannedCall):  # a batch of them, whose budget is for each
