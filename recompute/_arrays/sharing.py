@@ -245,13 +245,12 @@ READ_ONLY: Final = frozenset({"broadcast_to", "diag", "diagonal", "sliding_windo
 def check_writable(array: Any) -> None:
     """Raise ValueError, as NumPy does, for a view that is read-only there, or elements that lie on each other.
 
-    So is the imaginary part of real numbers, which is no view.
+    So is the imaginary part of real numbers, which is no view; not that of a scalar, which has none either.
     """
     memory = memory_of(array)
     root = array._node if memory is None or memory.root is None else memory.root
-    read_only = _overlaps(array._outline()) or (
-        root.operation is not None and _name_of(root.operation.function) == "imag"
-    )
+    imaginary = root.operation is not None and _name_of(root.operation.function) == "imag"
+    read_only = _overlaps(array._outline()) or (imaginary and hasattr(array._type, "__setitem__"))
     if root is not array._node:
         read_only = read_only or _overlaps(extend.outline_of(root) if root.payload is EVICTED else root.payload)
     origin = None if memory is None else array._origin

@@ -81,10 +81,20 @@ TAKEN_IN: Program = Program(
 )
 """An array, of which there is a view, takes in what a function of the program made of it."""
 
+IMAGINARY: Program = Program([Make("float64", (3,)), Line("a.imag", (0,)), Line("A += b", (1, 0))])
+"""NumPy makes it read-only."""
+
+IMAGINARY_OF_A_SCALAR: Program = Program(
+    [Make("float64", (3,)), Line("a.std(ddof=1)", (0,)), Line("xp.imag(a)", (1,)), Line("A[0] = 2", (2,))]
+)
+"""It is a scalar, which has no elements."""
+
 
 @settings(max_examples=settings().max_examples * 3)
 @given(array_programs(), st.booleans())
 @example(TAKEN_IN, False)
+@example(IMAGINARY, False)
+@example(IMAGINARY_OF_A_SCALAR, False)
 def test_without_a_budget(program: Program, dispatch: bool) -> None:
     """NumPy's functions and those of the namespace give plain NumPy's results, dtypes, shapes and errors."""
     agree(program, rc.Cache(clock=ManualClock()), dispatch)

@@ -193,7 +193,7 @@ class Arrays:
             self._lose(changed)
             return ("lost",)
         for name in changes:
-            scope[name.upper()] = scope[name] if self.cache is not None else self._writable(scope[name], code)
+            scope[name.upper()] = scope[name] if self.cache is not None else self._assigned_to(scope[name], code)
         written = [scope[name.upper()] for name in changes]
         before = []
         if changes and self.cache is None:
@@ -219,15 +219,9 @@ class Arrays:
             del scope[name]  # a function in the line, which its result's recipe knows, knows the scope
         return ("result", self._describe(result, written))
 
-    def _writable(self, plain: Any, code: str) -> Any:
-        """A plain operand that is changed: a scalar may be assigned to, and so may what the library made read-only."""
-        if self.adapter.constant(plain):
-            return self._library.asarray(plain) if _ASSIGNMENT.match(code) else plain
-        owner: Any = self.adapter.buffer(plain)
-        if not _allows_writes(plain) and not _allows_writes(owner):
-            for value in (owner, plain):
-                value.setflags(write=True)
-        return plain
+    def _assigned_to(self, plain: Any, code: str) -> Any:
+        """A plain operand that is changed: a scalar may be assigned to."""
+        return self._library.asarray(plain) if self.adapter.constant(plain) and _ASSIGNMENT.match(code) else plain
 
     def _restore(self, plain: Any, content: Any) -> None:
         """What fails changes nothing, not even a part."""
