@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EINVAL
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,8 +43,11 @@ class Caches:
     def __init__(self, default: Cache, trace: Path | None, tiers: Sequence[Tier], *, budget_given: bool) -> None:
         self._budget = default.budget
         self._budget_given = budget_given
-        self._trace = trace
+        if trace is not None and trace.exists() and not trace.is_file() and not trace.is_dir():
+            raise OSError(EINVAL, "it is no file")  # a pipe or a device: traces are renamed
+        self._trace = trace if trace is None or not trace.is_symlink() else trace.resolve()
         self._tiers = tiers
+        self._folder = Path.cwd()
         self.all: list[Followed] = []
         self.passed_over = 0
         """How many were too many."""
@@ -61,7 +65,7 @@ class Caches:
         if len(self.all) > _MOST:
             self.passed_over += 1
             return
-        followed = Followed(cache, _place())
+        followed = Followed(cache, _place(self._folder))
         if self._budget_given:
             followed.own_budget = cache.budget
             cache.budget = self._budget
@@ -77,7 +81,9 @@ class Caches:
     def _record(self, followed: Followed) -> None:
         assert self._trace is not None
         cache, number = followed.cache, len(self.all)
-        followed.trace = self._trace.with_name(f"{number}.{self._trace.name}") if number else self._trace
+        followed.trace = self._folder / (
+            self._trace.with_name(f"{number}.{self._trace.name}") if number else self._trace
+        )
         recorder = Recorder(followed.trace, settings_of(cache))
         cache.subscribe(recorder)
         followed.close = recorder.close
@@ -116,9 +122,9 @@ def _numbered(path: Path, number: int) -> Path:
     return path if number == 1 else path.with_name(f"{stem}.{number}{dot}{ending}")
 
 
-def _place() -> str:
-    """Where the program makes a cache."""
+def _place(folder: Path) -> str:
+    """Where the program makes a cache, from here: the program may be elsewhere by now."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "recompute":
         frame = frame.f_back
-    return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return f"{os.path.relpath(frame.f_code.co_filename, folder)}:{frame.f_lineno}"

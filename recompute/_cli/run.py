@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -139,31 +140,47 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"the trace cannot be written to {trace}: {error.strerror}; choose --trace PATH") from None
 
+    folder = os.getcwd()
     ending, wall_time, line_is_open = _execute(program, caches, watch_stdout=options.json)
-    used = caches.end()
-    stats = used[0][1]
-    problem = ending.error or ("" if stats.peak else "the cache held nothing")
-    if options.record and not problem:
-        problem = recordings.write(path, program, stats, wall_time)
-    recorded = path if options.record and not problem else None
-    if trace is not None and options.record and not recorded:
-        for followed, _ in used:
-            if followed.trace is not None:
-                followed.trace.unlink(missing_ok=True)
-        trace = None
-    report = RunReport(program, used, ending, wall_time, asked, recorded, trace)
-    if not ending.ours and (stats.operations or not ending.error):
-        _show(report)
-        if caches.passed_over:
-            warn(f"{program.name} made {caches.passed_over:,} more caches, which were not observed")
-    if options.json:
-        print("\n" * line_is_open, end="")
-        print_json(_figures(report))
-    if options.report and trace is not None and stats.operations:
-        _write_page(trace, program)
+    with _inside(folder):  # what is written is where the command was given
+        used = caches.end()
+        stats = used[0][1]
+        problem = ending.error or ("" if stats.peak else "the cache held nothing")
+        if options.record and not problem:
+            problem = recordings.write(path, program, stats, wall_time)
+        recorded = path if options.record and not problem else None
+        if trace is not None and options.record and not recorded:
+            for followed, _ in used:
+                if followed.trace is not None:
+                    followed.trace.unlink(missing_ok=True)
+            trace = None
+        report = RunReport(program, used, ending, wall_time, asked, recorded, trace)
+        if not ending.ours and (stats.operations or not ending.error):
+            _show(report)
+            if caches.passed_over:
+                warn(f"{program.name} made {caches.passed_over:,} more caches, which were not observed")
+        if options.json:
+            print("\n" * line_is_open, end="")
+            print_json(_figures(report))
+        if options.report and trace is not None and stats.operations:
+            _write_page(trace, program)
     if options.record and not recorded:
         return complain(f"nothing was recorded: {problem}", ending.status or 1)
     return ending.status
+
+
+@contextmanager
+def _inside(folder: str) -> Iterator[None]:
+    """The current directory is this one. Afterwards it is again what the program made it, for what runs at its exit."""
+    try:
+        before = os.getcwd()
+    except FileNotFoundError:  # the program removed it
+        before = folder
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _write_page(trace: Path, program: Script) -> None:

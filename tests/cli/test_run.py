@@ -184,6 +184,48 @@ def test_trace_of_any_run(script: Script, capsys: pytest.CaptureFixture[str]) ->
     assert {path.name for path in Path().iterdir()} == {"script.py", "mine.jsonl"}
 
 
+def test_trace_to_what_is_no_file(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe or a device would have to be renamed: it stays what it is, and one line says that it is no file."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("there are no named pipes")
+    os.mkfifo("pipe")
+    Path("link").symlink_to("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for path in ("pipe", "link"):
+            assert main(["run", "--budget", "8kB", "--trace", path, script(CHAIN)]) == 2
+            assert f"the trace cannot be written to {path}: it is no file; choose" in capsys.readouterr().err
+    finally:
+        os.close(reader)
+    assert Path("pipe").is_fifo()
+    assert Path("link").is_symlink()
+
+
+def test_trace_through_a_link(script: Script) -> None:
+    """A link to a file stays one, and the trace is in the file, whichever cache of the script it is of."""
+    Path("link.jsonl").symlink_to("mine.jsonl")
+    for text in (CHAIN, "import recompute as rc\nwith rc.Cache():\n    rc.ap(str, 5)\n"):
+        assert main(["run", "--budget", "8kB", "--trace", "link.jsonl", script(text)]) == 0
+        assert Path("link.jsonl").is_symlink()
+        assert read("mine.jsonl").calls
+    assert {path.name for path in Path().iterdir()} == {"script.py", "link.jsonl", "mine.jsonl"}
+
+
+def test_script_that_changes_its_directory(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """Recording, trace and page are where the command was given, wherever the script went, even if that is gone."""
+    text = "import os, recompute as rc\nos.mkdir('other')\nos.chdir('other')\n"
+    for more in ("", "os.rmdir(os.getcwd())\n"):
+        name = script(text + more + "with rc.Cache():\n    rc.ap(str, 5)\n")
+        here = os.getcwd()
+        assert main(["run", "--record", "--report", "--json", name]) == 0
+        os.chdir(here)
+        written = {path.name.removeprefix("script.") for path in Path().iterdir()} - {"other"}
+        assert written == {"py", "recompute.json", "recompute.jsonl.gz", "report.html"}
+        assert json.loads(lines(capsys.readouterr().out)[-1])["cache"].startswith(f"{name}:")
+        if not more:
+            Path("other").rmdir()
+
+
 def test_other_arguments_are_a_warning(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     """A recording made with other arguments still serves, with a warning that names both."""
     name = script(CHAIN)
