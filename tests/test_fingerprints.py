@@ -7,7 +7,9 @@ from collections.abc import Callable
 from copy import deepcopy
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
+from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,33 @@ class Proxy:
 def with_attributes(value: Any, **attributes: Any) -> Any:
     vars(value).update(attributes)
     return value
+
+
+class Lazy(Point):
+    @cached_property
+    def twice(self) -> Any:
+        return 2 * self.x
+
+
+@pytest.mark.parametrize(
+    ("make", "look"),
+    [
+        (lambda: Path("folder/file"), lambda path: (hash(path), str(path), path.name)),
+        (lambda: ip_network("10.0.0.0/8"), lambda network: network.broadcast_address),
+        (lambda: Lazy(2), lambda lazy: lazy.twice),
+    ],
+    ids=["path", "network", "lazy"],
+)
+def test_verify_with_what_an_object_remembers_of_itself(make: Any, look: Any) -> None:
+    """What a value has looked up is no change of it, neither where it is kept nor where it is made again."""
+    with rc.Cache(verify=True):
+        value = rc.ap(make)
+        found = rc.ap(look, value)
+        value.evict()
+        found.evict()
+        assert found.get() == look(value.get())
+        value.evict()
+        value.get()
 
 
 @pytest.mark.parametrize("cls", [Point, Proxy, Decimal, Fraction], ids=lambda cls: cls.__name__)

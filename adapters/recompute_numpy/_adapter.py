@@ -235,11 +235,14 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
         """The memory of an array from its first byte to its last; scalars, objects and subclasses as pickle does it.
 
         Raises BufferError for an array with gaps in memory that others hold, too: it would come back larger than it is
-        counted. And for one of objects or of a subclass that pickle would give back with another layout.
+        counted. And for one of objects or of a subclass that pickle would give back with another layout, or without
+        its attributes.
         """
         if type(value) is not np.ndarray or value.dtype.hasobject or not value.itemsize:
             if isinstance(value, np.ndarray) and not _is_kept_by_pickle(value):
-                raise BufferError(f"a {type(value).__qualname__} of such a layout cannot be pickled as it is; copy it")
+                raise BufferError(
+                    f"a {type(value).__qualname__} like this would not come back as it is if it were pickled"
+                )
             return super().pack(value)
         counted = self.nbytes(value)  # first: the memory is one more that holds it
         memory, start = _memory(value)
@@ -325,11 +328,17 @@ def _empty(layout: _Layout) -> Any:
     return np.ndarray(shape, dtype, np.empty(layout.nbytes, np.uint8), layout.start, strides)
 
 
+def _loses_attributes(cls: Any) -> bool:
+    """Whether pickle gives back arrays of a subclass without them. Those of NumPy's own are not the user's."""
+    own = cls.__module__.partition(".")[0] == "numpy"
+    return not own and (cls.__reduce__, cls.__reduce_ex__) == (np.ndarray.__reduce__, np.ndarray.__reduce_ex__)
+
+
 def _is_kept_by_pickle(array: Any) -> bool:
     """Whether an array of objects, or of a subclass, comes back from pickle as it is."""
     order = array.flags.c_contiguous, array.flags.f_contiguous
     if not isinstance(array, np.ma.MaskedArray):
-        return any(order)
+        return any(order) and not (getattr(array, "__dict__", None) and _loses_attributes(type(array)))
     mask = np.ma.getmask(array)  # pickle makes one where there is none, and a soft one
     there = mask is not np.ma.nomask and not array.hardmask
     return there and any(order) and order == (mask.flags.c_contiguous, mask.flags.f_contiguous)

@@ -33,7 +33,7 @@ class _Packed(NamedTuple):
 
 
 class TorchAdapter(rc.adapters.Adapter):
-    """Dense tensors by their storages; those without one (sparse, nested) by their elements, never shared."""
+    """Dense tensors by their storages; those without one (sparse, nested) by what these lie in, never shared."""
 
     name = "torch"
 
@@ -48,7 +48,7 @@ class TorchAdapter(rc.adapters.Adapter):
     def nbytes(self, value: Any) -> int:
         """Bytes of the whole storage, which a view keeps alive."""
         storage = _storage(value)
-        return int(value.nbytes if storage is None else storage.nbytes())
+        return sum(part.nbytes for part in _parts(value)) if storage is None else int(storage.nbytes())
 
     def buffer(self, value: Any) -> object:
         """The storage, which all views share."""
@@ -128,6 +128,17 @@ def _storage(value: Any) -> Any:
         return storage_of(value)
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def _parts(tensor: Any) -> list[Any]:
+    """What the elements of a tensor without a storage lie in: torch takes a sparse one for as large as a dense one."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
 
 
 adapter: Final = TorchAdapter()

@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 from copyreg import dispatch_table
+from functools import cached_property
 from hashlib import blake2b
 from pickle import PickleBuffer
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -27,6 +28,7 @@ def signature(value: Any) -> Hashable:
     return (cls, len(value)) if cls in _SIZED else cls
 
 
+_PICKLED_BY: Final = ("__reduce_ex__", "__reduce__", "__getstate__")
 _FUNCTIONS: Final = frozenset({FunctionType, BuiltinFunctionType, MethodType})
 _SIZED: Final = frozenset({str, bytes, bytearray, list, tuple, dict, set, frozenset, deque, range})
 
@@ -107,10 +109,14 @@ class _Fingerprint:
         if cls is PickleBuffer:
             return _digest(cls, [bytes(value.raw())])
         layout = layouts[cls]
-        state = layout.state(value)
+        known = layout.state(value).items()
+        state = {name: part for name, part in known if not isinstance(getattr(cls, name, None), cached_property)}
         attributes = [self._named(state)] if state else []
         if layout.container is None:
-            return _digest(cls, attributes if state and not layout.native else [*attributes, self._reduced(value)])
+            if not layout.structured or layout.native:
+                return _digest(cls, [*attributes, self._reduced(value)])
+            # A class that says how it is pickled may have attributes in which it keeps what it has looked up
+            return _digest(cls, [self._reduced(value)] if _own_ways(cls) else attributes)
         before, (_, elements) = self._ways_back, layout.elements(value)
         parts: list[bytes | None] = [self._of(part) for part in elements]
         if layout.container in (set, frozenset):
@@ -138,6 +144,11 @@ class _Fingerprint:
         for several in (items, pairs):
             parts.append(_digest("several", map(self._of, several or ())))
         return _digest(_name(made_by), parts)
+
+
+def _own_ways(cls: Any) -> bool:
+    """Whether it says itself how its instances are pickled."""
+    return any(getattr(cls, name) is not getattr(object, name) for name in _PICKLED_BY)
 
 
 def _of_atom(value: Any) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -195,21 +196,53 @@ def test_what_is_no_plain_array_comes_back_by_pickle(name: str) -> None:
         assert (back.fill_value, back.mask.tolist()) == (7, value.mask.tolist())
 
 
+class Noted(np.ndarray):  # type: ignore[misc, name-defined]  # it may not be installed
+    """An array with an attribute, as NumPy's manual shows."""
+
+    def __array_finalize__(self, array: Any) -> None:
+        self.note = getattr(array, "note", None)
+
+
+class Pickled(Noted):
+    """One that says how it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return noted, (Pickled, self.note)
+
+
+def noted(cls: Any, note: str) -> Any:
+    array = np.arange(6.0).view(cls)
+    array.note = note
+    return array
+
+
 @pytest.mark.parametrize(
     "value",
     [
         np.matrix(np.arange(16.0).reshape(4, 4), copy=True)[::2, ::2],
         np.array([1, "a", None, 2], dtype=object)[::2],
         np.ma.array([1.0, 2.0]),
+        noted(Noted, "mine"),
         np.ma.array([1.0, 2.0], mask=[False, True], hard_mask=True),
         np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False])[::2],
     ],
-    ids=["gaps", "objects with gaps", "no mask", "hard mask", "masked with gaps"],
+    ids=["gaps", "objects with gaps", "no mask", "attributes", "hard mask", "masked with gaps"],
 )
 def test_what_pickle_would_change_is_not_packed(value: Any) -> None:
-    """A subclass or objects with gaps would get other strides; a masked array without a mask, one."""
+    """Gaps in a subclass, or between objects, would be lost, and so would attributes; a mask would be made."""
     with pytest.raises(BufferError, match="pickled"):
         packed(value)
+
+
+@pytest.mark.parametrize("cls", [Noted, Pickled], ids=lambda cls: cls.__name__)
+def test_attributes_of_a_subclass_outlive_a_tier(cls: Any, tmp_path: Any) -> None:
+    """What a tier gives back has them, and what it could not give back with them is made again."""
+    with rc.Cache(tiers=[rc.Disk(folder=tmp_path, always=True)]) as cache, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # it says that it is computed again
+        values = [rc.ap(noted, cls, "mine"), rc.pure(noted(cls, "mine"))]
+        cache.release_memory()
+        assert [value.get().note for value in values] == ["mine", "mine"]
+        assert cache.stats().tiers[0].moves == (2 if cls is Pickled else 0)
 
 
 def test_the_kit_passes() -> None:

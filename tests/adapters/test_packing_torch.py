@@ -126,6 +126,24 @@ def test_what_is_more_than_bytes_comes_back_by_pickle(make: Callable[[], Any]) -
     assert repr(back) == repr(value)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_a_sparse_tensor_counts_what_it_has(kind: str) -> None:
+    """Its indices and its elements, not the zeros: by itself and in a list, and it comes back from a disk."""
+
+    def make() -> Any:
+        dense = torch.eye(400)
+        blocks = {"blocksize": (1, 1)} if kind.startswith("b") else {}
+        return dense.to_sparse(layout=getattr(torch, f"sparse_{kind}"), **blocks)
+
+    assert 2 * 400 * 4 < rc.sizeof(make()) < rc.sizeof([make()]) < 400 * 400
+    fetched(make, lambda found: check_same(found, make()))
+
+
+def check_same(found: Any, tensor: Any) -> None:
+    assert repr(found) == repr(tensor)
+
+
 def test_a_graph_is_not_packed() -> None:
     """What autograd knows of a tensor would be lost: it is refused, inside of something, too."""
     leaf = torch.ones(2, requires_grad=True)
