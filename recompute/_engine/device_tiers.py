@@ -97,6 +97,11 @@ class DeviceTiers:
             return False
         return self.price(storage) < _SURELY * (storage.cost + neighbourhood.cost(storage))
 
+    def try_again(self, *, now: bool) -> None:
+        """See `Store.try_again`."""
+        for store in self.stores:
+            store.try_again(now=now)
+
     # Copies
 
     def has_room(self, storage: Storage) -> bool:

@@ -160,7 +160,7 @@ class Engine:
         What is evicted is destroyed on the way, so that its bytes are free. False: the frame waited for others, and
         must lock its arguments again. Raises BudgetError if the bytes can never fit, unless memory is lenient.
         """
-        collected = False
+        collected = tried = False
         while True:
             if pool.adaptive is not None:
                 pool.ask_limit()
@@ -188,7 +188,10 @@ class Engine:
                 if self.pressed is not None:
                     with self.wall:
                         self.pressed()
-            if not found and not self.finalizer.queue and not self._retry_moving(pool):
+            if not found and not self.finalizer.queue and not self._retry_moving(pool, False):
+                if not tried and self._retry_moving(pool, True):
+                    tried = True
+                    continue
                 if (pool.held or self.results.fragile) and not collected and not self.memory.lenient:
                     destroyed.evict_all(self)
                     collect()  # cycles of garbage may hold evicted payloads
@@ -271,6 +274,8 @@ class Engine:
         False: they can neither be made again nor moved, and stay.
         """
         tiers, copy = storage.pool.tiers, None
+        if tiers is not None:
+            tiers.try_again(now=False)
         if tiers is not None and copy_of(storage) is None and why != "release" and watch and tiers.moves(storage):
             copy = tiers.begin(storage, self.meter.now)
             if copy is None and not tiers.can_drop(storage):
@@ -563,11 +568,16 @@ class Engine:
 
     # When memory is short
 
-    def _retry_moving(self, pool: Pool) -> bool:
-        """Whether there are sources that no tier could take, and one may have room for now."""
+    def _retry_moving(self, pool: Pool, full: bool) -> bool:
+        """Whether there are sources that no tier could take, and one may have room for now.
+
+        `full`: or one was full, and there may be room again.
+        """
         if pool.tiers is None or not pool.tiers.fixed:
             return False
         with self.changes.alone(), self.changes.begun():
+            if full:
+                pool.tiers.try_again(now=True)
             return self.references.let_sources_move(pool.tiers)
 
     def _rank(self, pool: Pool) -> list[Storage]:

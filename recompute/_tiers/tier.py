@@ -22,6 +22,9 @@ about_to_fork: Final[dict[int, object]] = {}
 """Thread -> the fork that it has prepared, and not done yet: what a tier gets meanwhile, from any thread, is for the
 child, too."""
 
+_LEAST, _MOST = 64, 4096
+"""Evictions until a tier that was full is tried again: at first, and at most."""
+
 
 @dataclass(frozen=True)
 class Tier(ABC):
@@ -74,6 +77,9 @@ class Store(ABC):
         self.ahead = tier.ahead
         self.writing = writing
         self.reading = reading
+        self._unlimited: float | None = None
+        """The limit of before it was full; None: it is not."""
+        self._patience = self._refused = 0
         self.reserved = 0
         """Bytes of copies that are being written."""
         self._kept = 0
@@ -130,8 +136,17 @@ class Store(ABC):
         return self.reserved + self._kept
 
     def is_full(self, nbytes: int) -> None:
-        """So many reserved bytes could not be written: nothing more is tried until something is removed."""
+        """So many reserved bytes could not be written: no more is tried until something is removed, or `try_again`."""
+        if self._unlimited is None:
+            self._unlimited = self.limit
+        self._patience = self._refused = min(max(_LEAST, 2 * self._patience), _MOST)
         self.limit = min(self.limit, self.used - nbytes)
+
+    def try_again(self, *, now: bool) -> None:
+        """Have the limit of before it was full: now, or once in many calls, fewer and fewer as long as it is full."""
+        self._refused -= 1
+        if self._unlimited is not None and (now or self._refused <= 0):
+            self.limit, self._unlimited = self._unlimited, None
 
     def recount(self, writing: int, copies: Sequence[Any]) -> None:
         """These are all the copies that it has, and so many bytes are being written."""
@@ -145,6 +160,8 @@ class Store(ABC):
     def enter(self, key: Key, copy: Any) -> None:
         """The bytes are written, and belong to a copy."""
         self.settle()  # one that has gone may have had the same number
+        if self._unlimited is None:
+            self._patience = 0
         key.counted = True
         self._kept += key.nbytes
         self._copies[id(key)] = ref(copy)

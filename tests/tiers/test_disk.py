@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from given_tiers import FullDisk
+from given_tiers import FullDisk, GivenTier
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,6 +129,34 @@ def test_a_full_disk() -> None:
         assert [value.get() for value in values] == [dear(number) for number in range(2)]
         assert kept.get() == dear(9)
         check_invariants(cache, [*values, kept])
+
+
+def test_a_tier_that_has_room_again() -> None:
+    """It is tried once before sources end in a BudgetError, and now and then where results are dropped instead."""
+    full = [True]
+    tier = GivenTier(always=True, fail_write=lambda number: OSError("there is no room") if full[0] else None)
+    with rc.Cache(350_000, tiers=[tier]) as cache, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # it says that nothing could be written
+        kept = [rc.pure(dear(number)) for number in range(3)]
+        for _ in range(2):
+            before = tier.store.writes
+            with pytest.raises(rc.BudgetError):
+                rc.pure(dear(3))
+        assert tier.store.writes == before + 1
+        full[0] = False
+        kept.append(rc.pure(dear(3)))
+        assert [value.get() for value in kept] == [dear(number) for number in range(4)]
+        check_invariants(cache, kept)
+
+        full[0] = True
+        before = tier.store.writes
+        results = [rc.ap(dear, number % 9) for number in range(250)]
+        assert before + 1 < tier.store.writes < before + 9
+        full[0] = False
+        results += [rc.ap(dear, number % 9) for number in range(500)]
+        assert tier.store.writes > before + 100
+        assert [value.get()[0] for value in results] == [number % 9 for number in [*range(250), *range(500)]]
+        check_invariants(cache, [*kept, *results])
 
 
 def test_a_limit(tmp_path: Path) -> None:
