@@ -77,7 +77,7 @@ class _DiskStore(Store):
         limited = None if tier.bandwidth is None else float(parse_bytes(tier.bandwidth))
         expected = min(1e9, limited or 1e9)
         super().__init__(tier, Link(200e-6, expected), Link(200e-6, expected))
-        self._place = _place() if tier.folder is None else Path(tier.folder)
+        self._place = _place() if tier.folder is None else Path(tier.folder).absolute()  # also after a chdir
         self._pace = Pace(limited)
         self._numbers = count()
         self._folder = _Folder(self._place)

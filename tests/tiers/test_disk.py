@@ -115,6 +115,23 @@ def test_a_folder_that_has_vanished(cache: rc.Cache, tmp_path: Path) -> None:
     check_invariants(cache, [value, other])
 
 
+def test_a_folder_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative folder is that of the current directory when the cache was made, and goes with the cache."""
+    monkeypatch.chdir(tmp_path)
+    with rc.Cache(350_000, tiers=[rc.Disk(folder="place", always=True)]) as cache:
+        value = source(1)
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir("other")
+        assert value.get() == dear(1)
+        other = source(2)
+        assert len(files(tmp_path / "place")) == 2
+        check_invariants(cache, [value, other])
+    del value, other, cache
+    gc.collect()
+    assert not any((tmp_path / "place").iterdir())
+    assert not any(Path().iterdir())
+
+
 def test_a_full_disk() -> None:
     """Results are dropped, sources stay in memory, and no more is tried until something leaves."""
     tier = FullDisk(limit=None, always=True)
