@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
+from math import prod
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
@@ -48,7 +49,7 @@ class TorchAdapter(rc.adapters.Adapter):
     def nbytes(self, value: Any) -> int:
         """Bytes of the whole storage, which a view keeps alive."""
         storage = _storage(value)
-        return sum(part.nbytes for part in _parts(value)) if storage is None else int(storage.nbytes())
+        return _without_storage(value) if storage is None else int(storage.nbytes())
 
     def buffer(self, value: Any) -> object:
         """The storage, which all views share."""
@@ -130,15 +131,16 @@ def _storage(value: Any) -> Any:
         return None
 
 
-def _parts(tensor: Any) -> list[Any]:
-    """What the elements of a tensor without a storage lie in: torch takes a sparse one for as large as a dense one."""
+def _without_storage(tensor: Any) -> int:
+    """Bytes of a tensor that has no storage: torch takes a sparse one for as large as a dense one, or for neither."""
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        each = 8 * tensor.sparse_dim() + tensor.itemsize * prod(tensor.shape[tensor.sparse_dim() :])
+        return int(each * tensor._nnz())
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        return int(tensor.crow_indices().nbytes + tensor.col_indices().nbytes + tensor.values().nbytes)
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor]
+        return int(tensor.ccol_indices().nbytes + tensor.row_indices().nbytes + tensor.values().nbytes)
+    return int(tensor.nbytes)
 
 
 adapter: Final = TorchAdapter()
