@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from re import fullmatch
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args
 
 from recompute import _context, _form
 from recompute._adapters.adapter import known_devices
@@ -385,6 +385,11 @@ class Cache:
         if self._record is not None:
             self._engine.settling.settle()
             self._record.flush()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a cache cannot be copied or pickled; make one in each process, and send it Recomputables: values"
+        )
 
     def __repr__(self) -> str:
         engine = self._engine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,6 +38,19 @@ def test_two_caches_are_told_apart() -> None:
     assert "one of them to the default cache" in found[2]
     assert all("in thread 'worker'" in message for message in found)
     check_invariants(first, [x])
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda way: way.__name__)
+def test_a_cache_that_is_sent_elsewhere(way: Callable[[Any], Any]) -> None:
+    """The error says that it cannot be copied, nor what has it in it; its values can."""
+    with rc.Cache() as cache:
+        value = rc.ap(str, 5)
+        for whole in (cache, [cache, value]):
+            if way is not copy.copy or whole is cache:
+                with pytest.raises(TypeError, match="a cache cannot be copied or pickled; make one in each process"):
+                    way(whole)
+        way(value)
+        check_invariants(cache, [value])
 
 
 @pytest.mark.parametrize("device", ["gpu", "GPU:0", "cuda", "", "cpu0"])
