@@ -365,3 +365,18 @@ def test_a_lenient_cache_evicts_what_it_can_though_it_cannot_fit(policy: PolicyN
         assert stays.get() == 1
         del stays, values
         check_invariants(cache)
+
+
+def test_what_is_given_back_leaves_room_to_make_the_rest() -> None:
+    """Sources exceed the budget, as when a block ends: what is made again meanwhile has all of it beside them."""
+    with rc.Cache(10) as cache:
+        values = [rc.ap(unit, nbytes=1) for _ in range(3)]
+        for _ in range(16):
+            values.append(rc.ap(unit, values[-1], values[-3], nbytes=1))
+        cache.release_memory()
+        cache.extend.be_lenient()
+        source = rc.pure(bytes(12))
+        assert values[-1].get() == 1
+        stats = cache.stats()
+        assert stats.rematerializations <= 10 * len(values)
+        assert 10 + stats.overshoot == stats.peak <= rc.sizeof(source.get()) + 10

@@ -28,6 +28,8 @@ OVERWRITES: Final = frozenset(
 )
 """In-place operators for whose result it does not matter what was there before."""
 
+UNSTEADY: Final = "aten::linalg_lstsq"
+"""On a CPU, the last bits of what it makes differ from run to run, in plain torch, too."""
 
 BUFFERS: Final = re.compile(r"aten::(new_)?(empty|zeros)(_like|_strided|_permuted)?$")
 """What they make is filled later, by code that need not be an operator: extensions get the address of such tensors."""
@@ -46,6 +48,7 @@ class Rule:
     training: int | None = None  # position of the argument that says whether these are written; None: always
     seeded: bool = False  # it draws from a generator
     state: int | None = None  # position of a generator that is a tensor, and cannot be put back to an earlier state
+    once: bool = False  # another run would make something else
     self_only: bool = False  # it writes its first argument, and nothing else
     plain: bool = False  # it only makes, and neither hides nor draws anything
     single: bool = False  # it makes or writes one tensor, as far as the schema says
@@ -109,7 +112,8 @@ def rule_of(func: Any) -> Rule:
     if all(result.alias_info is not None for result in returns):
         return Rule("views", name)
     state = names.index(_STATE) if _STATE in names else None
-    plain = not hidden and not seeded and state is None
+    once = name == UNSTEADY
+    plain = not hidden and not seeded and state is None and not once
     single = len(returns) == 1 and str(returns[0].type) == "Tensor"
     return Rule(
         "makes",
@@ -118,6 +122,7 @@ def rule_of(func: Any) -> Rule:
         training=training,
         seeded=seeded,
         state=state,
+        once=once,
         plain=plain,
         single=single,
         own=own,

@@ -106,7 +106,7 @@ class Tracker(Storages):
             if device is not None and torch.device(device).type == "meta":  # only what the outputs would look like
                 return func(*args, **kwargs)
             advanced = rule.advanced(args)
-            packed = None if advanced else self._packed(rule, args, kwargs)
+            packed = None if advanced or rule.once else self._packed(rule, args, kwargs)
             if packed is None:
                 self.own(advanced)
                 self.hold(advanced)

@@ -371,7 +371,7 @@ class Watch:
 
     def be_lenient(self) -> None:
         """Admit what cannot fit, too, as an overshoot: for values that have to be given back."""
-        self.engine.memory.lenient = True
+        self.engine.memory.lenient = self.engine.memory.closing = True
 
     def add_tiers(self, tiers: Sequence[Tier]) -> None:
         """Let a cache in which nothing was made yet move what it evicts to these tiers. Raises OSError."""

@@ -15,6 +15,7 @@ cdef class Memory:
     cdef public object limits
     cdef public bint unlimited
     cdef public bint lenient
+    cdef public bint closing
     cdef public bint counts_whole
     cdef public long long smallest
     cdef public dict pools

@@ -47,6 +47,7 @@ class Memory:
         "_finalizer",
         "_newest",
         "advice",
+        "closing",
         "counts_whole",
         "lenient",
         "limits",
@@ -81,8 +82,10 @@ class Memory:
         self.only_declared = self.unlimited and not self._always_reserves
         """Whether nothing is reserved but for sizes that were declared: there is no budget."""
         self.lenient = settings.lenient
-        self.counts_whole = settings.counts_whole or tiers is not None  # what comes back from a tier shares nothing
         """Whether what cannot fit is let in all the same, as an overshoot."""
+        self.closing = False
+        """Whether all goes back to the program: where sources take all the room, the rest has a budget beside them."""
+        self.counts_whole = settings.counts_whole or tiers is not None  # what comes back from a tier shares nothing
         self.smallest = settings.smallest
         """Bytes: smaller storages are left alone."""
         self.pools: dict[str, Pool] = {}
@@ -241,9 +244,12 @@ class Memory:
     def victims(self, pool: Pool, size: int, now: float) -> list[Storage]:
         """Which storages to evict, best first, so that `size` more bytes fit.
 
-        Nothing where that cannot be reached, for nothing is evicted in vain; lenient memory comes as close as it can.
+        Nothing where that cannot be reached, for nothing is evicted in vain; lenient memory comes as close as it can,
+        but not so close that what is made while all goes back has no room: each step would evict what the next needs.
         """
-        if not self.lenient and pool.fixed + pool.held + size > pool.limit:
+        if pool.fixed + pool.held + size > pool.limit and (
+            not self.lenient or (self.closing and pool.used + size <= pool.limit + pool.sources)
+        ):
             return []
         if self.advice is not None:
             victims = self.advice.victims(pool, size)

@@ -96,6 +96,22 @@ def add_into_and_count(target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.cumsum(target.numpy(), dtype=np.float32))
 
 
+@torch.library.custom_op("recompute_tests::add_by_operators", mutates_args={"target"})
+def add_by_operators(target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """It writes to an argument by operators of torch."""
+    torch.add(target, x, out=target)
+    target[:3].mul_(2)
+    return target.cumsum(0)
+
+
+@torch.library.custom_op("recompute_tests::normalize", mutates_args={"target"})
+def normalize(target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """It writes to an argument what batch norm hides, and may give it other memory."""
+    rows = x.expand(2, -1)
+    torch.nn.functional.batch_norm(rows, target, torch.ones(SIZE), training=True)
+    return target.resize_(SIZE) * 2
+
+
 @torch.library.custom_op("recompute_tests::split", mutates_args=())
 def split(x: torch.Tensor) -> list[torch.Tensor]:
     """It makes several."""
@@ -149,7 +165,9 @@ def writing(operator: Any) -> Sequence[Any]:
             before = target * 2
             found += [operator(target, before + number), before, target.sin()]
         found += [target * 1]
-    return [each for each in found if each is not None]
+    alone = torch.zeros(SIZE) * 2  # nothing else is made of it
+    found += [operator(alone, alone + number) for number in range(3)]
+    return [each for each in [*found, alone] if each is not None]
 
 
 def in_parts() -> Sequence[Any]:
@@ -199,9 +217,13 @@ def test_an_operator_that_reads_past_torch(name: str, fake: bool) -> None:
     check(lambda: reading(OPERATORS[name, fake]))
 
 
-@pytest.mark.parametrize("operator", [add_into, add_into_and_count], ids=["writes", "writes and makes"])
-def test_an_operator_that_writes_past_torch(operator: Any) -> None:
-    """It writes by an array what its schema says that it writes."""
+@pytest.mark.parametrize(
+    "operator",
+    [add_into, add_into_and_count, add_by_operators, normalize],
+    ids=["writes", "writes and makes", "writes by operators", "writes statistics"],
+)
+def test_an_operator_that_writes(operator: Any) -> None:
+    """It writes what its schema says that it writes, by an array or by operators of torch."""
     check(lambda: writing(operator))
 
 

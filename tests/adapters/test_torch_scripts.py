@@ -333,6 +333,19 @@ def test_checkpoint_inside(reentrant: bool) -> None:
     check(lambda: checkpointed(reentrant))
 
 
+def test_what_differs_from_run_to_run_stays() -> None:
+    """The bits of `lstsq` do, in plain torch, too: a block does not run it again."""
+    left, right = torch.randn(24, 8), torch.randn(24, 5)
+    with rt.budget() as block:
+        for number in range(30):
+            found = torch.linalg.lstsq(left * 1, right).solution
+            before = found.tolist()
+            other = torch.ones(1000 + 37 * number)  # memory is given out anew
+            block.cache.release_memory()
+            assert found.tolist() == before
+            del other
+
+
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the system cannot fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers() -> None:

@@ -131,10 +131,17 @@ bool covers(const TensorImpl* t, const StorageImpl* storage) {  // it is all the
   return size_t(t->numel()) * t->itemsize() == storage->nbytes() && t->is_non_overlapping_and_dense();
 }
 
+class Operator;
+thread_local const Operator* remembered = nullptr;  // the call of code of others in which operators run
+
 class Operator {
  public:
   Operator(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack* stack)
       : op(op), rule(rule), keys(keys), stack(stack), first(stack->size() - rule.arguments) {}
+
+  ~Operator() {
+    if (remembered == this) remembered = nullptr;
+  }
 
   void before() {
     Lock lock;
@@ -151,7 +158,8 @@ class Operator {
       if (rule.kind == Kind::RESIZE || hidden) own(m.storage);
     }
     if (!record)
-      for (StorageImpl* storage : targets) own(storage);
+      for (StorageImpl* storage : targets)
+        if (!remembered || !remembered->writes(storage)) own(storage);
     for (Met& m : met)  // `own` may have given it another value
       if (m.value && !m.outside && value_of(m.storage) != m.value) {
         m.value = value_of(m.storage);
@@ -164,6 +172,7 @@ class Operator {
 
   void run() {
     Running below(&op, rule.own);
+    if (call && !rule.own) remembered = this;
     was_short = false;
     const uint64_t began = ticks();
     op.redispatchBoxed(keys, stack);
@@ -191,8 +200,11 @@ class Operator {
     M.clock += took;
     c10::SmallVector<Value*, 4> made;
     const bool odd = meet_outputs(made);
-    for (StorageImpl* storage : targets)
-      if (!value_of(storage)) adopt(storage), call.reset();  // it has got other memory
+    for (StorageImpl* storage : targets) {
+      Value* v = value_of(storage);
+      if (!v) adopt(storage);  // it has got other memory
+      if (!v || !v->call) call.reset();  // or code of others has made it a source
+    }
     if (call && (!targets.empty() || std::any_of(made.begin(), made.end(), [](Value* v) { return v; }))) {
       call->cost = took;
       attach(call.release(), targets, made);
@@ -210,6 +222,10 @@ class Operator {
   }
 
   bool draws() const { return rule.seeded; }
+
+  bool writes(const StorageImpl* storage) const {
+    return std::find(targets.begin(), targets.end(), storage) != targets.end();
+  }
 
  private:
   void meet() {
@@ -262,8 +278,7 @@ class Operator {
         const Met& m = met[i];
         if (m.position != position || !m.value) continue;
         record = record && m.value->call && !m.value->escaped;
-        if (std::find(targets.begin(), targets.end(), m.storage) == targets.end())
-          targets.push_back(m.storage), written.push_back(i);
+        if (!writes(m.storage)) targets.push_back(m.storage), written.push_back(i);
       }
     for (const Met& m : met) {
       if (!m.value || C10_LIKELY(!m.value->blank)) continue;
@@ -273,7 +288,7 @@ class Operator {
           covers(m.tensor, m.storage);
       if (overwritten) continue;
       fix(m.value);
-      record = record && std::find(targets.begin(), targets.end(), m.storage) == targets.end();
+      record = record && !writes(m.storage);
     }
     record = record && (rule.writes.empty() || !targets.empty());
   }

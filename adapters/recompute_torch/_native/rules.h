@@ -15,7 +15,7 @@ struct Rule {
   bool out = false;                // it writes to a tensor that it may make larger
   bool buffer = false;             // what it makes is filled later
   bool overwrites = false;         // what it writes does not depend on what was there
-  bool once = false;               // it must not run again: other processes take part in it
+  bool once = false;               // it must not run again: other processes take part, or it would make other bits
   bool own = false;                // of torch: no code of others runs in it
   int hidden = -1, training = -1;  // running statistics: the first argument; the one that says whether they are written
   uint16_t arguments = 0, returns = 0;
@@ -40,7 +40,8 @@ Rule make_rule(const OperatorHandle& op) {
   rule.returns = schema.returns().size();
   rule.seeded = op.hasTag(at::Tag::nondeterministic_seeded);
   rule.own = name.rfind("aten::", 0) == 0;
-  rule.once = name.rfind("c10d", 0) == 0 || name.rfind("_c10d", 0) == 0 || name.rfind("symm_mem::", 0) == 0;
+  rule.once = name.rfind("c10d", 0) == 0 || name.rfind("_c10d", 0) == 0 || name.rfind("symm_mem::", 0) == 0 ||
+      name == "aten::linalg_lstsq";
   const bool direct = op.hasKernelForDispatchKey(DispatchKey::CPU) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
