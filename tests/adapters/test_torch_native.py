@@ -212,6 +212,50 @@ def test_scores_are_those_of_the_core(policy: Any) -> None:
         compare()
 
 
+@pytest.mark.parametrize(("policy", "repeats"), [("needed", 1), ("dtr", 2)])
+def test_what_was_released_stays_while_it_is_wanted(policy: Any, repeats: int) -> None:
+    """If something evicted is made from it, the default policy has it there; by a published one it is made again."""
+    x = torch.ones(2_000)
+    with rt.budget(native=True, policy=policy) as block:
+        middle = x.exp()
+        last = middle.neg()
+        before = block.stats().used
+        assert load.library().rm_release(2 * middle.nbytes) == 2 * middle.nbytes
+        middle.sum()  # brings it back
+        del middle
+        known = block.stats().rematerializations
+        assert last[0].item() == pytest.approx(-math.e)
+        assert block.stats().rematerializations == known + repeats
+        block.check()
+        del last
+        assert block.stats().used == before - 2 * x.nbytes
+
+
+def test_a_recurrent_network_in_half_of_its_memory() -> None:
+    """In each step fewer operators run again than there are, though every state is made from the one before."""
+    torch.manual_seed(0)
+    cell, inputs = torch.nn.LSTMCell(64, 64), torch.randn(60, 32, 64)
+
+    def step() -> None:
+        hidden = state = torch.zeros(32, 64)
+        loss = torch.zeros(())
+        for x in inputs:
+            hidden, state = cell(x, (hidden, state))
+            loss = loss + hidden.square().mean()
+        cell.zero_grad()
+        loss.backward()
+
+    with rt.budget(native=True) as block:
+        step()
+        peak = block.stats().peak
+    with rt.budget(peak // 2, native=True) as block:
+        for _ in range(3):
+            step()
+        stats = block.stats()
+        block.check()
+    assert 0 < stats.rematerializations < stats.operations
+
+
 def test_nobody_is_evicted_by_the_policy_none() -> None:
     """The budget is a hard limit then."""
     with rt.budget(8_500, native=True, policy="none"):

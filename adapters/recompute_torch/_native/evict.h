@@ -1,9 +1,24 @@
 // Memory leaves a value, and comes back. The storage keeps its size, and everything that refers to it.
 
+constexpr size_t NEXT = 16;  // users whose results are told
+
+void neighbours_changed(Value* v) {  // it has been evicted, or is back: what is next to it costs more or less
+  M.changes++;
+  for (const Given& g : v->call->given)
+    if (g.value) g.value->known = 0;
+  const size_t users = std::min(v->users.size(), NEXT);
+  for (size_t u = 0; u < users; u++)
+    for (Value* out : v->users[u].call->outputs)
+      if (out) out->known = 0;
+}
+
 void evict(Value* v) {
   leave_pool(v);
+  neighbours_changed(v);
   M.evictions++;
   if (v->own) {
+    v->data.clear();
+    v->impl = nullptr;
     auto last = std::move(v->own);  // `storage_gone` does the rest
     return;
   }
@@ -33,6 +48,7 @@ void receive(Value* v, DataPtr&& data) {  // memory from a repeat
   forget_missing(v);
   v->data = Bytes(std::move(data));
   v->used = M.clock;
+  neighbours_changed(v);
   if (v->impl) {
     v->impl->_mutable_data_ptr_no_checks().release_context();
     unprotect(v->impl);

@@ -32,6 +32,8 @@ struct Value {
   bool blank = false;                     // an empty buffer: whatever is there, no repeat would make the same
   uint64_t used = 0;                      // on the compute clock
   double chain = 0;                       // ticks to make it with its evicted ancestors, as it lost its memory
+  double around = 0;                      // what its neighbourhood cost when it was last counted
+  uint64_t known = 0;                     // until how many evictions and repeats that counts
   uint64_t seen = 0;                      // by which walk
   Value *before = nullptr, *after = nullptr;  // all values
   c10::SmallVector<Use, 2> users;
@@ -80,7 +82,7 @@ struct Machine {
   std::deque<Value*> orphans, kept;  // sources that only calls need; those of them that were found to be worth it
   Era era;
   int64_t operators = 0, evictions = 0, repeats = 0, values = 0, calls = 0, escapes = 0, faults = 0, parted = 0, scored = 0;
-  uint64_t repeated_ticks = 0, walks = 0;
+  uint64_t repeated_ticks = 0, walks = 0, changes = 0;
   Machine() { all.before = all.after = &all; }
 };
 Machine& M = *new Machine;
@@ -197,13 +199,20 @@ void wrap(Value* v, StorageImpl* storage) {  // the storage shows the value's me
   v->impl = storage;
 }
 
+bool wanted(Value* v);
+void give_storage(Value* v);
+
 void storage_gone(void* context) {
   Lock lock;
   auto* v = static_cast<Value*>(context);
   forget_missing(v);
   v->impl = nullptr;
   unreserve(v);
-  if (v->call || (v->users.empty() && !v->pins)) {
+  const bool can_stay = v->call && v->resident() && !v->escaped && !v->blank;
+  if (can_stay && M.missing > 0 && wanted(v)) {  // what needs it was cheap to evict because this was there
+    give_storage(v);
+    enter_pool(v);
+  } else if (v->call || (v->users.empty() && !v->pins)) {
     leave_pool(v);
     v->data.clear();
     if (v->call) v->chain = chain_of(v);

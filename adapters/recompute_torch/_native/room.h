@@ -1,8 +1,8 @@
 // Who is evicted when room is needed: the best by the policy of a sample, whose neighbourhoods are counted here.
 
 constexpr size_t SAMPLE = 64;  // or twice the square root of the pool, if that is more
-constexpr size_t FEW = 16;     // those that look best are looked at closely
-constexpr size_t REACH = 256;  // calls that a walk visits at most
+constexpr size_t LASTS = 64;   // evictions and repeats after which a neighbourhood is counted again
+constexpr size_t REACH = 64;   // calls that a walk visits at most
 constexpr size_t WIDE = 256;   // users of one value
 
 int pressure = 0;              // of STEPS: how much of what is needed is evicted
@@ -78,6 +78,10 @@ Below cost_below(Value* of, bool all) {
   return sum;
 }
 
+bool wanted(Value* v) {  // something evicted that is needed is made from it; published policies do not ask
+  return policy.around == Policy::NEEDED && cost_below(v, false).needed > 0;
+}
+
 double height_of(Value* v) {
   M.scored++;
   double neighbours = 0;
@@ -91,6 +95,8 @@ double height_of(Value* v) {
     unneeded = !v->alive() && !below.needed;
     neighbours = (1 - x / 2) * (neighbours + below.needed) + (1 - x) * below.unneeded;
   }
+  v->around = neighbours;
+  v->known = M.changes + LASTS;
   const double staleness = double(M.clock - v->used) + 1;
   const double height = policy.height(v->call->cost, neighbours, v->bytes, staleness, pressure);
   return unneeded ? 1e150 + height : height;
@@ -107,17 +113,20 @@ Value* choose() {  // none: nothing may be evicted
   c10::SmallVector<std::pair<double, Value*>, 2 * SAMPLE> seen;
   for (size_t i = 0; i < looks; i++, at = (at + step) % n) {
     Value* v = M.pool[at];
-    const double cost = policy.around == Policy::NONE ? double(v->call->cost) : chain_of(v);
-    seen.emplace_back(-policy.height(cost, 0, v->bytes, double(M.clock - v->used) + 1, pressure), v);
+    const bool known = v->known > M.changes;
+    const double own = v->call->cost, staleness = double(M.clock - v->used) + 1;
+    const double around = policy.around == Policy::NONE ? 0 : known ? v->around : chain_of(v) - own;
+    const bool look = !known && !v->alive() && policy.around == Policy::NEEDED;  // it may be of no use to anything
+    seen.emplace_back(look ? HUGE_VAL : policy.height(own, around, v->bytes, staleness, pressure), v);
   }
-  if (policy.around == Policy::NONE) return std::min_element(seen.begin(), seen.end())->second;
-  const size_t few = std::min<size_t>(FEW, seen.size());
-  std::partial_sort(seen.begin(), seen.begin() + few, seen.end());
+  std::sort(seen.begin(), seen.end(), std::greater<>());
+  if (policy.around == Policy::NONE) return seen[0].second;
   Value* best = nullptr;
   double highest = -1;
-  for (size_t i = 0; i < few; i++) {
-    const double height = height_of(seen[i].second);
-    if (height > highest) highest = height, best = seen[i].second;
+  for (const auto& [guess, v] : seen) {
+    if (guess <= highest) break;
+    const double height = height_of(v);
+    if (height > highest) highest = height, best = v;
   }
   return best;
 }
