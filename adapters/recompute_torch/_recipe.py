@@ -34,6 +34,7 @@ Tensor = torch.Tensor
 
 _NUMBER_BYTES: Final = 16  # bytes
 _TINY_BYTES: Final = 1024  # bytes
+_LENGTHS_BYTES: Final = 2**14  # bytes: of 2,048 steps
 _NUMBERS: Final = frozenset({int, float, bool, complex})
 
 Geometry = tuple[tuple[torch.dtype, torch.Size, tuple[int, ...]], int, bool, bool]
@@ -272,7 +273,7 @@ def _plain(result: Any, made: list[Storage]) -> Memory | None:
         if size and not hasattr(storage, "_recompute") and storage not in made:
             made.append(storage)
             device = "cpu" if result.is_cpu else device_name(storage.device)
-            return Memory(device, size, ref(storage), None, tiny=size <= _TINY_BYTES and tiny(result, size))
+            return Memory(device, size, ref(storage), None, tiny=size <= _LENGTHS_BYTES and tiny(result, size))
     return None
 
 
@@ -354,10 +355,15 @@ def storages(result: Any) -> list[Storage]:
 
 
 def tiny(tensor: Tensor, nbytes: int) -> bool:
-    """Whether it is a number, or a few integers: lengths, indices, batch sizes."""
-    return nbytes <= _NUMBER_BYTES or (
-        nbytes <= _TINY_BYTES and not tensor.is_floating_point() and not tensor.is_complex()
-    )
+    """Whether it is a number, or a few integers: lengths, indices, batch sizes.
+
+    Code of torch above its operators reads these by their address, between operators: that of a packed sequence does.
+    """
+    if nbytes <= _NUMBER_BYTES:
+        return True
+    lengths = tensor.dtype is torch.int64 and tensor.dim() == 1
+    few = nbytes <= (_LENGTHS_BYTES if lengths else _TINY_BYTES)
+    return few and not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def new_storages(result: Any) -> list[Storage]:

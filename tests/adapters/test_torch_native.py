@@ -569,6 +569,34 @@ def test_a_deep_chain() -> None:
         block.check()
 
 
+@pytest.mark.parametrize("way", ["operator", "commit"])
+def test_an_interrupt_of_a_long_way_back(way: str) -> None:
+    """Ctrl-C does not wait until a long history has come back, which can be asked for again afterwards."""
+
+    class Enough(Exception):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Enough("really")
+
+    with rt.budget(native=True, history=10**6) as block:
+        x = torch.ones(16) * 1
+        for _ in range(100_000):
+            x = x + 1
+        block.cache.release_memory()
+        before = signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.005)
+        try:
+            with pytest.raises(Enough, match="really"):
+                x.sum() if way == "operator" else block.commit()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert block.stats().rematerializations < 100_000
+        block.check()
+        assert x[0].item() == 100_001
+
+
 def test_interrupts_from_a_timer() -> None:
     """Wherever a handler of signals raises, the records agree and the tensors have their content."""
 

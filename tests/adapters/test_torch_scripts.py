@@ -333,6 +333,22 @@ def test_checkpoint_inside(reentrant: bool) -> None:
     check(lambda: checkpointed(reentrant))
 
 
+def test_batch_sizes_are_read_between_operators() -> None:
+    """A recurrent layer has the address of the batch sizes of a packed sequence as it runs: they stay."""
+    layer, x, lengths = nn.RNN(2, 2), torch.randn(150, 4, 2), torch.tensor([150, 140, 90, 3])
+
+    def states() -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(x * 2, lengths)
+        return nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0] + 0
+
+    with torch.no_grad():
+        expected = states()
+        with rt.budget() as block, Evicting(block):
+            found = states()
+    assert torch.equal(found, expected)
+    assert block.stats().rematerializations > 150
+
+
 def test_what_differs_from_run_to_run_stays() -> None:
     """The bits of `lstsq` do, in plain torch, too: a block does not run it again."""
     left, right = torch.randn(24, 8), torch.randn(24, 5)

@@ -15,6 +15,7 @@ static_assert(sizeof(Header) <= AHEAD);
 struct Count {
   std::atomic<int64_t> used{0}, peak{0}, lap{0}, overshoot{0};
   std::atomic<int64_t> budget{INT64_MAX};
+  std::atomic<int64_t> beside{0};  // bytes that need no room, as a block ends
   std::atomic<uint32_t> era{0};  // 0: no block is open
   uint32_t eras = 0;
 
@@ -32,7 +33,8 @@ struct Count {
   bool limited() const { return budget.load(std::memory_order_relaxed) != INT64_MAX; }
   int64_t room() const { return budget.load(std::memory_order_relaxed) - used.load(std::memory_order_relaxed); }
   bool fits(int64_t more) const {
-    return used.load(std::memory_order_relaxed) + more <= budget.load(std::memory_order_relaxed);
+    const int64_t now = used.load(std::memory_order_relaxed) - beside.load(std::memory_order_relaxed);
+    return now + more <= budget.load(std::memory_order_relaxed);
   }
 };
 Count& count = *new Count;

@@ -25,6 +25,7 @@ _loaded: list[Any] = []
 
 _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_abi": (c_int, []),
+    "rm_raised": (ctypes.py_object, []),
     "rm_open": (
         c_int,
         [c_int64, c_int64, c_int64, c_int, c_int, ctypes.POINTER(c_double), c_int64, c_int, c_void_p],
@@ -138,7 +139,9 @@ def times(functions: Any) -> tuple[float, float]:
 
 
 def calling(function: Any, *arguments: Any) -> tuple[int, str]:
-    """Call a function that gives the text of its error; its result, and the text."""
+    """Call a function that gives the text of its error; its result, and the text. Raises what a signal handler did."""
     text = ctypes.create_string_buffer(_TEXT)
     result = function(*arguments, text, _TEXT)
+    if result == 3:
+        raise _loaded[0].rm_raised()
     return result, text.value.decode(errors="replace")

@@ -5,7 +5,14 @@
 
 const DispatchKeySet BELOW(DispatchKeySet::FULL_AFTER, KEY);
 
-constexpr size_t TINY = 16;  // bytes: a number, which is not worth a recipe
+// A number, or a few integers, is not worth a recipe; and code of torch above its operators reads these by their address,
+// between operators: batch sizes of a packed sequence, say. The same limits as in _recipe.py, in bytes.
+bool is_tiny(const TensorImpl* t, size_t bytes) {
+  if (bytes <= 16) return true;
+  const auto type = c10::typeMetaToScalarType(t->dtype());
+  const bool lengths = type == c10::ScalarType::Long && t->dim() == 1;
+  return bytes <= (lengths ? 1 << 14 : 1 << 10) && c10::isIntegralType(type, true);
+}
 
 struct Met {  // a tensor among the arguments
   TensorImpl* tensor;
@@ -304,7 +311,7 @@ class Operator {
         if (!storage->nbytes() || value_of(storage)) return;
         Value* v = adopt(storage, !rule.own);
         if (v && rule.buffer) v->blank = call != nullptr;
-        made.push_back(v && v->bytes > TINY ? v : nullptr);
+        made.push_back(v && !is_tiny(t, v->bytes) ? v : nullptr);
       });
     return odd;
   }

@@ -82,6 +82,7 @@ struct Machine {
   std::deque<Value*> orphans, kept;  // sources that only calls need; those of them that were found to be worth it
   Era era;
   int64_t operators = 0, evictions = 0, repeats = 0, values = 0, calls = 0, escapes = 0, faults = 0, parted = 0, scored = 0;
+  int64_t patience = INT64_MAX, live = 0;  // repeats, as the block ends, after which so many bytes need no room
   uint64_t repeated_ticks = 0, walks = 0, changes = 0;
   Machine() { all.before = all.after = &all; }
 };

@@ -141,6 +141,7 @@ void repeat(Call* call) {  // its arguments are in memory and pinned
     M.repeated_ticks += took, call->rule.repeated_ticks += took;
     M.clock += took;
     M.repeats++, call->rule.repeats++;
+    if (C10_UNLIKELY(M.repeats > M.patience)) count.beside = M.live;
   }
   size_t number = 0;
   const auto take = [&](StorageImpl* storage) {
@@ -207,6 +208,7 @@ void bring(c10::ArrayRef<Value*> all, Pinned& pinned) {
   frames.back()->needs.append(all.begin(), all.end());
   frames.back()->pinned = &pinned;
   while (true) {
+    run_handlers();
     Frame& top = *frames.back();
     Value* missing = nullptr;  // what is made for this call stays; what is there may go again until the call runs
     for (Value* v : top.needs)

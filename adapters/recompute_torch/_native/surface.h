@@ -12,6 +12,8 @@ int caught(F&& work, char* text, int64_t size) {
     was_short = false;
     snprintf(text, size, "%s", error.what());
     return 2;
+  } catch (const Interrupted&) {
+    return 3;
   } catch (const std::exception& error) {
     snprintf(text, size, "%s", error.what());
     return 1;
@@ -20,7 +22,8 @@ int caught(F&& work, char* text, int64_t size) {
 
 Value* value_at(int64_t storage) { return value_of(reinterpret_cast<StorageImpl*>(storage)); }
 
-// Every live storage has its memory again, and is an ordinary one. One by one, so that the budget mostly does.
+// Every live storage has its memory again, and is an ordinary one. One by one, so that the budget mostly does. Where many
+// calls run again for that, since each evicts what the next one needs, the rest has the budget beside the live ones.
 void give_everything_back(std::string& errors) {
   Lenient here;
   forget_all_copies();
@@ -29,6 +32,10 @@ void give_everything_back(std::string& errors) {
     last.swap(*list);
     for (Value* v : last) unref(v);
   }
+  M.patience = M.repeats + 4 * M.calls + 1000;
+  M.live = M.missing;
+  for (Value* v : M.pool)
+    if (v->alive()) M.live += v->bytes;
   for (const bool evicted : {false, true}) {
     std::vector<Value*> found;
     Held held;
@@ -62,6 +69,7 @@ void give_everything_back(std::string& errors) {
 extern "C" {
 
 int rm_abi() { return 1; }
+_object* rm_raised() { return raised; }  // where a function returned 3
 
 // powers: STEPS + 1 numbers. Returns 0: open; 1: another block is.
 int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int around, const double* powers, int64_t seed,
@@ -78,13 +86,13 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   pressure = 0;
   budget_error = static_cast<_object*>(error_type);
   M.smallest = std::max<int64_t>(1, smallest), M.history = history;
-  M.clock = 0, M.missing = 0;
+  M.clock = 0, M.missing = 0, M.patience = INT64_MAX;
   M.operators = M.evictions = M.repeats = M.escapes = M.faults = M.parted = M.scored = 0;
   M.repeated_ticks = 0;
   M.era = Era();
   guard = faults && addresses.open() ? Guard::FAULT : Guard::ERROR;
   if (guard == Guard::FAULT) watch_faults();
-  count.used = count.peak = count.lap = count.overshoot = 0;
+  count.used = count.peak = count.lap = count.overshoot = count.beside = 0;
   count.budget = budget > 0 ? budget : INT64_MAX;
   count.era = ++count.eras;
   c10::SetAllocator(at::kCPU, &counting, 1);

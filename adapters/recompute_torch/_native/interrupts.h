@@ -1,0 +1,46 @@
+// Python runs handlers of signals between operators; and here, while a long history comes back, which Ctrl-C can end.
+
+extern "C" {
+__attribute__((weak)) int PyGILState_Ensure();
+__attribute__((weak)) void PyGILState_Release(int);
+__attribute__((weak)) int PyErr_CheckSignals();
+__attribute__((weak)) void PyErr_Clear();
+__attribute__((weak)) void PyErr_Fetch(_object**, _object**, _object**);
+__attribute__((weak)) void PyErr_NormalizeException(_object**, _object**, _object**);
+__attribute__((weak)) _object* PyObject_Str(_object*);
+__attribute__((weak)) const char* PyUnicode_AsUTF8(_object*);
+__attribute__((weak)) void Py_DecRef(_object*);
+}
+
+constexpr uint32_t TURNS = 64;  // between two looks at the time
+constexpr auto PAUSE = std::chrono::milliseconds(50);  // between two looks for signals: the interpreter may be busy
+
+_object* raised = nullptr;  // by the last handler that did
+
+struct Interrupted final : torch::PyTorchError {
+  Interrupted(std::string text, _object* type) : PyTorchError(std::move(text)), type(type) {}
+  _object* python_type() override { return type; }
+  _object* const type;
+};
+
+void run_handlers() {  // in the main thread: in others there are none
+  static thread_local uint32_t turns = 0;
+  static thread_local std::chrono::steady_clock::time_point next;
+  if (++turns % TURNS || lenient || !PyErr_CheckSignals || !Py_IsInitialized()) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next) return;
+  next = now + PAUSE;
+  const int interpreter = PyGILState_Ensure();
+  std::string text;
+  _object *type = nullptr, *error = nullptr, *traceback = nullptr;
+  if (PyErr_CheckSignals()) {
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    _object* words = PyObject_Str(error);
+    if (const char* known = words ? PyUnicode_AsUTF8(words) : nullptr) text = known;
+    PyErr_Clear();
+    for (_object* last : {words, traceback, std::exchange(raised, error)}) Py_DecRef(last);
+  }
+  PyGILState_Release(interpreter);
+  if (type) throw Interrupted(text, type);
+}
