@@ -647,6 +647,25 @@ def test_a_process_that_is_forked_off() -> None:
         assert x.sum().item() == 2000
 
 
+def test_a_block_that_is_left_with_too_little_room() -> None:
+    """What is alive comes back in some repeats of each call, not in ever more, and is what it was."""
+
+    def states() -> Any:
+        found = [torch.ones(256) * number for number in range(3)]
+        for _ in range(200):
+            found.append(found[-1] * 0.5 + found[-3])
+        return found[-40:]
+
+    with rt.budget(native=True) as block:
+        last = states()
+        block.cache.release_memory()
+        block.budget = 6 * 1024
+        known = load.figures(load.library())
+    repeats = load.figures(load.library()).repeats - known.repeats
+    assert all(map(torch.equal, last, states()))
+    assert 0 < repeats <= 6 * known.operators + 1000
+
+
 def test_one_native_block_at_a_time() -> None:
     """Another one, of either path and in any thread, is refused with the reason."""
     raised: list[str] = []

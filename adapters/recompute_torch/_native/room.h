@@ -2,7 +2,7 @@
 
 constexpr size_t SAMPLE = 64;  // or twice the square root of the pool, if that is more
 constexpr size_t LASTS = 64;   // evictions and repeats after which a neighbourhood is counted again
-constexpr size_t REACH = 64;   // calls that a walk visits at most
+constexpr size_t REACH = 256;  // calls that a walk visits at most
 constexpr size_t WIDE = 256;   // users of one value
 
 int pressure = 0;              // of STEPS: how much of what is needed is evicted

@@ -23,7 +23,7 @@ int caught(F&& work, char* text, int64_t size) {
 Value* value_at(int64_t storage) { return value_of(reinterpret_cast<StorageImpl*>(storage)); }
 
 // Every live storage has its memory again, and is an ordinary one. One by one, so that the budget mostly does. Where many
-// calls run again for that, since each evicts what the next one needs, the rest has the budget beside the live ones.
+// calls run again for that, since each evicts what the next one needs, the rest has the budget beside what is there then.
 void give_everything_back(std::string& errors) {
   Lenient here;
   forget_all_copies();
