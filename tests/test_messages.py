@@ -42,7 +42,7 @@ def test_two_caches_are_told_apart() -> None:
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda way: way.__name__)
 def test_a_cache_that_is_sent_elsewhere(way: Callable[[Any], Any]) -> None:
-    """The error says that it cannot be copied, nor what has it in it; its values can."""
+    """The error says that neither a cache nor a list with one can be copied; its values can."""
     with rc.Cache() as cache:
         value = rc.ap(str, 5)
         for whole in (cache, [cache, value]):

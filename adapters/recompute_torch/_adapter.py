@@ -134,8 +134,8 @@ def _storage(value: Any) -> Any:
 def _without_storage(tensor: Any) -> int:
     """Bytes of a tensor that has no storage: torch takes a sparse one for as large as a dense one, or for neither."""
     if tensor.layout is torch.sparse_coo:
-        each = 8 * tensor.sparse_dim() + tensor.itemsize * prod(tensor.shape[tensor.sparse_dim() :])
-        return int(each * tensor._nnz())
+        entry = 8 * tensor.sparse_dim() + tensor.itemsize * prod(tensor.shape[tensor.sparse_dim() :])
+        return int(entry * tensor._nnz())
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return int(tensor.crow_indices().nbytes + tensor.col_indices().nbytes + tensor.values().nbytes)
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):

@@ -167,7 +167,7 @@ def writing(operator: Any) -> Sequence[Any]:
         found += [target * 1]
     alone = torch.zeros(SIZE) * 2  # nothing else is made of it
     found += [operator(alone, alone + number) for number in range(3)]
-    return [each for each in [*found, alone] if each is not None]
+    return [value for value in [*found, alone] if value is not None]
 
 
 def in_parts() -> Sequence[Any]:

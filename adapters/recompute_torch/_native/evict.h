@@ -1,12 +1,12 @@
 // Memory leaves a value, and comes back. The storage keeps its size, and everything that refers to it.
 
-constexpr size_t NEXT = 16;  // users whose results are told
+constexpr size_t FIRST_USERS = 16;
 
-void neighbours_changed(Value* v) {  // it has been evicted, or is back: what is next to it costs more or less
+void neighbours_changed(Value* v) {  // it has been evicted, or is back: the values next to it cost more, or less
   M.changes++;
   for (const Given& g : v->call->given)
     if (g.value) g.value->known = 0;
-  const size_t users = std::min(v->users.size(), NEXT);
+  const size_t users = std::min(v->users.size(), FIRST_USERS);
   for (size_t u = 0; u < users; u++)
     for (Value* out : v->users[u].call->outputs)
       if (out) out->known = 0;
@@ -17,7 +17,7 @@ void evict(Value* v) {
   neighbours_changed(v);
   M.evictions++;
   if (v->own) {
-    v->data.clear();
+    v->data.clear();  // else it could stay as a released one that is wanted
     v->impl = nullptr;
     auto last = std::move(v->own);  // `storage_gone` does the rest
     return;

@@ -139,7 +139,7 @@ bool covers(const TensorImpl* t, const StorageImpl* storage) {  // it is all the
 }
 
 class Operator;
-thread_local const Operator* remembered = nullptr;  // the call of code of others in which operators run
+thread_local const Operator* remembered = nullptr;  // the recorded call whose code, of others, is running
 
 class Operator {
  public:
