@@ -38,7 +38,7 @@ from recompute._engine.graph import EVICTED, Operation, Storage, Value
 from recompute._engine.options import Settings
 from recompute._engine.pool import Pool
 from recompute._engine.sizes import constant, identity
-from recompute._engine.stats import TIER_COLUMNS, PoolStats
+from recompute._engine.stats import TIER_COLUMNS, PoolStats, Recomputed
 from recompute._handle import common_engine
 from recompute._interrupts import is_interrupt
 from recompute._recomputable import handle_like
@@ -111,6 +111,7 @@ __all__ = [
     "Outputs",
     "Pool",
     "PoolStats",
+    "Recomputed",
     "Settings",
     "Storage",
     "Store",

@@ -215,13 +215,18 @@ def warn_of(floor: Floor, pools: Mapping[str, Pool]) -> None:
         now = floor.now(pool, 0, "")
         needed = replace(seen, optimizer=max(seen.optimizer, now.optimizer))
         if needed.total > pool.limit:
-            text.warn(
-                f"the next step needs at least {format_bytes(needed.total)} ({needed.total} bytes) on {device}, if it "
-                f"is like this one: {needed}; the budget is {format_bytes(pool.limit)}. What the optimizer remembers "
-                "stays there. Raise it, or take smaller batches; rt.least(step) says what a step needs",
-                FloorWarning,
-                stacklevel=text.outside("torch"),
-            )
+            warn(needed, device, pool.limit)
+
+
+def warn(needed: Parts, device: str, limit: float) -> None:
+    """That the next step cannot work."""
+    text.warn(
+        f"the next step needs at least {format_bytes(needed.total)} ({needed.total} bytes) on {device}, if it is like "
+        f"this one: {needed}; the budget is {format_bytes(limit)}. What the optimizer remembers stays there. Raise it, "
+        "or take smaller batches; rt.least(step) says what a step needs",
+        FloorWarning,
+        stacklevel=text.outside("torch"),
+    )
 
 
 def explain(error: rc.BudgetError, floor: Floor, pools: Mapping[str, Pool]) -> None:
@@ -230,8 +235,10 @@ def explain(error: rc.BudgetError, floor: Floor, pools: Mapping[str, Pool]) -> N
     if pool is None or _CURE in str(error):  # nested operators: it has been said
         return
     parts = floor.now(pool, max(0, error.needed - pool.sources), error.operation or "a tensor")
+    error.args = (f"{error}. {needs(parts, pool.device)}",)
+
+
+def needs(parts: Parts, device: str) -> str:
+    """What an operator that found no room would have needed, in the words of a training."""
     later = "" if parts.optimizer else "; what an optimizer remembers comes on top, from the second step on"
-    error.args = (
-        f"{error}. It needs at least {format_bytes(parts.total)} ({parts.total} bytes) on {pool.device}: "
-        f"{parts}{later}. {_CURE}",
-    )
+    return f"It needs at least {format_bytes(parts.total)} ({parts.total} bytes) on {device}: {parts}{later}. {_CURE}"

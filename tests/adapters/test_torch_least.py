@@ -176,7 +176,7 @@ def test_least_within_a_budget() -> None:
     assert found.parts.parameters == PARAMETERS
 
 
-def test_the_error_says_what_is_needed() -> None:
+def test_the_error_says_what_is_needed(path: str) -> None:
     """Too small a budget: the sum that is needed, its parts and the operator; with the sum that operator finds room."""
     training = Training()
     with pytest.raises(rc.BudgetError) as error:
@@ -190,7 +190,7 @@ def test_the_error_says_what_is_needed() -> None:
     assert "rt.least(step)" in text
 
 
-def test_a_warning_before_the_second_step() -> None:
+def test_a_warning_before_the_second_step(path: str) -> None:
     """When the optimizer remembers something for the first time, it is said that the next step cannot work."""
     x = torch.randn(256, 64)
     module = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(8)])
@@ -245,7 +245,7 @@ def test_a_budget_or_activations() -> None:
 
 def test_small_tensors_are_left_alone() -> None:
     """What is smaller than `smallest` is not evicted to make room."""
-    with rt.budget(40_000, smallest="1kB") as block:
+    with rt.budget(40_000, smallest="1kB", native=False) as block:
         small = [torch.ones(100) * number for number in range(20)]
         large = [torch.ones(1_000) * number for number in range(20)]
         there = [each.untyped_storage for each in small]

@@ -18,6 +18,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -860,24 +861,22 @@ def test_code_of_others_that_reads_more_than_its_arguments() -> None:
     assert all(map(torch.equal, expected, found))
 
 
-def test_thrashing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step in which most of the computing is repeated computing is said once, with the cure."""
-    monkeypatch.setattr("recompute_torch._native.block._NOTICEABLE_SECONDS", 0.0)
-    weight = torch.nn.Parameter(torch.eye(64) * 0.9)
-    optimizer = torch.optim.SGD([weight], 1e-3)
+def test_a_warning_that_is_an_error(recwarn: pytest.WarningsRecorder) -> None:
+    """It comes out of the operator that repeated too much, and the tensors are what they were."""
+    warnings.simplefilter("error", rc.ThrashWarning)
+    x = torch.eye(64) * 0.9
+    with rt.budget(6 * x.nbytes, native=True) as block:
+        kept = [x]
+        for _ in range(60):
+            kept.append((kept[-1] @ x).tanh())
 
-    def two_steps() -> None:
-        for _ in range(2):
-            x = torch.ones(64, 64)
-            for _ in range(60):
-                x = (x @ weight).tanh()
-            x.sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        def read_backwards() -> None:
+            while True:
+                for tensor in reversed(kept):
+                    tensor.sum()
 
-    with (
-        rt.budget(weight.nbytes * 8, native=True),
-        pytest.warns(rc.ThrashWarning, match=r"was repeated computing.*Raise the budget") as said,
-    ):
-        two_steps()
-    assert len(said) == 1
+        with pytest.raises(rc.ThrashWarning, match=r"Repeated most: aten\..*Raise the budget"):
+            read_backwards()
+        block.check()
+        block.budget = None
+        assert torch.equal(kept[-1], (kept[-2] @ x).tanh())

@@ -37,7 +37,7 @@ def training() -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("budget", [None, 300_000])
-def test_what_holds_memory(budget: int | None) -> None:
+def test_what_holds_memory(budget: int | None, path: str) -> None:
     """Parameters, gradients, what the optimizer remembers, inputs and activations add up to what is used."""
     module, _, step = training()
     with rt.budget(budget) as block:
@@ -59,7 +59,7 @@ def test_what_holds_memory(budget: int | None) -> None:
 def test_memory_that_is_handed_out() -> None:
     """A tensor whose memory an array has is no longer in the budget, and the report says how much that is."""
     pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
-    with rt.budget() as block:
+    with rt.budget(native=False) as block:
         x = torch.ones(1_000) * 2
         array = x.numpy()
         report = block.report()
@@ -70,7 +70,7 @@ def test_memory_that_is_handed_out() -> None:
         assert block.report().handed_out == 0
 
 
-def test_steps() -> None:
+def test_steps(path: str) -> None:
     """Each step has its own peak and counts, which add up to those of the block."""
     _, _, step = training()
     seen: list[rt.Step] = []
@@ -86,14 +86,14 @@ def test_steps() -> None:
     assert max(each.peak for each in seen) == stats.peak
     assert 0 <= stats.operations - sum(each.operations for each in seen) <= 1  # torch records the end of a step
     assert sum(each.repeated for each in seen) == stats.rematerializations > 0
-    assert sum(each.repeated_compute for each in seen) == pytest.approx(stats.remat_time)
+    assert sum(each.repeated_compute for each in seen) == pytest.approx(stats.remat_time, rel=1e-3)
     assert together(seen).overhead == pytest.approx(stats.overhead, rel=0.05)
     assert metrics == together(seen).metrics()
     assert 0 < metrics["memory/repeated_share"] < 1 < metrics["memory/overhead"]
     assert watched.metrics() == {}
 
 
-def test_a_block_prints() -> None:
+def test_a_block_prints(path: str) -> None:
     """`print(block)` shows who holds memory, the last steps, what is repeated most, and what more memory would give."""
     _, _, step = training()
     with rt.budget(300_000) as block:
@@ -109,7 +109,7 @@ def test_a_block_prints() -> None:
 
 
 @pytest.mark.filterwarnings("always::recompute.ThrashWarning")
-def test_thrashing_is_said_in_the_words_of_a_training() -> None:
+def test_thrashing_is_said_in_the_words_of_a_training(path: str) -> None:
     """The warning comes once, names the operators, tells what to do about a block, and points to the program."""
     x = torch.randn(64, 64)
 
@@ -142,14 +142,14 @@ def test_a_page_about_a_recorded_block(tmp_path: Path) -> None:
         x.sum().backward()
     block.report(html=tmp_path / "page.html")
     assert 'rt.budget(\\"' in (tmp_path / "page.html").read_text()
-    with rt.budget("1MB") as plain, pytest.raises(ValueError, match=r"records nothing.*trace="):
+    with rt.budget("1MB") as plain, pytest.raises(ValueError, match="trace="):
         plain.report(html=tmp_path / "page.html")
 
 
 def test_operators_are_of_the_program_s_line() -> None:
     """What a module or a backward pass calls is listed under the line of the program that called that."""
     module, _, _ = training()
-    with rt.budget(None) as block:
+    with rt.budget(None, native=False) as block:
         x = torch.randn(256, 32)
         loss = module(x).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]  # as torch has it

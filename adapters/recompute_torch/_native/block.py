@@ -7,7 +7,9 @@ lets threads take part, and tells of the steps of optimizers.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import sys
 from collections.abc import Mapping
 from math import inf
 from time import perf_counter
@@ -18,10 +20,10 @@ import torch
 
 import recompute as rc
 from recompute import policies, text
-from recompute.extend import PoolStats
-from recompute.text import parse_budget
+from recompute.extend import PoolStats, Recomputed
+from recompute.text import format_bytes, parse_budget, seconds
 from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, blocks
-from recompute_torch._holders import KINDS, Held, Holders
+from recompute_torch._holders import KINDS, Held, Holders, Parts, needs, warn
 from recompute_torch._memory import storage_of
 from recompute_torch._native import load
 from recompute_torch._native.build import Unavailable
@@ -40,8 +42,12 @@ _DEFAULTS: Final[dict[str, Any]] = {
 }
 """What the native path serves: these values, and no others."""
 
-_NOTICEABLE_SECONDS: Final = 1.0
-"""Seconds of repeated computing in a step, from which on it is worth a warning."""
+_NAMED: Final = 3
+"""Operators in a warning."""
+
+_TIMES, _LOST = 4.0, 1.0
+"""Repeated runs for each operator, or repeated computing for each second of it, which are worth a warning, as in the
+core; from this many seconds on."""
 
 
 def serves(options: Mapping[str, Any], policy: Any) -> str:
@@ -88,10 +94,12 @@ class NativeBudget(Block):
         self.cache: Final = Ledger(self)
         self.holders: Final = Holders()
         self._state = "new"
+        self._remembered = 0  # bytes that optimizers remembered before their first step in the block
         self._hooked: dict[int, ref[Any]] = {}
         self._last = (0, 0.0, 0, 0, 0, 0.0, 0.0)
         self._final: tuple[load.Figures, tuple[float, float]] | None = None
-        self._said = False
+        self._repeated: tuple[Recomputed, ...] = ()
+        self._warned = False
         super().__init__()
 
     def _open(self) -> None:
@@ -102,7 +110,7 @@ class NativeBudget(Block):
         if blocks or self._library.rm_open(
             0 if self._limit is None else self._limit,
             *(self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
-            *(int(os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"), id(rc.BudgetError)),
+            *(int(os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"), id(_NoRoom), id(_look)),
         ):
             raise RuntimeError(
                 "another budget block is open in this process, and a native one is alone; "
@@ -121,6 +129,7 @@ class NativeBudget(Block):
         try:
             failed, text = load.calling(self._library.rm_close)
             self._final = load.figures(self._library), load.times(self._library)
+            self._repeated = load.repeated(self._library)
         finally:
             self._state = "over"
         if failed:
@@ -133,6 +142,8 @@ class NativeBudget(Block):
 
     def _steps_now(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.holders.meet_optimizer(optimizer)
+        if not self._steps:
+            self._remembered = self._held()["optimizer"].here
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._hook(parameter)
@@ -158,14 +169,48 @@ class NativeBudget(Block):
             self._record(self._lapped())
 
     def _look_at(self, step: Step) -> None:
-        if not self._said and step.repeated_share > 0.5 and step.repeated_compute > _NOTICEABLE_SECONDS:
-            self._said = True
-            text.warn(
-                f"{step.repeated_share:.0%} of the computing in step {step.number} was repeated computing, "
-                f"{step.repeated_compute:.1f} seconds. {CURE}",
-                rc.ThrashWarning,
-                stacklevel=text.outside("torch"),
-            )
+        """After the first step: warn if the next one, in which there is what the optimizer remembers, cannot work."""
+        if step.number > 1 or self._limit is None:
+            return
+        bytes_, own, name = load.tightest(self._library)
+        parameters, gradients, optimizer = [self._held()[kind].here for kind in KINDS[:3]]
+        others = max(0, bytes_ - own - self._remembered - parameters - gradients)
+        needed = Parts(parameters, gradients, optimizer, others, own, name)
+        if needed.total > self._limit:
+            warn(needed, "cpu", self._limit)
+
+    def _look_at_repeats(self) -> None:
+        """Now and then, while operators are repeated: warn if most of the computing is."""
+        counts, (compute, repeated) = self._figures()
+        often = counts.repeats > _TIMES * counts.operators or repeated > _TIMES * (compute - repeated)
+        if self._warned or self._limit is None or not often or repeated < _LOST:
+            return
+        self._warned = True
+        most = ", ".join(
+            f"{one.function} ({one.times:,} times, {one.seconds / repeated:.0%})"
+            for one in load.repeated(self._library)[:_NAMED]
+        )
+        text.warn(
+            f"{counts.operators:,} operators were repeated {counts.repeats:,} times, which took {seconds(repeated)}, "
+            f"because the budget of {format_bytes(self._limit)} is short. Repeated most: {most}. {CURE} "
+            "This is said once for each block.",
+            rc.ThrashWarning,
+            stacklevel=text.outside("torch"),
+        )
+
+    def _explained(self, error: str) -> rc.BudgetError:
+        """That of an operator that found no room, in the words of a training."""
+        wanted, used, _ = load.shortage(self._library)
+        frame = sys._getframe(text.outside("torch") - 1)
+        name, _, rest = error.partition(" ")
+        held, sources = self._held(), load.figures(self._library).sources
+        parameters, gradients, optimizer = [held[kind].here for kind in KINDS[:3]]
+        others = max(0, sources - parameters - gradients - optimizer)
+        parts = Parts(parameters, gradients, optimizer, others, max(0, used + wanted - sources), name)
+        place = f"{name} (created at {frame.f_code.co_filename}:{frame.f_lineno}) {rest}"
+        explained = rc.BudgetError(f"{place}. {needs(parts, 'cpu')}")
+        explained.device, explained.operation, explained.needed = "cpu", name, used + wanted
+        return explained
 
     def _lapped(self) -> Step:
         counts, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
@@ -224,7 +269,7 @@ class NativeBudget(Block):
             model_time=compute - repeated,
             remat_time=repeated,
             scored=counts.scored,
-            recomputed=(),
+            recomputed=load.repeated(self._library) if self._state == "open" else self._repeated,
             pools=(pool,),
             path=self.path,
         )
@@ -234,16 +279,25 @@ class NativeBudget(Block):
         if html is not None:
             raise ValueError("a page is made of a recording, which takes native=False and trace=...")
         counts, _ = self._figures()
-        held = {kind: Held() for kind in KINDS}
-        for kind, tensors in self.holders.groups().items():
-            for tensor in tensors:
-                if ordinary(tensor) and self._library.rm_state(_address(tensor)):
-                    held[kind].here += storage_of(tensor).nbytes()
+        held = self._held()
         known = sum(size.here for size in held.values())
         held["activations"] = Held(counts.evictable, counts.missing)
         held["inputs and others"].here = max(0, counts.used - known - counts.evictable)
         whole = counts.peak if not counts.evictions else 0
         return Report(held, 0, whole, tuple(self._steps), self.stats())
+
+    def _held(self) -> dict[str, Held]:
+        """Bytes of parameters, gradients and what optimizers remember."""
+        if not self.holders.parameters():  # before the first step of an optimizer
+            for thing in gc.get_objects():
+                if issubclass(type(thing), torch.nn.Parameter):
+                    self.holders.meet(thing)
+        held = {kind: Held() for kind in KINDS}
+        for kind, tensors in self.holders.groups().items():
+            for tensor in tensors:
+                if ordinary(tensor) and self._library.rm_state(_address(tensor)):
+                    held[kind].here += storage_of(tensor).nbytes()
+        return held
 
     def commit(self) -> None:
         """Forget how everything was made: what is alive stays in memory."""
@@ -277,7 +331,26 @@ class NativeBudget(Block):
     def _do(self, function: Any, *arguments: Any) -> None:
         failed, text = load.calling(function, *arguments)
         if failed:
-            raise (rc.BudgetError if failed == 2 else RuntimeError)(text)
+            raise self._explained(text) if failed == 2 else RuntimeError(text)
+
+
+class _NoRoom(rc.BudgetError):
+    """What torch makes of the tracker's error, with its text: a BudgetError with what a training wants to know."""
+
+    def __new__(cls, error: str) -> rc.BudgetError:  # type: ignore[misc]  # an instance of the base class, on purpose
+        block = _open_block()
+        return rc.BudgetError(error) if block is None else block._explained(error)
+
+
+def _look() -> None:
+    """What the tracker calls while operators are repeated."""
+    block = _open_block()
+    if block is not None:
+        block._look_at_repeats()
+
+
+def _open_block() -> NativeBudget | None:
+    return next((block for block in blocks if isinstance(block, NativeBudget)), None)
 
 
 class Ledger:

@@ -1,4 +1,5 @@
-// Python runs handlers of signals between operators; and here, while a long history comes back, which Ctrl-C can end.
+// What is asked of Python meanwhile: to run handlers of signals, while a long history comes back, which Ctrl-C can end;
+// and to look whether it is worth a warning how much is repeated.
 
 extern "C" {
 __attribute__((weak)) int PyGILState_Ensure();
@@ -7,6 +8,7 @@ __attribute__((weak)) int PyErr_CheckSignals();
 __attribute__((weak)) void PyErr_Clear();
 __attribute__((weak)) void PyErr_Fetch(_object**, _object**, _object**);
 __attribute__((weak)) void PyErr_NormalizeException(_object**, _object**, _object**);
+__attribute__((weak)) _object* PyObject_CallNoArgs(_object*);
 __attribute__((weak)) _object* PyObject_Str(_object*);
 __attribute__((weak)) const char* PyUnicode_AsUTF8(_object*);
 __attribute__((weak)) void Py_DecRef(_object*);
@@ -23,17 +25,12 @@ struct Interrupted final : torch::PyTorchError {
   _object* const type;
 };
 
-void run_handlers() {  // in the main thread: in others there are none
-  static thread_local uint32_t turns = 0;
-  static thread_local std::chrono::steady_clock::time_point next;
-  if (++turns % TURNS || lenient || !PyErr_CheckSignals || !Py_IsInitialized()) return;
-  const auto now = std::chrono::steady_clock::now();
-  if (now < next) return;
-  next = now + PAUSE;
+template <class F>
+void in_python(F&& fails) {  // with the interpreter's lock; the exception that it leaves there is ours from then on
   const int interpreter = PyGILState_Ensure();
   std::string text;
   _object *type = nullptr, *error = nullptr, *traceback = nullptr;
-  if (PyErr_CheckSignals()) {
+  if (fails()) {
     PyErr_Fetch(&type, &error, &traceback);
     PyErr_NormalizeException(&type, &error, &traceback);
     _object* words = PyObject_Str(error);
@@ -43,4 +40,30 @@ void run_handlers() {  // in the main thread: in others there are none
   }
   PyGILState_Release(interpreter);
   if (type) throw Interrupted(text, type);
+}
+
+void run_handlers() {  // in the main thread: in others there are none
+  static thread_local uint32_t turns = 0;
+  static thread_local std::chrono::steady_clock::time_point next;
+  if (++turns % TURNS || lenient || !PyErr_CheckSignals || !Py_IsInitialized()) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next) return;
+  next = now + PAUSE;
+  in_python([] { return PyErr_CheckSignals() != 0; });
+}
+
+_object* looker = nullptr;       // of the block that is open: a function of Python
+constexpr int64_t OFTEN = 1000;  // repeats between two looks
+
+void look_at_repeats() {
+  {
+    Lock lock;
+    M.next_look = M.repeats + OFTEN;
+  }
+  if (!PyObject_CallNoArgs || !Py_IsInitialized()) return;
+  in_python([] {
+    _object* none = PyObject_CallNoArgs(looker);
+    Py_DecRef(none);
+    return !none;
+  });
 }

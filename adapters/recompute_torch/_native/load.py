@@ -12,13 +12,15 @@ from typing import Any, Final
 
 import torch
 
+from recompute.extend import Recomputed
 from recompute_torch._native.build import Unavailable, build, check, place
 
 VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
 """Of the environment: 0 forbids the native path, 1 makes it the default where it can be."""
 
 _ABI: Final = 1
-_TEXT: Final = 2000  # bytes of an error
+_MAX_ERROR: Final = 2000  # bytes
+_MAX_REPEATED: Final = 1 << 20  # bytes of the names and figures of all operators
 _log: Final = logging.getLogger("recompute_torch")
 _lock: Final = Lock()
 _loaded: list[Any] = []
@@ -28,7 +30,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_raised": (ctypes.py_object, []),
     "rm_open": (
         c_int,
-        [c_int64, c_int64, c_int64, c_int, c_int, ctypes.POINTER(c_double), c_int64, c_int, c_void_p],
+        [c_int64, c_int64, c_int64, c_int, c_int, ctypes.POINTER(c_double), c_int64, c_int, c_void_p, c_void_p],
     ),
     "rm_close": (c_int, [c_char_p, c_int64]),
     "rm_take_part": (None, [c_int]),
@@ -40,6 +42,9 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_state": (c_int, [c_int64]),
     "rm_figures": (None, [c_void_p]),
     "rm_times": (None, [c_void_p]),
+    "rm_repeated": (None, [c_char_p, c_int64]),
+    "rm_shortage": (None, [c_void_p]),
+    "rm_tightest": (None, [c_void_p, c_char_p, c_int64]),
     "rm_next_lap": (None, []),
     "rm_height": (c_double, [c_double] * 4 + [c_int]),
     "rm_problems": (c_int64, []),
@@ -138,10 +143,33 @@ def times(functions: Any) -> tuple[float, float]:
     return into[0], into[1]
 
 
+def repeated(functions: Any) -> tuple[Recomputed, ...]:
+    """The operators that ran again, those first that took longest."""
+    text = ctypes.create_string_buffer(_MAX_REPEATED)
+    functions.rm_repeated(text, _MAX_REPEATED)
+    lines = [line.split("\t") for line in text.value.decode(errors="replace").splitlines()]
+    found = [Recomputed(name, int(times), float(seconds)) for name, times, seconds in lines]
+    return tuple(sorted(found, key=lambda one: -one.seconds))
+
+
+def shortage(functions: Any) -> tuple[int, int, int]:
+    """Of the last operator that found no room: bytes that it needed, bytes in use, and the budget."""
+    into = (c_int64 * 3)()
+    functions.rm_shortage(into)
+    return into[0], into[1], into[2]
+
+
+def tightest(functions: Any) -> tuple[int, int, str]:
+    """Of the operator with the most in memory that could not be evicted: these bytes, its own of them, and its name."""
+    into, name = (c_int64 * 2)(), ctypes.create_string_buffer(_MAX_ERROR)
+    functions.rm_tightest(into, name, _MAX_ERROR)
+    return into[0], into[1], name.value.decode(errors="replace")
+
+
 def calling(function: Any, *arguments: Any) -> tuple[int, str]:
     """Call a function that gives the text of its error; its result, and the text. Raises what a signal handler did."""
-    text = ctypes.create_string_buffer(_TEXT)
-    result = function(*arguments, text, _TEXT)
+    text = ctypes.create_string_buffer(_MAX_ERROR)
+    result = function(*arguments, text, _MAX_ERROR)
     if result == 3:
         raise _loaded[0].rm_raised()
     return result, text.value.decode(errors="replace")

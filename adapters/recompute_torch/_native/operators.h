@@ -207,6 +207,8 @@ class Operator {
     M.clock += took;
     c10::SmallVector<Value*, 4> made;
     const bool odd = meet_outputs(made);
+    if (const int64_t bytes = count.used - M.pool_bytes; C10_UNLIKELY(bytes > M.tightest.bytes) && !quiet())
+      note_tightest(bytes, made);
     for (StorageImpl* storage : targets) {
       Value* v = value_of(storage);
       if (!v) adopt(storage);  // it has got other memory
@@ -235,6 +237,16 @@ class Operator {
   }
 
  private:
+  void note_tightest(int64_t bytes, c10::ArrayRef<Value*> made) {
+    std::unordered_set<Value*> own;
+    for (const Met& m : met)
+      if (m.value && m.value->call) own.insert(m.value);
+    for (Value* v : made)
+      if (v) own.insert(v);
+    M.tightest = {bytes, 0, &rule};
+    for (Value* v : own) M.tightest.own += v->bytes;
+  }
+
   void meet() {
     for (uint16_t position : rule.tensors)
       each_tensor((*stack)[first + position], position, [&](TensorImpl* t, int at, int item) {
@@ -372,4 +384,5 @@ void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
     throw;
   }
   here.after();
+  if (C10_UNLIKELY(M.repeats >= M.next_look)) look_at_repeats();
 }

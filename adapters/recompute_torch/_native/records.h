@@ -69,6 +69,11 @@ struct Call {
   Call(const OperatorHandle& op, const Rule& rule) : op(op), rule(rule) {}
 };
 
+struct Tightest {  // the operator with the most in memory that could not be evicted, outside of optimizers' steps
+  int64_t bytes = 0, own = 0;  // all of it; what the operator took and made, of what can be evicted otherwise
+  const Rule* rule = nullptr;
+};
+
 struct Machine {
   bool open = false;
   size_t smallest = 1;               // bytes: less is never evicted
@@ -81,7 +86,9 @@ struct Machine {
   bool burying = false;
   std::deque<Value*> orphans, kept;  // sources that only calls need; those of them that were found to be worth it
   Era era;
+  Tightest tightest;
   int64_t operators = 0, evictions = 0, repeats = 0, values = 0, calls = 0, escapes = 0, faults = 0, parted = 0, scored = 0;
+  int64_t next_look = 0;  // repeats at which Python is asked whether it is too much
   int64_t patience = INT64_MAX, live = 0;  // repeats, as the block ends, after which so many bytes need no room
   uint64_t repeated_ticks = 0, walks = 0, changes = 0;
   Machine() { all.before = all.after = &all; }

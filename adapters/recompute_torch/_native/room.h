@@ -189,11 +189,21 @@ struct NoRoom final : torch::PyTorchError {
   _object* python_type() override { return budget_error; }
 };
 
+std::string in_python_words(std::string name) {  // aten::add becomes aten.add.default
+  if (const auto colons = name.find("::"); colons != std::string::npos) name.replace(colons, 2, ".");
+  return std::count(name.begin(), name.end(), '.') > 1 ? name : name + ".default";
+}
+
+struct Shortage {  // the last one: bytes
+  int64_t wanted = 0, used = 0, budget = 0;
+};
+Shortage shortage;
+
 [[noreturn]] void throw_no_room(int64_t wanted) {
   was_short = true;
   const int64_t used = count.used, budget = count.budget;
-  std::string name = running ? toString(running->operator_name()) : "an allocation";
-  if (const auto colons = name.find("::"); colons != std::string::npos) name.replace(colons, 2, ".");
+  shortage = {wanted, used, budget};
+  const std::string name = running ? in_python_words(toString(running->operator_name())) : "allocation";
   throw NoRoom(
       name + " needs " + std::to_string(wanted) + " bytes more on cpu, beside " + std::to_string(used) +
       " that are in use, none of which can be evicted now; the budget is " + std::to_string(budget) + " bytes, " +

@@ -80,6 +80,8 @@ Rule make_rule(const OperatorHandle& op) {
   return rule;
 }
 
+auto& rules = *new std::unordered_map<const void*, std::vector<std::unique_ptr<Rule>>>;
+
 // By the address of the schema. Of operators that others register and take back, another may lie there later.
 const Rule& rule_of(const OperatorHandle& op) {
   const void* key = &op.schema();
@@ -87,7 +89,6 @@ const Rule& rule_of(const OperatorHandle& op) {
   if (auto it = known.find(key); it != known.end())
     if (it->second->own || it->second->name == toString(op.operator_name())) return *it->second;
   Lock lock;
-  static auto& rules = *new std::unordered_map<const void*, std::vector<std::unique_ptr<Rule>>>;
   auto& here = rules[key];
   if (here.empty() || here.back()->name != toString(op.operator_name()))
     here.push_back(std::make_unique<Rule>(make_rule(op)));

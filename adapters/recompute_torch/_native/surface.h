@@ -71,9 +71,9 @@ extern "C" {
 int rm_abi() { return 1; }
 _object* rm_raised() { return raised; }  // where a function returned 3
 
-// powers: STEPS + 1 numbers. Returns 0: open; 1: another block is.
+// powers: STEPS + 1 numbers; look: a function of Python. Returns 0: open; 1: another block is.
 int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int around, const double* powers, int64_t seed,
-    int faults, void* error_type) {
+    int faults, void* error_type, void* look) {
   Lock lock;
   if (M.open) return 1;
   if (!ordinary_allocator) {
@@ -84,12 +84,15 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   std::copy(powers, powers + STEPS + 1, policy.power);
   random_state = 88172645463325252ull + 2 * uint64_t(seed);
   pressure = 0;
-  budget_error = static_cast<_object*>(error_type);
+  budget_error = static_cast<_object*>(error_type), looker = static_cast<_object*>(look);
   M.smallest = std::max<int64_t>(1, smallest), M.history = history;
-  M.clock = 0, M.missing = 0, M.patience = INT64_MAX;
+  M.clock = 0, M.missing = 0, M.patience = INT64_MAX, M.next_look = OFTEN;
+  for (auto& [schema, of] : rules)
+    for (auto& rule : of) rule->repeats = rule->repeated_ticks = 0;
   M.operators = M.evictions = M.repeats = M.escapes = M.faults = M.parted = M.scored = 0;
   M.repeated_ticks = 0;
   M.era = Era();
+  M.tightest = Tightest();
   guard = faults && addresses.open() ? Guard::FAULT : Guard::ERROR;
   if (guard == Guard::FAULT) watch_faults();
   count.used = count.peak = count.lap = count.overshoot = count.beside = 0;
@@ -182,6 +185,33 @@ void rm_times(double* into) {  // seconds: of all operators, and of those that r
   Lock lock;
   const double unit = M.era.seconds_a_tick();
   into[0] = double(M.clock) * unit, into[1] = double(M.repeated_ticks) * unit;
+}
+
+// A line for each operator that ran again: its name, how often, and the seconds that this took.
+void rm_repeated(char* text, int64_t size) {
+  Lock lock;
+  std::string lines;
+  for (auto& [schema, of] : rules)
+    for (auto& rule : of)
+      if (rule->repeats) {
+        char figures[64];
+        snprintf(figures, sizeof figures, "\t%lld\t%.9f\n", (long long)rule->repeats,
+            double(rule->repeated_ticks) * M.era.seconds_a_tick());
+        lines += in_python_words(rule->name) + figures;
+      }
+  snprintf(text, size, "%s", lines.c_str());
+}
+
+void rm_shortage(int64_t* into) {  // bytes that the last operator without room needed, that were in use, and the budget
+  const Shortage last = shortage;
+  into[0] = last.wanted, into[1] = last.used, into[2] = last.budget;
+}
+
+// What the tightest operator so far had in memory that could not be evicted; of that, what it took and made; its name.
+void rm_tightest(int64_t* into, char* name, int64_t size) {
+  Lock lock;
+  into[0] = M.tightest.bytes, into[1] = M.tightest.own;
+  snprintf(name, size, "%s", M.tightest.rule ? in_python_words(M.tightest.rule->name).c_str() : "");
 }
 
 void rm_next_lap() { count.lap = count.used.load(); }
