@@ -56,11 +56,12 @@ _object* looker = nullptr;       // of the block that is open: a function of Pyt
 constexpr int64_t OFTEN = 1000;  // repeats between two looks
 
 void look_at_repeats() {
+  if (C10_LIKELY(M.repeats < M.next_look)) return;
   {
     Lock lock;
     M.next_look = M.repeats + OFTEN;
   }
-  if (!PyObject_CallNoArgs || !Py_IsInitialized()) return;
+  if (lenient || !PyObject_CallNoArgs || !Py_IsInitialized()) return;
   in_python([] {
     _object* none = PyObject_CallNoArgs(looker);
     Py_DecRef(none);

@@ -384,5 +384,5 @@ void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
     throw;
   }
   here.after();
-  if (C10_UNLIKELY(M.repeats >= M.next_look)) look_at_repeats();
+  look_at_repeats();
 }

@@ -209,6 +209,7 @@ void bring(c10::ArrayRef<Value*> all, Pinned& pinned) {
   frames.back()->pinned = &pinned;
   while (true) {
     run_handlers();
+    look_at_repeats();
     Frame& top = *frames.back();
     Value* missing = nullptr;  // what is made for this call stays; what is there may go again until the call runs
     for (Value* v : top.needs)
