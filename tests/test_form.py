@@ -134,6 +134,14 @@ def test_an_extension_older_than_its_source_is_refused(copy: Path, end: str) -> 
 
 
 @compiled
+def test_all_extensions_are_there_or_none_is_loaded(copy: Path) -> None:
+    """That includes the one that has what the others have in common."""
+    Path(_form.stem(_form.SHARED, copy) + _form.SUFFIX).unlink()
+    done = run(copy, DESCRIBED)
+    assert done.stdout.startswith(f"plain: edited since it was compiled: {_form.SHARED}; ")
+
+
+@compiled
 def test_an_extension_that_nobody_vouches_for_is_refused(copy: Path) -> None:
     """Without the record of its build nobody knows what it was made of."""
     for path in copy.rglob("_built*"):
