@@ -21,7 +21,7 @@ import recompute as rc
 from recompute.extend import EVICTED, Value, node_of
 from recompute_jax._eager.evaluate import Run, place_of_caller
 from recompute_jax._eager.kernels import EVAL, prepared
-from recompute_jax._program.jaxpr import lifted
+from recompute_jax._program.jaxpr import lifted, refuse_ref
 
 _config: Any = jax.config  # which has no types
 _FEW: Final = 64  # sources, up to which empty ones stay
@@ -237,7 +237,10 @@ def _staged(primitive: Any, avals: Sequence[Any], items: Sequence[tuple[str, Any
     """One primitive as a function to prepare."""
 
     def run(*values: Any) -> Any:
-        return primitive.bind(*values, **dict(items))
+        made = primitive.bind(*values, **dict(items))
+        for result in made if primitive.multiple_results else [made]:
+            refuse_ref(jax.typeof(result), primitive)
+        return made
 
     closed = jax.make_jaxpr(run)(*avals)
     nowhere = source_info_util.new_source_info()  # it will run for many lines
