@@ -233,7 +233,7 @@ def leaving(value: Any, *, writable: bool) -> Any:
     numpy = sys.modules.get("numpy")
     if not writable or numpy is None or not isinstance(value, numpy.ndarray):
         return value
-    if value.flags.writeable or 0 in value.strides:  # the latter: what is made by `broadcast_to` is read-only
+    if value.flags.writeable or _repeats(value):
         return value
     bases = [value]
     while isinstance(bases[-1].base, numpy.ndarray):
@@ -254,7 +254,13 @@ def sendable(value: Any, *, writable: bool) -> Any:
     numpy = sys.modules.get("numpy")
     if not writable or numpy is None or type(value) is not numpy.ndarray or value.dtype.kind not in "biufcmM":
         return value
-    return value if value.flags.writeable or 0 in value.strides else numpy.asarray(_Unlocked(value))
+    return value if value.flags.writeable or _repeats(value) else numpy.asarray(_Unlocked(value))
+
+
+def _repeats(array: Any) -> bool:
+    """Whether elements share memory, as what is made by `broadcast_to`, which is read-only anywhere."""
+    axes = zip(array.strides, array.shape, strict=True)
+    return array.size > 0 and any(stride == 0 and length > 1 for stride, length in axes)
 
 
 class _Unlocked:

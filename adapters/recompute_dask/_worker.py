@@ -28,7 +28,7 @@ import dask  # noqa: E402
 from dask._task_spec import GraphNode  # noqa: E402
 from dask.utils import format_bytes, key_split, parse_bytes  # noqa: E402
 from distributed.threadpoolexecutor import ThreadPoolExecutor  # noqa: E402  # at its end its threads are not waited for
-from distributed.utils import set_thread_state  # noqa: E402
+from distributed.utils import RateLimiterFilter, set_thread_state  # noqa: E402
 from distributed.worker import WORKER_ANY_RUNNING, _worker_cvar  # noqa: E402
 from distributed.worker_state_machine import (  # noqa: E402
     ExecuteFailureEvent,
@@ -48,6 +48,7 @@ _MAX_PARTS_COPIED: Final = 100
 _NOTHING: Final[Mapping[Any, Any]] = {}
 
 logger = logging.getLogger(__name__)
+logger.addFilter(RateLimiterFilter("Unmanaged memory use is high", rate="300s"))  # as Dask's own
 
 
 class Worker(distributed.Worker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from packed import unpacked
 
 import recompute as rc
 from recompute.testing import check_adapter, check_invariants
-from recompute_jax import adapter, ap, evaluate, op_by_op
+from recompute_jax import adapter, ap, budget, evaluate, op_by_op
 
 DEVICES = jax.devices()
 MESH = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
@@ -33,6 +34,11 @@ def x() -> Any:
 
 def used(cache: rc.Cache) -> dict[str, int]:
     return {pool.device: pool.used for pool in cache.stats().pools if pool.used}
+
+
+def used_at_most(block: budget) -> int:
+    """Bytes on each device."""
+    return max(pool.peak for pool in block.stats().pools if pool.device == "cpu:0-3")
 
 
 def where(tree: Any) -> list[Any]:
@@ -176,6 +182,30 @@ def test_trees_and_scans(x: Any) -> None:
         assert last.get().sharding.is_equivalent_to(ROWS, 2)
         cache.release_memory(device="cpu:0-3")
         assert jnp.allclose(rows.get(), steps(x)[1], rtol=1e-5)
+
+
+def test_shard_map_in_a_block(x: Any) -> None:
+    """It is one operation, which takes values of the block; so is its part in a gradient. Both are recomputed."""
+    over_rows = partial(jax.shard_map, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+
+    def loss(a: Any) -> Any:
+        scale = jnp.sin(a[0])
+        for _ in range(6):
+            a = over_rows(lambda part: jnp.tanh(part * jax.lax.psum(part.sum(), "i") + scale))(a)
+        return over_rows(lambda part: part**2)(a).sum()
+
+    expected = jax.value_and_grad(loss)(x)
+    with budget() as block:
+        jax.value_and_grad(loss)(x)
+        peak = used_at_most(block)
+    with budget({"cpu:0-3": peak * 3 // 4}) as block:
+        found = block.get(jax.value_and_grad(loss)(x))
+    stats = block.stats()
+    assert stats.rematerializations > 0
+    assert used_at_most(block) <= peak * 3 // 4 + stats.overshoot
+    for one, other in zip(found, expected, strict=True):
+        assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
+        assert jnp.allclose(one, other, rtol=1e-5)
 
 
 def test_devices_that_do_not_go_together() -> None:

@@ -355,6 +355,19 @@ def test_arrays_are_read_only_inside_whoever_serves_them() -> None:
     assert _payloads.leaving(kept, writable=writable) is array
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (1, 1000), (1000, 1)])
+def test_results_whose_strides_are_zero_are_writable(shape: tuple[int, ...]) -> None:
+    """Empty ones, and those with a new axis; what `broadcast_to` repeats stays read-only."""
+
+    def with_new_axis() -> Any:
+        return np.ones(max(shape))[None if shape[0] == 1 else (..., None)]
+
+    make = partial(np.ones, shape) if 0 in shape else with_new_axis
+    array, repeated = rd.get({"a": (make,), "b": (np.ones, 3), "c": (np.broadcast_to, "b", (5, 3))}, ["a", "c"])
+    array += 1
+    assert (array.shape, repeated.flags.writeable) == (shape, False)
+
+
 def test_containers_are_given_with_a_structure_of_their_own() -> None:
     """Of arrays alone, or with others inside: who changes them changes nothing of the value; arrays are shared."""
     array = make(1)

@@ -21,10 +21,12 @@ distributed = pytest.importorskip("distributed", reason="the extra 'dask' is not
 import dask.array as da  # noqa: E402  # after importorskip
 from dask_graphs import KINDS, check_equal, graphs, misses_of_lru, model  # noqa: E402
 from distributed import Client, LocalCluster, wait  # noqa: E402
-from distributed.utils_test import gen_cluster, inc  # noqa: E402
+from distributed.utils import RateLimiterFilter  # noqa: E402
+from distributed.utils_test import captured_logger, gen_cluster, inc  # noqa: E402
 
 import recompute as rc  # noqa: E402
 import recompute_dask as rd  # noqa: E402
+from recompute_dask import _worker  # noqa: E402
 
 CHUNK = 80_000  # bytes
 LOOPBACK = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
@@ -255,6 +257,17 @@ async def test_nothing_is_read_or_written_on_the_event_loop(client: Any, schedul
         assert [array[0] for array in await client.gather(sent)] == list(range(15))
     assert min(len(RUNS), written[0], read[0]) > 0
     assert loop not in {*RUNS, *moving}
+
+
+@small_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_memory_with_nothing_left_to_evict_is_said_once(client: Any, scheduler: Any, worker: Any) -> None:
+    """Though the worker looks several times a second, for as long as it lasts."""
+    worker._spills_at = worker._spills_until = 0
+    RateLimiterFilter.reset_timer(_worker.logger)
+    with captured_logger(_worker.logger) as log:
+        for _ in range(3):
+            await worker._spill()
+    assert log.getvalue().count("nothing is left to evict") == 1
 
 
 @small_cluster(nthreads=[("127.0.0.1", 1)])

@@ -18,7 +18,7 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from _jax_oracle import bits  # noqa: E402  # after importorskip
 
 import recompute_jax  # noqa: E402  # after importorskip
-from recompute_jax import evaluate, op_by_op, remat  # noqa: E402  # after importorskip
+from recompute_jax import budget, evaluate, op_by_op, remat  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 lax = jax.lax
@@ -209,6 +209,8 @@ def test_refs_are_refused(cache: rc.Cache) -> None:
     """Mutable arrays are refused with the cure, but not those inside one operation."""
     with pytest.raises(NotImplementedError, match=rf"made by `new_ref` at {HERE}:\d+ .*x\.at"):
         evaluate(mutable, jnp.ones(3))
+    with budget(), pytest.raises(NotImplementedError, match=r"made by `new_ref`.*x\.at"):
+        mutable(jnp.ones(3))
     ref = jax.new_ref(jnp.ones(3))
     with pytest.raises(NotImplementedError, match="mutable array"):
         evaluate(lambda x: x + ref[...], jnp.ones(3))

@@ -21,6 +21,7 @@ import recompute as rc
 from recompute.extend import EVICTED, Value, node_of
 from recompute_jax._eager.evaluate import Run, place_of_caller
 from recompute_jax._eager.kernels import EVAL, prepared
+from recompute_jax._program.jaxpr import lifted, refuse_ref
 
 _config: Any = jax.config  # which has no types
 _FEW: Final = 64  # sources, up to which empty ones stay
@@ -31,8 +32,8 @@ class budget:
 
     Each primitive is an operation of the block's cache, as in `evaluate`. What it makes is a `jax.Array` to JAX and to
     `isinstance`, and may be evicted until it is needed. `numpy.asarray(x)`, `float(x)` and `block.get(tree)` give
-    its value. After the block, values can be used as plain arrays. `scan`, `while_loop` and `cond` are one operation
-    each. The block is for the thread that enters it.
+    its value. After the block, values can be used as plain arrays. `scan`, `while_loop`, `cond` and `shard_map` are one
+    operation each. The block is for the thread that enters it.
 
     Parameters
     ----------
@@ -175,11 +176,14 @@ class _Trace(jax.core.Trace):
             closed = _staged(primitive, avals, items, around)
         except TypeError:  # a parameter that cannot be hashed
             closed = _staged.__wrapped__(primitive, avals, items, around)
+        results = self._run(closed, tracers)
+        return results if primitive.multiple_results else results[0]
+
+    def _run(self, closed: ClosedJaxpr, tracers: Sequence[Any]) -> list[Live]:
         leaves = list(map(self._leaf, tracers))
         with set_current_trace(EVAL):  # type: ignore[no-untyped-call]  # JAX's
             made = Run(place_of_caller(), self.cache).everything(prepared(closed), leaves, recomputable=True)
-        results = [Live(self, handle, aval) for handle, aval in zip(made, closed.out_avals, strict=True)]
-        return results if primitive.multiple_results else results[0]
+        return [Live(self, handle, aval) for handle, aval in zip(made, closed.out_avals, strict=True)]
 
     def _leaf(self, value: Any) -> Any:
         """What `Run` takes: handles, one for an array however often it is used, and what becomes an array there."""
@@ -200,6 +204,17 @@ class _Trace(jax.core.Trace):
         handle = self.cache.extend.source(value, rc.Recomputable)
         self._sources[id(value)] = node_of(handle)
         return handle
+
+    def process_shard_map(self, primitive: Primitive, fun: Any, tracers: Sequence[Any], /, **params: Any) -> Any:
+        """One operation, of the arguments and of what the function closes over."""
+        trees: list[Any] = []
+
+        def run(*values: Any) -> Any:
+            trees.append(primitive.bind(*values, subfuns=(fun,), **params))  # type: ignore[no-untyped-call]  # JAX's
+            return list(trees[0])
+
+        closed = jax.make_jaxpr(run)(*map(jax.typeof, tracers))
+        return trees[0].update(self._run(lifted(closed), [*closed.consts, *tracers]))
 
     def process_call(self, call_primitive: Any, f: Any, tracers: Sequence[Any], params: Any, /) -> Any:
         return self._inlined(f, tracers)
@@ -222,7 +237,10 @@ def _staged(primitive: Any, avals: Sequence[Any], items: Sequence[tuple[str, Any
     """One primitive as a function to prepare."""
 
     def run(*values: Any) -> Any:
-        return primitive.bind(*values, **dict(items))
+        made = primitive.bind(*values, **dict(items))
+        for result in made if primitive.multiple_results else [made]:
+            refuse_ref(jax.typeof(result), primitive)
+        return made
 
     closed = jax.make_jaxpr(run)(*avals)
     nowhere = source_info_util.new_source_info()  # it will run for many lines

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import jax
 from jax import lax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
 from jax.ref import AbstractRef
 
 import recompute as rc
@@ -175,11 +175,13 @@ def typed(value: Any, aval: Any) -> Any:
     return lax.convert_element_type_p.bind(value, new_dtype=aval.dtype, weak_type=weak, sharding=None)
 
 
-def refuse_ref(aval: Any, maker: JaxprEqn | None = None) -> None:
+def refuse_ref(aval: Any, maker: JaxprEqn | Primitive | None = None) -> None:
     """Raise NotImplementedError if it is the type of a mutable array; `maker` is what made it."""
     if isinstance(aval, AbstractRef):
         origin = "an argument or a constant"
-        if maker is not None:
+        if isinstance(maker, Primitive):
+            origin = f"made by `{maker.name}`"
+        elif maker is not None:
             place = where(maker)
             origin = f"made by `{maker.primitive.name}`{f' at {place}' if place else ''}"
         raise NotImplementedError(
