@@ -253,4 +253,16 @@ class Limits:
 
 
 def _limit(budget: Any) -> Limit | float | None:
-    return budget if budget is None or callable(budget) else bytes_or_share(budget)
+    if not callable(budget):
+        return budget if budget is None else bytes_or_share(budget)
+    from inspect import signature  # which takes longer to import than this module
+
+    try:
+        signature(budget).bind(0)
+    except TypeError:
+        raise TypeError(
+            f"the budget function {budget!r} must take one number, the bytes in use: as lambda used: used + 10**6"
+        ) from None
+    except ValueError:
+        pass  # a function in C that does not say what it takes
+    return budget

@@ -161,7 +161,10 @@ def _look(root: str) -> tuple[str, bool]:
         return "", False
     if not any(os.path.exists(stem(name, root) + SUFFIX) for name in MODULES):
         return told, False
-    return f"edited since it was compiled: {', '.join(unfit or [SHARED])}; install it again, as `pip install -e .` does", True
+    return (
+        f"edited since it was compiled: {', '.join(unfit or [SHARED])}; install it again, as `pip install -e .` does",
+        True,
+    )
 
 
 def choose() -> str:

@@ -234,6 +234,17 @@ def test_numbers_that_a_budget_function_may_return() -> None:
             rc.ap(unit, nbytes=60)
 
 
+@pytest.mark.parametrize("wrong", [lambda: 1, lambda one, other: 1, int.__add__])
+def test_what_a_budget_function_takes(wrong: Any) -> None:
+    """One number; another function is refused where it is given, and the budget stays."""
+    with pytest.raises(TypeError, match="must take one number, the bytes in use"):
+        rc.Cache(wrong)
+    cache = rc.Cache(100)
+    with pytest.raises(TypeError, match="must take one number"):
+        cache.budget = {"cpu": wrong}
+    assert cache.budget == 100
+
+
 @pytest.mark.parametrize("nbytes", [-1, 2**63, 10**30, 1.5, (1, 2), [2**63]])
 def test_what_is_no_size_of_a_result(nbytes: Any) -> None:
     """One ValueError before anything runs, and the cache is as it was."""

@@ -123,9 +123,8 @@ def planned(
     what the least is, if no schedule fits. A wrong argument is a ValueError or TypeError here.
     """
     if (budget is None and of_peak is None) == (plan is None):
-        raise TypeError(
-            'planned takes a budget, as planned(fn, "2GB") or planned(fn, of_peak=0.4), or a plan=, not both'
-        )
+        both = "" if plan is None else ", not both"
+        raise TypeError(f'planned takes a budget, as planned(fn, "2GB") or planned(fn, of_peak=0.4), or a plan={both}')
     if not (fn is None or callable(fn)):
         raise TypeError(f"planned takes a callable first, not {fn!r}; as a decorator: @planned(budget={fn!r})")
     given: dict[str, Any] = dict(more)

@@ -350,7 +350,7 @@ def _look() -> None:
 
 
 def _open_block() -> NativeBudget | None:
-    return next((block for block in blocks if isinstance(block, NativeBudget)), None)
+    return next((block for block in list(blocks) if isinstance(block, NativeBudget)), None)
 
 
 class Ledger:
