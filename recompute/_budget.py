@@ -253,8 +253,8 @@ class Limits:
 
 
 def _limit(budget: Any) -> Limit | float | None:
-    if not callable(budget):
-        return budget if budget is None else bytes_or_share(budget)
+    if budget is None or not callable(budget):
+        return None if budget is None else bytes_or_share(budget)
     from inspect import signature  # which takes longer to import than this module
 
     try:
@@ -265,4 +265,5 @@ def _limit(budget: Any) -> Limit | float | None:
         ) from None
     except ValueError:
         pass  # a function in C that does not say what it takes
-    return budget
+    function: Callable[[int], int] = budget
+    return function

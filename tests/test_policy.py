@@ -419,6 +419,7 @@ def nan_score(cost: float, neighbours: float, size: int, staleness: float) -> fl
     [
         (Scored(nan_score), ValueError, r"nan_score\(1.0, 0.0, 2, 100.0\) returned nan"),
         (Scored(lambda *facts: "1.0"), TypeError, r"<lambda> returned '1.0'"),
+        (Scored(lambda *facts: 10**400), ValueError, r"<lambda> returned an integer larger than any float"),
         (Wrong(), TypeError, r"Wrong.score returned None"),
     ],
 )

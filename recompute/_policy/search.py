@@ -146,6 +146,8 @@ def _scores(policy: Policy, snapshot: Snapshot) -> list[tuple[float, Any]]:
             undefined = isnan(score)
         except TypeError:
             raise TypeError(f"{_name(policy)} returned {score!r}: a score is a number") from None
+        except OverflowError:
+            raise ValueError(f"{_name(policy)} returned an integer larger than any float: a score is a float") from None
         if undefined:
             raise ValueError(f"{_name(policy)}{(cost, neighbours, size, staleness)} returned nan: a score is a number")
         scores.append((min(score, 1e100) * 1e-200 if unneeded else score, candidate))

@@ -115,7 +115,7 @@ def test_a_plan_made_elsewhere_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_budget_or_a_plan() -> None:
     """One of both is wanted."""
-    with pytest.raises(TypeError, match="or a plan=$"):
+    with pytest.raises(TypeError, match=r"or a plan=$"):
         remat(layers)
     with pytest.raises(TypeError, match="not both"):
         remat(layers, of_peak=0.5, plan="plan.json")
