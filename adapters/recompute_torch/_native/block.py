@@ -100,6 +100,7 @@ class NativeBudget(Block):
         self._final: tuple[load.Figures, tuple[float, float]] | None = None
         self._repeated: tuple[Recomputed, ...] = ()
         self._warned = False
+        self._searched = False
         super().__init__()
 
     def _open(self) -> None:
@@ -172,9 +173,10 @@ class NativeBudget(Block):
         """After the first step: warn if the next one, in which there is what the optimizer remembers, cannot work."""
         if step.number > 1 or self._limit is None:
             return
-        bytes_, own, name = load.tightest(self._library)
-        parameters, gradients, optimizer = [self._held()[kind].here for kind in KINDS[:3]]
-        others = max(0, bytes_ - own - self._remembered - parameters - gradients)
+        most, own, name = load.tightest(self._library)
+        held = self._held()
+        parameters, gradients, optimizer = [held[kind].here for kind in KINDS[:3]]
+        others = max(0, most - own - self._remembered - parameters - gradients)
         needed = Parts(parameters, gradients, optimizer, others, own, name)
         if needed.total > self._limit:
             warn(needed, "cpu", self._limit)
@@ -288,7 +290,8 @@ class NativeBudget(Block):
 
     def _held(self) -> dict[str, Held]:
         """Bytes of parameters, gradients and what optimizers remember."""
-        if not self.holders.parameters():  # before the first step of an optimizer
+        if not self._searched and not self.holders.parameters():  # before the first step of an optimizer
+            self._searched = True
             for thing in gc.get_objects():
                 if issubclass(type(thing), torch.nn.Parameter):
                     self.holders.meet(thing)

@@ -148,8 +148,8 @@ def repeated(functions: Any) -> tuple[Recomputed, ...]:
     text = ctypes.create_string_buffer(_MAX_REPEATED)
     functions.rm_repeated(text, _MAX_REPEATED)
     lines = [line.split("\t") for line in text.value.decode(errors="replace").splitlines()]
-    found = [Recomputed(name, int(times), float(seconds)) for name, times, seconds in lines]
-    return tuple(sorted(found, key=lambda one: -one.seconds))
+    runs = [Recomputed(name, int(times), float(seconds)) for name, times, seconds in lines]
+    return tuple(sorted(runs, key=lambda run: -run.seconds))
 
 
 def shortage(functions: Any) -> tuple[int, int, int]:
