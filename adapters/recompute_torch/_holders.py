@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any, Final
 from weakref import ref
 
@@ -73,6 +74,7 @@ class Holders:
         self._optimizers: dict[int, ref[torch.optim.Optimizer]] = {}
         self._entries: dict[int, int] = {}  # of what optimizers remember, by their identity
         self._handed_out: dict[int, ref[Any]] = {}
+        self._trains = get_ident()  # the thread of the last step, or of the block
 
     def meet(self, parameter: Tensor) -> None:
         """A parameter takes part."""
@@ -92,7 +94,8 @@ class Holders:
         return sum(storage.nbytes() for storage in alive if storage is not None and not hasattr(storage, "_recompute"))
 
     def meet_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step."""
+        """An optimizer makes a step, or has made one."""
+        self._trains = get_ident()
         if id(optimizer) not in self._optimizers:
             known = self._optimizers
             number = id(optimizer)
@@ -116,8 +119,13 @@ class Holders:
         return [parameter for parameter in alive if parameter is not None]
 
     def groups(self) -> dict[str, list[Tensor]]:
-        """What optimizers remember, gradients, and parameters; a tensor of several counts as the last."""
+        """What optimizers remember, gradients, and parameters; a tensor of several counts as the last.
+
+        In other threads than the one that trains there are no gradients: to read `grad` there while a backward pass
+        writes it corrupts memory in PyTorch itself.
+        """
         parameters = self.parameters()
+        gradients = [parameter.grad for parameter in parameters] if get_ident() == self._trains else []
         remembered: list[Any] = []
         for reference in list(self._optimizers.values()):
             optimizer = reference()
@@ -125,7 +133,7 @@ class Holders:
                 remembered += [optimizer.state[parameter] for parameter in list(optimizer.state)]
         return {
             "optimizer": list(_tensors(remembered)),
-            "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+            "gradients": [gradient for gradient in gradients if gradient is not None],
             "parameters": parameters,
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -54,6 +55,20 @@ def test_what_holds_memory(budget: int | None, path: str) -> None:
         alive = sizes["activations"] + report.held["activations"].gone
         assert alive >= 8 * 256 * 32 * 4
         assert (report.held["activations"].gone > 0) == (budget is not None)
+
+
+def test_gradients_are_looked_at_where_they_are_written(path: str) -> None:
+    """In another thread the report counts them as others: PyTorch may be writing them meanwhile."""
+    _, _, step = training()
+    there: list[rt.Report] = []
+    with rt.budget() as block:
+        step()
+        thread = Thread(target=lambda: there.append(block.report()))
+        thread.start()
+        thread.join()
+        here = block.report()
+    assert (here.held["gradients"].here, there[0].held["gradients"].here) == (PARAMETERS, 0)
+    assert there[0].held["parameters"].here == PARAMETERS
 
 
 def test_memory_that_is_handed_out() -> None:
