@@ -63,7 +63,7 @@ class Hook(BuildHookInterface[Any]):
         record.write_text("\n".join([told, *lines, ""]), encoding="utf-8")
         names = {file: form.stem(name, "") + form.SUFFIX for name, file in built.items()}
         if version == "editable":
-            for name in (*form.MODULES, form.SHARED):
+            for name in form.EXTENSIONS:
                 Path(form.stem(name, self.root) + form.SUFFIX).unlink(missing_ok=True)
             for file, place in (names | {record: f"recompute/{form.RECORDS[0]}"}).items():
                 put(file, Path(self.root, place))
@@ -83,7 +83,7 @@ class Hook(BuildHookInterface[Any]):
         made_of = [form.digest(name, self.root) for name in form.MODULES]
         made_of += [Cython.__version__, form.SUFFIX, repr(FLAGS), repr(DIRECTIVES)]
         folder = Path(os.environ["RECOMPUTE_BUILD_CACHE"], sha256("\n".join(made_of).encode()).hexdigest())
-        kept = {name: folder / (name + form.SUFFIX) for name in (*form.MODULES, form.SHARED)}
+        kept = {name: folder / (name + form.SUFFIX) for name in form.EXTENSIONS}
         if not all(file.exists() for file in kept.values()):
             folder.mkdir(parents=True, exist_ok=True)
             for name, file in self.compile(form).items():

@@ -253,8 +253,10 @@ class Limits:
 
 
 def _limit(budget: Any) -> Limit | float | None:
-    if budget is None or not callable(budget):
-        return None if budget is None else bytes_or_share(budget)
+    if budget is None:
+        return None
+    if not callable(budget):
+        return bytes_or_share(budget)
     from inspect import signature  # which takes longer to import than this module
 
     try:

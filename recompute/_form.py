@@ -52,6 +52,8 @@ MODULES = (
 SHARED = "recompute._shared"
 """An extension that has no `.py`: what Cython needs in all of the others, compiled once."""
 
+EXTENSIONS = (*MODULES, SHARED)
+
 SUFFIX = EXTENSION_SUFFIXES[0]
 """Of an extension for this Python: in a checkout, each Python has its own."""
 
@@ -157,14 +159,13 @@ def _look(root: str) -> tuple[str, bool]:
     """Why the compiled form cannot run; empty if it can. And whether to warn: it is there, in part or too old."""
     told, digests = _record(root)
     unfit = [name for name in MODULES if not _is_of_its_source(name, root, digests.get(name))]
-    if not unfit and os.path.exists(stem(SHARED, root) + SUFFIX):
+    if not os.path.exists(stem(SHARED, root) + SUFFIX):
+        unfit.append(SHARED)
+    if not unfit:
         return "", False
     if not any(os.path.exists(stem(name, root) + SUFFIX) for name in MODULES):
         return told, False
-    return (
-        f"edited since it was compiled: {', '.join(unfit or [SHARED])}; install it again, as `pip install -e .` does",
-        True,
-    )
+    return f"edited since it was compiled: {', '.join(unfit)}; install it again, as `pip install -e .` does", True
 
 
 def choose() -> str:

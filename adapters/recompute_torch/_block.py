@@ -267,6 +267,8 @@ class budget(Block):
     def report(self, *, html: str | os.PathLike[str] | None = None) -> Report:
         """What holds memory, what the last steps took, and what more memory would give: `print(block)` shows it.
 
+        In another thread than the one that trains, gradients count as inputs and others.
+
         `html`: also write a page there that says what each budget would cost, as `recompute.report` does. That takes a
         recording: ValueError for a block without `trace=`.
         """

@@ -202,16 +202,16 @@ class NativeBudget(Block):
 
     def _explained(self, error: str) -> rc.BudgetError:
         """That of an operator that found no room, in the words of a training."""
-        wanted, used, _ = load.shortage(self._library)
+        needed = int(self._library.rm_needed())
         frame = sys._getframe(text.outside("torch") - 1)
         name, _, rest = error.partition(" ")
         held, sources = self._held(), load.figures(self._library).sources
         parameters, gradients, optimizer = [held[kind].here for kind in KINDS[:3]]
         others = max(0, sources - parameters - gradients - optimizer)
-        parts = Parts(parameters, gradients, optimizer, others, max(0, used + wanted - sources), name)
+        parts = Parts(parameters, gradients, optimizer, others, max(0, needed - sources), name)
         place = f"{name} (created at {frame.f_code.co_filename}:{frame.f_lineno}) {rest}"
         explained = rc.BudgetError(f"{place}. {needs(parts, 'cpu')}")
-        explained.device, explained.operation, explained.needed = "cpu", name, used + wanted
+        explained.device, explained.operation, explained.needed = "cpu", name, needed
         return explained
 
     def _lapped(self) -> Step:

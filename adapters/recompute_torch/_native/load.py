@@ -43,7 +43,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_figures": (None, [c_void_p]),
     "rm_times": (None, [c_void_p]),
     "rm_repeated": (None, [c_char_p, c_int64]),
-    "rm_shortage": (None, [c_void_p]),
+    "rm_needed": (c_int64, []),
     "rm_tightest": (None, [c_void_p, c_char_p, c_int64]),
     "rm_next_lap": (None, []),
     "rm_height": (c_double, [c_double] * 4 + [c_int]),
@@ -150,13 +150,6 @@ def repeated(functions: Any) -> tuple[Recomputed, ...]:
     lines = [line.split("\t") for line in text.value.decode(errors="replace").splitlines()]
     runs = [Recomputed(name, int(times), float(seconds)) for name, times, seconds in lines]
     return tuple(sorted(runs, key=lambda run: -run.seconds))
-
-
-def shortage(functions: Any) -> tuple[int, int, int]:
-    """Of the last operator that found no room: bytes that it needed, bytes in use, and the budget."""
-    into = (c_int64 * 3)()
-    functions.rm_shortage(into)
-    return into[0], into[1], into[2]
 
 
 def tightest(functions: Any) -> tuple[int, int, str]:

@@ -194,15 +194,12 @@ std::string in_python_words(std::string name) {  // aten::add becomes aten.add.d
   return std::count(name.begin(), name.end(), '.') > 1 ? name : name + ".default";
 }
 
-struct Shortage {  // the last one: bytes
-  int64_t wanted = 0, used = 0, budget = 0;
-};
-Shortage shortage;
+int64_t needed_at_once = 0;  // bytes, by the last operator that found no room
 
 [[noreturn]] void throw_no_room(int64_t wanted) {
   was_short = true;
   const int64_t used = count.used, budget = count.budget;
-  shortage = {wanted, used, budget};
+  needed_at_once = used + wanted;
   const std::string name = running ? in_python_words(toString(running->operator_name())) : "allocation";
   throw NoRoom(
       name + " needs " + std::to_string(wanted) + " bytes more on cpu, beside " + std::to_string(used) +

@@ -202,10 +202,7 @@ void rm_repeated(char* text, int64_t size) {
   snprintf(text, size, "%s", lines.c_str());
 }
 
-void rm_shortage(int64_t* into) {  // bytes that the last operator without room needed, that were in use, and the budget
-  const Shortage last = shortage;
-  into[0] = last.wanted, into[1] = last.used, into[2] = last.budget;
-}
+int64_t rm_needed() { return needed_at_once; }  // by the last operator that found no room, with what was in use
 
 // What the tightest operator so far had in memory that could not be evicted; of that, what it took and made; its name.
 void rm_tightest(int64_t* into, char* name, int64_t size) {

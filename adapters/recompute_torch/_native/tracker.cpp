@@ -26,7 +26,7 @@ namespace {
 #include "evict.h"     // memory leaves a value, and comes back
 #include "policy.h"    // the policy of the core, as numbers
 #include "room.h"      // who is evicted
-#include "interrupts.h" // what is asked of Python meanwhile
+#include "python_calls.h" // what is asked of Python meanwhile
 #include "rules.h"     // what an operator does, by its schema
 #include "repeat.h"    // a call runs again
 #include "sources.h"   // before a source is written; what a history is worth
