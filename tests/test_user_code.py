@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import math
 import os
+import random
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from threading import Thread
+from contextlib import contextmanager, suppress
+from threading import Barrier, Event, Thread, current_thread
 from typing import Any, ClassVar
 
 import pytest
@@ -723,6 +727,16 @@ print(cache.stats().evictions)
 HOOKS = ("nbytes", "buffer", "watch", "device", "freeze", "enter", "evicted", "vacate", "restored", "signature")
 
 
+@contextmanager
+def suppress_own_result() -> Iterator[None]:
+    """Nothing but the error that a value is needed for itself may come."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "needs its own result" not in str(error):
+            raise
+
+
 class Curious:
     """A payload whose adapter uses the cache whenever it is asked something."""
 
@@ -821,6 +835,243 @@ def test_an_adapter_that_uses_the_cache(adapter: CuriousAdapter, hook: str, acti
         assert values[5].get().number == 6
         assert [value.get().number for value in values] == list(range(1, 10))
         scene.check(*values)
+
+
+@pytest.mark.parametrize("room", [ROOM, 10 * ROOM], ids=["little", "enough"])
+@pytest.mark.parametrize(("adapter", "hook"), [(hook, hook) for hook in (*HOOKS, "fingerprint")], indirect=["adapter"])
+def test_an_adapter_that_asks_for_what_is_being_brought_back(adapter: CuriousAdapter, hook: str, room: int) -> None:
+    """What an operation around the call is about to make again is made at once for who asks there, who would wait."""
+
+    class Own(Scene):
+        def _act(self) -> None:
+            for number, value in enumerate(own):
+                if hook != "vacate":
+                    assert value.get().number == number + 1
+                else:
+                    with suppress_own_result():  # what leaves memory just now cannot be there
+                        assert value.get().number == number + 1
+
+    own: list[Any] = []
+    scene = adapter.scene = Own("get", verify=hook == "fingerprint", budget=room)
+    adapter.hook = hook
+    short: list[BaseException] = []
+
+    def work() -> None:
+        with scene.cache:
+            own.append(rc.pure(Curious(1)))
+            for _ in range(8):
+                own.append(rc.ap(curious, own[-1]))
+            for value in own[2:]:
+                value.evict()
+            scene.let(20)
+            try:
+                assert [value.get().number for value in reversed(own)] == list(range(9, 0, -1))
+                own.append(rc.ap(curious, own[-1]))
+            except rc.BudgetError as error:  # results that are not stored yet are in memory, too, one in another
+                short.append(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(LONG)
+    assert not thread.is_alive(), "it waits for itself"
+    if room == ROOM:
+        scene.errors = [error for error in scene.errors if not isinstance(error, rc.BudgetError)]
+    else:
+        assert short == []
+    scene.check(*own, at_least=room == ROOM)
+    assert [value.get().number for value in own] == list(range(1, len(own) + 1))
+
+
+def test_adapters_of_two_threads_that_ask_for_what_the_other_one_brings_back(adapter: CuriousAdapter) -> None:
+    """Each thread asks, as it makes a value again, for what the other one makes: one of them makes that, too."""
+    meet = Barrier(2, timeout=LONG)
+    asks: dict[int, Any] = {}
+    got: dict[int, int] = {}
+
+    class Crossing(CuriousAdapter):
+        def enter(self, value: Any) -> tuple[int, object]:
+            wanted = asks.pop(value.number, None)
+            if wanted is not None:
+                meet.wait()
+                got[value.number] = wanted.get().number
+            return 200, value
+
+    rc.adapters.register(Curious, Crossing())
+    with rc.Cache() as cache:
+        one, two = (rc.ap(Curious, number) for number in (1, 2))
+        one.evict()
+        two.evict()
+        asks.update({1: two, 2: one})
+        threads = [Thread(target=each.get, daemon=True) for each in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG)
+            assert not thread.is_alive(), "each waits for the other"
+        assert got == {1: 2, 2: 1}
+        assert (one.get().number, two.get().number) == (1, 2)
+        check_invariants(cache, [one, two])
+
+
+def test_an_adapter_of_the_thread_that_goes_first_uses_the_cache(adapter: CuriousAdapter) -> None:
+    """The first thread that finds no room goes first, and what its adapters ask for meanwhile does not wait for it."""
+    entered, go = Event(), Event()
+    asks, got = [50], list[int]()
+
+    class Using(CuriousAdapter):
+        def evicted(self, value: Any) -> Any:
+            if current_thread() is wanter and asks:
+                asks.clear()  # what it asks for may evict something, too
+                got.append(spare.get().number)
+            return None
+
+    def slow(payload: Any) -> Curious:
+        entered.set()
+        go.wait(LONG)
+        return curious(payload)
+
+    def within(function: Any, *values: Any, nbytes: int) -> None:
+        with cache:
+            results.append(rc.ap(function, *values, nbytes=nbytes))
+
+    results: list[Any] = []
+    with rc.Cache(800) as cache:
+        spare, taken = rc.ap(Curious, 50), rc.ap(Curious, 1)
+        spare.evict()
+        rc.adapters.register(Curious, Using())
+        holder = Thread(target=within, args=(slow, taken), kwargs={"nbytes": 200}, daemon=True)
+        wanter = Thread(target=within, args=(vector, 7), kwargs={"nbytes": 600}, daemon=True)
+        holder.start()
+        entered.wait(LONG)
+        wanter.start()
+        while not cache._engine.scheduler.blocked and wanter.is_alive():
+            pass
+        go.set()
+        for thread in (holder, wanter):
+            thread.join(LONG)
+            assert not thread.is_alive(), "it waits for itself to go first"
+        assert got == [50]
+        assert sorted(result.get().number for result in results if isinstance(result.get(), Curious)) == [2]
+        check_invariants(cache, [spare, taken, *results])
+
+
+ASKED = ("watch", "evicted", "restored", "freeze", "signature", "destructor", "clock", "budget", "policy", "listener")
+
+
+@pytest.mark.parametrize("where", ASKED)
+def test_code_that_asks_for_whatever_threads_are_at(where: str) -> None:
+    """Whichever code of the user's asks for whichever value, while threads share too little memory: none waits for
+    ever, each gets what it asked for, or is told that the budget is short or that the value is on its way out."""
+    local = threading.local()
+    wrong: list[BaseException] = []
+
+    class Asking:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __del__(self) -> None:
+            ask("destructor")
+
+    class AskingAdapter(rc.adapters.Adapter):
+        name = "asking"
+
+        def nbytes(self, value: Any) -> int:
+            return 200
+
+        def buffer(self, value: Any) -> object:
+            return value
+
+        def watch(self, value: Any) -> object:
+            ask("watch")
+            return value
+
+        def evicted(self, value: Any) -> Any:
+            ask("evicted")
+            return value.number
+
+        def restored(self, remains: Any, value: Any) -> None:
+            ask("restored")
+
+        def freeze(self, value: Any) -> None:
+            ask("freeze")
+
+        def signature(self, value: Any) -> Any:
+            ask("signature")
+            return Asking
+
+    def ask(here: str) -> None:
+        depth = getattr(local, "depth", 0)
+        if here == where and known and depth < deepest:  # else what it asks for would ask, and so on
+            local.depth = depth + 1
+            attempt(lambda: check(random.choice(known)))
+            local.depth = depth
+
+    def attempt(action: Callable[[], object]) -> None:
+        try:
+            with suppress(rc.BudgetError), suppress_own_result():
+                action()
+        except BaseException as error:
+            wrong.append(error)
+
+    def check(pair: tuple[Any, int]) -> None:
+        assert pair[0].get().number == pair[1]
+
+    def together(*payloads: Any) -> Asking:
+        return Asking(sum(payload.number for payload in payloads) + 1)
+
+    def clock() -> float:
+        ask("clock")
+        return time.perf_counter()
+
+    def budget(used: int) -> int:
+        ask("budget")
+        return 1600
+
+    def policy(cost: float, neighbourhood: float, memory: float, staleness: float) -> float:
+        ask("policy")
+        return cost / (memory * staleness + 1)
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(15):
+            pair = draw.choice(values)
+            value = pair[0]
+            match draw.randrange(3):
+                case 0:
+                    attempt(value.evict)
+                case 1:
+                    attempt(lambda pair=pair: check(pair))
+                case _:
+                    other = draw.choice(values)[0]
+                    with cache:
+                        attempt(lambda value=value, other=other: rc.ap(together, value, other))
+
+    rc.adapters.register(Asking, AskingAdapter())
+    known: list[tuple[Any, int]] = []
+    for seed in range(15):
+        draw = random.Random(seed)
+        deepest = 1 if where == "listener" else draw.choice((1, 2, 4))  # each question makes many events
+        settings: dict[str, Any] = {"policy": policy} if where == "policy" else {}
+        settings |= {"clock": clock} if where == "clock" else {}
+        limit = budget if where == "budget" else draw.choice((1000, 1600, 3000))
+        with rc.Cache(limit, release=draw.choice(("eager", "banish", "ignore")), **settings) as cache:
+            cache.subscribe(lambda _: ask("listener"))
+            values = [(rc.pure(Asking(1)), 1)]
+            for _ in range(12):
+                taken = [draw.choice(values) for _ in range(draw.choice((1, 1, 2)))]
+                with suppress(rc.BudgetError):
+                    made = rc.ap(together, *[value for value, _ in taken])
+                    values.append((made, 1 + sum(number for _, number in taken)))
+            known[:] = values
+            threads = [Thread(target=work, args=[seed + 100 * number], daemon=True) for number in range(1 + seed % 3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(LONG)
+                assert not thread.is_alive(), "a thread waits for itself"
+            known.clear()
+            assert wrong == []
+            check_invariants(cache, [value for value, _ in values])
 
 
 def test_what_an_adapter_remembers_uses_the_cache_as_it_goes(adapter: CuriousAdapter, action: str) -> None:

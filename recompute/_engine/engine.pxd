@@ -51,7 +51,7 @@ cdef class Engine:
     cdef bint _foreign
 
     @cython.locals(victim=Storage, collected=bint, found=bint, fits=bint)
-    cpdef bint allocate(self, Pool pool, long long size, Frame frame, Operation what) except -1
+    cpdef allocate(self, Pool pool, long long size, Frame frame, Operation what)
     @cython.locals(stack=list, here=Here, outer=Frame, frame=Frame, start=double, cost=double, made=list, call=Call, meter=Meter, began=double, spent=double)
     cpdef perform(self, Frame bottom)
     cpdef bint evict(self, Storage storage, str why, bint watch=*) except -1
@@ -69,6 +69,6 @@ cdef class Engine:
     cpdef Frame _store(self, Frame frame, list made, double cost)
     @cython.locals(value=Value, made=list)
     cdef _restore(self, Operation operation, list made, str why)
-    @cython.locals(scheduler=Scheduler, operation=Operation, storage=Storage, locked=list, stack=list)
+    @cython.locals(scheduler=Scheduler, operation=Operation, storage=Storage, locked=list, stack=list, other=Frame)
     cpdef leave(self, Frame frame)
     cpdef _abandon(self, Frame bottom)

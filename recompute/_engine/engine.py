@@ -154,14 +154,14 @@ class Engine:
 
     # The four callbacks
 
-    def allocate(self, pool: Pool, size: int, frame: Frame, what: Operation | None) -> bool:
-        """Evict until `size` more bytes fit, and reserve them for a frame. Without the lock.
+    def allocate(self, pool: Pool, size: int, frame: Frame, what: Operation | None) -> None:
+        """Evict until `size` more bytes fit, and reserve them for a frame, unless that is unlocked. Without the lock.
 
-        What is evicted is destroyed on the way, so that its bytes are free. False: the frame waited for others, and
-        must lock its arguments again. Raises BudgetError if the bytes can never fit, unless memory is lenient.
+        What is evicted is destroyed on the way, so that its bytes are free. Raises BudgetError if the bytes can never
+        fit, unless memory is lenient.
         """
         collected = tried = False
-        while True:
+        while not frame.unlocked:
             if pool.adaptive is not None:
                 pool.ask_limit()
             victims = self._rank(pool) if self._foreign and pool.used + size > pool.limit else None
@@ -171,6 +171,8 @@ class Engine:
                 if fits:
                     self.machine.reserve(pool, size)
                     frame.reserved += ((pool, size),)
+                elif victims is None and self._foreign:
+                    pass  # another thread has just taken the room: who is to go is asked without the lock
                 elif not self.settling.mine_depart(pool):
                     if self.memory.story is not None:
                         self.memory.story.wants(what, size)
@@ -181,8 +183,8 @@ class Engine:
                             self.evict(victim, "pressure")
                     found = bool(victims) or self.scheduler.find_room(self, pool, frame)
             self.settling.settle_departures()
-            if fits:
-                return True
+            if fits or frame.unlocked:
+                return
             if not self.is_pressed:
                 self.is_pressed = True
                 if self.pressed is not None:
@@ -203,10 +205,8 @@ class Engine:
                     self.machine.reserve(pool, size)
                     pool.note(pool.used)
                     frame.reserved += ((pool, size),)
-                return True
+                return
             self.settling.settle()
-            if frame.missing is None and frame.operation is not None and not frame.running:
-                return False
 
     def perform(self, bottom: Frame) -> None:
         """Run the operation of the frame, and before it whatever has to be brought back for it. Without the lock."""
@@ -339,7 +339,7 @@ class Engine:
         """
         scheduler = self.scheduler
         while stack:
-            if scheduler.leader is not None and scheduler.leader is not stack[0] and not scheduler.mine(self):
+            if scheduler.leader is not None and scheduler.yields(stack[0]):
                 scheduler.let_leader_go_first(self, stack)
             if self.finalizer.queue:
                 self.settling.drain()  # what has gone need not be there any more
@@ -356,17 +356,19 @@ class Engine:
                     self.changes.unfinished = False  # nothing was cut short
                     raise gone(frame.operation)
                 busy = scheduler.in_flight.get(operation)
-                if busy is None:
-                    scheduler.in_flight[operation] = fetching = Frame(self, operation, stack)
-                    if operation is not missing.operation:
-                        operation.outputs, fetching.copy = (missing,), missing.copy
-                elif self.settling.leaves_here(busy):
-                    return None
-                elif scheduler.waits_for_itself(busy, stack):
-                    self.changes.unfinished = False
-                    raise needs_itself(operation)
-                else:
-                    scheduler.wait(stack[0])
+                if busy is not None:
+                    if self.settling.leaves_here(busy):
+                        return None
+                    if not scheduler.comes_back_here(busy):
+                        scheduler.wait(stack[0], operation)
+                        continue
+                    if scheduler.needs_itself(busy, stack):
+                        self.changes.unfinished = False
+                        raise needs_itself(operation)
+                scheduler.in_flight[operation] = fetching = Frame(self, operation, stack)
+                fetching.instead_of = busy
+                if operation is not missing.operation:
+                    operation.outputs, fetching.copy = (missing,), missing.copy
             elif frame.operation is None:
                 assert isinstance(frame, Request)
                 if type(frame.then) is FunctionType:
@@ -386,21 +388,20 @@ class Engine:
         if frame.needs is None:
             self.runs.expect(frame)
         with self.changes.alone(), self.changes.begun():
-            if self.memory.reserve(frame, frame.needs or ()):  # nearly always
+            if not frame.unlocked and self.memory.reserve(frame, frame.needs or ()):  # nearly always
                 self._start(frame)
                 return True
         for pool, size in self.memory.by_pool(frame.needs or ()).items():
             try:
-                there = self.allocate(pool, size, frame, operation)
+                self.allocate(pool, size, frame, operation)
             except BudgetError:
                 if self.runs.is_sure(frame):
                     raise
                 break  # it was a guess: the run will tell
-            if not there:
-                with self.changes.alone(), self.changes.begun():
-                    frame.give_back()
-                return False
         with self.changes.alone(), self.changes.begun():
+            if frame.unlocked:
+                frame.give_back()
+                return False
             self._start(frame)
         return True
 
@@ -605,9 +606,15 @@ class Engine:
             if self.references.waiting:
                 self.references.unlocked(frame.arguments)
         if operation is not None and scheduler.in_flight and scheduler.in_flight.get(operation) is frame:
-            del scheduler.in_flight[operation]
-            if frame.copy is not None:
-                operation.outputs = ()
+            other = frame.instead_of
+            while other is not None and other not in other.stack:  # it is over
+                other = other.instead_of
+            if other is not None:
+                scheduler.in_flight[operation] = other
+            else:
+                del scheduler.in_flight[operation]
+                if frame.copy is not None:
+                    operation.outputs = ()
         stack = frame.stack
         stack.pop()
         if stack and stack[0].waiting_below >= len(stack):

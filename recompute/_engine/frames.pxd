@@ -26,6 +26,7 @@ cdef class Frame:
     cdef public list found
     cdef public object handle
     cdef public list handles
+    cdef public Frame instead_of
     cdef public object key
     cdef public list locked
     cdef public Machine machine

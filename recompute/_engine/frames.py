@@ -50,6 +50,7 @@ class Frame:
         "found",
         "handle",
         "handles",
+        "instead_of",
         "key",
         "locked",
         "machine",
@@ -81,6 +82,7 @@ class Frame:
         self.handle: HandleOf = object  # of what refers to the outputs of a first run
         self.handles: list[Any] = []  # what refers to the outputs of a first run
         self.running = False  # the function runs, or its outputs are being stored
+        self.instead_of: Frame | None = None  # another one of its operation, which this thread cannot wait for
         self.copy: Copy | None = None  # what it fetches, if it does not run the operation of a value
         self.counts = False  # among the functions that are executing
         self.born = 0  # values with a higher number were made by the function itself
@@ -103,6 +105,11 @@ class Frame:
     def goes_on(self) -> bool:
         """Of a bottom frame: whether the call that brings it goes on, or an interrupt has left this behind."""
         return self.call is not None and self.call() is not None
+
+    @property
+    def unlocked(self) -> bool:
+        """Of an operation that waits for memory: whether others needed what it had locked. It starts over."""
+        return self.missing is None and self.operation is not None and not self.running
 
     @property
     def is_on(self) -> bool:

@@ -55,12 +55,12 @@ def _living_frames(engine: Engine) -> list[Frame]:
             del scheduler.stacks[bottom]
             for frame in bottom.stack:
                 frame.running = frame.counts = False
-    scheduler.blocked = [bottom for bottom in scheduler.blocked if bottom in scheduler.stacks]
+    scheduler.blocked = {bottom: what for bottom, what in scheduler.blocked.items() if bottom in scheduler.stacks}
     if scheduler.leader not in scheduler.stacks:
         scheduler.leader = None
     scheduler.in_flight = {frame.operation: frame for frame in frames if frame.operation is not None}
-    waiting = {id(bottom.stack) for bottom in scheduler.blocked}
-    scheduler.executing = sum(frame.counts and id(frame.stack) not in waiting for frame in frames)
+    waiting = {bottom.thread for bottom in scheduler.blocked}
+    scheduler.executing = sum(frame.counts and frame.stack[0].thread not in waiting for frame in frames)
     return frames
 
 

@@ -164,7 +164,7 @@ def _bring_wanted(engine: Engine, value: Value, then: Callable[[Engine, Value], 
 
 
 def _read(engine: Engine, value: Value) -> Any:
-    if engine.journal.listeners and not engine.scheduler.mine(engine):
+    if engine.journal.listeners and not engine.scheduler.mine():
         used = value.storage.pool.used
         engine.journal.events.append(Accessed(engine.meter.now, used, value.number))
     return value.payload

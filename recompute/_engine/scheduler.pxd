@@ -7,7 +7,7 @@ cdef class Scheduler:
     cdef public dict in_flight
     cdef public dict stacks
     cdef public Frame leader
-    cdef public list blocked
+    cdef public dict blocked
     cdef public long long executing
 
     cpdef notify(self)

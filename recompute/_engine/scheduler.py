@@ -31,31 +31,31 @@ class Scheduler:
         """The bottom frames of all stacks."""
         self.leader: Frame | None = None
         """The bottom frame of the stack that goes first, when memory is too short for several."""
-        self.blocked: list[Frame] = []
-        """The bottom frames of threads that wait for memory or for a value."""
+        self.blocked: dict[Frame, Operation | None] = {}
+        """The bottom frames of threads that wait, and what for: an operation in flight, or memory."""
         self.executing = 0
         """Functions that run now, outside of the lock, in threads that do not wait."""
 
-    def mine(self, engine: object) -> int:
+    def mine(self) -> int:
         """How many of the functions that run now are around this call, in its own thread."""
-        return sum(frame.engine is engine for frame in running_here())
+        return sum(stack[-1].counts for stack in self.around())
 
-    def wait(self, bottom: Frame) -> None:
+    def wait(self, bottom: Frame, operation: Operation | None = None) -> None:
         """Wait until another thread has finished something. Operations around this one do not run meanwhile.
 
-        Not for what an interrupt has left behind: that is cleared away at once.
+        Not for what an interrupt has left behind: that is cleared away at once. `operation`: needed; None: memory is.
         """
         if bottom.engine.left_behind():
             return
-        mine = self.mine(bottom.engine)
+        mine = self.mine()
         self.executing -= mine
-        self.blocked.append(bottom)
+        self.blocked[bottom] = operation
         if not self.executing:
             self.notify()  # nothing runs: those who wait for memory must look again
         try:
             self._changes.pause(partial(turns.lend_first, self.changed))
         finally:
-            self.blocked.remove(bottom)
+            del self.blocked[bottom]
             self.executing += mine
 
     def notify(self) -> None:
@@ -101,29 +101,36 @@ class Scheduler:
         others unlock what only waits, until it has got what it asked for. Then its own outer frames are unlocked.
         """
         stack: list[Frame] = [] if frame.running or frame.operation is None else frame.stack
-        mine = self.mine(engine)
-        if (self.executing > mine or self.blocked) and not mine and stack:
+        mine = self.mine()
+        around = self.around(stack)
+        if (self.executing > mine or self.blocked) and not around and stack:
             if self.leader is None:
                 self.leader = stack[0]
             elif self.leader is not stack[0]:
                 self.let_leader_go_first(engine, stack)
                 return True
-        if self.executing > mine or pool.departing or self.others_go_on():
+        waiting = {get_ident(), *[bottom.thread for bottom in self.blocked]}
+        if self.executing > mine or self.others_go_on(waiting) or self.others_free(engine, pool, waiting):
             self.wait(frame.stack[0])
             return True
         unlocked = False
-        for blocked in self.blocked:
-            unlocked = self.unlock_waiting(blocked.stack) or unlocked
+        for bottom in tuple(self.stacks):
+            if bottom.thread != get_ident() and bottom.thread in waiting:
+                unlocked = self.unlock_waiting(bottom.stack) or unlocked
         if unlocked:
             return True
-        stacks = [stack, *(outer.stack for outer in running_here() if outer.engine is engine)]
-        return any(self.unlock_outermost(one) for one in stacks) or engine.left_behind()
+        return any(self.unlock_outermost(one) for one in (stack, *around)) or engine.left_behind()
 
-    def others_go_on(self) -> bool:
+    def others_go_on(self, waiting: set[int]) -> bool:
         """Whether another thread is at a request and does not wait: it will free what it has taken, or wait, too."""
-        waiting = {get_ident(), *[bottom.thread for bottom in self.blocked]}
         stacks = list(self.stacks)  # which grows without the lock
         return any(bottom.stack and bottom.goes_on and bottom.thread not in waiting for bottom in stacks)
+
+    @staticmethod
+    def others_free(engine: Engine, pool: Pool, waiting: set[int]) -> bool:
+        """Whether another thread is about to free bytes, and does not wait."""
+        departures = engine.finalizer.departures if pool.departing else ()
+        return any(departure.pool is pool and departure.owner not in waiting for departure in departures)
 
     def let_leader_go_first(self, engine: Engine, stack: list[Frame]) -> None:
         """Let another thread go first, with all the memory that this one does not need right now."""
@@ -134,10 +141,47 @@ class Scheduler:
         while self.leader is not None and self.leader is not stack[0]:
             self.wait(stack[0])
 
-    def waits_for_itself(self, busy: Frame, stack: list[Frame]) -> bool:
-        if busy.operation is None:  # its value is on the way out of memory
-            return bool(busy.key.owner == get_ident())
-        return busy.stack is stack or any(busy.stack is outer.stack for outer in running_here())
+    def around(self, stack: list[Frame] | None = None) -> list[list[Frame]]:
+        """The stacks of this thread, but for this one, that go on when it is over; the innermost first.
+
+        Theirs is the function that runs around this call, or the adapter or destructor that is called between two.
+        """
+        mine = get_ident()
+        bottoms = [bottom for bottom in tuple(self.stacks) if bottom.thread == mine and bottom.goes_on]
+        return [bottom.stack for bottom in reversed(bottoms) if bottom.stack and bottom.stack is not stack]
+
+    def yields(self, bottom: Frame) -> bool:
+        """Whether another stack goes first. None inside of another one does: the leader may wait for that."""
+        return self.leader is not bottom and not self.around(bottom.stack)
+
+    def comes_back_here(self, busy: Frame) -> bool:
+        """Whether who waits for this frame waits for itself: this thread has it, or one that waits for this thread.
+
+        So it is where code of the user's uses the cache while an operation around it is not over yet.
+        """
+        mine = get_ident()
+        for _ in range(len(self.blocked) + 1):
+            if busy.operation is None:  # its value is on the way out of memory
+                thread = busy.key.owner
+            elif busy.stack[0].goes_on:
+                thread = busy.stack[0].thread
+            else:
+                return False
+            if thread == mine:
+                return True
+            needed = [operation for bottom, operation in self.blocked.items() if bottom.thread == thread]
+            following = self.in_flight.get(needed[-1]) if needed and needed[-1] is not None else None
+            if following is None:
+                return False
+            busy = following
+        return False
+
+    @staticmethod
+    def needs_itself(busy: Frame, stack: list[Frame]) -> bool:
+        """Whether what comes back here is needed for itself, or is on its way out of memory: no other run helps."""
+        return (
+            busy.operation is None or busy.stack is stack or any(busy.stack is outer.stack for outer in running_here())
+        )
 
     def over(self, bottom: Frame) -> None:
         """A request is over."""
