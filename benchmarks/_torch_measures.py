@@ -168,7 +168,7 @@ def within(
     block = None
     try:
         task = begin(make)
-        with rt.budget(budget) as block, patience(most):
+        with rt.budget(budget, native=False) as block, patience(most):
             taken.seconds, losses = timed(task, steps)
             stats = block.stats()
         state = losses | task.state()
@@ -189,14 +189,14 @@ def within(
 def in_block(make: Make, budget: int | None, steps: int) -> None:
     """Some steps in a block; the model is made within the run, too, so that its memory counts."""
     task = begin(make)
-    with rt.budget(budget):
+    with rt.budget(budget, native=False):
         several(task, steps)
 
 
 def counted(make: Make, steps: int = 2) -> int:
     """The peak of storages of a training without a limit, whatever else it does to save memory."""
     task = begin(make)
-    with rt.budget() as block:
+    with rt.budget(native=False) as block:
         several(task, steps)
         return block.stats().peak
 
@@ -205,7 +205,7 @@ def fits(make: Make, budget: int, most: float) -> Taken | None:
     """Three steps within a budget, if there is room and patience for them."""
     task = begin(make)
     try:
-        with rt.budget(budget) as block, patience(most):
+        with rt.budget(budget, native=False) as block, patience(most):
             seconds, _ = timed(task, 3)
             stats = block.stats()
     except (rc.BudgetError, Late):

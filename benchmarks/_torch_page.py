@@ -13,8 +13,8 @@ ABOVE: Final = 1.02  # of the budget: what needs more storages at any moment doe
 
 HEAD: Final = """# PyTorch: training in a memory budget
 
-`rt.budget` around training steps of the models in the DTR paper, at sizes that suit a CPU, measured by `python
-benchmarks/torch_training.py --into docs/results` in one run on one thread. Nothing here was measured on a GPU.
+`rt.budget(native=False)` around training steps of the models in the DTR paper, at sizes that suit a CPU, measured by
+`python benchmarks/torch_training.py --into docs/results` in one run on one thread. Nothing here was measured on a GPU.
 
 *Storages* is the peak of the bytes in storages, as the block counts them: parameters, gradients, the optimizer's state,
 inputs and activations. The budget limits these. *Allocated* is the peak of torch's allocator, by torch's own profiler.

@@ -61,7 +61,7 @@ def torch_rounds(make: Callable[[], Task]) -> Rounds:
     def run(budget: int | None, foresight: bool, rounds: int) -> list[rc.Stats]:
         torch.manual_seed(0)
         task, found = make(), []
-        with rt.budget(budget, foresight=foresight) as block:
+        with rt.budget(budget, foresight=foresight, native=False) as block:
             for _ in range(rounds):
                 task.step()
                 found.append(block.stats())

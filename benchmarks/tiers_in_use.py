@@ -134,7 +134,7 @@ def training(folder: str) -> Iterator[str]:
     yield TRAINING.format(weights=weights, steps=STEPS, floor=floor / 1e6)
     yield f"| plain | {peak.peak / 1e6:.0f} MB | {whole:.2f}, x 1.00 | |\n"
     seconds, _, _ = least(trained, partial(files, folder))
-    with rt.budget() as block, files(folder):
+    with rt.budget(native=False) as block, files(folder):
         trained()
         most = block.stats().peak
     yield f"| `saved_tensors_hooks`, to files | {most / 1e6:.0f} MB | {seconds:.2f}, x {seconds / whole:.2f} | |\n"

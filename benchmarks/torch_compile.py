@@ -90,9 +90,9 @@ turns, and the fastest of a few counts. Compare times only within a table, and i
 was busy.
 
 *min-cut* is torch's default partitioner at the given `activation_memory_budget`. For each other way, `rt.compile` was
-given the measured peak of that way as its budget. So was a block (`rt.budget`), in addition to parameters and batch; a
-block does not count what operators need while they run. With `torch.utils.checkpoint` batch norm updates its statistics
-twice, which is why its bits differ.
+given the measured peak of that way as its budget. So was a block (`rt.budget`, on the Python path), in addition to
+parameters and batch; a block does not count what operators need while they run. With `torch.utils.checkpoint` batch
+norm updates its statistics twice, which is why its bits differ.
 
 `python benchmarks/torch_compile.py --into docs/results` writes this page."""
 ABOUT_INDUCTOR: Final = """\
@@ -318,7 +318,7 @@ def block(bench: Bench, name: str, peak: int) -> None:
 
     def run() -> Tensor:
         step.module.zero_grad()
-        with rt.budget(peak + step.stays) as given:
+        with rt.budget(peak + step.stays, native=False) as given:
             found = inner()
             stats = given.stats()
             way.note = f"{stats.rematerializations} reruns, {stats.overhead - 1:.1%} of the compute"

@@ -103,7 +103,7 @@ def ways(model: str, way: str, small: bool, folder: str) -> tuple[Training, Abst
         training.module = torch.compile(training.module, backend="aot_eager")
     if kind in ("block", "planless"):
         budget = None if amount == "none" else int(amount)
-        return training, rt.budget(budget, foresight=kind == "block")
+        return training, rt.budget(budget, foresight=kind == "block", native=False)
     return training, nullcontext()
 
 
@@ -140,7 +140,7 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
         taken.resident = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         if not taken.counted and not way.startswith(("compile", "files")):
             again, _ = ways(model, way, small, folder)
-            with rt.budget() as counting:
+            with rt.budget(native=False) as counting:
                 for _ in range(2):
                     again.step()
                 taken.counted = counting.stats().peak
@@ -190,7 +190,7 @@ def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
     parts = [
         "# PyTorch at realistic sizes",
         "Measured by `python benchmarks/torch_sizes.py --into docs/results`. `block` and the number of bytes is "
-        "`rt.budget` with that budget; `planless` is the same without foresight. `checkpoint` is "
+        "`rt.budget` with that budget, on the Python path; `planless` is the same without foresight. `checkpoint` is "
         "`torch.utils.checkpoint` around each block of the model, `selective` a checkpoint that keeps matrix products, "
         "`files` writes saved tensors to files, `compile` is `torch.compile` at that `activation_memory_budget`. After "
         "`checkpoint` and `selective` come blocks with as many bytes of storages as these took. Times are medians of "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import get_ident
 from time import perf_counter
 from typing import Any, ClassVar, Final, Literal
@@ -18,9 +20,12 @@ import recompute as rc
 from recompute.extend import Settings
 from recompute.text import parse_budget
 from recompute_torch import _escapes
-from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, blocks, current
+from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, current
 from recompute_torch._holders import Floor, explain, warn_of
 from recompute_torch._limits import Activations, for_cache
+from recompute_torch._native import load
+from recompute_torch._native.block import NativeBudget, limit_of, serves
+from recompute_torch._native.build import NotBuilt, Unavailable
 from recompute_torch._report import Report, Stats, Step, of_python
 from recompute_torch._threads import Interrupts
 from recompute_torch._tracker import Tracker
@@ -103,19 +108,23 @@ class budget(Block):
         How many calls are remembered at most for the sake of what was made from them; with more, see `commit`.
     native
         True: track operators below Python, in C++ that is built for the installed torch (docs/torch.md); raises
-        RuntimeError where that cannot be. False: in Python. None: in Python, unless the variable RECOMPUTE_TORCH_NATIVE
-        of the environment is 1, and the native path is there or can be built.
+        RuntimeError where that cannot be. False: in Python. None: below Python where that can be, in one block of the
+        process at a time, unless the variable RECOMPUTE_TORCH_NATIVE of the environment is 0; `block.path` says which.
 
-    Threads that are started inside the block take part, and others can enter it too: it is left when the last one
-    leaves. Cost: some ten microseconds an operator call (docs/results/torch.md).
+    Threads that those inside start take part, and others can enter it too: it is left when the last one leaves. Cost: a
+    microsecond an operator call below Python, tens of them in Python (docs/results/torch_overhead.md).
     """
 
     path: ClassVar[Literal["python", "native"]] = "python"
 
     def __new__(cls, *args: Any, native: bool | None = None, **options: Any) -> budget:
         """A block of the path that is asked for."""
-        path: Any = _path(native, args[0] if args else None, options) if cls is budget else budget
-        return object.__new__(cls) if path is budget else path(*args, native=native, **options)
+        if cls is budget and native is not False:  # mostly: else nothing more is loaded
+            path = _path(native, args[0] if args else None, options)
+            if path is not budget:
+                instead = None if native else partial(cls, *args, native=False, **options)
+                return path(*args, native=native, instead=instead, **options)  # type: ignore[call-arg, return-value]
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -171,8 +180,6 @@ class budget(Block):
         """The first thread enters."""
         if self._tracker.closed:
             raise RuntimeError(ENTERED_ONCE)
-        if any(block.path == "native" for block in blocks):
-            raise RuntimeError("a native budget block is open in this process, which is alone: leave it first")
         _escapes.guard()
         if self.cache.budget is not None and self._tracker.floor is None:
             self._tracker.floor = self._tracker.floor_now()
@@ -290,6 +297,9 @@ class budget(Block):
         self._tracker.commit()
         self._interrupts.deliver()
 
+    def _storages(self) -> list[Any]:
+        return self._tracker.known()
+
     def _own(self, tensor: torch.Tensor) -> None:
         """It takes part."""
         self._tracker.own([tensor])
@@ -319,26 +329,21 @@ def decheckpoint(tensor: torch.Tensor) -> torch.Tensor:
 
 def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[Block]:
     """The class of a block. Raises RuntimeError if the native path is asked for and cannot be."""
-    if native not in (None, True, False):
+    if native not in (None, True):
         raise TypeError(f"native is True, False or None, not {native!r}")
-    if native is False or (native is None and os.environ.get("RECOMPUTE_TORCH_NATIVE", "") in ("", "0")):
-        return budget  # mostly, without a look at what is not needed
-    from recompute_torch._native import block, load
-    from recompute_torch._native.build import Unavailable
-
     if native is None:
+        level = logging.INFO
         try:
-            wrong = "" if load.preferred() else "the environment forbids the native path"
-            wrong = wrong or block.serves(options, options.get("policy"))
+            wrong = serves(options, options.get("policy"))
             if not wrong:
-                block.limit_of(size)
+                limit_of(size)
                 load.library()
         except Unavailable as error:
-            wrong = str(error)
+            wrong, level = str(error), logging.WARNING if isinstance(error, NotBuilt) else level
         if wrong:
-            load.say_once(wrong)
+            load.say_once(wrong, level)
             return budget
-    return budget.register(block.NativeBudget)
+    return budget.register(NativeBudget)
 
 
 def _block(name: str) -> Any:

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from threading import RLock, local
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -26,11 +27,28 @@ CURE: Final = (
 
 ENTERED_ONCE: Final = "a budget block is entered once; make a new one: with rt.budget(...):"
 
+OTHERS: Final = (
+    "a tensor belongs to another budget block that is still open; let all threads that share tensors enter one block: "
+    "with block: ..."
+)
+
 _MAX_STEPS: Final = 1000
 """That are remembered."""
 
 blocks: Final[WeakSet[Block]] = WeakSet()
 """Those that are open, for processes that are forked off: the workers of a DataLoader."""
+
+
+_choosing: Final = RLock()
+"""One block at a time opens or closes."""
+
+
+def _joining() -> list[Callable[[], object]]:
+    """What a thread does first that this one starts: it takes part where this one does."""
+    return [block._join for block in list(blocks) if block._is_here()]
+
+
+_threads: Final = Threads(_joining)
 
 
 def _forked() -> None:
@@ -43,7 +61,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Block(ABC):
-    """Entered by any number of threads, and left when the last one leaves; threads that are started inside take part.
+    """Entered by any number of threads, and left when the last one leaves; threads that these start take part.
 
     A round ends with a step of the first optimizer.
     """
@@ -56,7 +74,6 @@ class Block(ABC):
         self._steps: deque[Step] = deque(maxlen=_MAX_STEPS)
         self._interrupts = Interrupts()
         self._here = local()
-        self._threads: Threads | None = None
         self._entered = 0
         self._hooks: list[Any] = []
         self._optimizer: ref[torch.optim.Optimizer] | None = None
@@ -71,25 +88,62 @@ class Block(ABC):
                 "a budget block is open in this thread already, and tensors can belong to one only; "
                 "to change its budget, set block.budget"
             )
-        with self._lock:
-            if not self._entered:
-                self._open()
-                blocks.add(self)
-                self._threads = Threads(self._join)
-                self._hooks += [
-                    register_optimizer_step_pre_hook(self._steps_now),
-                    register_optimizer_step_post_hook(self._stepped),
-                ]
-            self._entered += 1
-            self._begin()
+        if not around:  # it may have been started in another block, which it leaves for a while
+            self._here.others = [block for block in list(blocks) if block is not self and block._step_aside()]
+        try:
+            with self._lock:
+                if not self._entered:
+                    self._open()
+                    with _choosing:
+                        blocks.add(self)
+                        _threads.open()
+                    self._hooks += [
+                        register_optimizer_step_pre_hook(partial(self._if_here, self._steps_now)),
+                        register_optimizer_step_post_hook(partial(self._if_here, self._stepped)),
+                    ]
+                self._entered += 1
+                self._begin()
+        except BaseException:
+            self._let_others_go_on()
+            raise
         current.blocks = [*around, self]
         return self
+
+    def _step_aside(self) -> bool:
+        """This thread takes part no longer, until `_go_on`; False: it does not anyway."""
+        here = self._here
+        if not self._is_here():
+            return False
+        here.aside, here.times = here.times, 0
+        self._step_out()
+        return True
+
+    def _go_on(self) -> None:
+        here = self._here
+        if self in blocks:
+            here.times = here.aside
+            self._take_part()
+
+    def _let_others_go_on(self) -> None:
+        if not getattr(current, "blocks", None):
+            others, self._here.others = self._here.others, []
+            for block in others:
+                block._go_on()
 
     def _join(self) -> None:
         """A thread has been started."""
         with self._lock:
             if self._entered:
                 self._begin()
+
+    def _is_here(self) -> bool:
+        """Whether this thread takes part."""
+        return getattr(self._here, "times", 0) > 0
+
+    def _if_here(self, told: Callable[..., None], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Optimizers of threads that take no part are of no interest."""
+        if self._is_here():
+            told(optimizer)
 
     def _begin(self) -> None:
         """This thread takes part, as long as it has not ended as often as it has begun."""
@@ -113,6 +167,7 @@ class Block(ABC):
             finally:
                 if not self._here.times:
                     self._interrupts.release()
+                self._let_others_go_on()
                 self._interrupts.deliver()
 
     def _leave(self) -> None:
@@ -120,11 +175,11 @@ class Block(ABC):
         try:
             self._close()
         finally:
-            if self._threads is not None:
-                self._threads.close()
             for hook in self._hooks:
                 hook.remove()
-            blocks.discard(self)
+            with _choosing:
+                _threads.close()
+                blocks.discard(self)
 
     @abstractmethod
     def _open(self) -> None:
@@ -141,6 +196,10 @@ class Block(ABC):
     @abstractmethod
     def _step_out(self) -> None:
         """And no longer."""
+
+    @abstractmethod
+    def _storages(self) -> list[Any]:
+        """Of the program, with a Python object, that belong to this block."""
 
     @abstractmethod
     def _after_fork(self) -> None:

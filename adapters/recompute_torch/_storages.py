@@ -20,6 +20,7 @@ import recompute as rc
 from recompute import extend
 from recompute.extend import EVICTED, Value, node_of
 from recompute_torch._adapter import MemoryAdapter
+from recompute_torch._blocks import OTHERS
 from recompute_torch._holders import Holders
 from recompute_torch._memory import (
     Lost,
@@ -33,6 +34,7 @@ from recompute_torch._memory import (
     storage_of,
     uninterrupted,
 )
+from recompute_torch._native import load
 from recompute_torch._recipe import immaterial, new_storages, ordinary
 
 Tensor = torch.Tensor
@@ -84,6 +86,7 @@ class Storages:
         handle.special = special
         self._known[id(storage)] = ref(storage)  # first: what holds a value must be found when the block is left
         storage._recompute = handle  # type: ignore[attr-defined]  # ours
+        load.belongs_to_another(storage)
         return handle
 
     def _source(self, storage: Storage, special: Special = "") -> Handle:
@@ -93,10 +96,9 @@ class Storages:
             if other is not None:
                 if other.tracker is self:  # another thread has met it just now
                     return other
-                raise RuntimeError(
-                    "a tensor belongs to another budget block that is still open; let all threads that share tensors "
-                    "enter one block: with block: ..."
-                )
+                raise RuntimeError(OTHERS)
+            if load.has(storage):
+                raise RuntimeError(OTHERS)
             if special == "copied":
                 return self._enter(
                     storage, self.cache.extend.source(new_memory(copy(storage)), Handle, moves=False), special

@@ -1,17 +1,17 @@
 """Threads and interrupts while a block is open: a new thread takes part, and Ctrl-C waits for the end of an operator.
 
-A mode belongs to the thread that entered it, but a tensor whose memory is gone must not meet an operator anywhere. The
-hook by which Python tells profilers of new threads tells of them here too; it is gone after their first event. An
-interrupt in the middle of an operator waits, so that no bookkeeping is cut short.
+A mode belongs to the thread that entered it, but a tensor whose memory is gone must not meet an operator anywhere. So
+while a block is open, a thread that is started begins by joining the blocks of the one that starts it. An interrupt in
+the middle of an operator waits, so that no bookkeeping is cut short.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Callable
-from threading import current_thread, main_thread
+from functools import wraps
+from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, Final
 
@@ -19,26 +19,55 @@ from recompute.extend import BackgroundThread
 
 
 class Threads:
-    """Calls a function at the beginning of each new thread, until it is closed."""
+    """Asks, as a thread is started, what it is to do first in it: functions, which are called there.
 
-    def __init__(self, begin: Callable[[], None]) -> None:
-        self._begin = begin
-        self._before = threading.getprofile()
-        self._open = True
-        threading.setprofile(self._first)
+    From `open` to as many calls of `close`.
+    """
 
-    def _first(self, frame: Any, event: Any, argument: Any) -> None:
-        sys.setprofile(self._before)
-        if self._before is not None:
-            self._before(frame, event, argument)
-        if self._open and not isinstance(threading.current_thread(), BackgroundThread):
-            self._begin()
+    def __init__(self, ask: Callable[[], list[Callable[[], object]]]) -> None:
+        self._ask = ask
+        self._times = 0
+        self._start: Any = None  # as it was before
+        self._ours: Any = None
+
+    def open(self) -> None:
+        """From now on."""
+        self._times += 1
+        if self._times == 1:
+            ask, start = self._ask, Thread.start
+
+            @wraps(start)
+            def ours(thread: Thread) -> None:
+                first = [] if isinstance(thread, BackgroundThread) else ask()
+                if first:
+                    vars(thread)["_recompute"] = first, vars(thread).get("run")
+                    vars(thread)["run"] = _run
+                start(thread)
+
+            self._start, self._ours = start, ours
+            Thread.start = ours  # type: ignore[method-assign, assignment]  # until `close`
 
     def close(self) -> None:
-        """Threads that start later take no part."""
-        self._open = False
-        if threading.getprofile() == self._first:
-            threading.setprofile(self._before)
+        """Once for each `open`."""
+        self._times -= 1
+        if (
+            not self._times and Thread.start is self._ours
+        ):  # else somebody has wrapped it in turn; there is nothing to do
+            Thread.start = self._start  # type: ignore[method-assign]  # as it was
+
+
+def _run() -> None:
+    """Instead of the `run` of the thread that it is called in."""
+    thread: Any = current_thread()
+    first, run = vars(thread).pop("_recompute")
+    if run is None:
+        del thread.run
+    else:
+        thread.run = run
+    for function in first:
+        function()
+    del first
+    thread.run()
 
 
 _BOOKS: Final = (f"{__name__.rpartition('.')[0]}.", "recompute.")

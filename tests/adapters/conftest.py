@@ -37,8 +37,18 @@ def path(request: pytest.FixtureRequest, one_thread: None) -> Iterator[str]:
         if status().reason:
             pytest.skip(str(status()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECOMPUTE_TORCH_NATIVE", "1" if request.param == "native" else "0")
+        patch.delenv("RECOMPUTE_TORCH_NATIVE", raising=False)
+        if request.param == "python":
+            patch.setenv("RECOMPUTE_TORCH_NATIVE", "0")
         yield request.param
+
+
+@pytest.fixture(scope="module")
+def in_python(one_thread: None) -> Iterator[None]:
+    """Blocks of PyTorch run on the Python path, whose inner parts the module looks at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECOMPUTE_TORCH_NATIVE", "0")
+        yield
 
 
 @pytest.fixture(scope="module")

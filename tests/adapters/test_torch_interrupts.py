@@ -58,7 +58,7 @@ HERE = Path(_block.__file__).parent
 STRIDE = 31  # of the crossings at which a signal arrives
 PARTS = 4  # tests that share them
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("in_python")
 Arming = Callable[[Callable[[], None], bool], Interrupts]
 
 

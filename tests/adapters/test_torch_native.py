@@ -20,8 +20,9 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -86,8 +87,8 @@ def test_versions_that_were_not_tried_are_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_where_there_is_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A build of torch for GPUs is served where there is none."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(Unavailable, match="tried without a GPU"):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with pytest.raises(Unavailable, match="for the CPU alone"):
         build.place()
 
 
@@ -128,10 +129,8 @@ FALLING_BACK = """
     ids=lambda each: "",
 )
 def test_where_it_cannot_be_built(variables: dict[str, str], reason: str, tmp_path: Path) -> None:
-    """The default is the Python path, which is said once; who asks for the native one gets an error with the reason."""
-    found = in_a_process(
-        FALLING_BACK, **{"RECOMPUTE_TORCH_NATIVE": "1", build.FOLDER_VARIABLE: str(tmp_path)} | variables
-    )
+    """The default is the Python path then, which is said once; who asks for the native one is told why not."""
+    found = in_a_process(FALLING_BACK, **{build.FOLDER_VARIABLE: str(tmp_path)} | variables)
     assert found.returncode == 0, found.stderr
     lines = found.stdout.splitlines()
     assert lines[:2] == ["python", "python"]
@@ -163,15 +162,37 @@ def test_processes_that_start_together_build_once(folder: Path, monkeypatch: pyt
 
 
 def test_which_path_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default is Python, an environment says otherwise, and a program has the last word."""
+    """The default is the native path where it serves, an environment forbids it, and a program has the last word."""
     monkeypatch.delenv("RECOMPUTE_TORCH_NATIVE", raising=False)
-    assert [rt.budget(native=each).stats().path for each in (None, True, False)] == ["python", "native", "python"]
-    monkeypatch.setenv("RECOMPUTE_TORCH_NATIVE", "1")
     assert [rt.budget(native=each).stats().path for each in (None, True, False)] == ["native", "native", "python"]
     assert isinstance(rt.budget(native=True), rt.budget)
     assert rt.budget(lambda used: 10**9).stats().path == "python"
     with pytest.raises(Unavailable, match="not a function"):
         rt.budget(lambda used: 10**9, native=True)
+    other = rt.budget({"cpu": "1GB"})
+    steps: list[Any] = []
+    other.on_step(steps.append)
+    found: list[Any] = []
+
+    def enter() -> None:
+        with other as entered:
+            found.append(entered is other and other.path)
+            assert isinstance(other, rt.budget)
+            assert other.budget == {"cpu": 10**9}
+            weight = torch.ones(3, requires_grad=True)
+            weight.sum().backward()
+            torch.optim.SGD([weight]).step()
+
+    with rt.budget() as block:
+        assert block.path == other.path == "native"
+        thread = Thread(target=enter)
+        thread.start()
+        thread.join()
+        assert block.path == "native"
+    assert found == ["python"], "there is one below Python"
+    assert len(steps) == 1
+    monkeypatch.setenv("RECOMPUTE_TORCH_NATIVE", "0")
+    assert rt.budget().path == "python"
 
 
 @pytest.mark.parametrize(
@@ -668,23 +689,171 @@ def test_a_block_that_is_left_with_too_little_room() -> None:
 
 
 def test_one_native_block_at_a_time() -> None:
-    """Another one, of either path and in any thread, is refused with the reason."""
+    """Another one is refused with the reason, in any thread."""
     raised: list[str] = []
 
-    def other(native: bool) -> None:
+    def other() -> None:
         try:
-            with rt.budget(native=native):
+            with rt.budget(native=True):
                 pass
         except RuntimeError as error:
             raised.append(str(error))
 
-    for inner, outer in ((True, True), (False, True), (True, False)):
-        with rt.budget(native=outer):
-            thread = Thread(target=other, args=(inner,))
-            thread.start()
-            thread.join()
-    assert len(raised) == 3
-    assert all("native" in each for each in raised)
+    with rt.budget(native=True) as block:
+        thread = Thread(target=other)
+        thread.start()
+        thread.join()
+        assert (torch.ones(3) * 2).sum().item() == 6
+        assert block.stats().operations > 0
+    assert len(raised) == 1
+    assert "there can be only one" in raised[0]
+
+
+def test_blocks_in_several_threads() -> None:
+    """Of blocks that are open at once one is below Python, and each training gets what it would get alone."""
+    budgets = [150_000, 150_000, None]
+    meet = Barrier(len(budgets), timeout=60)
+    found: dict[int, Any] = {}
+
+    def train(seed: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(seed)
+        weights = [torch.randn(32, 32, generator=generator).requires_grad_() for _ in range(8)]
+        optimizer = torch.optim.SGD(weights, lr=1e-2, momentum=0.9)
+        for _ in range(8):
+            x = torch.ones(64, 32)
+            for weight in weights:
+                x = torch.tanh(x @ weight)
+            (x * x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [weight.detach().clone() for weight in weights]
+
+    def work(number: int) -> None:
+        with rt.budget(budgets[number]) as block:
+            meet.wait()
+            found[number] = block, train(number)
+            meet.wait()
+
+    expected = [train(number) for number in range(len(budgets))]
+    threads = [Thread(target=work, args=(number,)) for number in range(len(budgets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(block.path for block, _ in found.values()) == ["native", "python", "python"]
+    for number, (block, weights) in found.items():
+        assert all(map(torch.equal, weights, expected[number]))
+        stats = block.stats()
+        assert len(block.report().steps) == 8, "an optimizer of another thread has ended a round"
+        if budgets[number] is not None:
+            assert stats.rematerializations > 0
+            assert stats.peak <= 150_000 + stats.overshoot
+        assert stats.used == 0
+
+
+@pytest.mark.parametrize("outer", ["native", "python"])
+def test_a_tensor_of_another_block(outer: str) -> None:
+    """A thread with a block of its own refuses the tensors of others, which stay what they are."""
+    raised: list[str] = []
+    mine: list[Any] = []
+    used, over = Event(), Event()
+
+    def other() -> None:
+        with rt.budget(native=outer != "native") as inner:
+            mine.append(torch.ones(1000) * 3)
+            for tensor in (theirs, parameter):
+                try:
+                    tensor + 1
+                except RuntimeError as error:
+                    raised.append(str(error))
+            used.set()
+            over.wait(60)
+            inner.cache.release_memory()
+            assert mine[0].sum().item() == 3000
+
+    parameter = torch.ones(1000)
+    with rt.budget(native=outer == "native") as block:
+        theirs = parameter * 2
+        thread = Thread(target=other)
+        thread.start()
+        used.wait(60)
+        with pytest.raises(RuntimeError, match="belongs to another budget block"):
+            mine[0] + 1
+        over.set()
+        thread.join()
+        block.cache.release_memory()
+        assert theirs.sum().item() == 2000
+        assert mine[0].sum().item() == 3000  # nobody's any more
+    assert len(raised) == 2
+    assert all("belongs to another budget block" in each for each in raised)
+
+
+def test_threads_that_outlive_a_block_and_enter_others() -> None:
+    """A thread of a pool that took part in a block that has ended takes part in none that follow but its own."""
+
+    def compute(seed: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(seed)
+        weights = [torch.randn(48, 48, generator=generator).requires_grad_() for _ in range(6)]
+        x = torch.ones(48, 48)
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        x.square().mean().backward()
+        return [weight.grad for weight in weights]
+
+    def within(seed: int) -> list[Any]:
+        with rt.budget(300_000):
+            return compute(seed)
+
+    expected = [compute(seed) for seed in range(12)]
+    with ThreadPoolExecutor(3) as pool:
+        with rt.budget("2MB"):
+            list(pool.map(compute, range(6)))
+        for found, known in zip(pool.map(within, range(12)), expected, strict=True):
+            assert all(map(torch.equal, found, known))
+        with rt.budget("2MB") as block:
+            before = block.stats().operations
+            list(pool.map(compute, range(6)))
+            assert block.stats().operations == before
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_thread_joins_the_blocks_of_who_starts_it(native: bool) -> None:
+    """Not those of others, and not while it has one of its own."""
+    counted: dict[str, int] = {}
+
+    def operators(block: Any) -> int:
+        return int(block.stats().operations)
+
+    def compute(name: str) -> None:
+        before = operators(block)
+        (torch.ones(10) * 2).exp()
+        counted[name] = operators(block) - before
+
+    def own() -> None:
+        with rt.budget(native=False) as mine:
+            compute("with one of its own")
+            assert operators(mine) > 0
+        compute("after it")
+
+    def run(target: Callable[..., None], *arguments: Any) -> None:
+        thread = Thread(target=target, args=arguments)
+        thread.start()
+        thread.join()
+
+    def stranger() -> None:
+        entered.wait(60)
+        run(compute, "of a stranger")
+
+    entered = Event()
+    outside = Thread(target=stranger)
+    outside.start()
+    with rt.budget(native=native) as block:
+        entered.set()
+        outside.join()
+        run(compute, "of a member")
+        run(own)
+    assert counted["of a stranger"] == counted["with one of its own"] == 0
+    assert counted["of a member"] == counted["after it"] > 0
 
 
 def test_what_was_there_before_and_what_is_left_after() -> None:

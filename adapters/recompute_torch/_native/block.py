@@ -10,10 +10,11 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
+from threading import RLock
 from time import perf_counter
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 from weakref import ref
 
 import torch
@@ -22,7 +23,7 @@ import recompute as rc
 from recompute import policies, text
 from recompute.extend import PoolStats, Recomputed
 from recompute.text import format_bytes, parse_budget, seconds
-from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, blocks
+from recompute_torch._blocks import CURE, ENTERED_ONCE, OTHERS, Block, blocks
 from recompute_torch._holders import KINDS, Held, Holders, Parts, needs, warn
 from recompute_torch._memory import storage_of
 from recompute_torch._native import load
@@ -50,6 +51,10 @@ _TIMES, _LOST = 4.0, 1.0
 core; from this many seconds on."""
 
 
+_entering: Final = RLock()
+"""One thread at a time sees whether it is the first."""
+
+
 def serves(options: Mapping[str, Any], policy: Any) -> str:
     """Why the native path cannot serve a block with these arguments; empty: it can."""
     for name, default in _DEFAULTS.items():
@@ -66,7 +71,10 @@ def serves(options: Mapping[str, Any], policy: Any) -> str:
 class NativeBudget(Block):
     """A block below Python: see `recompute_torch.budget`. One at a time in a process, on CPU."""
 
+    # Blocks of the Python path may be open in other threads: neither takes what belongs to the other.
+
     path: ClassVar[Literal["python", "native"]] = "native"
+    _state: Literal["new", "open", "over"] = "new"
 
     def __init__(
         self,
@@ -78,6 +86,7 @@ class NativeBudget(Block):
         foresight: bool = True,
         history: int = 100_000,
         native: bool | None = None,
+        instead: Callable[[], Block] | None = None,
         **others: Any,
     ) -> None:
         unknown = sorted(others.keys() - _DEFAULTS.keys())
@@ -88,13 +97,14 @@ class NativeBudget(Block):
             raise Unavailable(f"the native path: {wrong}; native=False does")
         self._library = load.library()
         self._policy = policies.policy_of("default" if policy is None else policy)
-        self._limit = limit_of(budget)
+        self.budget = budget
         self._smallest = parse_budget(smallest, of="what", what="smallest")
         self._history = history
         self.cache: Final = Ledger(self)
         self.holders: Final = Holders()
-        self._state = "new"
+        self._instead = instead  # makes what this block is if another native one is open as it is entered
         self._remembered = 0  # bytes that optimizers remembered before their first step in the block
+        self._tightest: tuple[int, int, str] | None = None  # of the last step
         self._hooked: dict[int, ref[Any]] = {}
         self._last = (0, 0.0, 0, 0, 0, 0.0, 0.0)
         self._final: tuple[load.Figures, tuple[float, float]] | None = None
@@ -103,21 +113,41 @@ class NativeBudget(Block):
         self._searched = False
         super().__init__()
 
+    def __enter__(self) -> Self:
+        with _entering:
+            if self._state == "new" and self._instead is not None and load.is_open():
+                load.say_once("another block of this process is below Python")
+                other, listeners = self._instead(), self._listeners
+                self.__class__ = type(other)  # type: ignore[assignment]  # both are blocks
+                self.__dict__ = other.__dict__
+                self._listeners = listeners
+                return self.__enter__()  # that of the other class
+            return super().__enter__()
+
     def _open(self) -> None:
         if self._state != "new":
             raise RuntimeError(ENTERED_ONCE)
         policy = numbers(self._policy)
         powers = (ctypes.c_double * len(policy.powers))(*policy.powers)
-        if blocks or self._library.rm_open(
+        if self._library.rm_open(
             0 if self._limit is None else self._limit,
             *(self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
-            *(int(os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"), id(_NoRoom), id(_look)),
+            *(
+                int(os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"),
+                id(_NoRoom),
+                id(_look),
+                id(_keep_apart),
+            ),
         ):
             raise RuntimeError(
-                "another budget block is open in this process, and a native one is alone; "
-                "let all threads enter one block, or take native=False for both"
+                "another native budget block is open in this process, and there can be only one; "
+                "let all threads enter it, or take native=False for one of them"
             )
         self._state = "open"
+        load.opened(True)
+        for block in list(blocks):
+            for storage in block._storages():
+                load.belongs_to_another(storage)
         self._last = (0, perf_counter(), 0, 0, 0, 0.0, 0.0)
 
     def _take_part(self) -> None:
@@ -128,6 +158,7 @@ class NativeBudget(Block):
 
     def _close(self) -> None:
         try:
+            load.opened(False)
             failed, text = load.calling(self._library.rm_close)
             self._final = load.figures(self._library), load.times(self._library)
             self._repeated = load.repeated(self._library)
@@ -173,13 +204,22 @@ class NativeBudget(Block):
         """After the first step: warn if the next one, in which there is what the optimizer remembers, cannot work."""
         if step.number > 1 or self._limit is None:
             return
-        most, own, name = load.tightest(self._library)
-        held = self._held()
-        parameters, gradients, optimizer = [held[kind].here for kind in KINDS[:3]]
-        others = max(0, most - own - self._remembered - parameters - gradients)
-        needed = Parts(parameters, gradients, optimizer, others, own, name)
+        needed = self.needed()
         if needed.total > self._limit:
             warn(needed, "cpu", self._limit)
+
+    def needed(self, apart: int = 0) -> Parts:
+        """What a step needs in memory at once, as the last one has shown, or what ran so far if none has ended.
+
+        `apart`: bytes that were there, and will not be.
+        """
+        most, own, name = self._tightest or load.tightest(self._library)
+        held = self._held()
+        parameters, gradients, optimizer = [held[kind].here for kind in KINDS[:3]]
+        first = len(self._steps) < 2  # gradients could still be evicted; and the next step has what this one remembered
+        rest = max(0, most - apart - own - parameters - (self._remembered if first else optimizer))
+        gradients = gradients if first else min(gradients, rest)  # not all of them need have been there
+        return Parts(parameters, gradients, optimizer, max(0, rest - gradients), own, name)
 
     def _look_at_repeats(self) -> None:
         """Now and then, while operators are repeated: warn if most of the computing is."""
@@ -216,6 +256,7 @@ class NativeBudget(Block):
 
     def _lapped(self) -> Step:
         counts, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
+        self._tightest = load.tightest(self._library)
         self._library.rm_next_lap()
         before = self._last
         self._last = (before[0] + 1, now, counts.operators, counts.evictions, counts.repeats, compute, repeated)
@@ -234,12 +275,13 @@ class NativeBudget(Block):
 
     @property
     def budget(self) -> Any:
-        """Bytes; None: unlimited. Setting it evicts what no longer fits."""
-        return self._limit
+        """Bytes, or a mapping from device to these; None: unlimited. Setting it evicts what no longer fits."""
+        return {"cpu": self._limit} if self._by_device else self._limit
 
     @budget.setter
     def budget(self, budget: Any) -> None:
         self._limit = limit_of(budget)
+        self._by_device = isinstance(budget, Mapping)
         if self._state == "open":
             self._do(self._library.rm_set_budget, 0 if self._limit is None else self._limit)
 
@@ -312,7 +354,8 @@ class NativeBudget(Block):
         assert not wrong, f"inconsistent records: {wrong}"
 
     def __repr__(self) -> str:
-        return f"<budget of {self._limit} bytes, native>"
+        size = "without a limit" if self._limit is None else f"of {format_bytes(self._limit)}"
+        return f"<budget {size}, below Python>"
 
     def _figures(self) -> tuple[load.Figures, tuple[float, float]]:
         if self._final is not None:
@@ -330,6 +373,10 @@ class NativeBudget(Block):
 
     def _forget(self, tensor: torch.Tensor) -> None:
         self._keep(tensor)
+
+    def _storages(self) -> list[Any]:
+        """The tracker knows them, and is asked."""
+        return []
 
     def _do(self, function: Any, *arguments: Any) -> None:
         failed, text = load.calling(function, *arguments)
@@ -350,6 +397,13 @@ def _look() -> None:
     block = _open_block()
     if block is not None:
         block._look_at_repeats()
+
+
+def _keep_apart() -> None:
+    """What the tracker calls when a storage comes to it that a block of the Python path has met."""
+    address = load.asked()
+    if any(storage._cdata == address for block in list(blocks) for storage in block._storages()):
+        raise RuntimeError(OTHERS)
 
 
 def _open_block() -> NativeBudget | None:
@@ -373,6 +427,21 @@ class Ledger:
         """Those of the block."""
         block = self._block()
         return None if block is None else block.stats()
+
+    @property
+    def budget(self) -> Any:
+        """That of the block."""
+        block = self._block()
+        return None if block is None else block.budget
+
+    @budget.setter
+    def budget(self, budget: Any) -> None:
+        block = self._block()
+        if block is not None:
+            block.budget = budget
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a block below Python has no cache.{name}; rt.budget(..., native=False) has")
 
 
 def _address(tensor: Any) -> int:

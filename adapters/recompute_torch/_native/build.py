@@ -37,6 +37,10 @@ class Unavailable(RuntimeError):
     """There is no native path here; the text says why, and what to do."""
 
 
+class NotBuilt(Unavailable):
+    """There could be one."""
+
+
 @dataclass(frozen=True)
 class Status:
     """Whether the native path is there."""
@@ -89,9 +93,10 @@ def identity() -> dict[str, str]:
         raise Unavailable(f"the native path is for Linux on x86-64 and ARM64, not {sys.platform} {platform.machine()}")
     version = torch.__version__.partition("+")[0]
     if version not in TRIED:
-        raise Unavailable(f"the native path was tried with torch {', '.join(TRIED)}, and this is {torch.__version__}")
-    if torch.cuda.is_available():
-        raise Unavailable("the native path was tried without a GPU alone, and torch sees one here")
+        raise NotBuilt(f"the native path was tried with torch {', '.join(TRIED)}, and this is {torch.__version__}")
+    if torch.accelerator.is_available():
+        device = torch.accelerator.current_accelerator()
+        raise Unavailable(f"the native path is for the CPU alone, and torch sees a device here: {device}")
     return {
         "torch": torch.__version__,
         "git": torch.version.git_version or "",
@@ -146,7 +151,7 @@ def build(*, anew: bool = False) -> Path:
             if anew or check(path) != "":  # else another process was faster
                 _compile(command, path)
     except OSError as error:
-        raise Unavailable(
+        raise NotBuilt(
             f"{path.parent} cannot be written to ({error.strerror or error}); set {FOLDER_VARIABLE} to one that can"
         ) from error
     return path
@@ -159,7 +164,7 @@ def compiler() -> str:
         path = shutil.which(name)
         if path is not None:
             return path
-    raise Unavailable(f"there is no C++ compiler: {f'CXX={named}' if named else 'install g++'}")
+    raise NotBuilt(f"there is no C++ compiler: {f'CXX={named}' if named else 'install g++'}")
 
 
 def command_line(compiler: str, into: Path) -> list[str]:
@@ -184,10 +189,10 @@ def _compile(compiler: str, path: Path) -> None:
                 command_line(compiler, made), capture_output=True, text=True, timeout=_MAX_COMPILE_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            raise Unavailable(f"{compiler} took more than {_MAX_COMPILE_SECONDS} seconds") from None
+            raise NotBuilt(f"{compiler} took more than {_MAX_COMPILE_SECONDS} seconds") from None
         if ran.returncode:
             last = "\n".join(ran.stderr.strip().splitlines()[-20:])
-            raise Unavailable(f"{compiler} failed:\n{last}")
+            raise NotBuilt(f"{compiler} failed:\n{last}")
         record = Path(work) / "tracker.json"
         record.write_text(json.dumps(identity() | {"digest": _digest(made.read_bytes())}), encoding="utf-8")
         path.with_suffix(".json").unlink(missing_ok=True)

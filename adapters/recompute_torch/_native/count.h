@@ -1,4 +1,4 @@
-// Bytes: while a block is open every CPU allocation of torch is counted, and room is made before it is.
+// Bytes: while a block is open the CPU allocations of threads that take part are counted, and room is made before.
 //
 // In front of each allocation lie 64 bytes (so that it stays aligned) which say its size and the block that counts it:
 // what was allocated before the block, or in an earlier one, is not subtracted when it goes. Such memory is counted
@@ -14,6 +14,7 @@ static_assert(sizeof(Header) <= AHEAD);
 
 struct Count {
   std::atomic<int64_t> used{0}, peak{0}, lap{0}, overshoot{0};
+  std::atomic<int64_t> most{0};  // since an operator began, with what its kernel takes for a while
   std::atomic<int64_t> budget{INT64_MAX};
   std::atomic<int64_t> beside{0};  // bytes that need no room, as a block ends
   std::atomic<uint32_t> era{0};  // 0: no block is open
@@ -23,6 +24,7 @@ struct Count {
     const int64_t now = used.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     raise(peak, now);
     raise(lap, now);
+    raise(most, now);
     if (C10_UNLIKELY(now > budget.load(std::memory_order_relaxed))) raise(overshoot, now - budget.load());
   }
   static void raise(std::atomic<int64_t>& most, int64_t now) {
@@ -49,6 +51,7 @@ bool make_room(int64_t wanted);  // whether there is room now
 bool evict_some(int64_t wanted);     // whether there was anything
 [[noreturn]] void throw_no_room(int64_t wanted);
 bool may_throw();  // whether an error can come out of here
+bool takes_part();  // whether what this thread allocates is the block's
 
 struct Counting final : c10::Allocator {
   static Header* header(void* data) { return reinterpret_cast<Header*>(static_cast<char*>(data) - AHEAD); }
@@ -72,7 +75,7 @@ struct Counting final : c10::Allocator {
   at::DataPtr allocate(size_t bytes) override {
     const at::Device cpu(at::kCPU);
     if (!bytes) return {nullptr, nullptr, &release, cpu};
-    const uint32_t era = bookkeeping ? 0 : count.era.load(std::memory_order_relaxed);
+    const uint32_t era = bookkeeping || !takes_part() ? 0 : count.era.load(std::memory_order_relaxed);
     if (era && C10_UNLIKELY(!count.fits(bytes)) && !make_room(bytes) && may_throw()) throw_no_room(bytes);
     size_t mapped = 0;
     void* block = nullptr;

@@ -13,12 +13,12 @@ from typing import Any, Final
 import torch
 
 from recompute.extend import Recomputed
-from recompute_torch._native.build import Unavailable, build, check, place
+from recompute_torch._native.build import NotBuilt, Unavailable, build, check, place
 
 VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
-"""Of the environment: 0 forbids the native path, 1 makes it the default where it can be."""
+"""Of the environment: 0 forbids the native path."""
 
-_ABI: Final = 1
+_ABI: Final = 2
 _MAX_ERROR: Final = 2000  # bytes
 _MAX_REPEATED: Final = 1 << 20  # bytes of the names and figures of all operators
 _log: Final = logging.getLogger("recompute_torch")
@@ -30,9 +30,11 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_raised": (ctypes.py_object, []),
     "rm_open": (
         c_int,
-        [c_int64, c_int64, c_int64, c_int, c_int, ctypes.POINTER(c_double), c_int64, c_int, c_void_p, c_void_p],
+        [*[c_int64] * 3, c_int, c_int, ctypes.POINTER(c_double), c_int64, c_int, *[c_void_p] * 3],
     ),
     "rm_close": (c_int, [c_char_p, c_int64]),
+    "rm_belongs_to_another": (None, [c_int64]),
+    "rm_asked": (c_int64, []),
     "rm_take_part": (None, [c_int]),
     "rm_stepping": (None, [c_int]),
     "rm_set_budget": (c_int, [c_int64, c_char_p, c_int64]),
@@ -82,34 +84,32 @@ def forbidden() -> bool:
     return os.environ.get(VARIABLE, "").lower() in ("0", "false", "no")
 
 
-def preferred() -> bool:
-    """Whether the environment makes it the default."""
-    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "yes")
-
-
 def library() -> Any:
     """The tracker's functions; it is built if it is not there. Raises Unavailable."""
+    if forbidden():
+        raise Unavailable(f"the environment forbids it: {VARIABLE}={os.environ[VARIABLE]}")
     with _lock:
         if not _loaded:
-            if forbidden():
-                raise Unavailable(f"the environment forbids it: {VARIABLE}={os.environ[VARIABLE]}")
             path = place()
             if check(path) != "":
-                _log.info("building the native path for torch %s, which takes seconds: %s", torch.__version__, path)
+                _log.warning(
+                    "building what tracks PyTorch below Python, once for torch %s, in some ten seconds (%s=0: without)",
+                    *(torch.__version__, VARIABLE),
+                )
                 build()
             wrong = check(path)
             if wrong:
-                raise Unavailable(f"{path} is no use: {wrong}")
+                raise NotBuilt(f"{path} is no use: {wrong}")
             try:
                 torch.ops.load_library(str(path))
                 functions = ctypes.CDLL(str(path))  # calls through it give up the interpreter's lock
             except OSError as error:
-                raise Unavailable(f"{path} does not load: {error}") from error
+                raise NotBuilt(f"{path} does not load: {error}") from error
             for name, (result, arguments) in _FUNCTIONS.items():
                 function = getattr(functions, name)
                 function.restype, function.argtypes = result, arguments
             if functions.rm_abi() != _ABI:
-                raise Unavailable(f"{path} is of another version of this library")
+                raise NotBuilt(f"{path} is of another version of this library")
             os.register_at_fork(
                 before=functions.rm_before_fork,
                 after_in_parent=functions.rm_after_fork_in_parent,
@@ -122,11 +122,41 @@ def library() -> Any:
 _said: Final[set[str]] = set()
 
 
-def say_once(reason: str) -> None:
+def say_once(reason: str, level: int = logging.INFO) -> None:
     """That the Python path serves instead, and why."""
     if reason not in _said:
         _said.add(reason)
-        _log.warning("budget blocks run on the Python path: %s", reason)
+        _log.log(level, "budget blocks run on the Python path: %s", reason)
+
+
+_open = False
+
+
+def is_open() -> bool:
+    """Whether a native block is open."""
+    return _open
+
+
+def opened(now: bool) -> None:
+    """A native block is open from now on, or no longer."""
+    global _open
+    _open = now
+
+
+def has(storage: Any) -> bool:
+    """Whether a storage belongs to the native block that is open."""
+    return _open and bool(_loaded[0].rm_state(storage._cdata))
+
+
+def belongs_to_another(storage: Any) -> None:
+    """A block of the Python path has met a storage: the native one refuses it."""
+    if _open:
+        _loaded[0].rm_belongs_to_another(storage._cdata)
+
+
+def asked() -> int:
+    """The address of the storage of which the native block asks whether it belongs to another one."""
+    return int(_loaded[0].rm_asked())
 
 
 def figures(functions: Any) -> Figures:

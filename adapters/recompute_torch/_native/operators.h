@@ -38,6 +38,7 @@ std::vector<c10::DeleterFnPtr>& known_deleters() {
 // its deleter (shared with another process, of NumPy), so that must not be hidden, or NumPy has it, too.
 // What an operator of others has made on an array of its own (`made`) is a value like any other.
 Value* adopt(StorageImpl* storage, bool made = false) {
+  refuse_what_others_have(storage);
   if (c10::impl::cow::is_cow_data_ptr(storage->_mutable_data_ptr_no_checks())) storage->mutable_data_ptr();
   auto& pointer = storage->_mutable_data_ptr_no_checks();
   const auto& known = known_deleters();
@@ -181,6 +182,7 @@ class Operator {
     Running below(&op, rule.own);
     if (call && !rule.own) remembered = this;
     was_short = false;
+    if (!within) count.most.store(count.used.load(std::memory_order_relaxed), std::memory_order_relaxed);
     const uint64_t began = ticks();
     op.redispatchBoxed(keys, stack);
     took = ticks() - began;
@@ -207,8 +209,8 @@ class Operator {
     M.clock += took;
     c10::SmallVector<Value*, 4> made;
     const bool odd = meet_outputs(made);
-    if (const int64_t bytes = count.used - M.pool_bytes; C10_UNLIKELY(bytes > M.tightest.bytes) && !quiet())
-      note_tightest(bytes, made);
+    const int64_t most = count.most.load(std::memory_order_relaxed) - M.pool_bytes;
+    if (C10_UNLIKELY(most > M.tightest.bytes) && !quiet()) note_tightest(most, made);
     for (StorageImpl* storage : targets) {
       Value* v = value_of(storage);
       if (!v) adopt(storage);  // it has got other memory
@@ -243,7 +245,7 @@ class Operator {
       if (m.value && m.value->call) own.insert(m.value);
     for (Value* v : made)
       if (v) own.insert(v);
-    M.tightest = {bytes, 0, &rule};
+    M.tightest = {bytes, std::max<int64_t>(0, bytes + M.pool_bytes - count.used), &rule};  // what was freed since
     for (Value* v : own) M.tightest.own += v->bytes;
   }
 
@@ -370,7 +372,7 @@ class Operator {
 
 void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
   const DispatchKeySet keys = all & BELOW;
-  if (C10_UNLIKELY(!M.open)) return op.redispatchBoxed(keys, stack);
+  if (C10_UNLIKELY(!M.open || has_left())) return op.redispatchBoxed(keys, stack);
   const Rule& rule = rule_of(op);
   if (rule.kind == Kind::PASS) return op.redispatchBoxed(keys, stack);
   Operator here(op, rule, keys, stack);

@@ -1,5 +1,5 @@
 // What is asked of Python meanwhile: to run handlers of signals, while a long history comes back, which Ctrl-C can end;
-// and to look whether it is worth a warning how much is repeated.
+// to look whether it is worth a warning how much is repeated; and whether a storage belongs to a block of Python's.
 
 extern "C" {
 __attribute__((weak)) int PyGILState_Ensure();
@@ -55,16 +55,33 @@ void run_handlers() {  // in the main thread: in others there are none
 _object* looker = nullptr;       // of the block that is open: a function of Python
 constexpr int64_t OFTEN = 1000;  // repeats between two looks
 
+void call(_object* function) {
+  if (!PyObject_CallNoArgs || !Py_IsInitialized()) return;
+  in_python([&] {
+    _object* none = PyObject_CallNoArgs(function);
+    if (none) Py_DecRef(none);
+    return !none;
+  });
+}
+
+// Storages that blocks of the Python path have met while this one is open. It never hears of their end, so whether one
+// still belongs there is asked.
+std::unordered_set<StorageImpl*>& others = *new std::unordered_set<StorageImpl*>;
+_object* keeper = nullptr;  // a function of Python: raises an error if `asked` belongs to another block
+StorageImpl* asked = nullptr;
+
+void refuse_what_others_have(StorageImpl* storage) {
+  if (C10_LIKELY(others.empty()) || !others.count(storage)) return;
+  asked = storage;
+  call(keeper);
+  others.erase(storage);
+}
+
 void look_at_repeats() {
   if (C10_LIKELY(M.repeats < M.next_look)) return;
   {
     Lock lock;
     M.next_look = M.repeats + OFTEN;
   }
-  if (lenient || !PyObject_CallNoArgs || !Py_IsInitialized()) return;
-  in_python([] {
-    _object* none = PyObject_CallNoArgs(looker);
-    Py_DecRef(none);
-    return !none;
-  });
+  if (!lenient) call(looker);
 }

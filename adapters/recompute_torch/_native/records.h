@@ -70,7 +70,7 @@ struct Call {
 };
 
 struct Tightest {  // the operator with the most in memory that could not be evicted, outside of optimizers' steps
-  int64_t bytes = 0, own = 0;  // all of it; what the operator took and made, of what can be evicted otherwise
+  int64_t bytes = 0, own = 0;  // all of it; of that what the operator took that can be evicted, made, and had meanwhile
   const Rule* rule = nullptr;
 };
 

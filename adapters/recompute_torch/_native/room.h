@@ -166,6 +166,14 @@ bool make_room(int64_t wanted) {
 
 bool may_throw() { return inside > 0 && !lenient; }
 
+thread_local uint32_t joined = 0;  // the era of the block that this thread was told to take part in; 0: it was not told
+
+bool has_left() { return joined && joined != count.era; }  // nobody could tell this thread that its block has ended
+
+bool takes_part() {  // or helps one that does, or another one: whom, nobody knows
+  return inside || at::in_parallel_region() || (c10::impl::tls_is_dispatch_key_included(KEY) && !has_left());
+}
+
 // `rc.BudgetError`, as torch translates errors that know their Python type. The class is torch's; its header needs those
 // of Python, which are not always there.
 }  // namespace

@@ -68,12 +68,12 @@ void give_everything_back(std::string& errors) {
 
 extern "C" {
 
-int rm_abi() { return 1; }
+int rm_abi() { return 2; }
 _object* rm_raised() { return raised; }  // where a function returned 3
 
-// powers: STEPS + 1 numbers; look: a function of Python. Returns 0: open; 1: another block is.
+// powers: STEPS + 1 numbers; look, keep: functions of Python. Returns 0: open; 1: another block is.
 int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int around, const double* powers, int64_t seed,
-    int faults, void* error_type, void* look) {
+    int faults, void* error_type, void* look, void* keep) {
   Lock lock;
   if (M.open) return 1;
   if (!ordinary_allocator) {
@@ -85,6 +85,7 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   random_state = 88172645463325252ull + 2 * uint64_t(seed);
   pressure = 0;
   budget_error = static_cast<_object*>(error_type), looker = static_cast<_object*>(look);
+  keeper = static_cast<_object*>(keep);
   M.smallest = std::max<int64_t>(1, smallest), M.history = history;
   M.clock = 0, M.missing = 0, M.patience = INT64_MAX, M.next_look = OFTEN;
   for (auto& [schema, of] : rules)
@@ -112,11 +113,21 @@ int rm_close(char* text, int64_t size) {
   count.era = 0;
   blocks.keep_at_most(0);
   unwatch_faults();
+  others.clear();
   snprintf(text, size, "%s", errors.c_str());
   return errors.empty() ? 0 : 1;
 }
 
-void rm_take_part(int on) { c10::impl::tls_set_dispatch_key_included(KEY, on); }  // this thread
+void rm_belongs_to_another(int64_t storage) {  // a block of the Python path
+  Lock lock;
+  others.insert(reinterpret_cast<StorageImpl*>(storage));
+}
+int64_t rm_asked() { return reinterpret_cast<int64_t>(asked); }
+
+void rm_take_part(int on) {  // this thread
+  c10::impl::tls_set_dispatch_key_included(KEY, on);
+  joined = on ? count.era.load() : 0;
+}
 void rm_stepping(int on) { stepping = on; }
 
 int rm_set_budget(int64_t budget, char* text, int64_t size) {
@@ -204,14 +215,18 @@ void rm_repeated(char* text, int64_t size) {
 
 int64_t rm_needed() { return needed_at_once; }  // by the last operator that found no room, with what was in use
 
-// What the tightest operator so far had in memory that could not be evicted; of that, what it took and made; its name.
+// What the tightest operator of this lap had in memory that could not be evicted; of that, its own; its name.
 void rm_tightest(int64_t* into, char* name, int64_t size) {
   Lock lock;
   into[0] = M.tightest.bytes, into[1] = M.tightest.own;
   snprintf(name, size, "%s", M.tightest.rule ? in_python_words(M.tightest.rule->name).c_str() : "");
 }
 
-void rm_next_lap() { count.lap = count.used.load(); }
+void rm_next_lap() {
+  Lock lock;
+  count.lap = count.used.load();
+  M.tightest = Tightest();
+}
 
 double rm_height(double cost, double neighbours, double bytes, double staleness, int pressure_) {
   return policy.height(cost, neighbours, bytes, staleness, pressure_);

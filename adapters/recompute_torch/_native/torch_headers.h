@@ -1,6 +1,7 @@
 // The few headers that are needed: `torch/extension.h` takes three times as long, and the headers of Python.
 #pragma once
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
