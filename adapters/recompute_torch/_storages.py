@@ -44,11 +44,18 @@ _base_of: Final = attrgetter("_base")
 _MAX_COPIED_BYTES: Final = 2**26
 """Bytes: more of memory that is not torch's is not copied; what is made from it cannot be made again."""
 
+_ALIGNED: Final = 16
+"""Bytes: nor is memory that kernels read in other steps than its copy, which may change the last bits of sums."""
+
 Special = Literal["", "copied", "unwritten"]
 """Copied: the memory belongs to others, who may write to it, and the value is a copy. Unwritten: an empty buffer."""
 
 _MAX_DEPENDENTS: Final = 256
 """Calls that are looked at to see what depends on a source."""
+
+
+def _can_be_copied(storage: Storage) -> bool:
+    return storage.nbytes() <= _MAX_COPIED_BYTES and storage.data_ptr() % _ALIGNED == 0
 
 
 class Handle(rc.Recomputable[Any]):
@@ -129,7 +136,7 @@ class Storages:
             others = foreign(storage) and not isinstance(
                 tensor, torch.nn.Parameter
             )  # a model is changed by operators alone
-            if not storage.nbytes() or (others and storage.nbytes() > _MAX_COPIED_BYTES):
+            if not storage.nbytes() or (others and not _can_be_copied(storage)):
                 return None
             parameter = _base_of(tensor) if tensor._is_view() else tensor  # below autograd a matrix may be transposed
             if isinstance(parameter, torch.nn.Parameter):

@@ -7,7 +7,9 @@
 struct Header {
   int64_t bytes;
   int64_t mapped;  // bytes of a block that is not from malloc; 0: it is
+  uint64_t ours;   // tells it from what another allocator gave: see `release_raw`
   uint32_t era;    // of the budget block that counts it; 0: none
+  static uint64_t mark(const Header* head) { return 0x9e3779b97f4a7c15ull ^ reinterpret_cast<uintptr_t>(head); }
 };
 constexpr size_t AHEAD = 64;
 static_assert(sizeof(Header) <= AHEAD);
@@ -60,13 +62,28 @@ struct Counting final : c10::Allocator {
     Header* head = header(data);
     const bool counted = head->era && head->era == count.era.load(std::memory_order_relaxed);
     if (counted) count.used -= head->bytes;
+    head->ours = 0;
     if (head->mapped) blocks.give(head, head->mapped, counted && count.limited());
     else c10::free_cpu(head);
   }
+  // What `raw_allocate` gave goes to the allocator of that moment, as do oneDNN's tensors, which may live from a block to
+  // after it, or from before it. What others gave is aligned, too: if it does not begin a page, its page has a place for
+  // a header; and ours never does.
+  static void release_raw(void* data) {
+    if (!data) return;
+    const bool can_be_ours = !begins_page(data) && header(data)->ours == Header::mark(header(data));
+    if (can_be_ours) release(data);
+    else c10::free_cpu(data);
+  }
+  static bool begins_page(const void* data) { return reinterpret_cast<uintptr_t>(data) % 4096 == 0; }
   static void* from_malloc(size_t bytes, uint32_t era) {  // the machine's memory may be shorter than the budget
     while (true) {
       try {
-        return c10::alloc_cpu(bytes);
+        void* block = c10::alloc_cpu(bytes);
+        if (C10_LIKELY(!begins_page(static_cast<char*>(block) + AHEAD))) return block;
+        void* other = from_malloc(bytes, era);
+        c10::free_cpu(block);
+        return other;
       } catch (const c10::Error&) {
         if (!era || !evict_some(bytes)) throw;
       }
@@ -84,16 +101,23 @@ struct Counting final : c10::Allocator {
       block = blocks.take(mapped, count.room());
     }
     if (!block) block = from_malloc(bytes + AHEAD, era), mapped = 0;
-    new (block) Header{int64_t(bytes), int64_t(mapped), era};
+    new (block) Header{int64_t(bytes), int64_t(mapped), Header::mark(static_cast<Header*>(block)), era};
     if (era) count.add(bytes);
     void* data = static_cast<char*>(block) + AHEAD;
     return {data, data, &release, cpu};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_raw; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 Counting& counting = *new Counting;
 c10::Allocator* ordinary_allocator = nullptr;  // what there was before
+
+struct Afterwards final : c10::Allocator {  // the ordinary one, once there has been a block
+  at::DataPtr allocate(size_t bytes) override { return ordinary_allocator->allocate(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return &Counting::release_raw; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+Afterwards& afterwards = *new Afterwards;
 
 class Bytes {  // the memory of a value, and what of it the allocator has not counted
  public:

@@ -139,6 +139,24 @@ bool covers(const TensorImpl* t, const StorageImpl* storage) {  // it is all the
   return size_t(t->numel()) * t->itemsize() == storage->nbytes() && t->is_non_overlapping_and_dense();
 }
 
+// What a tensor lies on that is no ordinary one, and may share it with ordinary ones: the parts of a sparse tensor; the
+// memory of one that is nested, or of a class with operators of its own.
+template <class F>
+void each_part(TensorImpl* t, F&& f) {
+  const auto part = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage()) f(tensor.storage().unsafeGetStorageImpl());
+  };
+  if (t->has_storage()) return f(t->unsafe_storage().unsafeGetStorageImpl());
+  if (t->key_set().has(DispatchKey::Python)) return;
+  if (t->key_set().has(DispatchKey::SparseCPU)) {
+    auto* sparse = static_cast<at::SparseTensorImpl*>(t);
+    part(sparse->indices()), part(sparse->values());
+  } else if (t->key_set().has(DispatchKey::SparseCsrCPU)) {  // or of a kind like it
+    auto* sparse = static_cast<at::SparseCsrTensorImpl*>(t);
+    part(sparse->compressed_indices()), part(sparse->plain_indices()), part(sparse->values());
+  }
+}
+
 class Operator;
 thread_local const Operator* remembered = nullptr;  // the recorded call whose code, of others, is running
 
@@ -253,25 +271,34 @@ class Operator {
     for (uint16_t position : rule.tensors)
       each_tensor((*stack)[first + position], position, [&](TensorImpl* t, int at, int item) {
         if (is_undefined(t)) return;
-        if (!ordinary(t)) return void(strange = true);
+        if (C10_UNLIKELY(!ordinary(t))) {
+          strange = true;
+          return each_part(t, [&](StorageImpl* storage) {
+            if (value_of(storage)) meet(t, at, item, storage, value_of(storage));
+          });
+        }
         StorageImpl* storage = t->unsafe_storage().unsafeGetStorageImpl();
         Value* v = value_of(storage);
         if (!v && storage->nbytes() && !within) {
           if (t->is_wrapped_number()) return;  // it is kept as it is
           v = adopt(storage);
         }
-        bool others = false;
-        if (v) {
-          v->used = M.clock;
-          pinned.add(v);
-          evicted |= !v->resident();
-          others = v->escaped || C10_UNLIKELY(!storage->resizable() && !v->unshared);
-        } else {
-          others = storage->nbytes();
-        }
-        outside |= others;
-        met.push_back({t, int16_t(at), int16_t(item), v, storage, rule.own ? 0 : references(storage), others});
+        meet(t, at, item, storage, v);
       });
+  }
+
+  void meet(TensorImpl* t, int at, int item, StorageImpl* storage, Value* v) {
+    bool others = false;
+    if (v) {
+      v->used = M.clock;
+      pinned.add(v);
+      evicted |= !v->resident();
+      others = v->escaped || C10_UNLIKELY(!storage->resizable() && !v->unshared);
+    } else {
+      others = storage->nbytes();
+    }
+    outside |= others;
+    met.push_back({t, int16_t(at), int16_t(item), v, storage, rule.own ? 0 : references(storage), others});
   }
 
   void bring_all() {
@@ -305,7 +332,7 @@ class Operator {
       if (!m.value || C10_LIKELY(!m.value->blank)) continue;
       size_t times = 0;
       for (const Met& other : met) times += other.value == m.value;
-      const bool overwritten = rule.overwrites && times == 1 && targets.size() == 1 && targets[0] == m.storage &&
+      const bool overwritten = rule.overwrites && times == 1 && !strange && targets.size() == 1 && targets[0] == m.storage &&
           covers(m.tensor, m.storage);
       if (overwritten) continue;
       fix(m.value);

@@ -3,6 +3,7 @@
 // compared with what is there now: if that has changed, it is another value.
 
 constexpr size_t COPIED = size_t(1) << 26;  // bytes: of more there is no copy, and what is made from it is made once
+constexpr uintptr_t ALIGNED = 16;           // bytes: nor of memory that kernels read in other steps than its copy
 
 struct Copy {
   c10::weak_intrusive_ptr<StorageImpl> of;
@@ -38,7 +39,7 @@ Value* copy_of(StorageImpl* storage) {  // none: it is too large, or there is no
   static size_t many = 64;
   const void* there = storage->_mutable_data_ptr_no_checks().get();
   const size_t bytes = storage->nbytes();
-  if (!there || bytes > COPIED) return nullptr;
+  if (!there || bytes > COPIED || reinterpret_cast<uintptr_t>(there) % ALIGNED) return nullptr;
   auto known = copies.find(storage);
   if (known != copies.end()) {
     Value* v = known->second.value;

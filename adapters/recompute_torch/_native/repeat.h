@@ -179,7 +179,10 @@ void bring(c10::ArrayRef<Value*> all, Pinned& pinned) {
   std::vector<std::unique_ptr<Frame>> frames;
   // There is no room for the call on top: the outermost that waits for it lets go of what it has pinned, which is
   // brought again later. With k values it does so k + 1 times, so every order that could help has had its turn.
+  // All orders of a deep stack are more than anybody waits for: at last what is needed again stays, and that is it.
+  const int64_t enough = M.repeats + 32 * M.calls + 10000;
   const auto give_up_pins = [&] {
+    if (M.repeats > enough) return false;
     for (size_t i = 0; i + 1 < frames.size(); i++) {
       Frame& frame = *frames[i];
       const auto& values = frame.pinned->values;
@@ -218,6 +221,9 @@ void bring(c10::ArrayRef<Value*> all, Pinned& pinned) {
         break;
       }
     if (missing) {
+      if (C10_UNLIKELY(M.repeats > enough))
+        for (Value* v : top.needs)
+          if (v->resident() && !std::count(top.pinned->values.begin(), top.pinned->values.end(), v)) top.pinned->add(v);
       top.pinned->add(missing);
       push(missing);
       continue;

@@ -109,7 +109,7 @@ int rm_close(char* text, int64_t size) {
   std::string errors;
   give_everything_back(errors);
   M.open = false;
-  c10::SetAllocator(at::kCPU, ordinary_allocator, 1);
+  c10::SetAllocator(at::kCPU, &afterwards, 1);
   count.era = 0;
   blocks.keep_at_most(0);
   unwatch_faults();

@@ -46,4 +46,5 @@ TORCH_LIBRARY_IMPL(aten, Fake, m) {
            "slice.Tensor", "detach", "alias", "as_strided", "split.Tensor", "split_with_sizes", "unbind.int",
            "_unsafe_view", "_reshape_alias", "diagonal", "squeeze"})
     m.impl(name, torch::CppFunction::makeFallthrough());
+  m.impl("_lazy_clone", [](const at::Tensor& self) { return self.clone(); });  // which shares memory of known kinds alone
 }
