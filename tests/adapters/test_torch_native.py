@@ -1054,6 +1054,17 @@ def test_a_warning_that_is_an_error(recwarn: pytest.WarningsRecorder) -> None:
 # Programs that went wrong
 
 
+def test_no_room_while_another_error_is_handled() -> None:
+    """The error is the same BudgetError, and says where it comes from."""
+    with rt.budget(10_000, native=True):
+        try:
+            raise KeyError("first")
+        except KeyError:
+            with pytest.raises(rc.BudgetError, match="It needs at least") as raised:
+                torch.ones(10_000)
+    assert isinstance(raised.value.__context__, KeyError)
+
+
 @pytest.mark.parametrize("when", ["before", "inside"])
 def test_memory_that_is_given_back_past_the_storages(when: str) -> None:
     """oneDNN's own tensors free their memory by the allocator of that moment: across both ends of a block, too."""

@@ -69,9 +69,10 @@ def serves(options: Mapping[str, Any], policy: Any) -> str:
 
 
 class NativeBudget(Block):
-    """A block below Python: see `recompute_torch.budget`. One at a time in a process, on CPU."""
+    """A block below Python: see `recompute_torch.budget`. One at a time in a process, on CPU.
 
-    # Blocks of the Python path may be open in other threads: neither takes what belongs to the other.
+    Blocks of the Python path may be open in other threads: neither takes what belongs to the other.
+    """
 
     path: ClassVar[Literal["python", "native"]] = "native"
     _state: Literal["new", "open", "over"] = "new"
@@ -129,22 +130,17 @@ class NativeBudget(Block):
             raise RuntimeError(ENTERED_ONCE)
         policy = numbers(self._policy)
         powers = (ctypes.c_double * len(policy.powers))(*policy.powers)
+        faults = os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"
         if self._library.rm_open(
-            0 if self._limit is None else self._limit,
-            *(self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
-            *(
-                int(os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"),
-                id(_NoRoom),
-                id(_look),
-                id(_keep_apart),
-            ),
+            *(self._limit or 0, self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
+            *(int(faults), id(_NoRoom), id(_look), id(_keep_apart)),
         ):
             raise RuntimeError(
                 "another native budget block is open in this process, and there can be only one; "
                 "let all threads enter it, or take native=False for one of them"
             )
         self._state = "open"
-        load.opened(True)
+        load.opened(self)
         for block in list(blocks):
             for storage in block._storages():
                 load.belongs_to_another(storage)
@@ -158,12 +154,12 @@ class NativeBudget(Block):
 
     def _close(self) -> None:
         try:
-            load.opened(False)
             failed, text = load.calling(self._library.rm_close)
             self._final = load.figures(self._library), load.times(self._library)
             self._repeated = load.repeated(self._library)
         finally:
             self._state = "over"
+            load.closed(self)
         if failed:
             raise RuntimeError(f"tensors could not be brought back at the end of the block: {text}")
 
@@ -387,7 +383,9 @@ class NativeBudget(Block):
 class _NoRoom(rc.BudgetError):
     """What torch makes of the tracker's error, with its text: a BudgetError with what a training wants to know."""
 
-    def __new__(cls, error: str) -> rc.BudgetError:  # type: ignore[misc]  # an instance of the base class, on purpose
+    def __new__(cls, error: Any) -> rc.BudgetError:  # type: ignore[misc]  # an instance of the base class, on purpose
+        if isinstance(error, rc.BudgetError):  # it comes while another error is handled, and is asked for twice
+            return error
         block = _open_block()
         return rc.BudgetError(error) if block is None else block._explained(error)
 

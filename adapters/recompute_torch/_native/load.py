@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from recompute.extend import Recomputed
-from recompute_torch._native.build import NotBuilt, Unavailable, build, check, place
+from recompute_torch._native.build import NotBuilt, Unavailable, build, check, compiler, place
 
 VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
 """Of the environment: 0 forbids the native path."""
@@ -92,6 +92,7 @@ def library() -> Any:
         if not _loaded:
             path = place()
             if check(path) != "":
+                compiler()  # or it is not said that it is built
                 _log.warning(
                     "building what tracks PyTorch below Python, once for torch %s, in some ten seconds (%s=0: without)",
                     *(torch.__version__, VARIABLE),
@@ -129,28 +130,36 @@ def say_once(reason: str, level: int = logging.INFO) -> None:
         _log.log(level, "budget blocks run on the Python path: %s", reason)
 
 
-_open = False
+_open: object = None
+"""The native block that is open."""
 
 
 def is_open() -> bool:
-    """Whether a native block is open."""
-    return _open
+    """Whether one is."""
+    return _open is not None
 
 
-def opened(now: bool) -> None:
-    """A native block is open from now on, or no longer."""
+def opened(block: object) -> None:
+    """From now on it is."""
     global _open
-    _open = now
+    _open = block
+
+
+def closed(block: object) -> None:
+    """It no longer is; another one may be already."""
+    global _open
+    if _open is block:
+        _open = None
 
 
 def has(storage: Any) -> bool:
     """Whether a storage belongs to the native block that is open."""
-    return _open and bool(_loaded[0].rm_state(storage._cdata))
+    return _open is not None and bool(_loaded[0].rm_state(storage._cdata))
 
 
 def belongs_to_another(storage: Any) -> None:
     """A block of the Python path has met a storage: the native one refuses it."""
-    if _open:
+    if _open is not None:
         _loaded[0].rm_belongs_to_another(storage._cdata)
 
 
