@@ -1085,6 +1085,17 @@ def test_memory_that_is_given_back_past_the_storages(when: str) -> None:
     assert (found.returncode, found.stdout) == (0, "20 torch.Size([64, 64])\n"), found.stderr
 
 
+def test_profilers_hear_of_all_memory_after_a_block() -> None:
+    """What is allocated for a moment is heard to go, oneDNN's scratch included."""
+    x, layer = torch.randn(8, 16, 64, 64), torch.nn.Conv2d(16, 16, 5, padding=2)
+    with rt.budget(native=True):
+        layer(x)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as found:
+        layer(x)
+    assert sum(each.self_cpu_memory_usage for each in found.key_averages()) == 0
+
+
 class Own(torch.Tensor):  # type: ignore[misc]  # torch may not be installed
     """A class with operators of its own, which are torch's."""
 

@@ -55,6 +55,8 @@ bool evict_some(int64_t wanted);     // whether there was anything
 bool may_throw();  // whether an error can come out of here
 bool takes_part();  // whether what this thread allocates is the block's
 
+c10::Allocator* ordinary_allocator = nullptr;  // what there was before
+
 struct Counting final : c10::Allocator {
   static Header* header(void* data) { return reinterpret_cast<Header*>(static_cast<char*>(data) - AHEAD); }
   static void release(void* data) {
@@ -73,7 +75,7 @@ struct Counting final : c10::Allocator {
     if (!data) return;
     const bool can_be_ours = !begins_page(data) && header(data)->ours == Header::mark(header(data));
     if (can_be_ours) release(data);
-    else c10::free_cpu(data);
+    else ordinary_allocator->raw_deleter()(data);  // which tells profilers
   }
   static bool begins_page(const void* data) { return reinterpret_cast<uintptr_t>(data) % 4096 == 0; }
   static void* from_malloc(size_t bytes, uint32_t era) {  // the machine's memory may be shorter than the budget
@@ -110,8 +112,6 @@ struct Counting final : c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 Counting& counting = *new Counting;
-c10::Allocator* ordinary_allocator = nullptr;  // what there was before
-
 struct Afterwards final : c10::Allocator {  // the ordinary one, once there has been a block
   at::DataPtr allocate(size_t bytes) override { return ordinary_allocator->allocate(bytes); }
   c10::DeleterFnPtr raw_deleter() const override { return &Counting::release_raw; }
