@@ -119,7 +119,7 @@ class budget(Block):
 
     def __new__(cls, *args: Any, native: bool | None = None, **options: Any) -> budget:
         """A block of the path that is asked for."""
-        if cls is budget and native is not False:  # mostly: else nothing more is loaded
+        if cls is budget and native is not False:
             path = _path(native, args[0] if args else None, options)
             if path is not budget:
                 instead = None if native else partial(cls, *args, native=False, **options)

@@ -69,9 +69,9 @@ class Undo(TorchDispatchMode):
             self._copied += storage.nbytes()
 
     def run(self, block: Any, step: Callable[[], Any], steps: int, ask: Callable[[int], Any] = int) -> tuple[Any, int]:
-        """Take steps in a budget block, and undo them; what `ask` says at the end of the bytes that were copied there.
+        """Take steps in a budget block, and undo them; what `ask` says at their end, and what it is told.
 
-        And these bytes.
+        That is how many bytes were copied in this block.
         """
         before = self._copied
         try:
@@ -207,7 +207,8 @@ def least(step: Callable[[], Any], /, *, steps: int = 2, budget: Any = None) -> 
     Parameters
     ----------
     steps
-        Two show what the optimizer remembers from the first step on; one is enough without such memory.
+        Two show what the optimizer remembers from the first step on; one is enough without such memory. Where blocks
+        run below Python, as many follow there, for what kernels take while they run.
     budget
         As for `budget`, to try the steps in: by default they take what they take, and a copy of what they write.
 
@@ -243,7 +244,11 @@ def least(step: Callable[[], Any], /, *, steps: int = 2, budget: Any = None) -> 
         curve.append((peak, 1.0))
     below = budget_block(budget)
     if device == "cpu" and isinstance(below, NativeBudget):  # that counts what kernels have for a while, too
-        needed, copied = undo.run(below, step, steps, below.needed)
+
+        def needs(copied: int) -> Parts:
+            return below.needed(copied) if below.path == "native" else parts  # another one may be open by now
+
+        needed, copied = undo.run(below, step, steps, needs)
         more = max(0, needed.total - parts.total)
         parts = max(parts, needed, key=attrgetter("total"))
         peak = peak + more if below.stats().evictions else max(parts.total, below.stats().peak - copied)

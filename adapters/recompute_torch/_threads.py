@@ -50,9 +50,7 @@ class Threads:
     def close(self) -> None:
         """Once for each `open`."""
         self._times -= 1
-        if (
-            not self._times and Thread.start is self._ours
-        ):  # else somebody has wrapped it in turn; there is nothing to do
+        if not self._times and Thread.start is self._ours:  # else it is wrapped in turn, and asks for nothing
             Thread.start = self._start  # type: ignore[method-assign]  # as it was
 
 
