@@ -1054,6 +1054,7 @@ def test_code_that_asks_for_whatever_threads_are_at(where: str) -> None:
         settings: dict[str, Any] = {"policy": policy} if where == "policy" else {}
         settings |= {"clock": clock} if where == "clock" else {}
         limit = budget if where == "budget" else draw.choice((1000, 1600, 3000))
+        settings["tiers"] = draw.choice(((), (rc.Host(2000),)))
         with rc.Cache(limit, release=draw.choice(("eager", "banish", "ignore")), **settings) as cache:
             cache.subscribe(lambda _: ask("listener"))
             values = [(rc.pure(Asking(1)), 1)]

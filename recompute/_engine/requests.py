@@ -480,9 +480,9 @@ def settle(engine: Engine) -> None:
 
 
 def _note_found(engine: Engine, values: Sequence[Value]) -> None:
-    """Inside an operation's function: what it asks for, and did not make itself, is a dependency."""
+    """Inside an operation's function: what it asks for, and did not make itself, is a dependency. A fetch has none."""
     outer = running.frame()
-    if outer is not None and outer.engine is engine:
+    if outer is not None and outer.engine is engine and outer.copy is None:
         if outer.found is None:
             outer.found = []
         outer.found += [value for value in values if value.storage.number <= outer.born]

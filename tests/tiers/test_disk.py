@@ -261,6 +261,41 @@ def test_nothing_else_is_unpickled(cache: rc.Cache, tmp_path: Path) -> None:
     assert Mine.seen == []
 
 
+class Asking:
+    """Gets a value when it is unpickled."""
+
+    wanted: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        self.room = bytes(SIZE)
+
+    def __reduce__(self) -> Any:
+        return asked, (self.room,)
+
+
+def asked(room: bytes) -> Asking:
+    for value in Asking.wanted:
+        assert value.get() == dear(1)
+    return Asking()
+
+
+def test_what_is_unpickled_may_use_the_cache(cache: rc.Cache) -> None:
+    """What it gets meanwhile is nothing that a fetch depends on: it can be evicted, and forgotten."""
+    other, value = rc.ap(dear, 1, nbytes=SIZE), rc.ap(Asking, nbytes=SIZE)
+    for _ in range(3):
+        assert value.evict()
+        other.evict()
+        Asking.wanted[:] = [other]
+        assert isinstance(value.get(), Asking)
+        Asking.wanted.clear()
+        check_invariants(cache, [value, other])
+    used = cache.stats().used
+    del other
+    gc.collect()
+    assert cache.stats().used < used
+    check_invariants(cache, [value])
+
+
 def test_private(cache: rc.Cache, tmp_path: Path) -> None:
     """Nobody else can read the folder or the files."""
     value = moved(1)
