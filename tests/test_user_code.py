@@ -955,6 +955,19 @@ def test_an_adapter_of_the_thread_that_goes_first_uses_the_cache(adapter: Curiou
         check_invariants(cache, [spare, taken, *results])
 
 
+class Asking:
+    """Tells when it goes."""
+
+    tell: ClassVar[list[Callable[[str], None]]] = []
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        for tell in self.tell:
+            tell("destructor")
+
+
 ASKED = ("watch", "evicted", "restored", "freeze", "signature", "destructor", "clock", "budget", "policy", "listener")
 
 
@@ -964,13 +977,6 @@ def test_code_that_asks_for_whatever_threads_are_at(where: str) -> None:
     ever, each gets what it asked for, or is told that the budget is short or that the value is on its way out."""
     local = threading.local()
     wrong: list[BaseException] = []
-
-    class Asking:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def __del__(self) -> None:
-            ask("destructor")
 
     class AskingAdapter(rc.adapters.Adapter):
         name = "asking"
@@ -1047,6 +1053,7 @@ def test_code_that_asks_for_whatever_threads_are_at(where: str) -> None:
                         attempt(lambda value=value, other=other: rc.ap(together, value, other))
 
     rc.adapters.register(Asking, AskingAdapter())
+    Asking.tell[:] = [ask]
     known: list[tuple[Any, int]] = []
     for seed in range(15):
         draw = random.Random(seed)
@@ -1073,6 +1080,7 @@ def test_code_that_asks_for_whatever_threads_are_at(where: str) -> None:
             known.clear()
             assert wrong == []
             check_invariants(cache, [value for value, _ in values])
+    Asking.tell.clear()
 
 
 def test_what_an_adapter_remembers_uses_the_cache_as_it_goes(adapter: CuriousAdapter, action: str) -> None:
