@@ -190,7 +190,9 @@ class budget(Block):
         self._interrupts.hold()
 
     def _step_out(self) -> None:
-        self._here.mode.__exit__(None, None, None)
+        mode, self._here.mode = getattr(self._here, "mode", None), None
+        if mode is not None:
+            mode.__exit__(None, None, None)
 
     def _close(self) -> None:
         try:

@@ -90,6 +90,7 @@ class Block(ABC):
             )
         if not around:  # it may have been started in another block, which it leaves for a while
             self._here.others = [block for block in list(blocks) if block is not self and block._step_aside()]
+        first = not self._entered
         try:
             with self._lock:
                 if not self._entered:
@@ -103,11 +104,24 @@ class Block(ABC):
                     ]
                 self._entered += 1
                 self._begin()
+            current.blocks = [*around, self]
         except BaseException:
+            current.blocks = around
+            if first:
+                self._take_back()
             self._let_others_go_on()
             raise
-        current.blocks = [*around, self]
         return self
+
+    def _take_back(self) -> None:
+        """An interrupt came as the first thread entered: nobody is in."""
+        with self._lock:
+            self._entered = 0
+            if self._is_here():
+                self._here.times = 0
+                self._step_out()
+            if self in blocks:
+                self._leave()
 
     def _step_aside(self) -> bool:
         """This thread takes part no longer, until `_go_on`; False: it does not anyway."""
@@ -178,8 +192,9 @@ class Block(ABC):
             for hook in self._hooks:
                 hook.remove()
             with _choosing:
-                _threads.close()
-                blocks.discard(self)
+                if self in blocks:  # else an interrupt came as it was entered
+                    _threads.close()
+                    blocks.discard(self)
 
     @abstractmethod
     def _open(self) -> None:

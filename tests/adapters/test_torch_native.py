@@ -1210,3 +1210,30 @@ def test_a_clone_that_waits_for_a_write() -> None:
         block.cache.release_memory()
         assert torch.equal(z, x * 2)
         assert torch.equal(y, x * 2 + 1)
+
+
+@pytest.mark.parametrize("where", ["rm_open", "_take_part", "_begin"])
+def test_an_interrupt_as_a_block_is_entered(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block is not open afterwards, and the next one is native, too."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def opening(given: Any) -> None:
+        opened(given)
+        raise KeyboardInterrupt
+
+    block, opened = rt.budget(), load.opened
+    with monkeypatch.context() as patch:
+        if where == "rm_open":
+            patch.setattr(load, "opened", opening)
+        else:
+            patch.setattr(type(block), where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            block.__enter__()
+    with rt.budget() as other:
+        assert other.path == "native"
+        assert (torch.ones(3) * 2).sum().item() == 6
+        assert other.stats().operations > 0
+    with rt.budget(native=True):
+        pass

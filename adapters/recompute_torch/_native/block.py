@@ -52,7 +52,7 @@ core; from this many seconds on."""
 
 
 _entering: Final = RLock()
-"""One thread at a time sees whether it is the first."""
+"""One thread at a time enters a native block, or leaves it."""
 
 
 def serves(options: Mapping[str, Any], policy: Any) -> str:
@@ -125,13 +125,23 @@ class NativeBudget(Block):
                 return self.__enter__()  # that of the other class
             return super().__enter__()
 
+    def __exit__(self, *error: Any) -> None:
+        with _entering:
+            Block.__exit__(self, *error)  # not `super()`: it may be one of the other class by now
+
     def _open(self) -> None:
         if self._state != "new":
             raise RuntimeError(ENTERED_ONCE)
         policy = numbers(self._policy)
         powers = (ctypes.c_double * len(policy.powers))(*policy.powers)
         faults = os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"
-        if self._library.rm_open(
+        lost = load.left_behind()
+        if lost is not None:
+            lost._leave()
+        before = load.is_open()
+        if not before:
+            load.opened(self)  # first: an interrupt must not leave open what nobody knows
+        if before or self._library.rm_open(
             *(self._limit or 0, self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
             *(int(faults), id(_NoRoom), id(_look), id(_keep_apart)),
         ):
@@ -140,7 +150,6 @@ class NativeBudget(Block):
                 "let all threads enter it, or take native=False for one of them"
             )
         self._state = "open"
-        load.opened(self)
         for block in list(blocks):
             for storage in block._storages():
                 load.belongs_to_another(storage)

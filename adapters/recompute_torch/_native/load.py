@@ -130,13 +130,18 @@ def say_once(reason: str, level: int = logging.INFO) -> None:
         _log.log(level, "budget blocks run on the Python path: %s", reason)
 
 
-_open: object = None
-"""The native block that is open."""
+_open: Any = None
+"""The native block that is open, or is about to be."""
 
 
 def is_open() -> bool:
-    """Whether one is."""
-    return _open is not None
+    """Whether one is, and a thread is in it."""
+    return _open is not None and _open._entered > 0
+
+
+def left_behind() -> Any:
+    """The block that an interrupt has left open as it was entered."""
+    return None if is_open() else _open
 
 
 def opened(block: object) -> None:

@@ -107,6 +107,8 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
 int rm_close(char* text, int64_t size) {
   Lock lock;
   std::string errors;
+  *text = 0;
+  if (!M.open) return 0;
   give_everything_back(errors);
   M.open = false;
   c10::SetAllocator(at::kCPU, &afterwards, 1);
