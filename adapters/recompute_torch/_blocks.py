@@ -39,7 +39,7 @@ blocks: Final[WeakSet[Block]] = WeakSet()
 """Those that are open, for processes that are forked off: the workers of a DataLoader."""
 
 
-_choosing: Final = RLock()
+_choosing: Final[Any] = RLock()
 """One block at a time opens or closes."""
 
 
@@ -58,6 +58,7 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_choosing._at_fork_reinit)  # another thread may have had it
 
 
 class Block(ABC):
@@ -90,10 +91,11 @@ class Block(ABC):
             )
         if not around:  # it may have been started in another block, which it leaves for a while
             self._here.others = [block for block in list(blocks) if block is not self and block._step_aside()]
-        first = not self._entered
+        first = False
         try:
             with self._lock:
-                if not self._entered:
+                first = not self._entered
+                if first:
                     self._open()
                     with _choosing:
                         blocks.add(self)

@@ -1237,3 +1237,40 @@ def test_an_interrupt_as_a_block_is_entered(where: str, monkeypatch: pytest.Monk
         assert other.stats().operations > 0
     with rt.budget(native=True):
         pass
+
+
+def test_a_fork_while_another_thread_enters_a_block() -> None:
+    """The child has no such thread, and can enter blocks of its own."""
+    found = in_a_process(
+        """
+        import os, signal, torch, recompute_torch as rt
+        from threading import Event, Thread
+        from recompute_torch._native import load
+        held, go, opened = Event(), Event(), load.opened
+
+        def slowly(block):
+            held.set()
+            go.wait(60)
+            opened(block)
+
+        def enter():
+            load.opened = slowly
+            with rt.budget(native=True):
+                pass
+
+        thread = Thread(target=enter)
+        thread.start()
+        held.wait(60)
+        child = os.fork()
+        if not child:
+            signal.alarm(60)  # a child that waits for a thread that it does not have ends so
+            load.opened = opened
+            with rt.budget() as block:
+                total = (torch.ones(3) * 2).sum().item()
+            os._exit(int(total != 6))
+        print(os.waitpid(child, 0)[1])
+        go.set()
+        thread.join()
+        """
+    )
+    assert (found.returncode, found.stdout) == (0, "0\n"), found.stderr

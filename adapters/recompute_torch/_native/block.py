@@ -51,8 +51,11 @@ _TIMES, _LOST = 4.0, 1.0
 core; from this many seconds on."""
 
 
-_entering: Final = RLock()
+_entering: Final[Any] = RLock()
 """One thread at a time enters a native block, or leaves it."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_entering._at_fork_reinit)  # another thread may have had it
 
 
 def serves(options: Mapping[str, Any], policy: Any) -> str:
