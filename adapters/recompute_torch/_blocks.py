@@ -123,7 +123,7 @@ class Block(ABC):
                 self._here.times = 0
                 self._step_out()
             if self in blocks:
-                self._leave()
+                self._wind_up()
 
     def _step_aside(self) -> bool:
         """This thread takes part no longer, until `_go_on`; False: it does not anyway."""
@@ -179,14 +179,14 @@ class Block(ABC):
             self._entered -= 1
             try:
                 if not self._entered:
-                    self._leave()
+                    self._wind_up()
             finally:
                 if not self._here.times:
                     self._interrupts.release()
                 self._let_others_go_on()
                 self._interrupts.deliver()
 
-    def _leave(self) -> None:
+    def _wind_up(self) -> None:
         """The last thread leaves."""
         try:
             self._close()

@@ -140,7 +140,7 @@ class NativeBudget(Block):
         faults = os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"
         lost = load.left_behind()
         if lost is not None:
-            lost._leave()
+            lost._wind_up()
         before = load.is_open()
         if not before:
             load.opened(self)  # first: an interrupt must not leave open what nobody knows
