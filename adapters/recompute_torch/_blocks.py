@@ -75,7 +75,7 @@ class Block(ABC):
         self._steps: deque[Step] = deque(maxlen=_MAX_STEPS)
         self._interrupts = Interrupts()
         self._here = local()
-        self._inside = 0
+        self._times_entered = 0
         self._hooks: list[Any] = []
         self._optimizer: ref[torch.optim.Optimizer] | None = None
         self._lock = RLock()
@@ -94,7 +94,7 @@ class Block(ABC):
         first = False
         try:
             with self._lock:
-                first = not self._inside
+                first = not self._times_entered
                 if first:
                     self._open()
                     with _choosing:
@@ -104,7 +104,7 @@ class Block(ABC):
                         register_optimizer_step_pre_hook(partial(self._if_here, self._steps_now)),
                         register_optimizer_step_post_hook(partial(self._if_here, self._stepped)),
                     ]
-                self._inside += 1
+                self._times_entered += 1
                 self._begin()
             current.blocks = [*around, self]
         except BaseException:
@@ -118,7 +118,7 @@ class Block(ABC):
     def _take_back(self) -> None:
         """An interrupt came as the first thread entered: nobody is in."""
         with self._lock:
-            self._inside = 0
+            self._times_entered = 0
             if self._is_here():
                 self._here.times = 0
                 self._step_out()
@@ -149,7 +149,7 @@ class Block(ABC):
     def _join(self) -> None:
         """A thread has been started."""
         with self._lock:
-            if self._inside:
+            if self._times_entered:
                 self._begin()
 
     def _is_here(self) -> bool:
@@ -176,9 +176,9 @@ class Block(ABC):
             self._here.times -= 1
             if not self._here.times:
                 self._step_out()
-            self._inside -= 1
+            self._times_entered -= 1
             try:
-                if not self._inside:
+                if not self._times_entered:
                     self._wind_up()
             finally:
                 if not self._here.times:

@@ -136,7 +136,7 @@ _open: Any = None
 
 def is_open() -> bool:
     """Whether one is, and a thread is in it."""
-    return _open is not None and _open._inside > 0
+    return _open is not None and _open._times_entered > 0
 
 
 def left_behind() -> Any:
