@@ -1,4 +1,4 @@
-"""What the benchmark of PyTorch measures of a training: bytes of storages, bytes of the allocator, seconds, bits."""
+"""What the benchmark of PyTorch measures of a training: bytes, seconds, bits."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ class Taken:
 
     budget: int | None = None
     peak: int = 0
-    """Of storages, as the block counts them."""
+    """The most that the block's allocator had given out, what kernels needed for a moment included."""
     overshoot: int = 0
-    allocated: int = 0
-    """The most that torch's allocator had given out, what kernels needed for a moment included."""
     seconds: float = 0.0
     """Of one step; the least of those that were timed."""
     operations: int = 0
@@ -140,12 +138,18 @@ def reference(make: Make, steps: int) -> Reference:
     task = begin(make)
     seconds, losses = timed(task, steps)
     state = losses | {name: each.detach().clone() for name, each in task.state().items()}
-    return Reference(seconds, allocated(lambda: several(begin(make), 2)), state)
+    return Reference(seconds, peak(make), state)
 
 
-def several(task: Task, steps: int) -> None:
-    for _ in range(steps):
-        task.step()
+def peak(make: Make) -> int:
+    """The most bytes that two steps of a training have allocated, the making of the model included."""
+
+    def steps() -> None:
+        task = begin(make)
+        for _ in range(2):
+            task.step()
+
+    return allocated(steps)
 
 
 def timed(task: Task, steps: int) -> tuple[float, dict[str, Tensor]]:
@@ -160,15 +164,12 @@ def timed(task: Task, steps: int) -> tuple[float, dict[str, Tensor]]:
     return best, losses
 
 
-def within(
-    make: Make, budget: int | None, plain: Reference, steps: int, most: float = 60.0, allocations: bool = True
-) -> Taken:
+def within(make: Make, budget: int | None, plain: Reference, steps: int, most: float = 60.0) -> Taken:
     """The same steps in a block. What finds no room, or takes longer than `most` seconds, says so in `failed`."""
     taken = Taken(budget)
-    block = None
     try:
         task = begin(make)
-        with rt.budget(budget, native=False) as block, patience(most):
+        with rt.budget(budget, native=True) as block, patience(most):
             taken.seconds, losses = timed(task, steps)
             stats = block.stats()
         state = losses | task.state()
@@ -177,8 +178,6 @@ def within(
         )
         taken.peak, taken.overshoot = stats.peak, stats.overshoot
         taken.operations, taken.again, taken.overhead = stats.operations, stats.rematerializations, stats.overhead
-        if allocations:
-            taken.allocated = allocated(lambda: in_block(make, budget, 2))
     except rc.BudgetError:
         taken.failed = "no room"
     except Late:
@@ -186,30 +185,15 @@ def within(
     return taken
 
 
-def in_block(make: Make, budget: int | None, steps: int) -> None:
-    """Some steps in a block; the model is made within the run, too, so that its memory counts."""
-    task = begin(make)
-    with rt.budget(budget, native=False):
-        several(task, steps)
-
-
-def counted(make: Make, steps: int = 2) -> int:
-    """The peak of storages of a training without a limit, whatever else it does to save memory."""
-    task = begin(make)
-    with rt.budget(native=False) as block:
-        several(task, steps)
-        return block.stats().peak
-
-
 def fits(make: Make, budget: int, most: float) -> Taken | None:
     """Three steps within a budget, if there is room and patience for them."""
     task = begin(make)
     try:
-        with rt.budget(budget, native=False) as block, patience(most):
+        with rt.budget(budget, native=True) as block, patience(most):
             seconds, _ = timed(task, 3)
             stats = block.stats()
     except (rc.BudgetError, Late):
         return None
-    taken = Taken(budget, stats.peak, stats.overshoot, 0, seconds, stats.operations, stats.rematerializations)
-    taken.overhead = stats.overhead
-    return taken
+    return Taken(
+        *(budget, stats.peak, stats.overshoot, seconds, stats.operations, stats.rematerializations, stats.overhead)
+    )

@@ -9,18 +9,18 @@ from _common import markdown
 MEGA: Final = 1e6
 SHARES: Final = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3)
 MOST: Final = 3.0  # times the compute without eviction: with more, a batch or a depth does not count as fitting
-ABOVE: Final = 1.02  # of the budget: what needs more storages at any moment does not fit, either
 
 HEAD: Final = """# PyTorch: training in a memory budget
 
-`rt.budget(native=False)` around training steps of the models in the DTR paper, at sizes that suit a CPU, measured by
-`python benchmarks/torch_training.py --into docs/results` in one run on one thread. Nothing here was measured on a GPU.
+`rt.budget` around training steps of the models in the DTR paper, at sizes that suit a CPU, measured by `python
+benchmarks/torch_training.py --into docs/results` in one run on one thread. Blocks are on the native path. Nothing here
+was measured on a GPU.
 
-*Storages* is the peak of the bytes in storages, as the block counts them: parameters, gradients, the optimizer's state,
-inputs and activations. The budget limits these. *Allocated* is the peak of torch's allocator, by torch's own profiler.
-It also has what kernels need while they run, such as a convolution's scratch memory, which no budget can see.
-*Recomputed* is the number of repeated operator calls in all steps of the run. *Time* is CPU time for one step, the
-least of four, as a ratio to plain torch. *Bits* says whether losses, parameters and buffers equal those of plain torch.
+*Peak* is the most that torch's allocator had given out: parameters, gradients, the optimizer's state, inputs,
+activations, and what kernels need while they run, such as a convolution's scratch memory. Blocks count it themselves;
+for all else torch's own profiler says it. The budget limits it. *Recomputed* is the number of repeated operator calls
+in all steps of the run. *Time* is CPU time for one step, the least of four, as a ratio to plain torch. *Bits* says
+whether losses, parameters and buffers equal those of plain torch.
 """
 
 
@@ -32,17 +32,17 @@ def page(found: dict[str, Any]) -> str:
 
 def budget_table(model: dict[str, Any]) -> str:
     plain, runs = model["plain"], model["runs"]
-    lines = [("plain torch", "", "", mega(plain["allocated"]), "", "1.00", "")]
+    lines = [("plain torch", "", mega(plain["allocated"]), "", "1.00", "")]
     free = runs[0]
     for run, share in zip(runs, ("no limit", *(f"{share:.0%}" for share in SHARES)), strict=True):
         if run["failed"]:
-            lines.append((share, mega(run["budget"]), "", "", "", "", run["failed"]))
+            lines.append((share, mega(run["budget"]), "", "", "", run["failed"]))
             continue
         lines.append((
-            share, mega(run["budget"]) if run["budget"] else "", mega(run["peak"]), mega(run["allocated"]),
+            share, mega(run["budget"]) if run["budget"] else "", mega(run["peak"]),
             f"{run['again']:,}", f"{run['seconds'] / plain['seconds']:.2f}", "equal" if run["same"] else "DIFFERENT",
         ))  # fmt: skip
-    header = ("", "budget MB", "storages MB", "allocated MB", f"recomputed, of {free['operations']:,}", "time", "bits")
+    header = ("", "budget MB", "peak MB", f"recomputed, of {free['operations']:,}", "time", "bits")
     return f"## {model['what']}\n\n{markdown(header, lines)}"
 
 
@@ -58,9 +58,7 @@ def goals(found: dict[str, Any]) -> str:
     most = max((run["peak"] / run["budget"] - 1 for run in over), default=0.0)
     lines = [
         f"Bits equal to plain torch: {sum(run['same'] for run in done)} of {len(done)} runs.",
-        f"Storages within the budget: {len(limited) - len(over)} of {len(limited)} runs; at most {most:.0%} above it. "
-        "(A result of unknown size, such as the workspace of a recurrent layer, may exceed the budget the first time "
-        "an operator runs.)",
+        f"Peak within the budget: {len(limited) - len(over)} of {len(limited)} runs; at most {most:.0%} above it.",
         f"Budgets that did not fit or took too long: {len(runs) - len(done)}.",
     ]
     if found["growing"]:
@@ -74,25 +72,14 @@ def others(found: dict[str, Any]) -> list[str]:
     parts = []
     if found["rivals"]:
         lines = [
-            (rival["model"], rival["how"], mega(rival["peak"]), mega(rival["allocated"]), f"{rival['ratio']:.2f}",
-             mega(rival["ours"]["allocated"]), str(rival["ours"]["again"]),
-             rival["ours"]["failed"] or f"{rival['our ratio']:.2f}")
+            (rival["model"], rival["how"], mega(rival["budget"]), f"{rival['ratio']:.2f}",
+             rival["ours"]["failed"] or f"{rival['our ratio']:.2f}", str(rival["ours"]["again"]))
             for rival in found["rivals"]
         ]  # fmt: skip
-        header = (
-            "model",
-            "other way",
-            "budget MB",
-            "allocated MB",
-            "time",
-            "`rt.budget`: allocated MB",
-            "recomputed",
-            "time",
-        )
+        header = ("model", "other way", "peak MB", "time", "`rt.budget`: time", "recomputed")
         parts.append(
-            "## Compared with other ways to save memory\n\nThe budget is the peak of the other way's storages, counted "
-            "in a block without a limit; for files, the peak of its allocations. The last three columns are those of "
-            "`rt.budget`.\n\n" + markdown(header, lines)
+            "## Compared with other ways to save memory\n\nThe budget of `rt.budget` is the peak of the other way.\n\n"
+            + markdown(header, lines)
         )
     if found["growing"]:
         lines = []
@@ -116,21 +103,10 @@ def others(found: dict[str, Any]) -> list[str]:
         parts.append(
             "## The largest size that fits\n\n"
             "The budget is what plain torch needs for the size in the third column. Larger sizes, 1.5 to 8 times that, "
-            f"were tried until one did not fit, exceeded the budget by {ABOVE - 1:.0%} at any moment, or took more "
-            "than "
-            f'{MOST:.0f} times the compute without eviction. "Compute" is the overhead of the largest size that fits. '
+            f"were tried until one did not fit or took more than {MOST:.0f} times the compute without eviction. "
+            '"Compute" is the overhead of the largest size that fits. '
             '"Time" is that of a step, divided by the time of plain torch with unlimited '
             "memory.\n\n" + markdown(header, lines)
-        )
-    if found["overhead"]:
-        lines = [
-            (each["what"], *(f"{each[key]:.1f}" for key in ("plain", "mode", "free", "large")))
-            for each in found["overhead"]
-        ]
-        header = ("", "plain torch", "an empty dispatch mode", "no limit", "a large budget")
-        parts.append(
-            "## Without memory pressure: microseconds per operator\n\nThe least of many bursts of 100 calls on tensors "
-            "with 16 elements, timed in turns.\n\n" + markdown(header, lines)
         )
     if found.get("recorded"):
         step = found["recorded"]

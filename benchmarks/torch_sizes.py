@@ -1,11 +1,11 @@
 """Measures training at realistic sizes with every way to save memory, at equal memory.
 
 `python benchmarks/torch_sizes.py --into docs/results` writes torch_sizes.md and torch_sizes.json there; `--models
-gpt2,vit` chooses, and `--small` only checks that it runs. Each way is a process of its own, on two threads: a few timed
-steps (a block has made its plan by then), then two under torch's profiler. Memory is measured in three ways: storages,
-as a block without a limit counts them; allocations, by the profiler; resident memory of the process, in addition to
-what it was before the first step. For each other way, a block gets as many bytes of storages as that took, with a plan
-(foresight) and without one.
+gpt2,vit` chooses, and `--small` only checks that it runs. Each way is a process of its own, on one thread: a few timed
+steps (a block on the Python path has made its plan by then), then two under torch's profiler. Memory is measured in
+three ways: storages, as a block on the Python path counts them; allocations, by the profiler; resident memory of the
+process, in addition to what it was before the first step. For each other way, a block gets as many bytes as that
+allocated, which is what it counts itself, and one on the Python path as many as that took in storages.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import process_time
 from typing import Any, Final
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
 from _common import facts, markdown, say
@@ -37,7 +37,7 @@ import recompute_torch as rt
 
 STEPS: Final = 5
 WARM: Final = 2
-THREADS: Final = 2
+THREADS: Final = 1
 LEARNING: Final = 15
 """Steps of a block, at most, before it is timed: by then it has a plan, or will have none."""
 SHARES: Final = (0.8, 0.65, 0.5)
@@ -46,12 +46,12 @@ SHARES: Final = (0.8, 0.65, 0.5)
 
 @dataclass
 class Taken:
-    """What one way took. Bytes; seconds of the median step."""
+    """What one way took. Bytes; seconds of the processor in the fastest step."""
 
     way: str
     seconds: float
     counted: int = 0
-    """Storages."""
+    """Storages; on the native path, what a block counts: all allocations."""
     allocated: int = 0
     resident: int = 0
     repeated_share: float = 0.0
@@ -88,6 +88,9 @@ def selective(block: Any, *given: Any) -> Any:
 RUNS: Final[dict[str, Callable[..., Any]]] = {"checkpoint": checkpointed, "selective": selective}
 """How a way runs the blocks of a model; the others run them as they are."""
 
+BLOCKS: Final = ("block", "Python")
+"""A block on the native path, and one on the Python path."""
+
 OTHERS: Final = ("checkpoint", "selective", "files", "compile 0.5")
 
 
@@ -101,9 +104,8 @@ def ways(model: str, way: str, small: bool, folder: str) -> tuple[Training, Abst
     if kind == "compile":
         torch._functorch.config.activation_memory_budget = float(amount)
         training.module = torch.compile(training.module, backend="aot_eager")
-    if kind in ("block", "planless"):
-        budget = None if amount == "none" else int(amount)
-        return training, rt.budget(budget, foresight=kind == "block", native=False)
+    if kind in BLOCKS:
+        return training, rt.budget(None if amount == "none" else int(amount), native=kind == "block")
     return training, nullcontext()
 
 
@@ -123,9 +125,9 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
                     if not block.stats().foresight.startswith(("recording", "planning")):
                         break
                 for _ in range(steps):
-                    began = perf_counter()
+                    began = process_time()
                     losses.append(training.step().item())
-                    seconds.append(perf_counter() - began)
+                    seconds.append(process_time() - began)
                 taken.loss = losses[steps - 1]  # others take no more steps
                 if isinstance(block, rt.budget):
                     stats = block.stats()
@@ -136,7 +138,7 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
         except (rc.BudgetError, RuntimeError) as error:
             taken.failed = type(error).__name__
             return taken
-        taken.seconds = sorted(seconds[WARM:] or seconds)[len(seconds[WARM:] or seconds) // 2]
+        taken.seconds = min(seconds[WARM:] or seconds)
         taken.resident = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         if not taken.counted and not way.startswith(("compile", "files")):
             again, _ = ways(model, way, small, folder)
@@ -144,6 +146,9 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
                 for _ in range(2):
                     again.step()
                 taken.counted = counting.stats().peak
+        if way.startswith("block"):
+            taken.allocated = taken.counted
+            return taken
         again, around = ways(model, way, small, folder)
 
         def two() -> None:
@@ -171,17 +176,18 @@ def apart(model: str, way: str, small: bool, steps: int) -> Taken:
 def all_of(model: str, small: bool, steps: int) -> list[Taken]:
     """Plain, shares of its activations, and every other way, each with blocks of as much memory."""
     plain = apart(model, "plain", small, steps)
-    found = [plain, apart(model, "block none", small, steps)]
+    found = [plain, *(apart(model, f"{kind} none", small, steps) for kind in BLOCKS)]
     stays = MODELS[model](straight, small).stays
     for share in SHARES:
-        budget = int(stays + share * (plain.counted - stays))
+        budget = int(stays + share * (plain.allocated - stays))
         found.append(apart(model, f"block {budget}", small, steps))
     for other in OTHERS:
         theirs = apart(model, other, small, steps)
         found.append(theirs)
         if theirs.failed or not theirs.counted:
             continue
-        found += [apart(model, f"{kind} {theirs.counted}", small, steps) for kind in ("block", "planless")]
+        for kind, budget in zip(BLOCKS, (theirs.allocated, theirs.counted), strict=True):
+            found.append(apart(model, f"{kind} {budget}", small, steps))
     return found
 
 
@@ -190,11 +196,12 @@ def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
     parts = [
         "# PyTorch at realistic sizes",
         "Measured by `python benchmarks/torch_sizes.py --into docs/results`. `block` and the number of bytes is "
-        "`rt.budget` with that budget, on the Python path; `planless` is the same without foresight. `checkpoint` is "
+        "`rt.budget` with that budget, on the native path, `Python` the same on the Python path. `checkpoint` is "
         "`torch.utils.checkpoint` around each block of the model, `selective` a checkpoint that keeps matrix products, "
         "`files` writes saved tensors to files, `compile` is `torch.compile` at that `activation_memory_budget`. After "
-        "`checkpoint` and `selective` come blocks with as many bytes of storages as these took. Times are medians of "
-        "three steps on two threads, as ratios to plain torch in the same run.",
+        "`checkpoint` and `selective` come blocks with as many bytes as these allocated, and on the Python path, which "
+        "counts storages alone, with as many bytes of these. What a native block allocated it counts itself. Times are "
+        "of the processor, the fastest of three steps on one thread, as ratios to plain torch in the same run.",
     ]
     for model, runs in found.items():
         plain = runs[0]

@@ -4,7 +4,7 @@
 chooses; `--picture docs/pictures/residency-torch.png` draws. Each model is trained for a few steps in plain torch, in a
 block without a limit, and within shares of the peak that this one had; then with `torch.utils.checkpoint` around each
 block and with saved tensors on disk, beside a budget of as many bytes. Batches and depths grow until a fixed budget is
-too small. One thread; times are of the processor.
+too small. Blocks are native. One thread; times are of the processor.
 """
 
 from __future__ import annotations
@@ -22,24 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
 from _common import facts, say
-from _torch_measures import (
-    Make,
-    Reference,
-    Taken,
-    allocated,
-    begin,
-    counted,
-    files,
-    fits,
-    reference,
-    several,
-    timed,
-    within,
-)
-from _torch_page import ABOVE, MOST, SHARES, page
+from _torch_measures import Make, Reference, Taken, begin, files, fits, peak, reference, timed, within
+from _torch_page import MOST, SHARES, page
 from _torch_recording import recorded
 from torch.utils.checkpoint import checkpoint
-from torch_overhead import overheads
 
 from _torch_training import gan, lstm, resnet, transformer, treelstm, unet
 
@@ -98,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     machine = facts() | {"torch": torch.__version__, "threads": "1"}
-    found: dict[str, Any] = {"machine": machine, "models": {}, "rivals": [], "growing": [], "overhead": []}
+    found: dict[str, Any] = {"machine": machine, "models": {}, "rivals": [], "growing": []}
     for name in options.models.split(","):
         what, make = MODELS[name]
         plain = reference(make, STEPS)
@@ -109,7 +95,6 @@ def main() -> None:
             found["rivals"] += rivals(name, make, plain)
     if not options.quick:
         found["growing"] = [grown(name) for name in GROWING]
-        found["overhead"] = overheads()
         found["recorded"] = recorded(lambda: resnet(8, 6, 8, 16), SHARES[1:], options.picture)
     text = page(found)
     if options.into:
@@ -129,7 +114,7 @@ def budgets(name: str, make: Make, plain: Reference) -> list[Taken]:
     for run in runs:
         plain.seconds = min(plain.seconds, timed(begin(make), STEPS)[0])
         if not run.failed:
-            again = within(make, run.budget, plain, STEPS, most, allocations=False)
+            again = within(make, run.budget, plain, STEPS, most)
             run.seconds = run.seconds if again.failed else min(run.seconds, again.seconds)
             run.same = run.same and again.same
     for run in runs:
@@ -158,18 +143,17 @@ def rivals(name: str, make: Make, plain: Reference) -> list[dict[str, Any]]:
             return type(task)(task.modules, task.optimizers, stepped)
 
         if name != "gan":  # gradients of gradients go through the files again and again
-            found.append(rival(name, "saved tensors in files", saving, make, plain, files=True))
+            found.append(rival(name, "saved tensors in files", saving, make, plain))
     return found
 
 
-def rival(name: str, how: str, other: Make, make: Make, plain: Reference, files: bool = False) -> dict[str, Any]:
-    most = allocated(lambda: several(begin(other), 2))
-    peak = most if files else counted(other)  # what is read from files is not all made by operators
+def rival(name: str, how: str, other: Make, make: Make, plain: Reference) -> dict[str, Any]:
+    budget = peak(other)
     seconds, _ = timed(begin(other), STEPS)
-    ours = within(make, peak, plain, STEPS, 5 + PATIENCE * STEPS * plain.seconds)
+    ours = within(make, budget, plain, STEPS, 5 + PATIENCE * STEPS * plain.seconds)
     say(f"{name}, {how}: {seconds / plain.seconds:.2f} times; {ours.failed or f'{ours.seconds / plain.seconds:.2f}'}")
     return {
-        "model": name, "how": how, "peak": peak, "allocated": most, "ratio": seconds / plain.seconds,
+        "model": name, "how": how, "budget": budget, "ratio": seconds / plain.seconds,
         "ours": asdict(ours), "our ratio": None if ours.failed else ours.seconds / plain.seconds,
     }  # fmt: skip
 
@@ -180,20 +164,19 @@ def rival(name: str, how: str, other: Make, make: Make, plain: Reference, files:
 def grown(name: str) -> dict[str, Any]:
     """The largest size that trains in the memory that plain torch needs for the first, with bearable recomputation."""
     unit, first, make = GROWING[name]
-    budget = counted(make(first))
+    budget = peak(make(first))
     largest, runs = first, []
     for factor in FACTORS:
         size = int(first * factor)
         plain, _ = timed(begin(make(size)), 3)
         took = fits(make(size), budget, 5 + PATIENCE * plain)
-        if took is None or took.overhead > MOST or took.peak > ABOVE * budget:
+        if took is None or took.overhead > MOST:
             break
-        needs = counted(make(size))
         largest = size
         runs.append(
             {
                 "size": size,
-                "needs": needs,
+                "needs": peak(make(size)),
                 "again": took.again,
                 "overhead": took.overhead,
                 "ratio": took.seconds / plain,

@@ -216,6 +216,23 @@ def test_a_warning_before_the_second_step(path: str) -> None:
             module(x).square().sum().backward()
 
 
+def test_no_warning_of_gradients_that_come_later(path: str) -> None:
+    """Where the loss is the tightest, there are no gradients yet: a budget that works is not warned of."""
+    x, y = torch.randn(512, 64), torch.randint(0, 2048, (512,))
+    layers = [nn.Linear(64, 512), nn.Linear(512, 64)] * 2
+    module = nn.Sequential(*layers, nn.Linear(64, 2048))
+    optimizer = torch.optim.SGD(module.parameters(), 1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rt.FloorWarning)
+        with rt.budget(13_600_000) as block:  # three times 4.2 MB at the loss; and .8 MB of parameters, and of gradients
+            for _ in range(3):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(module(x), y).backward()
+                optimizer.step()
+    assert block.stats().overshoot == 0
+    assert block.stats().path == path
+
+
 @pytest.mark.parametrize("activations", ["300kB", "50%"])
 def test_activations(activations: str) -> None:
     """A budget for activations alone leaves room for what has to stay, and the steps are those of plain torch."""

@@ -923,6 +923,40 @@ def test_the_memory_of_the_process_follows_the_count() -> None:
     assert found.stdout == "True\n", found.stderr
 
 
+def test_pages_of_freed_tensors_serve_tensors_of_other_sizes() -> None:
+    """No page is asked of the system anew, whatever the sizes; values stay apart, and the process is as large as counted."""
+    code = """
+        import random, resource, torch, recompute_torch as rt
+        torch.set_num_threads(1)
+        draw = random.Random(0)
+        kept = []
+
+        def faults():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+        def turn(number):
+            while sum(each.nbytes for _, each in kept) > 30_000_000:
+                before, each = kept.pop(draw.randrange(len(kept)))
+                assert (each == before).all()
+            kept.append((number, torch.full((draw.randrange(1 << 16, 2_000_000),), number)))
+
+        with rt.budget("64MB", native=True) as block:
+            for number in range(200):
+                turn(number)
+            first, touched, least, most = faults(), 0, resident(), 0
+            for number in range(2000):
+                turn(number)
+                touched += kept[-1][1].nbytes / resource.getpagesize()
+                most = max(most, resident())
+            print((faults() - first) / touched < 0.1, most - least < 24_000_000, block.stats().evictions, flush=True)
+    """
+    found = in_a_process(code)
+    assert found.stdout == "True True 0\n", found.stderr
+
+
 def test_a_collective_does_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes would have to take part: what it makes stays."""
     distributed = torch.distributed

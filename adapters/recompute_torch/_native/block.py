@@ -108,7 +108,7 @@ class NativeBudget(Block):
         self.holders: Final = Holders()
         self._instead = instead  # makes what this block is if another native one is open as it is entered
         self._remembered = 0  # bytes that optimizers remembered before their first step in the block
-        self._tightest: tuple[int, int, str] | None = None  # of the last step
+        self._tightest: tuple[int, int, int, str] | None = None  # of the last step
         self._hooked: dict[int, ref[Any]] = {}
         self._last = (0, 0.0, 0, 0, 0, 0.0, 0.0)
         self._final: tuple[load.Figures, tuple[float, float]] | None = None
@@ -184,6 +184,10 @@ class NativeBudget(Block):
         self.holders.meet_optimizer(optimizer)
         if not self._steps:
             self._remembered = self._held()["optimizer"].here
+            gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
+            addresses = [_address(each) for each in gradients if each is not None and ordinary(each)]
+            seen = (self._tightest, load.tightest(self._library, addresses))
+            self._tightest = max(filter(None, seen), key=lambda one: one[0] + one[2])
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._hook(parameter)
@@ -221,13 +225,13 @@ class NativeBudget(Block):
 
         `apart`: bytes that were there, and will not be.
         """
-        most, own, name = self._tightest or load.tightest(self._library)
+        most, own, beside, name = self._tightest or load.tightest(self._library)
         held = self._held()
         parameters, gradients, optimizer = [held[kind].here for kind in KINDS[:3]]
-        first = len(self._steps) < 2  # gradients could still be evicted; and the next step has what this one remembered
+        first = len(self._steps) < 2  # the next step has what the optimizer remembers of this one
         rest = max(0, most - apart - own - parameters - (self._remembered if first else optimizer))
-        gradients = gradients if first else min(gradients, rest)  # not all of them need have been there
-        return Parts(parameters, gradients, optimizer, max(0, rest - gradients), own, name)
+        stayed = min(max(0, gradients - beside), rest)  # not all of them need have been there
+        return Parts(parameters, stayed + beside, optimizer, rest - stayed, own, name)
 
     def _look_at_repeats(self) -> None:
         """Now and then, while operators are repeated: warn if most of the computing is."""
@@ -264,7 +268,8 @@ class NativeBudget(Block):
 
     def _lapped(self) -> Step:
         counts, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
-        self._tightest = load.tightest(self._library)
+        if self._steps or self._tightest is None:
+            self._tightest = load.tightest(self._library)
         self._library.rm_next_lap()
         before = self._last
         self._last = (before[0] + 1, now, counts.operators, counts.evictions, counts.repeats, compute, repeated)

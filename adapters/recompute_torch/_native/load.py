@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from threading import Lock
@@ -46,7 +47,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_times": (None, [c_void_p]),
     "rm_repeated": (None, [c_char_p, c_int64]),
     "rm_needed": (c_int64, []),
-    "rm_tightest": (None, [c_void_p, c_char_p, c_int64]),
+    "rm_tightest": (None, [c_void_p, c_int64, c_void_p, c_char_p, c_int64]),
     "rm_next_lap": (None, []),
     "rm_height": (c_double, [c_double] * 4 + [c_int]),
     "rm_problems": (c_int64, []),
@@ -196,11 +197,15 @@ def repeated(functions: Any) -> tuple[Recomputed, ...]:
     return tuple(sorted(runs, key=lambda run: -run.seconds))
 
 
-def tightest(functions: Any) -> tuple[int, int, str]:
-    """Of the operator with the most in memory that could not be evicted: these bytes, its own of them, and its name."""
-    into, name = (c_int64 * 2)(), ctypes.create_string_buffer(_MAX_ERROR)
-    functions.rm_tightest(into, name, _MAX_ERROR)
-    return into[0], into[1], name.value.decode(errors="replace")
+def tightest(functions: Any, gradients: Sequence[int] = ()) -> tuple[int, int, int, str]:
+    """Of the operator with the most in memory that could not be evicted: these bytes, its own of them, and its name.
+
+    `gradients`: addresses of storages that could be evicted, and count as well where they were there. The third of the
+    result is how many bytes of them that were.
+    """
+    into, name = (c_int64 * 3)(), ctypes.create_string_buffer(_MAX_ERROR)
+    functions.rm_tightest((c_int64 * len(gradients))(*gradients), len(gradients), into, name, _MAX_ERROR)
+    return *into, name.value.decode(errors="replace")
 
 
 def calling(function: Any, *arguments: Any) -> tuple[int, str]:

@@ -228,7 +228,8 @@ class Operator {
     c10::SmallVector<Value*, 4> made;
     const bool odd = meet_outputs(made);
     const int64_t most = count.most.load(std::memory_order_relaxed) - M.pool_bytes;
-    if (C10_UNLIKELY(most > M.tightest.bytes) && !quiet()) note_tightest(most, made);
+    const bool tight = (M.first_lap && count.limited()) || M.tightest.empty() || most > M.tightest[0].bytes;
+    if (C10_UNLIKELY(tight) && !quiet()) note_tightest(most, made);
     for (StorageImpl* storage : targets) {
       Value* v = value_of(storage);
       if (!v) adopt(storage);  // it has got other memory
@@ -258,13 +259,18 @@ class Operator {
 
  private:
   void note_tightest(int64_t bytes, c10::ArrayRef<Value*> made) {
-    std::unordered_set<Value*> own;
+    auto& known = M.tightest;
+    while (!known.empty() && known.back().bytes <= bytes) known.pop_back();
+    if (known.size() >= 4096) return;  // what comes now takes little
+    Tightest now{bytes, std::max<int64_t>(0, bytes + M.pool_bytes - count.used), &rule, M.operators};  // freed since
+    const uint64_t walk = ++M.walks;
+    const auto add = [&](Value* v) {
+      if (v && std::exchange(v->seen, walk) != walk) now.own += v->bytes;
+    };
     for (const Met& m : met)
-      if (m.value && m.value->call) own.insert(m.value);
-    for (Value* v : made)
-      if (v) own.insert(v);
-    M.tightest = {bytes, std::max<int64_t>(0, bytes + M.pool_bytes - count.used), &rule};  // what was freed since
-    for (Value* v : own) M.tightest.own += v->bytes;
+      if (m.value && m.value->call) add(m.value);
+    for (Value* v : made) add(v);
+    known.push_back(now);
   }
 
   void meet() {

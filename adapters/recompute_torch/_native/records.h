@@ -31,6 +31,7 @@ struct Value {
   bool unshared = false;                  // the storage cannot be resized, as if NumPy had it, but nobody else has it
   bool blank = false;                     // an empty buffer: whatever is there, no repeat would make the same
   uint64_t used = 0;                      // on the compute clock
+  int64_t born = 0;                       // operators before it
   double chain = 0;                       // ticks to make it with its evicted ancestors, as it lost its memory
   double around = 0;                      // what its neighbourhood cost when it was last counted
   uint64_t known = 0;                     // until how many evictions and repeats that counts
@@ -69,9 +70,10 @@ struct Call {
   Call(const OperatorHandle& op, const Rule& rule) : op(op), rule(rule) {}
 };
 
-struct Tightest {  // the operator with the most in memory that could not be evicted, outside of optimizers' steps
+struct Tightest {  // an operator with much in memory that could not be evicted, outside of optimizers' steps
   int64_t bytes = 0, own = 0;  // all of it; of that what the operator took that can be evicted, made, and had meanwhile
   const Rule* rule = nullptr;
+  int64_t when = 0;  // operators before it
 };
 
 struct Machine {
@@ -86,7 +88,8 @@ struct Machine {
   bool burying = false;
   std::deque<Value*> orphans, kept;  // sources that only calls need; those of them that were found to be worth it
   Era era;
-  Tightest tightest;
+  std::vector<Tightest> tightest;  // of this lap, the most; in the first lap then the most of all after it, and so on
+  bool first_lap = true;           // gradients can be evicted in it
   int64_t operators = 0, evictions = 0, repeats = 0, values = 0, calls = 0, escapes = 0, faults = 0, parted = 0, scored = 0;
   int64_t next_look = 0;  // repeats at which Python is asked whether it is too much
   int64_t patience = INT64_MAX, live = 0;  // repeats, as the block ends, after which so many bytes need no room
@@ -194,6 +197,7 @@ Value* new_value(size_t bytes) {
   auto* v = new Value;
   v->bytes = bytes;
   v->used = M.clock;
+  v->born = M.operators;
   v->after = M.all.after;
   v->before = &M.all;
   M.all.after->before = v;

@@ -93,7 +93,8 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   M.operators = M.evictions = M.repeats = M.escapes = M.faults = M.parted = M.scored = 0;
   M.repeated_ticks = 0;
   M.era = Era();
-  M.tightest = Tightest();
+  M.tightest.clear();
+  M.first_lap = true;
   guard = faults && addresses.open() ? Guard::FAULT : Guard::ERROR;
   if (guard == Guard::FAULT) watch_faults();
   count.used = count.peak = count.lap = count.overshoot = count.beside = 0;
@@ -217,17 +218,26 @@ void rm_repeated(char* text, int64_t size) {
 
 int64_t rm_needed() { return needed_at_once; }  // by the last operator that found no room, with what was in use
 
-// What the tightest operator of this lap had in memory that could not be evicted; of that, its own; its name.
-void rm_tightest(int64_t* into, char* name, int64_t size) {
+// What the tightest operator of this lap had in memory that could not be evicted; of that, its own; its name. Gradients,
+// which could be evicted in the first lap, count as well where they were there; how many bytes of them, is the third.
+void rm_tightest(const int64_t* gradients, int64_t many, int64_t* into, char* name, int64_t size) {
   Lock lock;
-  into[0] = M.tightest.bytes, into[1] = M.tightest.own;
-  snprintf(name, size, "%s", M.tightest.rule ? in_python_words(M.tightest.rule->name).c_str() : "");
+  *name = into[0] = into[1] = into[2] = 0;
+  for (const Tightest& one : M.tightest) {
+    int64_t beside = 0;
+    for (int64_t i = 0; i < many; i++)
+      if (Value* v = value_at(gradients[i]); v && v->call && v->born <= one.when) beside += v->bytes;
+    if (one.bytes + beside <= into[0] + into[2]) continue;
+    into[0] = one.bytes, into[1] = one.own, into[2] = beside;
+    snprintf(name, size, "%s", in_python_words(one.rule->name).c_str());
+  }
 }
 
 void rm_next_lap() {
   Lock lock;
   count.lap = count.used.load();
-  M.tightest = Tightest();
+  M.tightest.clear();
+  M.first_lap = false;
 }
 
 double rm_height(double cost, double neighbours, double bytes, double staleness, int pressure_) {
