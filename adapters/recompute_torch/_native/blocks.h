@@ -2,11 +2,12 @@
 //
 // malloc keeps freed blocks of up to 32 MB in its heap: a process whose tensors take half then has nearly as much as
 // before. And pages that are asked for anew each time cost up to a third of a step. So within a budget large blocks are
-// mapped here, and the pages of freed ones are kept, as long as all of them together are within the budget. What no kept
-// block fits is made of the pages of several: `mremap` moves a page some fifty times faster than a new one is filled
-// with zeros.
+// mapped here, and the pages of freed ones are kept, as long as all of them together are within the budget. A block that
+// no stretch of kept pages can hold is made of several: `mremap` moves a page some fifty times faster than a new one is
+// filled with zeros.
 
-constexpr size_t LARGE = size_t(1) << 17;   // bytes
+constexpr size_t LARGE = size_t(1) << 17;     // bytes
+constexpr size_t FRAGMENT = size_t(1) << 16;  // bytes: new pages cost less than moving so few
 constexpr size_t MAPPINGS = size_t(1) << 14;  // at most, of the 65,530 that Linux gives to a process by default
 
 size_t pages(size_t bytes) { return (bytes + 4095) & ~size_t(4095); }
@@ -18,30 +19,39 @@ class Blocks {
   void* take(size_t& size, int64_t room) {
     std::lock_guard lock(mutex_);
     size = pages(size);
-    auto piece = free_.lower_bound(size);
-    if (piece != free_.end() && (piece->first <= size + size / 8 || piece->first - size >= LARGE)) {
-      char* block = piece->second;
-      const size_t length = piece->first;
-      drop(piece);
-      if (length - size < LARGE) size = length;
+    auto fitting = by_size_.lower_bound({size, nullptr});
+    if (fitting != by_size_.end()) {
+      const auto [length, block] = *fitting;
+      drop(block, length);
+      if (length - size < FRAGMENT) size = length;
       else keep(block + size, length - size);
       return block;
     }
-    void* block = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (block == MAP_FAILED) return nullptr;
-    size_t moved = 0;
-    while (size - moved >= LARGE && !free_.empty() && free_.size() + seams_.size() < MAPPINGS)
-      if (!move_pages(static_cast<char*>(block), size, moved)) {
-        end(static_cast<char*>(block), size, false);
+    void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return nullptr;
+    char* const block = static_cast<char*>(mapped);
+    seams_.insert({block, block + size});
+    for (size_t missing = size; missing >= FRAGMENT && !by_size_.empty() && seams_.size() < MAPPINGS;) {
+      auto piece = by_size_.lower_bound({missing, nullptr});
+      const auto [length, from] = piece == by_size_.end() ? *by_size_.rbegin() : *piece;
+      if (length < FRAGMENT) break;
+      const size_t used = std::min(length, missing);
+      drop(from, length);
+      if (!move_pages(from, block + size - missing, used)) {
+        unmap(from, length), unmap(block, size);
         return nullptr;
       }
+      if (length > used) keep(from + used, length - used);
+      missing -= used;
+    }
     shrink(room - int64_t(size));
     return block;
   }
 
   void give(void* block, size_t size, bool kept) {
     std::lock_guard lock(mutex_);
-    end(static_cast<char*>(block), size, kept);
+    if (kept) keep(static_cast<char*>(block), size);
+    else unmap(static_cast<char*>(block), size);
   }
 
   void keep_at_most(int64_t bytes) {
@@ -50,56 +60,64 @@ class Blocks {
   }
 
  private:
-  using Pieces = std::multimap<size_t, char*>;  // by size; each lies within one mapping, as `mremap` needs it
-
-  // Moves pages of a kept piece, the smallest that has enough or else the largest, to where `block` has none yet.
-  bool move_pages(char* block, size_t size, size_t& moved) {
-    const size_t missing = size - moved;
-    auto piece = free_.lower_bound(missing);
-    if (piece == free_.end()) --piece;
-    char* const from = piece->second;
-    const size_t length = piece->first, used = std::min(length, missing);
-    if (mremap(from, used, used, MREMAP_MAYMOVE | MREMAP_FIXED, block + moved) == MAP_FAILED) return false;
-    drop(piece);
-    if (length - used >= LARGE) keep(from + used, length - used);
-    else if (length > used) munmap(from + used, length - used);
-    if (moved) seams_.insert(block + moved);
-    moved += used;
-    if (moved < size) seams_.insert(block + moved);
+  bool move_pages(char* from, char* to, size_t size) {  // one mapping at a time, as `mremap` needs it
+    char* const end = from + size;
+    const auto first = seams_.lower_bound(from);
+    for (auto seam = seams_.upper_bound(from); from < end; ++seam) {
+      const size_t part = seam == seams_.end() || *seam > end ? end - from : *seam - from;
+      if (mremap(from, part, part, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) return false;
+      from += part, to += part;
+      seams_.insert(to);
+      if (seam == seams_.end()) break;
+    }
+    seams_.erase(first, seams_.upper_bound(end));
     return true;
   }
 
-  void end(char* block, size_t size, bool kept) {
-    char* from = block;
-    for (auto seam = seams_.upper_bound(block); seam != seams_.end() && *seam < block + size; seam = seams_.erase(seam)) {
-      if (kept) keep(from, *seam - from);
-      from = *seam;
-    }
-    if (kept) keep(from, block + size - from);
-    else munmap(block, size);
+  void unmap(char* block, size_t size) {
+    munmap(block, size);
+    seams_.erase(seams_.lower_bound(block), seams_.upper_bound(block + size));
   }
 
-  void keep(char* piece, size_t size) {
-    free_.emplace(size, piece);
+  void keep(char* block, size_t size) {  // as one with its neighbours
+    auto after = by_address_.lower_bound(block);
+    if (after != by_address_.end() && after->first == block + size) {
+      const auto [next, length] = *after++;
+      drop(next, length);
+      size += length;
+    }
+    if (after != by_address_.begin()) {
+      const auto [before, length] = *std::prev(after);
+      if (before + length == block) {
+        drop(before, length);
+        block = before, size += length;
+      }
+    }
+    by_address_.emplace(block, size);
+    by_size_.emplace(size, block);
     bytes_ += size;
   }
 
-  void drop(Pieces::iterator piece) {
-    bytes_ -= piece->first;
-    free_.erase(piece);
+  void drop(char* block, size_t size) {
+    bytes_ -= size;
+    by_address_.erase(block);
+    by_size_.erase({size, block});
   }
 
   void shrink(int64_t bytes) {  // the smallest first: large ones are worth more
     while (bytes_ > std::max<int64_t>(0, bytes)) {
-      auto first = free_.begin();
-      munmap(first->second, first->first);
-      drop(first);
+      const auto [length, block] = *by_size_.begin();
+      const size_t much = std::min(length, pages(bytes_ - std::max<int64_t>(0, bytes)));
+      drop(block, length);
+      unmap(block + length - much, much);
+      if (length > much) keep(block, length - much);
     }
   }
 
   std::mutex mutex_;
-  Pieces free_;
-  std::set<char*> seams_;  // where another mapping begins within a block that is in use
+  std::map<char*, size_t> by_address_;             // what is kept
+  std::set<std::pair<size_t, char*>> by_size_;     // the same
+  std::set<char*> seams_;  // where one mapping may end and another one begin, in blocks in use and in kept ones
   int64_t bytes_ = 0;
 };
 Blocks& blocks = *new Blocks;
