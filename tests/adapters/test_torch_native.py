@@ -957,6 +957,30 @@ def test_pages_of_freed_tensors_serve_tensors_of_other_sizes() -> None:
     assert found.stdout == "True True 0\n", found.stderr
 
 
+def test_threads_share_the_room_that_there_is() -> None:
+    """Room that one thread has made, and another one takes first, is made again: no thread exceeds the budget."""
+    turns = 400
+
+    def work() -> None:
+        for number in range(turns):
+            kept = [torch.full((1 << 18,), number) for _ in range(3)]
+            assert [each[-1].item() for each in kept] == [number] * 3
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with rt.budget(8 << 20, native=True) as block:
+            threads = [Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert block.stats().overshoot == 0
+    assert block.stats().evictions > turns
+
+
 def test_a_collective_does_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes would have to take part: what it makes stays."""
     distributed = torch.distributed

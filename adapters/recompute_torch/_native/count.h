@@ -22,8 +22,16 @@ struct Count {
   std::atomic<uint32_t> era{0};  // 0: no block is open
   uint32_t eras = 0;
 
-  void add(int64_t bytes) {
-    const int64_t now = used.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  bool reserve(int64_t bytes) {  // false: there is no room
+    int64_t now = used.load(std::memory_order_relaxed);
+    do {
+      if (C10_UNLIKELY(!fits(bytes, now))) return false;
+    } while (!used.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
+    note(now + bytes);
+    return true;
+  }
+  void add(int64_t bytes) { note(used.fetch_add(bytes, std::memory_order_relaxed) + bytes); }
+  void note(int64_t now) {
     raise(peak, now);
     raise(lap, now);
     raise(most, now);
@@ -36,9 +44,9 @@ struct Count {
   }
   bool limited() const { return budget.load(std::memory_order_relaxed) != INT64_MAX; }
   int64_t room() const { return budget.load(std::memory_order_relaxed) - used.load(std::memory_order_relaxed); }
-  bool fits(int64_t more) const {
-    const int64_t now = used.load(std::memory_order_relaxed) - beside.load(std::memory_order_relaxed);
-    return now + more <= budget.load(std::memory_order_relaxed);
+  bool fits(int64_t more) const { return fits(more, used.load(std::memory_order_relaxed)); }
+  bool fits(int64_t more, int64_t now) const {
+    return now - beside.load(std::memory_order_relaxed) + more <= budget.load(std::memory_order_relaxed);
   }
 };
 Count& count = *new Count;
@@ -63,10 +71,11 @@ struct Counting final : c10::Allocator {
     if (!data) return;
     Header* head = header(data);
     const bool counted = head->era && head->era == count.era.load(std::memory_order_relaxed);
-    if (counted) count.used -= head->bytes;
+    const int64_t bytes = head->bytes;
     head->ours = 0;
     if (head->mapped) blocks.give(head, head->mapped, counted && count.limited());
     else c10::free_cpu(head);
+    if (counted) count.used -= bytes;  // not before: another thread may take the room at once
   }
   // What `raw_allocate` gave goes to the allocator of that moment, as do oneDNN's tensors, which may live from a block to
   // after it, or from before it. What others gave is aligned, too: if it does not begin a page, its page has a place for
@@ -78,6 +87,13 @@ struct Counting final : c10::Allocator {
     else ordinary_allocator->raw_deleter()(data);  // which tells profilers
   }
   static bool begins_page(const void* data) { return reinterpret_cast<uintptr_t>(data) % 4096 == 0; }
+  static void reserve(int64_t bytes) {  // others may take the room that was made
+    while (C10_UNLIKELY(!count.reserve(bytes))) {
+      if (make_room(bytes)) continue;
+      if (may_throw()) throw_no_room(bytes);
+      return count.add(bytes);
+    }
+  }
   static void* from_malloc(size_t bytes, uint32_t era) {  // the machine's memory may be shorter than the budget
     while (true) {
       try {
@@ -95,16 +111,23 @@ struct Counting final : c10::Allocator {
     const at::Device cpu(at::kCPU);
     if (!bytes) return {nullptr, nullptr, &release, cpu};
     const uint32_t era = bookkeeping || !takes_part() ? 0 : count.era.load(std::memory_order_relaxed);
-    if (era && C10_UNLIKELY(!count.fits(bytes)) && !make_room(bytes) && may_throw()) throw_no_room(bytes);
+    if (era) reserve(bytes);
     size_t mapped = 0;
     void* block = nullptr;
     if (era && bytes >= LARGE && count.limited()) {
       mapped = bytes + AHEAD;
-      block = blocks.take(mapped, count.room());
+      block = blocks.take(mapped, count.room() + int64_t(bytes));
     }
-    if (!block) block = from_malloc(bytes + AHEAD, era), mapped = 0;
+    if (!block) {
+      mapped = 0;
+      try {
+        block = from_malloc(bytes + AHEAD, era);
+      } catch (...) {
+        if (era) count.used -= int64_t(bytes);
+        throw;
+      }
+    }
     new (block) Header{int64_t(bytes), int64_t(mapped), Header::mark(static_cast<Header*>(block)), era};
-    if (era) count.add(bytes);
     void* data = static_cast<char*>(block) + AHEAD;
     return {data, data, &release, cpu};
   }
