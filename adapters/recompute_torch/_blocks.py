@@ -43,7 +43,7 @@ _choosing: Final[Any] = RLock()
 """One block at a time opens or closes."""
 
 
-def _joining() -> list[Callable[[], object]]:
+def _joining() -> list[Callable[[], Callable[[], object]]]:
     """What a thread does first that this one starts: it takes part where this one does."""
     return [block._join for block in list(blocks) if block._is_here()]
 
@@ -146,11 +146,12 @@ class Block(ABC):
             for block in others:
                 block._go_on()
 
-    def _join(self) -> None:
-        """A thread has been started."""
+    def _join(self) -> Callable[[], object]:
+        """A thread has been started; what it does last: as it ends, a mode that it has would wait for the interpreter."""
         with self._lock:
             if self._times_entered:
                 self._begin()
+        return self._step_aside
 
     def _is_here(self) -> bool:
         """Whether this thread takes part."""

@@ -6,6 +6,7 @@ an operator has written over a source. Before a source is written, all that woul
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -54,6 +55,13 @@ _MAX_DEPENDENTS: Final = 256
 """Calls that are looked at to see what depends on a source."""
 
 
+def _taken(values: deque[Value]) -> Iterator[Value]:
+    """As many values as there are now, taken out of a queue; fewer where another thread takes some."""
+    with suppress(IndexError):
+        for _ in range(len(values)):
+            yield values.popleft()
+
+
 def _can_be_copied(storage: Storage) -> bool:
     return storage.nbytes() <= _MAX_COPIED_BYTES and storage.data_ptr() % _ALIGNED == 0
 
@@ -81,7 +89,7 @@ class Storages:
         self.stepping: set[int] = set()  # threads in which an optimizer makes a step
         self.spare: dict[str, float] = {}  # bytes by device that such a step must leave free if it records nothing
         self.orphans: Final = cache.extend.released_sources()
-        self._kept: list[Value] = []  # those of them that were found to be worth their memory
+        self._kept: Final[deque[Value]] = deque()  # those of them that were found to be worth their memory
         self._history = history
         self._known: dict[int, ref[Storage]] = {}  # by address, so those that are gone give way to new ones
         self._lent: dict[int, list[tuple[Tensor, ref[Any] | None]]] = {}  # by thread: see `lend`
@@ -225,8 +233,7 @@ class Storages:
                     self._fix(node)
             if self.cache.extend.needed(source):  # for what did not fit, or what another thread is just making
                 self._part(storage_of(tensor), source)
-            self.orphans.extend(self._kept)  # with fewer that depend on them, some are not worth their memory any more
-            self._kept.clear()
+            self.orphans.extend(_taken(self._kept))  # fewer depend on them: some are not worth their memory any more
 
     @contextmanager
     def staying(self, node: Value) -> Iterator[None]:
@@ -301,8 +308,7 @@ class Storages:
 
         A momentum remembers all gradients that went into it, unless it is asked what that is worth.
         """
-        for _ in range(len(self.orphans)):
-            source = self.orphans.popleft()
+        for source in _taken(self.orphans):
             if source.referred or not self.cache.extend.needed(source):
                 continue
             alive = self.cache.extend.dependents(source, _MAX_DEPENDENTS)

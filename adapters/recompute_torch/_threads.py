@@ -19,12 +19,12 @@ from recompute.extend import BackgroundThread
 
 
 class Threads:
-    """Asks, as a thread is started, what it is to do first in it: functions, which are called there.
+    """Asks, as a thread is started, what it is to do first in it: functions, each of which returns what it is to do last.
 
     From `open` to as many calls of `close`.
     """
 
-    def __init__(self, ask: Callable[[], list[Callable[[], object]]]) -> None:
+    def __init__(self, ask: Callable[[], list[Callable[[], Callable[[], object]]]]) -> None:
         self._ask = ask
         self._times = 0
         self._start: Any = None  # as it was before
@@ -62,10 +62,13 @@ def _run() -> None:
         del thread.run
     else:
         thread.run = run
-    for function in first:
-        function()
+    last = [function() for function in first]
     del first
-    thread.run()
+    try:
+        thread.run()
+    finally:
+        for function in last:
+            function()
 
 
 _BOOKS: Final = (f"{__name__.rpartition('.')[0]}.", "recompute.")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
-from threading import Thread
+from threading import Thread, local
 from typing import Any
 
 import pytest
@@ -255,6 +255,45 @@ def test_threads(entered: str, share: float | None) -> None:
         with block:
             run_all(threads)
     assert [alike(expected, each) for each in (*alone, *found)] == [[], [], []]
+
+
+@pytest.mark.parametrize("budget", [17_000_000, 12_500_000])
+def test_threads_share_a_budget_that_is_too_small_for_all_at_once(budget: int) -> None:
+    """A thread that finds no room while others hold their arguments goes on when these have what they need."""
+    size, failed = 1 << 19, []
+
+    def work() -> None:
+        try:
+            for number in range(100):
+                x = torch.full((size,), float(number))
+                y = x * 2
+                assert torch.sin(y + x)[-1] == torch.sin(torch.tensor(3.0 * number))
+        except BaseException as error:
+            failed.append(error)
+
+    with rt.budget(budget) as block:
+        run_all([Thread(target=work) for _ in range(4)])
+    assert failed == []
+    assert block.stats().overshoot == 0
+    assert block.stats().evictions > 100
+
+
+def test_a_thread_takes_part_no_longer_as_it_ends() -> None:
+    """Its mode goes before the thread does: what ends after the interpreter cannot give a mode back."""
+    left: list[tuple[int, bool]] = []
+
+    class Last:
+        def __del__(self) -> None:
+            left.append((torch._C._len_torch_dispatch_stack(), block._is_here()))
+
+    def work() -> None:
+        here.last = Last()
+        assert block._is_here()
+
+    here = local()
+    with rt.budget() as block:
+        run_all([Thread(target=work)])
+    assert left == [(0, False)]
 
 
 def run_all(threads: list[Thread]) -> None:

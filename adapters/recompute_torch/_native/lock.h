@@ -15,14 +15,26 @@ using Mutex = std::recursive_mutex;
 alignas(Mutex) char mutex_bytes[sizeof(Mutex)];
 Mutex& mutex = *new (mutex_bytes) Mutex;  // never destroyed: storages may outlive every static
 
+class WithoutInterpreter {  // its lock is given up while this exists, if this thread has it
+ public:
+  WithoutInterpreter() {
+    if (PyGILState_Check && Py_IsInitialized() && PyGILState_Check()) thread_ = PyEval_SaveThread();
+  }
+  ~WithoutInterpreter() {
+    if (thread_) PyEval_RestoreThread(thread_);
+  }
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+
+ private:
+  void* thread_ = nullptr;
+};
+
 class Lock {
  public:
   Lock() {
     if (mutex.try_lock()) return;
-    void* thread = nullptr;
-    if (PyGILState_Check && Py_IsInitialized() && PyGILState_Check()) thread = PyEval_SaveThread();
+    const WithoutInterpreter here;
     mutex.lock();
-    if (thread) PyEval_RestoreThread(thread);
   }
   ~Lock() { mutex.unlock(); }
   Lock(const Lock&) = delete;

@@ -403,21 +403,40 @@ class Operator {
   uint64_t took = 0;
 };
 
+bool ran(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack* stack, const Turn& turn) {
+  Operator here(op, rule, keys, stack);
+  const bool again = turn.counts() && !turn.is_alone() && rule.writes.empty() && !rule.seeded;
+  std::optional<Lock> drawing;  // one thread at a time draws: a repeat sets a generator back for a while
+  if (here.draws()) drawing.emplace();
+  try {
+    here.before();
+    try {
+      here.run();
+    } catch (...) {
+      here.failed();
+      throw;
+    }
+  } catch (const NoRoom&) {
+    if (!again) throw;
+    was_short = false;
+    return false;
+  }
+  here.after();
+  return true;
+}
+
 void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
   const DispatchKeySet keys = all & BELOW;
   if (C10_UNLIKELY(!M.open || has_left())) return op.redispatchBoxed(keys, stack);
   const Rule& rule = rule_of(op);
   if (rule.kind == Kind::PASS) return op.redispatchBoxed(keys, stack);
-  Operator here(op, rule, keys, stack);
-  std::optional<Lock> turn;  // one thread at a time draws: a repeat sets a generator back for a while
-  if (here.draws()) turn.emplace();
-  here.before();
-  try {
-    here.run();
-  } catch (...) {
-    here.failed();
-    throw;
+  Turn turn(rule.own && !rule.once && !nested);
+  c10::SmallVector<IValue, 8> arguments;  // a kernel that fails may have taken them
+  if (C10_UNLIKELY(turn.counts())) arguments.append(stack->end() - rule.arguments, stack->end());
+  while (!ran(op, rule, keys, stack, turn)) {
+    turn.take_alone();
+    stack->resize(stack->size() - rule.arguments);
+    stack->insert(stack->end(), arguments.begin(), arguments.end());
   }
-  here.after();
   look_at_repeats();
 }

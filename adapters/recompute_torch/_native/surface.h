@@ -101,6 +101,7 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   count.budget = budget > 0 ? budget : INT64_MAX;
   count.era = ++count.eras;
   c10::SetAllocator(at::kCPU, &counting, 1);
+  forget_threads();
   M.open = true;
   return 0;
 }
@@ -273,6 +274,7 @@ void rm_before_fork() { mutex.lock(); }
 void rm_after_fork_in_parent() { mutex.unlock(); }
 void rm_after_fork_in_child() {
   new (mutex_bytes) Mutex;  // the thread that held it has another name here
+  forget_threads();
   count.budget = INT64_MAX;
 }
 

@@ -29,6 +29,7 @@ namespace {
 #include "python_calls.h" // what is asked of Python meanwhile
 #include "rules.h"     // what an operator does, by its schema
 #include "repeat.h"    // a call runs again
+#include "turns.h"     // several threads
 #include "sources.h"   // before a source is written; what a history is worth
 #include "outside.h"   // memory that others may write to
 #include "escapes.h"   // an address gets out of the dispatcher

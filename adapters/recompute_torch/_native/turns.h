@@ -1,0 +1,50 @@
+// Several threads in one block: an operator that finds no room, since others hold their arguments, runs again alone.
+//
+// It writes nothing, and has given up its own arguments before: else threads could wait for each other. Only kernels of
+// torch are waited for, which wait for nobody.
+
+std::atomic<int> threads{0};  // that have run an operator in this block
+std::atomic<int> running_now{0}, waiting{0};
+alignas(std::mutex) char alone_bytes[sizeof(std::mutex)];
+std::mutex& one_alone = *new (alone_bytes) std::mutex;
+
+void forget_threads() {  // a block opens, or a process was forked off
+  new (alone_bytes) std::mutex;
+  threads = running_now = waiting = 0;
+}
+
+class Turn {
+ public:
+  explicit Turn(bool kernel) {
+    static thread_local uint32_t seen = 0;  // the block in which this thread was counted
+    if (C10_UNLIKELY(seen != count.era)) seen = count.era, threads++;
+    counts_ = kernel && C10_UNLIKELY(threads.load(std::memory_order_relaxed) > 1);
+    if (!counts_) return;
+    while (running_now++, waiting) {
+      running_now--;
+      const WithoutInterpreter here;
+      while (waiting) rest();
+    }
+  }
+  ~Turn() {
+    if (counts_) running_now--;
+    if (alone_.owns_lock()) waiting--;
+  }
+  Turn(const Turn&) = delete;
+
+  bool counts() const { return counts_; }
+  bool is_alone() const { return alone_.owns_lock(); }
+  void take_alone() {
+    waiting++;
+    running_now--;
+    const WithoutInterpreter here;
+    alone_ = std::unique_lock(one_alone);
+    while (running_now) rest();
+    running_now++;
+  }
+
+ private:
+  static void rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+  bool counts_;
+  std::unique_lock<std::mutex> alone_;
+};
