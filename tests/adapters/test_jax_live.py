@@ -205,3 +205,12 @@ def test_a_block_is_no_part_of_what_is_traced() -> None:
                 use(x)
         y = evaluate(jnp.sin, block.get(x))
     assert bits(y) == bits(jnp.sin(jnp.arange(3.0) * 2))
+
+
+def test_plain_arrays_are_iterated_over_in_a_block() -> None:
+    """The rows of a plain array are values of the block, however many there are."""
+    x = jnp.arange(402.0).reshape(201, 2)
+    with budget() as block:
+        rows = list(x)
+        assert block.stats().operations > 0
+    assert bits(block.get(rows)) == bits(list(x))

@@ -144,6 +144,10 @@ class Live(jax.core.Tracer):  # type: ignore[type-arg]  # at run time it takes n
         """All elements, as of the array."""
         return self.handle.get().tolist()
 
+    def _unstack(self) -> Any:
+        """What JAX takes of each part of a plain array over which it iterates."""
+        return list(self)
+
     def __repr__(self) -> str:
         return repr(self.handle.get())
 
