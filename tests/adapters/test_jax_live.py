@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -214,3 +215,24 @@ def test_plain_arrays_are_iterated_over_in_a_block() -> None:
         rows = list(x)
         assert block.stats().operations > 0
     assert bits(block.get(rows)) == bits(list(x))
+
+
+def test_values_are_arrays_to_other_threads_and_in_callbacks() -> None:
+    """What runs in another thread, or is called by an operation, computes with a block's values outside the block."""
+    x = jnp.arange(10.0)
+    uses: list[Any] = [
+        lambda y: y + 1,
+        lambda y: jax.jit(jnp.sin)(y),
+        lambda y: jax.grad(lambda scale: (scale * y).sum())(jnp.ones(())),
+        lambda y: jax.jit(lambda: y[2:])(),
+    ]
+    expected = bits([use(x * 2) for use in uses])
+    with budget() as block, ThreadPoolExecutor(1) as pool:
+        y = x * 2
+        operations = block.stats().operations
+        elsewhere = [pool.submit(use, y).result() for use in uses]
+        assert block.stats().operations == operations
+        assert not any(isinstance(each, jax.core.Tracer) for each in elsewhere)
+        within = [jax.pure_callback(lambda use=use: np.asarray(use(y)), jax.typeof(use(y))) for use in uses]
+    assert bits(elsewhere) == expected
+    assert bits(within) == expected

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import jax
 import numpy as np
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Primitive, set_current_trace, take_current_trace
+from jax.extend.core import ClosedJaxpr, Primitive, find_top_trace, set_current_trace, take_current_trace
 
 import recompute as rc
 from recompute.extend import EVICTED, Value, node_of
@@ -113,8 +113,9 @@ class Live(jax.core.Tracer):  # type: ignore[type-arg]  # at run time it takes n
         return self.handle.get()
 
     def full_lower(self) -> Any:
-        """Itself, and after the block the array."""
-        return self if self._trace.depth else self.handle.get()
+        """Itself, or the array: after the block, in another thread, and in a function that an operation calls."""
+        is_within = self._trace.depth and find_top_trace(()) is not EVAL  # type: ignore[no-untyped-call]  # JAX's
+        return self if is_within else self.handle.get()
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.asarray(self.handle.get(), *args, **kwargs)
