@@ -106,6 +106,7 @@ def test_values_act_as_arrays() -> None:
         assert f"{total:.1f}" == "15.0"
         assert repr(total) == str(jnp.float32(15).__repr__())
         assert [float(row.sum()) for row in x] == [3, 12]
+        assert x.tobytes() == np.arange(6, dtype=np.float32).tobytes()
         assert np.array_equal(pickle.loads(pickle.dumps(x)), x)
         assert x.block_until_ready() is x
         assert ("large" if total > 10 else "small") == "large"
@@ -236,3 +237,13 @@ def test_values_are_arrays_to_other_threads_and_in_callbacks() -> None:
         within = [jax.pure_callback(lambda use=use: np.asarray(use(y)), jax.typeof(use(y))) for use in uses]
     assert bits(elsewhere) == expected
     assert bits(within) == expected
+
+
+def test_what_an_array_in_memory_has_is_refused_with_the_cure() -> None:
+    """Where JAX needs an array in memory the error says that this is a value of a block, and how to get the array."""
+    with budget() as block:
+        y = jnp.arange(10.0) * 2
+        for use in (lambda: y.devices(), lambda: y.sharding, lambda: np.from_dlpack(y), lambda: y.addressable_shards):
+            with pytest.raises((TypeError, AttributeError), match=r"a recompute_jax\.budget block .*block\.get\(x\)"):
+                use()
+        assert block.get(y).devices()

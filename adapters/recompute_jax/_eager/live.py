@@ -145,9 +145,17 @@ class Live(jax.core.Tracer):  # type: ignore[type-arg]  # at run time it takes n
         """All elements, as of the array."""
         return self.handle.get().tolist()
 
+    def tobytes(self, order: Any = "C") -> bytes:
+        """All bytes, as of the array."""
+        return np.asarray(self).tobytes(order)
+
     def _unstack(self) -> Any:
         """What JAX takes of each part of a plain array over which it iterates."""
         return list(self)
+
+    def _error_repr(self) -> str:
+        """What JAX calls it where it refuses what is no array in memory."""
+        return f"a value of a recompute_jax.budget block (of which block.get(x) gives the array), {self.aval}"
 
     def __repr__(self) -> str:
         return repr(self.handle.get())
