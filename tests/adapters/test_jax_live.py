@@ -247,3 +247,14 @@ def test_what_an_array_in_memory_has_is_refused_with_the_cure() -> None:
             with pytest.raises((TypeError, AttributeError), match=r"a recompute_jax\.budget block .*block\.get\(x\)"):
                 use()
         assert block.get(y).devices()
+
+
+def test_values_are_put_on_devices_after_the_block() -> None:
+    """`jax.device_put`, and functions that were compiled ahead of time, take the arrays that values stand for."""
+    x = jnp.arange(10.0)
+    with budget():
+        y, key = x * 2, jax.random.split(jax.random.key(0))[1]
+    placed = jax.device_put({"y": y, "key": key, "x": x}, jax.devices()[0])
+    assert placed["y"].devices() == {jax.devices()[0]}
+    assert bits(placed) == bits({"y": x * 2, "key": jax.random.split(jax.random.key(0))[1], "x": x})
+    assert bits(jax.jit(jnp.sin).lower(y).compile()(y)) == bits(jax.jit(jnp.sin)(x * 2))

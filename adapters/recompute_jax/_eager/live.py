@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 import jax
 import numpy as np
+from jax._src.interpreters.pxla import shard_arg_handlers  # `jax.device_put` looks nowhere else
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Primitive, find_top_trace, set_current_trace, take_current_trace
 
@@ -161,6 +162,18 @@ class Live(jax.core.Tracer):  # type: ignore[type-arg]  # at run time it takes n
         return repr(self.handle.get())
 
     __str__ = __repr__
+
+
+def _placed(values: Sequence[Live], *each: Sequence[Any]) -> list[Any]:
+    """What JAX puts on devices for values, where nothing is traced: that of their arrays."""
+    placed: list[Any] = []
+    for value, *where in zip(values, *each, strict=True):
+        array = value.handle.get()
+        placed += shard_arg_handlers[type(array)]([array], *[[one] for one in where])
+    return placed
+
+
+shard_arg_handlers[Live] = _placed
 
 
 class _Trace(jax.core.Trace):
