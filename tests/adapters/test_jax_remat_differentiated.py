@@ -115,6 +115,26 @@ def test_forward_mode_and_higher_orders(arrays: Any) -> None:
     assert_same(squared(loss)(*arrays), squared(planned)(*arrays))
 
 
+def test_forward_mode_differentiates_only_what_moves() -> None:
+    """A tangent of zeros takes no products: neither for arrays that the function captures nor for other arguments."""
+    x, w, captured = jnp.ones((4, 64)) / 3, jnp.eye(64) / 2, jax.random.normal(jax.random.key(0), (64, 64)) / 8
+
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ w @ captured).sum(0)
+
+    planned = remat(layer, "1MB")
+    ways: list[Callable[[Any], Any]] = [
+        lambda fn: lambda x: jax.jvp(lambda x: fn(x, w), (x,), (x,)),
+        lambda fn: lambda x: jax.linearize(lambda x: fn(x, w), x)[1](x),
+        lambda fn: lambda x: jax.jacfwd(fn)(x, w),
+    ]
+    for way in ways:
+        products = [str(jax.make_jaxpr(way(fn))(x)).count("dot_general[") for fn in (layer, planned)]
+        assert products[0] == products[1] > 0
+    np.testing.assert_allclose(jax.jacfwd(planned)(x, w), jax.jacfwd(layer)(x, w), atol=1e-6)
+    np.testing.assert_allclose(jax.jacfwd(planned, 1)(x, w), jax.jacfwd(layer, 1)(x, w), atol=1e-5)
+
+
 def test_integers_keys_and_results_beside(arrays: Any) -> None:
     """What has no derivative passes through; results beside the loss are given as `has_aux`."""
     w, x = arrays

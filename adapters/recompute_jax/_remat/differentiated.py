@@ -103,18 +103,19 @@ class _Operation(_HiPrim):  # type: ignore[misc]  # JAX's
         return _Batch(self, axis_data, dims)(*args), ends
 
     def jvp(self, primals: Any, tangents: Any) -> tuple[Any, Any]:
-        places = _inexact(self.in_avals)
-        moving = tuple([_instantiate(tangents[at]) for at in places])
+        places = [at for at in _inexact(self.in_avals) if not isinstance(tangents[at], Zero)]
         function = _chosen(self.expand, places, primals)
+        moving = tuple([tangents[at] for at in places])
         made, slopes = jax.jvp(function, tuple([primals[at] for at in places]), moving)
         return made, tuple(map(_or_zero, slopes, self.out_aval))
 
     def lin(self, moving: Any, *args: Any) -> tuple[Any, Any]:
-        places = _inexact(self.in_avals)
-        return jax.linearize(_chosen(self.expand, places, args), *[args[at] for at in places])
+        places = _moving(moving, self.in_avals)
+        made, slopes = jax.linearize(_chosen(self.expand, places, args), *[args[at] for at in places])
+        return made, _Kept(places, None, slopes)
 
     def linearized(self, kept: Any, *tangents: Any) -> Results:
-        slopes = kept(*[_instantiate(tangents[at]) for at in _inexact(self.in_avals)])
+        slopes = kept.arrays(*[_instantiate(tangents[at]) for at in kept.places])
         return tuple(map(_or_zero, slopes, self.out_aval))
 
 
@@ -268,7 +269,7 @@ def _mapped(fn: Callable[..., Any], axis: Any, starts: Any, ends: Any) -> Callab
 
 @tree_util.register_pytree_node_class
 class _Kept:
-    """What the forward pass keeps: of a number its gradients, otherwise the arguments."""
+    """What the forward pass keeps: of a number its gradients, otherwise the arguments; or the linear function."""
 
     def __init__(self, places: tuple[int, ...], number: int | None, arrays: Any) -> None:
         self.places = places
