@@ -152,3 +152,17 @@ def test_checkpoints_and_names_inside_cost_nothing() -> None:
     gradient = jax.grad(partial(saved, named_y))
     for fn in (remat(gradient, "240kB"), jax.grad(remat(named, "240kB"))):
         assert jnp.allclose(fn(w, x), jax.grad(plain)(w, x), atol=1e-6)
+
+
+def test_a_collective_over_a_batch_is_refused_with_the_cure() -> None:
+    """A planned function cannot ask about the others of a batch that it is one of; planning the batch works."""
+
+    def centred(x: Any) -> Any:
+        return (x - jax.lax.pmean(x, "rows")) * jax.lax.axis_index("rows")
+
+    x = jnp.arange(8.0).reshape(4, 2)
+    for one in (planned(centred), planned(jax.grad(lambda x: centred(x).sum()))):
+        with pytest.raises(NotImplementedError, match=r"axis_name='rows'.*planned\(jax\.vmap\(fn"):
+            jax.vmap(one, axis_name="rows")(x)
+    batch = jax.vmap(centred, axis_name="rows")
+    assert (planned(batch)(x) == batch(x)).all()

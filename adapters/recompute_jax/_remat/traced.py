@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 from jax import tree_util
+from jax._src.core import NamedAxisEffect  # it has no public name
 from jax.extend.core import ClosedJaxpr
 
 from recompute import BudgetError
@@ -185,6 +186,7 @@ class Traces:
                 "jnp.where for what depends on them, or static_argnums"
             )
             raise
+        _refuse_batch_axes(closed, self._name)
         donated = _donated(args, kwargs, self._jit_options)
         places = dict(shardings)
         flags = [Argument(donated[at], places.get(at)) for at, traced in enumerate(dynamic) if traced]
@@ -220,6 +222,17 @@ def _make(
         made = follow_saved(closed, name, options.saved, options, arguments)
     latest[:] = [made.report]
     return made
+
+
+def _refuse_batch_axes(closed: ClosedJaxpr, name: str) -> None:
+    """Raise, if a function asks about the others of a batch that it is one of: alone it cannot be compiled."""
+    names = {effect.name for effect in closed.effects if isinstance(effect, NamedAxisEffect)}
+    unknown = sorted(map(repr, names.difference(jax.sharding.get_abstract_mesh().axis_names)))
+    if unknown:
+        raise NotImplementedError(
+            f"{name}: a planned function cannot use an axis of a vmap around it (axis_name={', '.join(unknown)}), as "
+            "its budget would be for one of a batch: plan the batch, planned(jax.vmap(fn, axis_name=...), budget)"
+        )
 
 
 def _signature(args: Any, kwargs: Any) -> tuple[Any, Any]:
