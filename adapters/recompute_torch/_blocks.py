@@ -147,7 +147,7 @@ class Block(ABC):
                 block._go_on()
 
     def _join(self) -> Callable[[], object]:
-        """A thread has been started; what it does last: as it ends, a mode that it has would wait for the interpreter."""
+        """A thread has been started. What it does last: a mode that goes with a thread asks for the interpreter."""
         with self._lock:
             if self._times_entered:
                 self._begin()

@@ -19,7 +19,7 @@ from recompute.extend import BackgroundThread
 
 
 class Threads:
-    """Asks, as a thread is started, what it is to do first in it: functions, each of which returns what it is to do last.
+    """Asks, as a thread is started, what it is to do first: functions, each of which returns what it is to do last.
 
     From `open` to as many calls of `close`.
     """

@@ -216,15 +216,28 @@ def test_a_warning_before_the_second_step(path: str) -> None:
             module(x).square().sum().backward()
 
 
-def test_no_warning_of_gradients_that_come_later(path: str) -> None:
-    """Where the loss is the tightest, there are no gradients yet: a budget that works is not warned of."""
-    x, y = torch.randn(512, 64), torch.randint(0, 2048, (512,))
-    layers = [nn.Linear(64, 512), nn.Linear(512, 64)] * 2
-    module = nn.Sequential(*layers, nn.Linear(64, 2048))
+@pytest.mark.parametrize(
+    ("batch", "layers", "budget"),
+    [
+        (
+            512,
+            [(64, 512), (512, 64), (64, 2048)],
+            13_600_000,
+        ),  # at the loss: 4.2 MB three times, and parameters
+        (512, [(64, 2048)], 13_600_000),  # its own gradient is .5 MB of what the tightest operator makes
+        (128, [(512, 1024)], 6_800_000),  # 2.1 MB of parameters, their gradient, and twice what the layer makes
+    ],
+)
+def test_no_warning_of_gradients_that_are_not_there_yet(
+    path: str, batch: int, layers: list[tuple[int, int]], budget: int
+) -> None:
+    """A budget that works is not warned of: gradients count where they are there, and once."""
+    x, y = torch.randn(batch, layers[0][0]), torch.randint(0, layers[-1][1], (batch,))
+    module = nn.Sequential(*[nn.Linear(*sizes) for sizes in layers])
     optimizer = torch.optim.SGD(module.parameters(), 1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error", rt.FloorWarning)
-        with rt.budget(13_600_000) as block:  # three times 4.2 MB at the loss; and .8 MB of parameters, and of gradients
+        with rt.budget(budget) as block:
             for _ in range(3):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(module(x), y).backward()

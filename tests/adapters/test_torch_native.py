@@ -924,7 +924,7 @@ def test_the_memory_of_the_process_follows_the_count() -> None:
 
 
 def test_pages_of_freed_tensors_serve_tensors_of_other_sizes() -> None:
-    """No page is asked of the system anew, whatever the sizes; values stay apart, and the process is as large as counted."""
+    """Whatever the sizes, no pages are asked for anew; values stay apart, and the process is as large as counted."""
     code = """
         import random, resource, torch, recompute_torch as rt
         torch.set_num_threads(1)

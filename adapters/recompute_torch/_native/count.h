@@ -16,7 +16,8 @@ static_assert(sizeof(Header) <= AHEAD);
 
 struct Count {
   std::atomic<int64_t> used{0}, peak{0}, lap{0}, overshoot{0};
-  std::atomic<int64_t> most{0};  // since an operator began, with what its kernel takes for a while
+  std::atomic<int64_t> most{0};  // since an operator began, with what its kernel takes for a while, as if
+  std::atomic<int64_t> evicted{0};  // what has been evicted since were there, too
   std::atomic<int64_t> budget{INT64_MAX};
   std::atomic<int64_t> beside{0};  // bytes that need no room, as a block ends
   std::atomic<uint32_t> era{0};  // 0: no block is open
@@ -34,7 +35,7 @@ struct Count {
   void note(int64_t now) {
     raise(peak, now);
     raise(lap, now);
-    raise(most, now);
+    raise(most, now + evicted.load(std::memory_order_relaxed));
     if (C10_UNLIKELY(now > budget.load(std::memory_order_relaxed))) raise(overshoot, now - budget.load());
   }
   static void raise(std::atomic<int64_t>& most, int64_t now) {

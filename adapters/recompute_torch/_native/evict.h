@@ -16,6 +16,7 @@ void evict(Value* v) {
   leave_pool(v);
   neighbours_changed(v);
   M.evictions++;
+  count.evicted += int64_t(v->bytes);
   if (v->own) {
     v->data.clear();  // else it could stay as a released one that is wanted
     v->impl = nullptr;

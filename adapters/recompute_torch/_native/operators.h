@@ -200,7 +200,10 @@ class Operator {
     Running below(&op, rule.own);
     if (call && !rule.own) remembered = this;
     was_short = false;
-    if (!within) count.most.store(count.used.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    if (!within) {
+      count.evicted.store(0, std::memory_order_relaxed);
+      count.most.store(count.used.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    }
     const uint64_t began = ticks();
     op.redispatchBoxed(keys, stack);
     took = ticks() - began;
@@ -227,7 +230,7 @@ class Operator {
     M.clock += took;
     c10::SmallVector<Value*, 4> made;
     const bool odd = meet_outputs(made);
-    const int64_t most = count.most.load(std::memory_order_relaxed) - M.pool_bytes;
+    const int64_t most = count.most.load(std::memory_order_relaxed) - count.evicted - M.pool_bytes;
     const bool tight = (M.first_lap && count.limited()) || M.tightest.empty() || most > M.tightest[0].bytes;
     if (C10_UNLIKELY(tight) && !quiet()) note_tightest(most, made);
     for (StorageImpl* storage : targets) {

@@ -31,7 +31,7 @@ struct Value {
   bool unshared = false;                  // the storage cannot be resized, as if NumPy had it, but nobody else has it
   bool blank = false;                     // an empty buffer: whatever is there, no repeat would make the same
   uint64_t used = 0;                      // on the compute clock
-  int64_t born = 0;                       // operators before it
+  int64_t born = 0;                       // how many operators with the one that made it
   double chain = 0;                       // ticks to make it with its evicted ancestors, as it lost its memory
   double around = 0;                      // what its neighbourhood cost when it was last counted
   uint64_t known = 0;                     // until how many evictions and repeats that counts
@@ -73,7 +73,7 @@ struct Call {
 struct Tightest {  // an operator with much in memory that could not be evicted, outside of optimizers' steps
   int64_t bytes = 0, own = 0;  // all of it; of that what the operator took that can be evicted, made, and had meanwhile
   const Rule* rule = nullptr;
-  int64_t when = 0;  // operators before it
+  int64_t when = 0;  // how many operators with it
 };
 
 struct Machine {
@@ -107,9 +107,9 @@ Value* value_of(StorageImpl* storage) {
 
 // The pool of what may be evicted
 
-bool evictable(const Value* v) {
-  return v->call && v->resident() && !v->pins && !v->escaped && !v->blank && v->bytes >= M.smallest;
-}
+bool can_go(const Value* v) { return v->call && !v->escaped && !v->blank && v->bytes >= M.smallest; }
+
+bool evictable(const Value* v) { return can_go(v) && v->resident() && !v->pins; }
 
 void leave_pool(Value* v) {
   if (v->place < 0) return;

@@ -227,7 +227,7 @@ void rm_tightest(const int64_t* gradients, int64_t many, int64_t* into, char* na
   for (const Tightest& one : M.tightest) {
     int64_t beside = 0;
     for (int64_t i = 0; i < many; i++)
-      if (Value* v = value_at(gradients[i]); v && v->call && v->born <= one.when) beside += v->bytes;
+      if (Value* v = value_at(gradients[i]); v && can_go(v) && v->born < one.when) beside += v->bytes;
     if (one.bytes + beside <= into[0] + into[2]) continue;
     into[0] = one.bytes, into[1] = one.own, into[2] = beside;
     snprintf(name, size, "%s", in_python_words(one.rule->name).c_str());
