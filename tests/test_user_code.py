@@ -319,33 +319,37 @@ def test_a_listener_that_uses_the_cache(action: str) -> None:
     assert len(heard) > 8
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_a_clock_without_a_time_is_refused(broken: float) -> None:
-    """A clock that returns nan or inf is an error at the first operation, by name; nothing is left of that."""
+NO_TIMES = (math.nan, math.inf, -math.inf, 10**400, None, "3", 1j, [1.0])
 
-    def sundial() -> float:
+
+@pytest.mark.parametrize("broken", NO_TIMES, ids=lambda broken: repr(broken)[:9])
+def test_a_clock_without_a_time_is_refused(broken: Any) -> None:
+    """A clock that returns no finite number is an error at the first operation, by name; nothing is left of that."""
+
+    def sundial() -> Any:
         return broken
 
     with rc.Cache(ROOM, clock=sundial) as cache:
         x = rc.pure(vector(1))
-        with pytest.raises(ValueError, match="sundial"):
+        with pytest.raises((TypeError, ValueError), match=r"sundial.*a clock returns finite seconds"):
             rc.ap(add, x)
         check_invariants(cache, [x])
         assert cache.stats().used == 8
         assert cache.stats().operations == 0
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tiers", [False, True])
+@pytest.mark.parametrize("broken", NO_TIMES, ids=lambda broken: repr(broken)[:9])
 @pytest.mark.parametrize("when", range(12))
-def test_a_clock_that_breaks(broken: float, when: int) -> None:
-    """A clock that returns nan or inf later on makes an error there, under pressure too; then all is as it was."""
-    readings: list[float] = []
+def test_a_clock_that_breaks(broken: Any, when: int, tiers: bool) -> None:
+    """A clock that returns no finite number later on makes an error there, under pressure too; all is as before."""
+    readings: list[Any] = []
 
-    def clock() -> float:
+    def clock() -> Any:
         readings.append(broken if len(readings) == when + 4 else float(len(readings)))
         return readings[-1]
 
-    cache = rc.Cache(48, clock=clock)
+    cache = rc.Cache(48, clock=clock, tiers=[rc.Host("1MB")] if tiers else ())
 
     def program() -> None:
         with cache:
@@ -362,7 +366,7 @@ def test_a_clock_that_breaks(broken: float, when: int) -> None:
     for _ in range(2):
         try:
             program()
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             told.append(str(error))
         check_invariants(cache, values)
     program()

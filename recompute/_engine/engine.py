@@ -214,7 +214,7 @@ class Engine:
         here = running.here()
         outer = here.innermost()
         meter = self.meter
-        start = meter.clock() if outer is not None else 0.0
+        start = meter.read() if outer is not None else 0.0
         began, spent = meter.turn_begins(), 0.0
         self.watchful = True
         call = Call()
@@ -264,7 +264,7 @@ class Engine:
         if not self.scheduler.stacks:
             self.watchful = self.observed or self.results.fragile
         if outer is not None:
-            outer.elsewhere += self.meter.clock() - start
+            outer.elsewhere += self.meter.read() - start
         elif ran_again and self.options.warns:
             self.thrashing.look(self)
 

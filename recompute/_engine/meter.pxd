@@ -14,6 +14,7 @@ cdef class Meter:
     cdef public dict timers
     cdef public object unknown
 
+    cpdef double read(self) except? -1.0
     cpdef double turn_begins(self) except? -1.0
     @cython.locals(time=double)
     cpdef turn_ends(self, double began, double spent)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from math import inf
+from math import fsum, inf
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +75,21 @@ class Meter:
         self.unknown: deque[tuple[Operation, float, bool, Ask]] = deque()
         """Operation, seconds it took to launch it, whether that was again, and how to ask for what it took."""
 
+    def read(self) -> float:
+        """What the clock says. Raises TypeError, which names it, for what is no number. Without the lock."""
+        reading: Any = self.clock()
+        if type(reading) is float:
+            return reading
+        try:
+            return fsum((reading,))  # not float(): that takes text, too
+        except OverflowError:  # an integer
+            return inf
+        except TypeError:
+            raise TypeError(
+                f"the clock {self.clock!r} returned {reading!r}, which is no number of seconds; a clock returns finite "
+                "seconds, as time.perf_counter does"
+            ) from None
+
     def checked(self, seconds: float) -> float:
         """The seconds between two readings of the clock. Raises ValueError if the clock is broken."""
         if 0.0 <= seconds < inf:
@@ -102,7 +117,7 @@ class Meter:
 
     def _reading(self) -> float:
         """The clock, without what was moved: what lies between two readings, less the functions, is the library's."""
-        return float(self.clock()) - self.moving_time
+        return self.read() - self.moving_time
 
     def bill(self, cost: float, again: bool) -> None:
         self.now += cost

@@ -48,9 +48,8 @@ class Moving:
         payload = next((payload for value, payload, _ in departure.payloads if copy and value is copy.root), EVICTED)
         if copy is None or copy.key is not None or payload is EVICTED:
             return
-        clock = self._meter.clock
         key = None
-        start = clock()
+        start = self._meter.read()
         try:
             key = Key(copy.store, payload, copy.nbytes)
             key.write()
@@ -65,7 +64,7 @@ class Moving:
             return
         finally:
             del payload
-        seconds = self._meter.checked(clock() - start)
+        seconds = self._meter.checked(self._meter.read() - start)
         tiers = departure.pool.tiers
         assert tiers is not None, "a copy is for a tier"
         with self._changes.alone(), self._changes.begun(python=True):
@@ -85,12 +84,12 @@ class Moving:
 
     def _move_down(self, copy: Copy, departure: Departure) -> bool:
         """Move those that make room for a copy to the next tier; whether there is room then. Without the lock."""
-        clock, tiers, room = self._meter.clock, departure.pool.tiers, True
+        tiers, room = departure.pool.tiers, True
         assert tiers is not None, "a copy is for a tier"
         while copy.displaced:
             other = copy.displaced[-1]
             before, key = other.key, None
-            start = clock()
+            start = self._meter.read()
             try:
                 if before is not None and other.moves_down:
                     key = before.moved(other.store)
@@ -98,7 +97,7 @@ class Moving:
                 if is_interrupt(error):
                     raise
                 self._warn(other, error)
-            seconds = self._meter.checked(clock() - start)
+            seconds = self._meter.checked(self._meter.read() - start)
             with self._changes.alone(), self._changes.begun(python=True):
                 if other.moves_down:
                     tiers.moved_down(other, key)

@@ -125,7 +125,6 @@ class Runs:
                 named = keywords_of(operation)
         if operation.runs and self._results.samples:
             check_sources(self._results.samples, operation)
-        clock = meter.clock
         quiet = _quiet(operation) if operation.runs else None
         timer = meter.start_timer(operation) if meter.timers else None
         if turns.lent or not _draws_nothing(operation):
@@ -134,7 +133,7 @@ class Runs:
             function = operation.function
         frame.outer = outer
         here.frame = frame
-        start = clock()
+        start = meter.read()
         try:
             if quiet is not None:
                 with quiet:
@@ -145,7 +144,7 @@ class Runs:
             note_creation(error, operation)
             raise
         finally:
-            cost = clock() - start - frame.elsewhere
+            cost = meter.read() - start - frame.elsewhere
             here.frame = outer
         if not 0.0 <= cost < inf:
             cost = meter.checked(cost)
