@@ -249,6 +249,60 @@ def test_a_policy_that_uses_the_cache(action: str) -> None:
     scene.check(*values)
 
 
+@pytest.mark.parametrize("search", ["exact", "sample", "ignore small", "batch"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_score_that_needs_room(search: Any, kept: bool) -> None:
+    """A score may make values in its own full cache: the default policy makes room for those."""
+
+    def score(cost: float, neighbours: float, size: int, staleness: float) -> float:
+        if made is not None and len(made) < 20:
+            with cache:
+                value = rc.ap(bytes, 300)
+                assert value.get() == bytes(300)
+                made.append(value if kept else None)
+        return size
+
+    made: list[Any] | None = None
+    with rc.Cache(ROOM, policy=score, search=search) as cache:
+        values = [rc.ap(bytes, 200 + number) for number in range(4)]
+        made = []
+        values += [rc.ap(bytes, 200 + number) for number in range(4, 8)]
+        assert [len(value.get()) for value in values] == list(range(200, 208))
+    assert made
+    check_invariants(cache, [*values, *(value for value in made if value is not None)])
+    assert cache.stats().peak <= ROOM + cache.stats().overshoot
+
+
+@pytest.mark.parametrize("where", ["score", "budget", "score of a release"])
+def test_code_that_brings_back_what_was_evicted(where: str) -> None:
+    """Code that brings back, whenever it is asked, what was evicted for it, keeps no room from being made."""
+
+    def bring() -> None:
+        for value in wanted:
+            value.get()
+
+    def score(cost: float, neighbours: float, size: int, staleness: float) -> float:
+        bring()
+        return size
+
+    def budget(used: int) -> int:
+        bring()
+        return ROOM
+
+    wanted: list[Any] = []
+    cache = rc.Cache(budget, policy="lru") if where == "budget" else rc.Cache(ROOM, policy=score)
+    with cache:
+        values = [rc.ap(bytes, 750).pin(), *(rc.ap(bytes, 1) for _ in range(2))]
+        wanted += values[1:]
+        if where == "score of a release":
+            assert cache.release_memory(60) >= 60
+        else:
+            values.append(rc.ap(bytes, 80, nbytes=150))
+        wanted.clear()
+        assert [len(value.get()) for value in values[1:]] == [1, 1, 80][: len(values) - 1]
+    check_invariants(cache, values)
+
+
 def test_a_score_never_runs_under_the_lock_though_another_thread_takes_the_room() -> None:
     """Room that is there when a search begins, and is not when the lock is taken, is searched for without it."""
     takers: list[Callable[[], None]] = []

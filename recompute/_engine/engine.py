@@ -19,7 +19,8 @@ from functools import partial
 from gc import collect
 from threading import get_ident
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
+from weakref import ref
 
 from recompute._budget import Limits
 from recompute._engine import destroyed
@@ -48,9 +49,12 @@ from recompute._engine.states import LEAVING, MOVING
 from recompute._engine.thrashing import Thrashing
 from recompute._engine.verify import Fingerprints
 from recompute._errors import BudgetError
-from recompute._policy.formulas import Policy
+from recompute._policy.formulas import DEFAULT, Policy, policy_of
 from recompute._policy.search import Search, is_compiled, rank
 from recompute._tiers.tiers import Tiers
+
+_SPARE: Final = 64
+"""Evictions beyond the number of candidates that making room may take before it is done without the user's code."""
 
 
 class Engine:
@@ -59,6 +63,7 @@ class Engine:
     __slots__ = (
         "__weakref__",
         "_foreign",
+        "_ranking",
         "before",
         "cache",
         "changes",
@@ -144,6 +149,8 @@ class Engine:
         self.unadvised: Callable[[str], None] | None = None
         """Told when an error has ended all advice, and which."""
         self._foreign = policy.foreign
+        self._ranking: dict[int, ref[Call]] = {}
+        """Threads in which the user's policy is being asked."""
         self.watch()
         engines.add(self)
 
@@ -161,10 +168,12 @@ class Engine:
         fit, unless memory is lenient.
         """
         collected = tried = False
+        evicted, most = 0, len(pool.candidates) + _SPARE
         while not frame.unlocked:
-            if pool.adaptive is not None:
+            asks = evicted <= most  # else the user's code brings back what is evicted whenever it is asked
+            if pool.adaptive is not None and asks:
                 pool.ask_limit()
-            victims = self._rank(pool) if self._foreign and pool.used + size > pool.limit else None
+            victims = self._rank(pool, asks) if self._foreign and pool.used + size > pool.limit else None
             with self.changes.alone(), self.changes.begun():
                 found = True
                 fits = pool.used + size <= pool.limit
@@ -181,6 +190,7 @@ class Engine:
                     for victim in victims:
                         if victim.resident and not victim.locks:
                             self.evict(victim, "pressure")
+                            evicted += 1
                     found = bool(victims) or self.scheduler.find_room(self, pool, frame)
             self.settling.settle_departures()
             if fits or frame.unlocked:
@@ -560,10 +570,10 @@ class Engine:
         self.changes.calls_python()
         self.memory.set_limits(limits)
 
-    def next_victims(self, pool: Pool) -> list[Storage]:
-        """Whom to evict next, whatever is free."""
+    def next_victims(self, pool: Pool, asks: bool) -> list[Storage]:
+        """Whom to evict next, whatever is free. `asks`: see `_rank`."""
         if self._foreign:
-            return self._rank(pool)
+            return self._rank(pool, asks)
         with self.changes.alone(), self.changes.begun():
             return pool.candidates.choose(self.meter.now)
 
@@ -581,13 +591,27 @@ class Engine:
                 pool.tiers.try_again(now=True)
             return self.references.let_sources_move(pool.tiers)
 
-    def _rank(self, pool: Pool) -> list[Storage]:
-        """The victim of a policy that is the user's own code, which runs without the lock."""
+    def _rank(self, pool: Pool, asks: bool) -> list[Storage]:
+        """The victim of a policy that is the user's own code, which runs without the lock.
+
+        Not `asks`, or where that code needs room itself: of the default policy, or it might be asked for ever.
+        """
         with self.changes.alone(), self.changes.begun():
             snapshot = pool.candidates.snapshot(self.meter.now)
-        memory = self.memory
-        best = rank(memory.policy, memory.search, snapshot)
+        memory, thread = self.memory, get_ident()
+        around = self._ranking.get(thread)
+        if not asks or (around is not None and around() is not None):
+            best = rank(policy_of(DEFAULT), memory.search, snapshot)
+        else:
+            call = Call()
+            self._ranking[thread] = ref(call)
+            try:
+                best = rank(memory.policy, memory.search, snapshot)
+            finally:
+                self._ranking.pop(thread, None)
         found = [storage for storage in best if storage.resident and not storage.locks and storage.pool is pool]
+        if not found and asks:
+            return self._rank(pool, False)  # all that could go went meanwhile, and others may have come
         return found if memory.search.together else found[:1]
 
     def leave(self, frame: Frame) -> None:

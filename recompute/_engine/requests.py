@@ -370,8 +370,10 @@ def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
                     engine.evict(storage, "request")
         settle(engine)
     settle(engine)
+    evicted, most = 0, 2 * len(pool.candidates)
     while wanted is not None and before - pool.used < wanted:
-        victims = engine.next_victims(pool)
+        victims = engine.next_victims(pool, evicted <= most)
+        evicted += len(victims)
         if not victims:
             break
         with engine.changes.alone(), engine.changes.begun():
