@@ -182,6 +182,31 @@ def test_a_budget_that_asks_the_cache() -> None:
     check_invariants(cache, values)
 
 
+def test_a_budget_that_asks_the_cache_in_another_thread() -> None:
+    """It may ask in a thread for which it waits, which takes the last answer."""
+
+    def ask() -> None:
+        found.append(cache.stats().used)
+        with cache:
+            found.append(len(rc.ap(bytes, 8).get()))
+
+    def budget(used: int) -> int:
+        started.append(threading.Thread(target=ask))
+        started[-1].start()
+        started[-1].join(LONG)
+        assert not started[-1].is_alive()
+        return ROOM
+
+    found: list[int] = []
+    started: list[Thread] = []
+    cache = rc.Cache(budget)
+    with cache:
+        values = [rc.ap(bytes, 300) for _ in range(10)]
+    assert [value.get() for value in values] == [bytes(300)] * 10
+    check_invariants(cache, values)
+    assert 2 * len(started) == len(found)
+
+
 def test_a_budget_that_uses_the_cache(action: str) -> None:
     """A budget function may do anything with the cache, while it is asked how much there is."""
 
@@ -895,6 +920,61 @@ def test_an_adapter_that_uses_the_cache(adapter: CuriousAdapter, hook: str, acti
         scene.check(*values)
 
 
+@pytest.mark.parametrize("hook", ["evicted", "vacate"])
+def test_an_adapter_that_looks_at_the_cache_as_a_value_goes(adapter: CuriousAdapter, hook: str) -> None:
+    """It is told of each eviction once, though what it does there settles what the cache has put aside."""
+    cache = rc.Cache(ROOM)
+    told: list[int] = []
+
+    class Watching(CuriousAdapter):
+        def act(self, hook: str) -> None:
+            if hook == self.hook:
+                told.append(cache.stats().evictions)
+
+    watching = Watching()
+    watching.hook = hook
+    rc.adapters.register(Curious, watching)
+    with cache:
+        values = [rc.ap(Curious, number) for number in range(9)]
+        assert [value.get().number for value in values] == list(range(9))
+    check_invariants(cache, values)
+    assert told == list(range(1, cache.stats().evictions + 1))
+
+
+@pytest.mark.parametrize("what", ["ap", "pure", "release_memory"])
+@pytest.mark.parametrize("hook", ["evicted", "vacate"])
+def test_an_adapter_that_evicts_as_a_value_goes(adapter: CuriousAdapter, hook: str, what: str) -> None:
+    """One that evicts each time it is told of an eviction is an error that names the type; nothing is lost."""
+
+    class Evicting(CuriousAdapter):
+        def act(self, hook: str) -> None:
+            if hook == self.hook and cache is not None:
+                with cache:
+                    match what:
+                        case "ap":
+                            kept.append(rc.ap(Curious, -1))
+                        case "pure":
+                            kept.append(rc.pure(Curious(-1)))
+                        case _:
+                            assert isinstance(values[-1], rc.Recomputable)
+                            cache.release_memory(1)
+
+    kept: list[Any] = []
+    cache: rc.Cache | None = None
+    evicting = Evicting()
+    evicting.hook = hook
+    rc.adapters.register(Curious, evicting)
+    with rc.Cache(200 * 99) as own:
+        values = [rc.ap(Curious, number) for number in range(99)]
+        cache = own
+        with pytest.raises(RuntimeError, match="evicts values while it is told of an eviction.*Curious"):
+            values.append(rc.ap(Curious, 99))
+        cache = None
+        kept.clear()
+        assert [value.get().number for value in values] == list(range(99))
+    check_invariants(own, values)
+
+
 @pytest.mark.parametrize("room", [ROOM, 10 * ROOM], ids=["little", "enough"])
 @pytest.mark.parametrize(("adapter", "hook"), [(hook, hook) for hook in (*HOOKS, "fingerprint")], indirect=["adapter"])
 def test_an_adapter_that_asks_for_what_is_being_brought_back(adapter: CuriousAdapter, hook: str, room: int) -> None:
@@ -903,7 +983,7 @@ def test_an_adapter_that_asks_for_what_is_being_brought_back(adapter: CuriousAda
     class Own(Scene):
         def _act(self) -> None:
             for number, value in enumerate(own):
-                if hook != "vacate":
+                if hook not in ("watch", "evicted", "vacate"):
                     assert value.get().number == number + 1
                 else:
                     with suppress_own_result():  # what leaves memory just now cannot be there

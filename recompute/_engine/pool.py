@@ -137,7 +137,8 @@ def said(pool: Pool, size: int, what: Operation | None, *, impossible: bool) -> 
         (pool.pinned, "pinned"),
         (locked, "locked by operations in flight"),
         (pool.held, "evicted but held by the caller"),
-        (0 if impossible else pool.used - pool.fixed - pool.held, "that the policy does not evict"),
+        (0 if impossible else pool.departing, "leaving memory, of which adapters are being told"),
+        (0 if impossible else pool.used - pool.fixed - pool.held - pool.departing, "that the policy does not evict"),
     ]
     short = (pool.fixed + pool.held if impossible else pool.used) + size - int(pool.limit)
     taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)

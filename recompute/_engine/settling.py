@@ -23,9 +23,13 @@ from recompute._engine.pool import Pool
 from recompute._engine.references import References
 from recompute._engine.scheduler import Scheduler
 from recompute._engine.states import DROPPED, HELD, LEAVING, MOVED, MOVING
+from recompute._interrupts import is_interrupt
 
 if TYPE_CHECKING:
     from recompute._engine.engine import Engine
+
+_DEEPEST: Final = 16
+"""Evictions of one thread, each while an adapter is told of the one before."""
 
 _SMALL: Final = 4096
 """Bytes: smaller payloads go at the next use of the cache, not immediately."""
@@ -133,18 +137,20 @@ class Settling:
         finalizer.destroy_garbage()
         if not finalizer.departures:
             return
+        _check_depth(finalizer)
         call = Call()
         for departure in list(finalizer.departures):
-            if self.takes_over(departure) if others else departure.owner == get_ident():
+            if (others or departure.owner == get_ident()) and self.takes_over(departure):
                 departure.call = ref(call)
                 if not departure.taken:  # an interrupt has struck: beginning a change makes that good
                     with self._changes.alone(), self._changes.begun():
                         pass
                 try:
                     self._give_up(departure)
-                except BaseException:
+                except BaseException as error:
                     try:
-                        self._give_up(departure)  # again: it may have been an interrupt
+                        if not isinstance(error, Exception) or is_interrupt(error):
+                            self._give_up(departure)
                     finally:
                         self._depart(departure)
                         finalizer.destroy_garbage()
@@ -161,11 +167,13 @@ class Settling:
         departure.tell_adapters(self._finalizer.queue.append, self.let_go)
 
     def takes_over(self, departure: Departure) -> bool:
-        """Whether this thread completes a departure: its own, or one whose thread was kept from it."""
-        if departure.owner != get_ident():
-            if _is_at_it(departure):
-                return False
-            departure.owner = get_ident()
+        """Whether this thread completes a departure: its own, or one whose thread was kept from it.
+
+        Not one that a thread is just at: this one, too, where an adapter uses the cache as it is told.
+        """
+        if _is_at_it(departure):
+            return False
+        departure.owner = get_ident()
         return True
 
     def leaves_here(self, guard: Frame) -> bool:
@@ -320,6 +328,17 @@ def _can_wait(value: Value) -> bool:
     """Whether a number or the like is all that can go with a reference: its recipe stays, for those who use it."""
     storage = value.storage
     return value.users is not None and not storage.buffer and storage.resident and storage.size < _SMALL
+
+
+def _check_depth(finalizer: Finalizer) -> None:
+    """Raise RuntimeError where adapters evict while they are told of an eviction, and that again and again."""
+    mine = [one for one in list(finalizer.departures) if one.owner == get_ident() and _is_at_it(one)]
+    if len(mine) > _DEEPEST:
+        names = ", ".join(sorted({type(payload).__name__ for one in mine for _, payload, _ in one.payloads}))
+        raise RuntimeError(
+            f"an adapter evicts values while it is told of an eviction, {len(mine)} deep: `evicted` and `vacate` for "
+            f"{names} may use the cache, but must not need room there each time"
+        )
 
 
 def _is_at_it(departure: Departure) -> bool:
