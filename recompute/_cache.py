@@ -187,7 +187,7 @@ class Cache:
         engine = self._engine
         engine.tidy()
         for pool in list(engine.memory.pools.values()):
-            pool.ask_limit()
+            pool.ask_limit(needed=False)
         journal, meter = engine.journal, engine.meter
         with engine.changes.alone(), engine.changes.begun(python=True):
             pools = tuple(

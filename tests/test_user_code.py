@@ -182,29 +182,78 @@ def test_a_budget_that_asks_the_cache() -> None:
     check_invariants(cache, values)
 
 
-def test_a_budget_that_asks_the_cache_in_another_thread() -> None:
-    """It may ask in a thread for which it waits, which takes the last answer."""
+def in_a_thread(action: Callable[[], object]) -> None:
+    """Do something in another thread, and wait for it; what it raises is raised here."""
+    errors: list[BaseException] = []
 
-    def ask() -> None:
-        found.append(cache.stats().used)
-        with cache:
-            found.append(len(rc.ap(bytes, 8).get()))
+    def work() -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(LONG)
+    assert not thread.is_alive(), "it waits for what waits for it"
+    for error in errors:
+        raise error
+
+
+def test_a_budget_that_asks_the_cache_in_another_thread() -> None:
+    """It may ask in a thread for which it waits; its last answer holds there."""
 
     def budget(used: int) -> int:
-        started.append(threading.Thread(target=ask))
-        started[-1].start()
-        started[-1].join(LONG)
-        assert not started[-1].is_alive()
+        asked.append(used)
+        in_a_thread(lambda: cache.stats())
+        if len(asked) > 1:
+            in_a_thread(lambda: made.append(rc.ap(len, values[0]).get()))
         return ROOM
 
-    found: list[int] = []
-    started: list[Thread] = []
+    asked: list[int] = []
+    made: list[int] = []
     cache = rc.Cache(budget)
+    values: list[Any] = []
     with cache:
-        values = [rc.ap(bytes, 300) for _ in range(10)]
+        for _ in range(10):
+            values.append(rc.ap(bytes, 300))
     assert [value.get() for value in values] == [bytes(300)] * 10
+    assert len(asked) < 99
+    assert made == [300] * (len(asked) - 1)
     check_invariants(cache, values)
-    assert 2 * len(started) == len(found)
+
+
+def test_a_budget_that_waits_for_who_waits_for_it() -> None:
+    """Before it has answered once, needing room in a thread for which it waits is an error that names it."""
+
+    def make() -> int:
+        with cache:
+            return rc.ap(int, 8).get()
+
+    def besieged(used: int) -> int:
+        in_a_thread(make)
+        return ROOM
+
+    cache = rc.Cache(besieged)
+    with pytest.raises(RuntimeError, match=r"besieged.*let it answer"):
+        make()
+    cache.budget = ROOM
+    check_invariants(cache, [])
+    assert make() == 8
+
+
+def test_a_budget_function_counts_for_results_of_unknown_size() -> None:
+    """A budget function is asked before the first result of a function is kept, too."""
+    functions: list[Callable[[], bytes]] = [lambda: bytes(301), lambda: bytes(302), lambda: bytes(303)]
+    functions += [lambda: bytes(304), lambda: bytes(305), lambda: bytes(306)]
+    with rc.Cache(lambda used: ROOM) as cache:
+        values = [rc.ap(function) for function in functions]
+        stats = cache.stats()
+        assert stats.used <= ROOM
+        assert stats.peak <= ROOM + stats.overshoot
+        assert 0 < stats.overshoot <= sys.getsizeof(bytes(306))
+        assert [len(value.get()) for value in values] == [301, 302, 303, 304, 305, 306]
+    check_invariants(cache, values)
 
 
 def test_a_budget_that_uses_the_cache(action: str) -> None:
@@ -967,7 +1016,7 @@ def test_an_adapter_that_evicts_as_a_value_goes(adapter: CuriousAdapter, hook: s
     with rc.Cache(200 * 99) as own:
         values = [rc.ap(Curious, number) for number in range(99)]
         cache = own
-        with pytest.raises(RuntimeError, match="evicts values while it is told of an eviction.*Curious"):
+        with pytest.raises(RuntimeError, match=r"evicts values while it is told of an eviction.*Curious"):
             values.append(rc.ap(Curious, 99))
         cache = None
         kept.clear()

@@ -482,6 +482,10 @@ class Engine:
         if meter.unknown:
             self.learn_costs()
         lost = destroyed.of(frame.arguments) if results.fragile else ()
+        if not frame.reserved and not memory.unlimited:  # else it was asked when that was reserved
+            for _, size, _, device, _, shares in made:
+                if size and shares is None:
+                    memory.pool(device).ask_limit()
         while True:
             with self.changes.alone(), self.changes.begun():
                 fits = memory.unlimited or not memory.shortage(frame, made)
@@ -680,6 +684,8 @@ class Engine:
         self.scheduler.after_fork()
         self.journal.after_fork()
         self.meter.after_fork()
+        for pool in self.memory.pools.values():
+            pool.asking.clear()
         if self.memory.tiers is not None:
             self.memory.tiers.after_fork(child=True)
         if self.moving.ahead is not None:

@@ -3,7 +3,7 @@ from recompute._policy.search cimport Candidates
 
 cdef class Pool:
     cdef public object adaptive
-    cdef public set asking
+    cdef public dict asking
     cdef public Candidates candidates
     cdef public long long departing
     cdef public str device

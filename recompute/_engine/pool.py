@@ -9,14 +9,19 @@ from collections.abc import Callable
 from math import inf
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from recompute._budget import Limit, format_bytes
+from recompute._engine.changes import Call
 from recompute._errors import BudgetError
 from recompute._policy.search import Candidates
 
 if TYPE_CHECKING:
     from recompute._engine.device_tiers import DeviceTiers
     from recompute._engine.graph import Operation
+
+_MOST_ASKING: Final = 64
+"""Threads that ask a budget function which has never answered."""
 
 _MOST: Final = 1e300
 """Bytes: as good as no limit."""
@@ -67,7 +72,7 @@ class Pool:
         self.overshoot = 0  # the most by which what was there already has exceeded the limit
         self.limit: float = inf
         self.adaptive: Callable[[int], int] | None = None
-        self.asking: set[int] = set()  # threads in which that is being called
+        self.asking: dict[int, ref[Call]] = {}  # threads in which that is being called
         self.set_budget(budget)
 
     @property
@@ -83,15 +88,28 @@ class Pool:
             self.adaptive = None
             self.limit = inf if budget is None else budget
 
-    def ask_limit(self) -> None:
-        """Let the limit be what the user's function says now. Without the lock."""
+    def ask_limit(self, needed: bool = True) -> None:
+        """Let the limit be what the user's function says now. Without the lock.
+
+        While it is being asked its last answer holds: it may use the cache, also in a thread for which it waits. Where
+        it has not answered yet other threads ask, too, if that is `needed`.
+        """
         adaptive, thread = self.adaptive, get_ident()
-        if adaptive is not None and thread not in self.asking:  # else the function itself uses the cache
-            self.asking.add(thread)
+        if adaptive is None:
+            return
+        asking = {other for other, asks in list(self.asking.items()) if asks() is not None}
+        if thread not in asking and (not asking or (needed and self.limit == inf)):
+            if len(asking) > _MOST_ASKING:
+                raise RuntimeError(
+                    f"the budget function {adaptive!r} waits for threads that need room in its cache, before it has "
+                    "answered for the first time; let it answer before it lets others use the cache"
+                )
+            call = Call()
             try:
+                self.asking[thread] = ref(call)
                 limit: Any = adaptive(self.used)
             finally:
-                self.asking.discard(thread)
+                self.asking.pop(thread, None)
             if getattr(limit, "ndim", None) == 0:  # a number of an array library
                 limit = limit.item()
             if not isinstance(limit, (int, float)) or isinstance(limit, bool) or limit != limit:

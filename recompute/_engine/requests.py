@@ -123,8 +123,9 @@ def _enter(engine: Engine, device: str, size: int, then: Callable[[], None], *, 
         engine.make_room(device, size, then)
         settle(engine)
         return True
+    pool = engine.memory.pool(device)
+    pool.ask_limit()
     with engine.changes.alone(), engine.changes.begun():
-        pool = engine.memory.pool(device)
         fits = pool.used + size <= pool.limit
         if fits:
             then()
@@ -394,9 +395,10 @@ def hold(engine: Engine, buffer: Any, device: str, size: int) -> Held:
     """Count the memory of a buffer that is no value of the cache as in use until the buffer goes."""
     memory = engine.memory
     reference = HeldReference(buffer, engine.note)
+    pool = memory.pool(device)
+    pool.ask_limit()
     with engine.changes.alone(), engine.changes.begun():
         engine.settling.drain()
-        pool = memory.pool(device)
         engine.results.number = number = engine.results.number + 1
         held = reference.held = Held(pool, size, number, id(buffer), alone=True)
         held.reference = reference
