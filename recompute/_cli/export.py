@@ -79,14 +79,15 @@ def run(options: argparse.Namespace) -> int:
 
 def write(path: Path, pieces: Iterable[bytes]) -> int:
     """Write a file, all of it or nothing; its bytes. Raises CommandError, in one line, if that cannot be."""
-    special = path.exists() and not path.is_file()  # a pipe or a device
-    draft = path if special else path.with_name(f".{path.name}.{os.getpid()}.part")
+    place = Path(os.path.realpath(path))  # a link stays one
+    special = place.exists() and not place.is_file()  # a pipe or a device
+    draft = place if special else place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
         with arguments.writing(path):
             with open(draft, "wb") as file:
                 size = sum(map(file.write, pieces))
             if not special:
-                draft.replace(path)
+                draft.replace(place)
     finally:
         if not special:
             with suppress(OSError):

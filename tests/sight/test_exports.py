@@ -297,6 +297,18 @@ def test_the_command_writes_to_a_file_or_to_standard_output(
     assert told == {"trace": "unet.jsonl.gz", "format": to, "output": str(path), "bytes": len(shown)}
 
 
+def test_an_export_through_a_link(tmp_path: Path) -> None:
+    """A link stays one, and the export is in the file that it names, which may be new."""
+    link, folder = tmp_path / "link", tmp_path / "folder"
+    folder.mkdir()
+    link.symlink_to(Path("folder", "out"))
+    for to in ("perfetto", "csv"):
+        assert main(["export", UNET, "--to", to, "-o", str(link)]) == 0
+        assert link.is_symlink()
+        assert [file.name for file in folder.iterdir()] == ["out"]
+    assert (folder / "out").read_bytes() == exported(open_recording(UNET), "csv")
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
