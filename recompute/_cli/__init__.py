@@ -17,7 +17,7 @@ from recompute import _form as _form  # first of all: `recompute/__init__.py` ma
 # isort: split
 
 from recompute import BudgetError, ImpureError, __version__
-from recompute._cli import compare, demo, doctor, export, plan, plot, report, simulate, story
+from recompute._cli import arguments, compare, demo, doctor, export, plan, plot, report, simulate, story
 from recompute._cli import run as run_script
 from recompute._cli.output import CommandError, complain, flush, no_interrupt_lost, silence
 from recompute._cli.plugins import FRAMEWORKS, TOOLS, version_of_package
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(argv)
         run: Callable[[argparse.Namespace], int] = options.run
-        with no_interrupt_lost():
+        with no_interrupt_lost(), arguments.standard_input(options):
             status = run(options)
         flush(sys.stdout)
     except SystemExit as stop:  # argparse has shown the help or the version

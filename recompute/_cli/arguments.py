@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, nan
 from pathlib import Path
+from shutil import copyfileobj
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from recompute._budget import bytes_or_share
@@ -42,6 +45,28 @@ def reading(path: str) -> Iterator[None]:
 
 
 @contextmanager
+def standard_input(options: argparse.Namespace) -> Iterator[None]:
+    """Where a trace is `-`, it is standard input, put into a file: some commands read it more than once."""
+    several = "traces" in options
+    given = options.traces if several else [getattr(options, "trace", None)]
+    if "-" not in given:
+        yield
+        return
+    if sys.stdin is None:
+        raise CommandError("standard input is closed: give a file as the trace")
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "standard input")
+        with path.open("wb") as file:
+            copyfileobj(sys.stdin.buffer, file)
+        given = [str(path) if one == "-" else one for one in given]
+        if several:
+            options.traces = given
+        else:
+            (options.trace,) = given
+        yield
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """A file that cannot be written is an error of one line."""
     try:
@@ -52,6 +77,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def destination(output: str, what: str, endings: Sequence[str] = (), said: str = "") -> Path:
     """Where a file is to go. Raises CommandError, before the work, for a wrong ending or a missing directory."""
+    if output == "-":
+        raise CommandError(f"the {what} goes to a file, not to standard output: give its name (./- if that is meant)")
     path = Path(output)
     if endings and path.suffix.lower() not in endings:
         raise CommandError(f"the ending of {output!r} must be {said or 'one of ' + ', '.join(endings)}")

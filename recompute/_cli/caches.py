@@ -43,7 +43,8 @@ class Caches:
     def __init__(self, default: Cache, trace: Path | None, tiers: Sequence[Tier], *, budget_given: bool) -> None:
         self._budget = default.budget
         self._budget_given = budget_given
-        if trace is not None and trace.exists() and not trace.is_file() and not trace.is_dir():
+        special = trace is not None and trace.exists() and not trace.is_file() and not trace.is_dir()
+        if special or trace == Path("-"):
             raise OSError(EINVAL, "it is no file")  # a pipe or a device: traces are renamed
         self._trace = trace if trace is None or not trace.is_symlink() else trace.resolve()
         self._tiers = tiers

@@ -44,7 +44,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Replay recorded programs under policies, plan them in advance, and compare what both cost."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped; one panel each")
+    add(
+        "traces",
+        metavar="TRACE",
+        nargs="+",
+        help="recorded programs, a panel each; -: standard input",
+    )
     add("--budget", metavar="SHARE[,..]", action="append", help="shares of the peak or bytes; default .9, .8 to .1")
     arguments.add_policies(parser)
     arguments.add_tier(parser)

@@ -40,10 +40,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write a recorded run in the format of another tool."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("trace", metavar="RUN", help="a recorded program, plain or gzipped")
+    add("trace", metavar="RUN", help="a recorded program, plain or gzipped; -: standard input")
     add("--to", metavar="FORMAT", required=True, choices=_FORMATS, help=", ".join(_FORMATS))
     add("--budget", metavar="SHARE", help="replay it within a share of its peak (0.4 or 40%%) or bytes (512MB)")
-    add("-o", "--output", metavar="FILE", help="default: standard output")
+    add("-o", "--output", metavar="FILE", help="default: standard output, which - is, too")
     add("--json", action="store_true", help="with -o: print what was written as a JSON object on stdout")
 
 
@@ -52,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     from recompute._sight.recording import open_recording
 
     budget = arguments.one_budget(options.budget)
+    if options.output == "-":
+        options.output = None
     if options.json and options.output is None:
         raise CommandError("--json needs -o FILE: standard output is taken by the export itself")
     if options.output is None and sys.stdout is None:

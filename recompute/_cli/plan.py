@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Plan recorded programs within a budget, with the whole program known in advance."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped")
+    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped; -: standard input")
     arguments.add_budgets(parser)
     arguments.add_tier(parser, "let the method own fetch evicted results: 12GB/s, or with a latency 12GB/s,1ms")
     arguments.add_methods(parser, "own")

@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("kind", metavar="KIND", help=", ".join(_KINDS))
-    add("traces", metavar="TRACE", nargs="*", help="recorded programs, plain or gzipped")
+    add("traces", metavar="TRACE", nargs="*", help="recorded programs, plain or gzipped; -: standard input")
     add(
         "--budget",
         metavar="SHARE[,..]",

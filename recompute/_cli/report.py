@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Replay and plan a recorded run within many budgets, and write a page about them."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("trace", metavar="RUN", help="a recorded program, plain or gzipped")
+    add("trace", metavar="RUN", help="a recorded program, plain or gzipped; -: standard input")
     add(
         "-o",
         "--output",

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Replay recorded programs in the cache, with a virtual clock and without any data."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped")
+    add("traces", metavar="TRACE", nargs="+", help="recorded programs, plain or gzipped; -: standard input")
     arguments.add_budgets(parser, required=False, default="; default: shares from 90%% to 5%%")
     arguments.add_policies(parser)
     add("--search", metavar="NAME", default="exact", help=arguments.SEARCH_HELP)

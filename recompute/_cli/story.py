@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Show what happened to a value of a recorded run, a line per event: made, evicted, recomputed."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("trace", metavar="RUN", help="a recorded program, plain or gzipped")
+    add("trace", metavar="RUN", help="a recorded program, plain or gzipped; -: standard input")
     add("value", metavar="VALUE", nargs="?", help="a number, a file:line or a function; default: the most recomputed")
     add("--budget", metavar="SHARE", help="a share of the peak (0.4 or 40%%) or bytes (512MB); default as recorded")
     add("--json", action="store_true", help="print a JSON object per value, or per function, on stdout")
