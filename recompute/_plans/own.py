@@ -121,6 +121,8 @@ def own(
     if starts[-1].bound is not None:
         return starts[-1].sequence, starts[-1].bound
     starts.sort(key=lambda start: cost_of(problem, start.sequence))
+    if meter.share >= 1:
+        return starts[0].sequence, None
     improved = settled(problem, _search(problem, starts, effort, meter, progress))
     return improved if _fits(problem, improved) else starts[0].sequence, None
 
@@ -171,6 +173,8 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
     known = online()
     if known is not None:
         yield Start("online", prune(problem, known))
+        if meter.share >= 1:
+            return
     with suppress(PlanError):
         sequence, bound, work = chained(problem, _ON_CHAINS * meter.steps)
         meter.work += work

@@ -166,7 +166,10 @@ def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]
     plans: list[ProgramPlan] = []
     failed: PlanError | None = None
     tried: set[frozenset[int]] = set()
+    start = perf_counter()
     for factor in (0.0, *FACTORS):
+        if plans and limit is not None and perf_counter() - start > 2 * limit:
+            break
         fetching = Fetching(program, prices, factor)
         if frozenset(fetching.fetched) in tried:
             continue

@@ -55,5 +55,6 @@ def order_of_runs(program: Program, budget: int) -> list[Step] | None:
         elif isinstance(event, Detached):
             order.append(("detach", values[event.value]))
 
-    run = simulate(program, budget, limit=_DEAREST, machine="library", listener=listen)
+    peak = dict.fromkeys([program.devices[storage] for storage in program.storages], budget)  # its own takes a replay
+    run = simulate(program, budget, limit=_DEAREST, machine="library", listener=listen, peak=peak)
     return order if run.status == "ok" else None

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_programs import programs
 
-from recompute._plans.liveness import prune, schedule
+from recompute._plans.liveness import prune, schedule, settled
+from recompute._plans.own import Effort, Meter, portfolio
 from recompute._plans.plan import online
 from recompute._plans.problem import problem_of
 from recompute._traces.chain import chain
@@ -128,6 +129,25 @@ def test_the_same_effort_and_seed_give_the_same_plan(program: Program, share: fl
             return str(error)
 
     assert once() == once()
+
+
+@pytest.mark.parametrize("tier", [None, "1GB/s"])
+def test_when_the_time_is_over_the_first_plan_is_the_plan(tier: str | None) -> None:
+    """Of a time limit that the first plan takes up, nothing is left for others: it is what the cache does by itself."""
+    program = uneven_chain(3, 40)
+    told: list[float] = []
+    found = plan(program, of_peak=0.5, time_limit=1e-9, progress=lambda *state: told.append(state[0]), tier=tier)
+    budget = baseline(program)["cpu"] // 2
+    problem = problem_of(program, budget)
+    first = online(program, problem)
+    assert first is not None
+    assert found.steps == schedule(problem, settled(problem, prune(problem, first)))[0]
+    assert found.fetches == 0
+    assert told == []
+    if tier is None:
+        assert [start.member for start in portfolio(problem, Meter(Effort(time_limit=1e-9)), lambda: first)] == [
+            "online"
+        ]
 
 
 def stepping(layers: int, weights: int) -> Program:
