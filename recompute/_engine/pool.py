@@ -160,7 +160,7 @@ def said(pool: Pool, size: int, what: Operation | None, *, impossible: bool) -> 
     ]
     short = (pool.fixed + pool.held if impossible else pool.used) + size - int(pool.limit)
     taken = ", ".join(f"{format_bytes(part)} {label}" for part, label in parts if part > 0)
-    who = "a source" if what is None else f"{what.name} (created at {what.created})"
+    who = _who(what)
     limit = format_bytes(pool.limit)
     if size > pool.limit:
         whose = f"a source of {format_bytes(size)}" if what is None else f"{who} gives a result of {format_bytes(size)}"
@@ -181,6 +181,16 @@ def said(pool: Pool, size: int, what: Operation | None, *, impossible: bool) -> 
         + "; "
         + _listed(["raise the budget", *_cures(pool, locked, source=what is None)])
     )
+
+
+def _who(what: Operation | None) -> str:
+    """What needs room. Without the lock."""
+    if what is None:
+        return "a source"
+    value = next((output for output in what.outputs if output is not None), None)
+    if value is None or value.operation is what:
+        return f"{what.name} (created at {what.created})"
+    return f"the fetch of {'a source' if value.operation is None else f'a result of {_who(value.operation)}'}"
 
 
 def _cures(pool: Pool, locked: int, *, source: bool) -> list[str]:

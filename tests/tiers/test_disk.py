@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute._tiers.disk import Pace
 from recompute.events import Evicted, Fetched, Moved
-from recompute.testing import EventLog, check_invariants
+from recompute.testing import EventLog, ManualClock, check_invariants
 
 SIZE = 100_000
 
@@ -113,6 +113,28 @@ def test_a_folder_that_has_vanished(cache: rc.Cache, tmp_path: Path) -> None:
     assert other.get() == dear(2)
     assert cache.stats().tiers[0].fetches == 1
     check_invariants(cache, [value, other])
+
+
+def test_a_fetch_without_room_is_named() -> None:
+    """The error says whose value it is: a source, or what an operation made, and where that was created."""
+    clock = ManualClock()
+
+    def dear() -> bytes:
+        clock.advance(100.0)
+        return bytes(1500)
+
+    with rc.Cache("3kB", tiers=rc.Host("1MB"), clock=clock) as cache:
+        values = [rc.pure(bytes(1500)), rc.ap(dear)]
+        for value in values:
+            value.evict()
+        pinned = rc.ap(bytes, 2500).pin()
+        with pytest.raises(rc.BudgetError, match=r"^the fetch of a source needs 1\.53 kB"):
+            values[0].get()
+        with pytest.raises(rc.BudgetError, match=r"^the fetch of a result of .*dear \(created at .*test_disk.py:\d+\)"):
+            values[1].get()
+        pinned.unpin()
+        assert [value.get() for value in values] == [bytes(1500)] * 2
+    check_invariants(cache, [*values, pinned])
 
 
 def test_a_folder_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
