@@ -363,7 +363,7 @@ class Cache:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _context.leave()
+        _context.leave(self)
         if self._record is not None and not _context.is_entered(self):
             self.flush()
 

@@ -92,13 +92,19 @@ def enter(cache: Cache) -> None:
     _change((*around, cache), around)
 
 
-def leave() -> None:
+def leave(cache: Cache) -> None:
+    """End the innermost block of this cache: a generator may have begun others inside of it, which go on."""
     inner = _inner()
-    if inner:
-        inner.pop()
+    if inner is not None:
+        if cache in inner:
+            del inner[-1 - inner[::-1].index(cache)]
+        else:
+            _left[get_ident()] = [*_left.get(get_ident(), ()), cache]
         return
-    around = _entered.get()[:-1]
-    _change(around, around)
+    around = list(_entered.get())
+    if cache in around:  # else it was entered in another thread or task
+        del around[-1 - around[::-1].index(cache)]
+        _change(tuple(around), tuple(around))
 
 
 def is_entered(cache: Cache) -> bool:
@@ -122,6 +128,10 @@ In Python 3.11 the garbage collector may run there, and the interpreter crashes 
 """
 
 
+_left: Final[dict[int, list[Cache]]] = {}
+"""Threads there -> the caches whose blocks a destructor has ended, by closing a generator: left afterwards."""
+
+
 def _inner() -> list[Cache] | None:
     return _setting.get(get_ident()) if _setting else None
 
@@ -133,3 +143,5 @@ def _set(entered: tuple[Cache, ...]) -> None:
         _entered.set(entered)
     finally:
         _setting.pop(mine, None)
+        for cache in _left.pop(mine, ()):
+            leave(cache)

@@ -117,7 +117,7 @@ class Memoized(Generic[P, R_co]):
         try:
             return apply_at(self.__wrapped__, args, kwargs, 1, None, caller, Recomputable)
         finally:
-            _context.leave()
+            _context.leave(cache)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)

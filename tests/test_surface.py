@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import copy
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -538,6 +540,65 @@ def test_values_of_two_caches_do_not_mix() -> None:
         with pytest.raises(ValueError, match="two caches"):
             rc.ap(max, x, y)
         assert rc.ap(max, x.get(), y).get() == 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("tasks", [False, True])
+def test_generators_that_hold_a_cache_open(first: int, same: bool, tasks: bool) -> None:
+    """Generators that wait inside of `with cache:` may be closed in any order: what is open last is current."""
+
+    def waiting(cache: rc.Cache) -> Generator[None, None, None]:
+        with cache:
+            yield
+
+    def program() -> None:
+        caches = [rc.Cache()] * 2 if same else [rc.Cache(), rc.Cache()]
+        generators = [waiting(cache) for cache in caches]
+        for generator in generators:
+            next(generator)
+        generators[first].close()
+        assert rc.current_cache() is caches[1 - first]
+        generators[1 - first].close()
+        assert rc.current_cache() is around
+
+    async def task() -> None:
+        program()
+
+    async def together() -> None:
+        await asyncio.gather(task(), task())
+        assert rc.current_cache() is around
+
+    with rc.Cache() as around:
+        asyncio.run(together()) if tasks else program()
+        assert rc.current_cache() is around
+    assert rc.current_cache() is rc.default_cache()
+
+
+def test_a_generator_that_is_closed_in_another_thread() -> None:
+    """It leaves the current cache of that thread as it is."""
+
+    def waiting() -> Generator[None, None, None]:
+        with rc.Cache():
+            yield
+
+    def work() -> None:
+        with rc.Cache() as own:
+            generator.close()
+            found.append(rc.current_cache() is own)
+        found.append(rc.current_cache() is rc.default_cache())
+
+    found: list[bool] = []
+
+    def begin() -> None:
+        next(generator)
+
+    generator = waiting()
+    for step in (begin, work):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+    assert found == [True, True]
 
 
 def test_the_current_cache() -> None:
