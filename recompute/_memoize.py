@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol,
 from weakref import WeakKeyDictionary, WeakSet
 
 from recompute import _context
-from recompute._adapters.adapter import fingerprint, kinds
+from recompute._adapters.adapter import fingerprint, foreign_fingerprint, kinds
 from recompute._engine.frames import running
 from recompute._handle import apply_at, common_engine
 from recompute._recomputable import Recomputable
@@ -188,7 +188,7 @@ class Memoized(Generic[P, R_co]):
         if cls in (list, tuple, dict):
             parts = argument.items() if cls is dict else argument
             return cls, *[tuple(map(self._part, one)) if cls is dict else self._part(one) for one in parts]
-        if kind.array is not None or cls.__hash__ is None or cls is slice:
+        if cls.__hash__ is None or cls is slice or foreign_fingerprint(cls) is not None:
             part = fingerprint(argument)
             if part is None:
                 raise TypeError(
@@ -196,7 +196,8 @@ class Memoized(Generic[P, R_co]):
                     "neither be hashed nor digested; pass key= a function that returns what tells calls apart, or wrap "
                     "the argument once with rc.pure"
                 )
-            return cls, part
+            graph = argument if getattr(argument, "requires_grad", False) else None  # gradients go to this very one
+            return cls, part, None if kind.device is None else kind.device(argument), graph
         if cls in (str, bytes) and len(argument) > _LONG:
             return cls, len(argument), fingerprint(argument)
         hash(argument)  # a frozen dataclass may contain a list: its own error says so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import pickle
@@ -373,3 +374,51 @@ def test_an_interrupted_call_is_made_again(monkeypatch: pytest.MonkeyPatch) -> N
         before = module_level.cache_info().currsize
         assert module_level("interrupted") is module_level("interrupted")
         assert (before, module_level.cache_info().currsize) == (0, 1)
+
+
+class Tensor:
+    """Hashable by identity, as tensors of PyTorch are, though its content may change."""
+
+    def __init__(self, content: bytes, device: str = "cpu", requires_grad: bool = False) -> None:
+        self.content = content
+        self.device = device
+        self.requires_grad = requires_grad
+
+
+class TensorAdapter(rc.adapters.Adapter):
+    name = "tensors of this test"
+
+    def nbytes(self, value: Any) -> int:
+        return len(value.content)
+
+    def device(self, value: Any) -> str:
+        return str(value.device)
+
+    def fingerprint(self, value: Any) -> bytes:
+        return bytes(value.content)
+
+
+rc.adapters.register(Tensor, TensorAdapter())
+
+
+def test_what_an_adapter_digests_counts_by_content() -> None:
+    """Also if it can be hashed, by identity: a copy is the same call, what was changed in place is another one."""
+    with rc.Cache():
+        tensor = Tensor(b"ab")
+        first = module_level(tensor)
+        assert module_level(copy.deepcopy(tensor)) is first
+        assert module_level([[tensor]]) is module_level([[copy.copy(tensor)]])
+        tensor.content = b"ac"
+        assert module_level(tensor) is not first
+        assert module_level(Tensor(b"ab", "gpu")) is not first
+
+
+def test_what_requires_gradients_counts_by_identity_too() -> None:
+    """Gradients of a result go to the very argument that it was computed from."""
+    with rc.Cache():
+        weights, others = Tensor(b"ab", requires_grad=True), Tensor(b"ab", requires_grad=True)
+        first = module_level(weights)
+        assert module_level(weights) is first
+        assert module_level(others) is not first
+        weights.content = b"ac"
+        assert module_level(weights) is not first

@@ -106,7 +106,7 @@ class Adapter:
 
     def fingerprint(self, value: Any) -> bytes | None:
         """A digest of the content, equal for equal results; None: cannot be checked."""
-        return _python.fingerprint(value, _foreign_fingerprint)
+        return _python.fingerprint(value, foreign_fingerprint)
 
     def sample(self, value: Any) -> Hashable | None:
         """Something that most changes of the content change, in O(1); None: it cannot change, or that cannot be seen.
@@ -286,7 +286,7 @@ _guesses: Final[set[type]] = set()
 """Types that were warned of."""
 
 
-def _foreign_fingerprint(cls: type) -> Callable[[Any], bytes | None] | None:
+def foreign_fingerprint(cls: type) -> Callable[[Any], bytes | None] | None:
     """How to digest a type that is not a plain Python one."""
     adapter = kinds[cls].adapter
     return None if type(adapter).fingerprint is Adapter.fingerprint else adapter.fingerprint
