@@ -211,6 +211,18 @@ def free_memory() -> Callable[[], int]:
     return lambda: int(psutil.virtual_memory().available)
 
 
+def check_takes(function: Callable[..., object], count: int, what: str, arguments: str) -> None:
+    """Raise TypeError for a function that cannot be called with so many arguments, as far as it says."""
+    from inspect import signature  # which takes longer to import than this module
+
+    try:
+        signature(function).bind(*[0] * count)
+    except TypeError:
+        raise TypeError(f"{what} {function!r} must take {arguments}") from None
+    except ValueError:
+        return  # a function in C that does not say what it takes
+
+
 class Limits:
     """A budget as given, checked, and what it means for a device.
 
@@ -257,15 +269,6 @@ def _limit(budget: Any) -> Limit | float | None:
         return None
     if not callable(budget):
         return bytes_or_share(budget)
-    from inspect import signature  # which takes longer to import than this module
-
-    try:
-        signature(budget).bind(0)
-    except TypeError:
-        raise TypeError(
-            f"the budget function {budget!r} must take one number, the bytes in use: as lambda used: used + 10**6"
-        ) from None
-    except ValueError:
-        pass  # a function in C that does not say what it takes
+    check_takes(budget, 1, "the budget function", "one number, the bytes in use: as lambda used: used + 10**6")
     function: Callable[[int], int] = budget
     return function

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args
 
 from recompute import _context, _form
 from recompute._adapters.adapter import known_devices
-from recompute._budget import Budget, Limits, format_bytes, parse_bytes
+from recompute._budget import Budget, Limits, check_takes, format_bytes, parse_bytes
 from recompute._engine import requests
 from recompute._engine.engine import Engine
 from recompute._engine.events import Listener
@@ -24,7 +24,7 @@ from recompute._engine.options import Settings
 from recompute._engine.states import NAMES
 from recompute._engine.stats import PoolStats, Recomputed, Stats, TierStats, table
 from recompute._logged import Log
-from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, policy_of
+from recompute._policy.formulas import DEFAULT, Policy, PolicyName, Score, Scored, policy_of
 from recompute._policy.search import Search, SearchName, search_of
 from recompute._tiers.tier import Tier
 from recompute._tiers.tiers import Tiers
@@ -101,11 +101,16 @@ class Cache:
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
         settings = settings or Settings()
+        policy = policy_of(policy)
+        if isinstance(policy, Scored):
+            check_takes(policy.function, 4, "the policy", "four numbers: cost, neighbours, size, staleness")
+        if callable(clock) and clock is not perf_counter:
+            check_takes(clock, 0, "the clock", "no arguments, as time.perf_counter does")
         opened = Tiers(tiers)
         self._engine = Engine(
             *(
                 limits_of(budget),
-                policy_of(policy),
+                policy,
                 search_of(search),
                 release,
                 clock,
@@ -180,6 +185,8 @@ class Cache:
         For an allocator or a host application that runs short of memory itself. Safe to call from inside an operation.
         """
         wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
+        if not isinstance(device, str):
+            raise TypeError(f"device is the name of one, such as 'cpu' or 'cuda:0', not {device!r}")
         return requests.release_memory(self._engine, wanted, device)
 
     def stats(self) -> Stats:

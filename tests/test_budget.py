@@ -220,6 +220,19 @@ def test_release_memory() -> None:
             cache.release_memory(-1)
 
 
+def test_release_memory_of_a_device_without_values() -> None:
+    """There is nothing to free, and no pool is made for it; what is no name is an error."""
+    wrong: Any
+    with rc.Cache() as cache:
+        value = rc.ap(unit)
+        assert cache.release_memory(8, "cuda:7") == cache.release_memory(device="cuda:7") == 0
+        for wrong in (None, 0):
+            with pytest.raises(TypeError, match="device is the name of one"):
+                cache.release_memory(8, wrong)
+    assert [pool.device for pool in cache.stats().pools] == ["cpu"]
+    check_invariants(cache, [value])
+
+
 def test_numbers_that_a_budget_function_may_return() -> None:
     """Those of array libraries, as elsewhere; less than nothing is nothing, and what no machine has is no limit."""
     np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
@@ -243,6 +256,18 @@ def test_what_a_budget_function_takes(wrong: Any) -> None:
     with pytest.raises(TypeError, match="must take one number"):
         cache.budget = {"cpu": wrong}
     assert cache.budget == 100
+
+
+def test_what_a_policy_and_a_clock_take() -> None:
+    """Four numbers, and nothing; another function is refused where it is given."""
+    wrong: Any
+    for wrong in (lambda: 1, lambda cost, size: 1, lambda *, cost: 1):
+        with pytest.raises(TypeError, match="must take four numbers"):
+            rc.Cache(policy=wrong)
+    for wrong in (lambda now: 1.0, lambda *, now: 1.0):
+        with pytest.raises(TypeError, match="must take no arguments"):
+            rc.Cache(clock=wrong)
+    rc.Cache(policy=lambda cost, *others, more=0: cost, clock=lambda now=1.0: now)
 
 
 @pytest.mark.parametrize("nbytes", [-1, 2**63, 10**30, 1.5, (1, 2), [2**63]])

@@ -360,8 +360,10 @@ def release_memory(engine: Engine, wanted: int | None, device: str) -> int:
     """Evict until `wanted` bytes are free that were not before, or all that can be (None); the bytes freed."""
     memory = engine.memory
     with engine.changes.alone(), engine.changes.begun():
-        pool = memory.pool(device)
-        before = pool.used
+        pool = memory.pools.get(device)
+        before = 0 if pool is None else pool.used
+    if pool is None:
+        return 0
     used = before + 1 if wanted is None and memory.policy.name != "none" else 0
     while pool.used < used:  # what went may have kept something else
         with engine.changes.alone(), engine.changes.begun():
