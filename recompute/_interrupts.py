@@ -39,6 +39,8 @@ def _frames_given(frame: FrameType) -> list[FrameType]:
     several = bool(code.co_flags & CO_VARARGS)
     if count < 2 and not several:
         return []
+    if str(frame.f_globals.get("__name__")).startswith("recompute."):  # who asked for an operation
+        return []
     found = frame.f_locals
     given = [found.get(name) for name in code.co_varnames[:count]]
     rest = found.get(code.co_varnames[count + code.co_kwonlyargcount]) if several else None

@@ -138,6 +138,14 @@ def test_other_errors_are_no_interrupts(error: Exception) -> None:
         assert not is_interrupt(found)
 
 
+@pytest.mark.parametrize("act", [partial(rc.ap, divmod, 1, 0), partial(rc.memoize(divmod), 1, 0)])
+def test_an_error_of_an_operation_is_no_interrupt(act: Callable[[], None]) -> None:
+    """What asks for an operation hands on the frame that it asked from, as handlers get one."""
+    error = caught(act)
+    assert isinstance(error, ZeroDivisionError)
+    assert not is_interrupt(error)
+
+
 # While an adapter is loaded
 
 NUMBERS = count()
