@@ -434,11 +434,12 @@ void on_operator(const OperatorHandle& op, DispatchKeySet all, Stack* stack) {
   const Rule& rule = rule_of(op);
   if (rule.kind == Kind::PASS) return op.redispatchBoxed(keys, stack);
   Turn turn(rule.own && !rule.once && !nested);
+  const size_t first = stack->size() - rule.arguments;
   c10::SmallVector<IValue, 8> arguments;  // a kernel that fails may have taken them
-  if (C10_UNLIKELY(turn.counts())) arguments.append(stack->end() - rule.arguments, stack->end());
+  if (C10_UNLIKELY(turn.counts())) arguments.append(stack->begin() + first, stack->end());
   while (!ran(op, rule, keys, stack, turn)) {
     turn.take_alone();
-    stack->resize(stack->size() - rule.arguments);
+    stack->resize(first);
     stack->insert(stack->end(), arguments.begin(), arguments.end());
   }
   look_at_repeats();

@@ -101,7 +101,7 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   count.budget = budget > 0 ? budget : INT64_MAX;
   count.era = ++count.eras;
   c10::SetAllocator(at::kCPU, &counting, 1);
-  forget_threads();
+  threads = 0;
   M.open = true;
   return 0;
 }

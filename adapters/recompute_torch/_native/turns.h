@@ -8,7 +8,7 @@ std::atomic<int> running_now{0}, waiting{0};
 alignas(std::mutex) char alone_bytes[sizeof(std::mutex)];
 std::mutex& one_alone = *new (alone_bytes) std::mutex;
 
-void forget_threads() {  // a block opens, or a process was forked off
+void forget_threads() {  // in a child process, which has none of them
   new (alone_bytes) std::mutex;
   threads = running_now = waiting = 0;
 }
