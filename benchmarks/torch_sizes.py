@@ -200,8 +200,9 @@ def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
         "`torch.utils.checkpoint` around each block of the model, `selective` a checkpoint that keeps matrix products, "
         "`files` writes saved tensors to files, `compile` is `torch.compile` at that `activation_memory_budget`. After "
         "`checkpoint` and `selective` come blocks with as many bytes as these allocated, and on the Python path, which "
-        "counts storages alone, with as many bytes of these. What a native block allocated it counts itself. Times are "
-        "of the processor, the fastest of three steps on one thread, as ratios to plain torch in the same run.",
+        "counts storages alone, with as many bytes of these. What a native block allocated it counts itself. "
+        "*Resident* is how much the process has grown since the model was made. Times are of the processor, the "
+        "fastest of three steps on one thread, as ratios to plain torch in the same run.",
     ]
     for model, runs in found.items():
         plain = runs[0]
