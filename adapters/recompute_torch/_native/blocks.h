@@ -23,7 +23,7 @@ class Blocks {
     if (fitting != by_size_.end()) {
       const auto [length, block] = *fitting;
       drop(block, length);
-      if (length - size < FRAGMENT) size = length;
+      if (length - size < std::min(FRAGMENT, size / 8)) size = length;
       else keep(block + size, length - size);
       return block;
     }
