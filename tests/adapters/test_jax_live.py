@@ -233,7 +233,7 @@ def test_values_are_arrays_to_other_threads_and_in_callbacks() -> None:
         operations = block.stats().operations
         elsewhere = [pool.submit(use, y).result() for use in uses]
         assert block.stats().operations == operations
-        assert not any(isinstance(each, jax.core.Tracer) for each in elsewhere)
+        assert not any(isinstance(value, jax.core.Tracer) for value in elsewhere)
         within = [jax.pure_callback(lambda use=use: np.asarray(use(y)), jax.typeof(use(y))) for use in uses]
     assert bits(elsewhere) == expected
     assert bits(within) == expected

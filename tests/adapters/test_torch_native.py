@@ -938,9 +938,9 @@ def test_pages_of_freed_tensors_serve_tensors_of_other_sizes() -> None:
             return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
         def turn(number):
-            while sum(each.nbytes for _, each in kept) > 30_000_000:
-                before, each = kept.pop(draw.randrange(len(kept)))
-                assert (each == before).all()
+            while sum(tensor.nbytes for _, tensor in kept) > 30_000_000:
+                before, tensor = kept.pop(draw.randrange(len(kept)))
+                assert (tensor == before).all()
             kept.append((number, torch.full((draw.randrange(1 << 16, 2_000_000),), number)))
 
         with rt.budget("64MB", native=True) as block:
@@ -964,7 +964,7 @@ def test_threads_share_the_room_that_there_is() -> None:
     def work() -> None:
         for number in range(turns):
             kept = [torch.full((1 << 18,), number) for _ in range(3)]
-            assert [each[-1].item() for each in kept] == [number] * 3
+            assert [tensor[-1].item() for tensor in kept] == [number] * 3
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -164,10 +164,10 @@ class Live(jax.core.Tracer):  # type: ignore[type-arg]  # at run time it takes n
     __str__ = __repr__
 
 
-def _placed(values: Sequence[Live], *each: Sequence[Any]) -> list[Any]:
+def _placed(values: Sequence[Live], *places: Sequence[Any]) -> list[Any]:
     """What JAX puts on devices for values, where nothing is traced: that of their arrays."""
     placed: list[Any] = []
-    for value, *where in zip(values, *each, strict=True):
+    for value, *where in zip(values, *places, strict=True):
         array = value.handle.get()
         placed += shard_arg_handlers[type(array)]([array], *[[one] for one in where])
     return placed

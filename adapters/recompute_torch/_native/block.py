@@ -184,8 +184,8 @@ class NativeBudget(Block):
         self.holders.meet_optimizer(optimizer)
         if not self._steps:
             self._remembered = self._held()["optimizer"].here
-            gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
-            addresses = [_address(each) for each in gradients if each is not None and ordinary(each)]
+            gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+            addresses = [_address(made) for made in gradients if made is not None and ordinary(made)]
             seen = (self._tightest, load.tightest(self._library, addresses))
             self._tightest = max(filter(None, seen), key=lambda one: one[0] + one[2])
         for group in optimizer.param_groups:

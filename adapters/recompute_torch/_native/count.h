@@ -76,7 +76,7 @@ struct Counting final : c10::Allocator {
     head->ours = 0;
     if (head->mapped) blocks.give(head, head->mapped, counted && count.limited());
     else c10::free_cpu(head);
-    if (counted) count.used -= bytes;  // not before: another thread may take the room at once
+    if (counted) count.used -= bytes;  // not before: another thread may take the room
   }
   // What `raw_allocate` gave goes to the allocator of that moment, as do oneDNN's tensors, which may live from a block to
   // after it, or from before it. What others gave is aligned, too: if it does not begin a page, its page has a place for
