@@ -981,6 +981,47 @@ def test_threads_share_the_room_that_there_is() -> None:
     assert block.stats().evictions > turns
 
 
+BESIDE_THREADS = """
+    import os, random, threading, torch, recompute_torch as rt
+    torch.set_num_threads(1)
+
+    def work(number, over):
+        draw, kept = random.Random(number), []
+        while not over.is_set():
+            x = torch.full((draw.randrange(1, 300_000),), float(number))
+            y = (x * 2 + 1).exp_() if draw.random() < 0.3 else torch.sin(x + 1)
+            assert torch.cat([x, y]).isfinite().all()
+            kept = [*kept[-3:], (number, x)]
+            assert all((tensor == known).all() for known, tensor in kept)
+
+    for _ in range(20):
+        over = threading.Event()
+        with rt.budget("48MB", native=True) as block:
+            threads = [threading.Thread(target=work, args=(number, over)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for number in range(150):
+                assert (torch.ones(200_000) * number)[-1] == number
+                if number % 50 == WHEN:
+                    child = os.fork()
+                    if not child:
+                        assert (torch.ones(200_000) * 3 + 1)[-1] == 4
+                        os._exit(0)
+                    assert os.waitpid(child, 0)[1] == 0
+        over.set()
+        for thread in threads:
+            thread.join()
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", [-1, 25], ids=["ends", "is forked"])
+def test_a_block_beside_operators_of_other_threads(when: int) -> None:
+    """A block may end, and a process be forked off, while other threads are in the middle of operators."""
+    found = in_a_process(BESIDE_THREADS.replace("WHEN", str(when)))
+    assert (found.returncode, found.stdout) == (0, "done\n"), found.stderr
+
+
 def test_a_collective_does_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes would have to take part: what it makes stays."""
     distributed = torch.distributed

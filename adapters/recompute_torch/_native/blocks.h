@@ -59,6 +59,9 @@ class Blocks {
     shrink(bytes);
   }
 
+  void before_fork() { mutex_.lock(); }  // kernels of other threads take memory without any other lock
+  void after_fork() { mutex_.unlock(); }
+
  private:
   bool move_pages(char* from, char* to, size_t size) {  // one mapping at a time, as `mremap` needs it
     char* const end = from + size;

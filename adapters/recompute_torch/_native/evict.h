@@ -13,6 +13,8 @@ void neighbours_changed(Value* v) {  // it has been evicted, or is back: the val
 }
 
 void evict(Value* v) {
+  const auto storage = storage_of(v);
+  if (!storage) return;  // it has gone
   leave_pool(v);
   neighbours_changed(v);
   M.evictions++;
@@ -20,7 +22,7 @@ void evict(Value* v) {
   if (v->own) {
     v->data.clear();  // else it could stay as a released one that is wanted
     v->impl = nullptr;
-    auto last = std::move(v->own);  // `storage_gone` does the rest
+    auto last = std::move(v->own);  // `own_gone` does the rest
     return;
   }
   M.missing += v->bytes;
@@ -46,11 +48,12 @@ void give_storage(Value* v) {  // the program's is gone
 }
 
 void receive(Value* v, DataPtr&& data) {  // memory from a repeat
+  const auto storage = storage_of(v);
   forget_missing(v);
   v->data = Bytes(std::move(data));
   v->used = M.clock;
   neighbours_changed(v);
-  if (v->impl) {
+  if (storage) {
     v->impl->_mutable_data_ptr_no_checks().release_context();
     unprotect(v->impl);
     wrap(v, v->impl);

@@ -169,8 +169,9 @@ class Operator {
     if (remembered == this) remembered = nullptr;
   }
 
-  void before() {
+  bool before() {  // false: the block has ended meanwhile, and the operator is none of our business
     Lock lock;
+    if (C10_UNLIKELY(!M.open || count.era != era || has_left())) return false;
     M.operators += !within;
     meet();
     if (C10_UNLIKELY(evicted)) bring_all();
@@ -191,9 +192,10 @@ class Operator {
         m.value = value_of(m.storage);
         if (m.value) pinned.add(m.value);
       }
-    if (!record) return;
+    if (!record) return true;
     call = new_call(op, rule, keys, stack->data() + first, met, hides);
     call->written = written;
+    return true;
   }
 
   void run() {
@@ -412,7 +414,11 @@ bool ran(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack*
   std::optional<Lock> drawing;  // one thread at a time draws: a repeat sets a generator back for a while
   if (here.draws()) drawing.emplace();
   try {
-    here.before();
+    if (!here.before()) {
+      drawing.reset();
+      op.redispatchBoxed(keys, stack);
+      return true;
+    }
     try {
       here.run();
     } catch (...) {

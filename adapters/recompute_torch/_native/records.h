@@ -30,6 +30,7 @@ struct Value {
   bool escaped = false;                   // its address is known outside of operators, where it may be written to
   bool unshared = false;                  // the storage cannot be resized, as if NumPy had it, but nobody else has it
   bool blank = false;                     // an empty buffer: whatever is there, no repeat would make the same
+  bool gone = false;                      // another thread is destroying the program's storage, which is known already
   uint64_t used = 0;                      // on the compute clock
   int64_t born = 0;                       // how many operators with the one that made it
   double chain = 0;                       // ticks to make it with its evicted ancestors, as it lost its memory
@@ -99,10 +100,12 @@ struct Machine {
 Machine& M = *new Machine;
 
 void storage_gone(void* value);
+void own_gone(void* value);  // one that was made for a repeat
 
 Value* value_of(StorageImpl* storage) {
   auto& data = storage->_mutable_data_ptr_no_checks();
-  return data.get_deleter() == &storage_gone ? static_cast<Value*>(data.get_context()) : nullptr;
+  const auto deleter = data.get_deleter();
+  return deleter == &storage_gone || deleter == &own_gone ? static_cast<Value*>(data.get_context()) : nullptr;
 }
 
 // The pool of what may be evicted
@@ -207,21 +210,20 @@ Value* new_value(size_t bytes) {
 }
 
 void wrap(Value* v, StorageImpl* storage) {  // the storage shows the value's memory; it must hold no other value
-  storage->_mutable_data_ptr_no_checks() = DataPtr(v->data.get(), v, &storage_gone, v->data.device());
+  const auto gone = v->own.get() == storage ? &own_gone : &storage_gone;
+  storage->_mutable_data_ptr_no_checks() = DataPtr(v->data.get(), v, gone, v->data.device());
   v->impl = storage;
 }
 
 bool wanted(Value* v);
 void give_storage(Value* v);
 
-void storage_gone(void* context) {
-  Lock lock;
-  auto* v = static_cast<Value*>(context);
+void forget_storage(Value* v, bool needed = false) {
   forget_missing(v);
   v->impl = nullptr;
   unreserve(v);
   const bool can_stay = v->call && v->resident() && !v->escaped && !v->blank;
-  if (can_stay && M.missing > 0 && wanted(v)) {  // what needs it was cheap to evict because this was there
+  if (can_stay && (needed || (M.missing > 0 && wanted(v)))) {  // what needs it was cheap to evict because of this
     give_storage(v);
     enter_pool(v);
   } else if (v->call || (v->users.empty() && !v->pins)) {
@@ -232,7 +234,31 @@ void storage_gone(void* context) {
     v->refs++;
     M.orphans.push_back(v);
   }
+}
+
+void storage_gone(void* context) {
+  Lock lock;
+  auto* v = static_cast<Value*>(context);
+  if (!std::exchange(v->gone, false)) forget_storage(v);
   unref(v);
+}
+
+void own_gone(void* context) {
+  Lock lock;
+  auto* v = static_cast<Value*>(context);
+  forget_storage(v);
+  unref(v);
+}
+
+// The storage of a value, so that no other thread can destroy it meanwhile. None: there is none any more. One whose
+// destructor waits for our lock in another thread must not be touched.
+c10::intrusive_ptr<StorageImpl> storage_of(Value* v) {
+  if (!v->impl) return {};
+  if (c10::raw::intrusive_ptr::use_count(v->impl))
+    return c10::intrusive_ptr<StorageImpl>::reclaim_copy(v->impl);
+  v->gone = true;
+  forget_storage(v, v->pins > 0);
+  return {};
 }
 
 class Held {  // values that live while this exists

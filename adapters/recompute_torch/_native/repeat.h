@@ -126,8 +126,9 @@ void repeat(Call* call) {  // its arguments are in memory and pinned
     if (!g.value) {
       storage = storage_of_our_own(0);
     } else if (!storage) {
-      if (!g.value->impl) give_storage(g.value);  // a source whose storage is gone
-      storage = c10::intrusive_ptr<StorageImpl>::reclaim_copy(g.value->impl);
+      storage = storage_of(g.value);
+      if (!storage && !g.value->impl) give_storage(g.value);  // a source whose storage is gone
+      if (!storage) storage = storage_of(g.value);
     }
     if (g.item < 0) stack[g.position] = tensor_on(g, storage);
     else stack[g.position].toList().set(g.item, tensor_on(g, storage));

@@ -51,10 +51,10 @@ void give_everything_back(std::string& errors) {
   for (Value* v = M.all.after; v != &M.all; v = v->after)
     if (v->alive()) held.add(v);
   for (Value* v : held.values) {
-    StorageImpl* storage = v->impl;
-    if (!v->resident()) continue;  // it is among the errors; who reads it gets one, too
+    const auto storage = storage_of(v);
+    if (!storage || !v->resident()) continue;  // it is among the errors; who reads it gets one, too
     drop_call(v);
-    unprotect(storage);
+    unprotect(storage.get());
     auto& pointer = storage->_mutable_data_ptr_no_checks();
     pointer.release_context();
     pointer = v->data.give_back();
@@ -270,9 +270,16 @@ int64_t rm_problems() {  // inconsistencies in the records: 0, or a number that 
 }
 
 // Before, and in the child after, a process is forked off: nobody is in the middle of a change, and no budget holds.
-void rm_before_fork() { mutex.lock(); }
-void rm_after_fork_in_parent() { mutex.unlock(); }
+void rm_before_fork() {
+  mutex.lock();
+  blocks.before_fork();
+}
+void rm_after_fork_in_parent() {
+  blocks.after_fork();
+  mutex.unlock();
+}
 void rm_after_fork_in_child() {
+  blocks.after_fork();
   new (mutex_bytes) Mutex;  // the thread that held it has another name here
   forget_threads();
   count.budget = INT64_MAX;
