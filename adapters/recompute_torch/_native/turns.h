@@ -1,7 +1,7 @@
 // Several threads in one block: an operator that finds no room, since others hold their arguments, runs again alone.
 //
 // It writes nothing, and has given up its own arguments before: else threads could wait for each other. Only kernels of
-// torch are waited for, which wait for nobody.
+// torch are waited for, which wait for no other thread.
 
 std::atomic<int> threads{0};  // that have run an operator in this block
 std::atomic<int> running_now{0}, waiting{0};
