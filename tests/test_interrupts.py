@@ -356,19 +356,23 @@ def everywhere(work: Callable[[Blocks], None], count: int, attempt: Callable[[Bl
     tracing = Tracing(MODULES)
     work(Blocks())  # what is found out once, such as the names in a function, is known from here on
     blocks = Blocks()
+    gc.collect()  # garbage of other tests, whose collection would pass more places
     with tracing.on():
         work(blocks)
     places = tracing.crossings
     assert enough(places, 100)
     del blocks
-    for place in range(1, places, STRIDE or max(1, places // count)):
+    tried = range(1, places, STRIDE or max(1, places // count))
+    struck = 0
+    for place in tried:
         tracing.arm(place, strike=strike_with(KeyboardInterrupt))
         try:
             attempt(Blocks(), tracing)
         except Exception as wrong:
             wrong.add_note(f"at {tracing.where} ({place} of {places})")
             raise
-        assert tracing.struck
+        struck += tracing.struck
+    assert struck >= 0.95 * len(tried)  # a collection may pass places in one run and not in the next
 
 
 def test_what_is_alive_is_counted() -> None:
