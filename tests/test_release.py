@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 from collections import Counter
 from typing import Any
@@ -366,6 +367,21 @@ def test_what_is_held_takes_room() -> None:
         del payload
         assert rc.ap(unit, nbytes=10).get() == 1
         check_invariants(cache, [y])
+
+
+def test_states_of_random_generators_are_not_said_to_be_held_by_the_caller() -> None:
+    """They take room beside the values, and the error says so."""
+    generator = random.Random(0)
+
+    def draws() -> list[Any]:
+        return [rc.ap(lambda: generator.random(), nbytes=10) for _ in range(10)]
+
+    with rc.Cache(10_000) as cache, pytest.raises(rc.BudgetError) as caught:
+        draws()
+    assert "beside the values, such as states of random generators" in str(caught.value)
+    assert "draw random numbers in fewer operations" in str(caught.value)
+    assert "held by the caller" not in str(caught.value)
+    check_invariants(cache)
 
 
 def test_a_result_that_becomes_a_source_counts_once() -> None:

@@ -215,6 +215,8 @@ class Machine:
             self.held.add(held)
             self.take(held.pool, held.size)
             held.pool.held += held.size
+            if held.alone:
+                held.pool.beside += held.size
 
     def let_go(self, held: Held) -> bool:
         """The program has released it; False if that was known."""
@@ -223,6 +225,8 @@ class Machine:
         self.held.discard(held)
         held.pool.held -= held.size
         held.pool.used -= held.size
+        if held.alone:
+            held.pool.beside -= held.size
         held.reference = None
         storage = held.storage
         if storage is not None and storage.held is held:
@@ -248,13 +252,16 @@ class Machine:
         leaving = list(departures)
         departing = {departure.storage: departure for departure in leaving}
         for pool in pools:
-            pool.used = pool.fixed = pool.held = pool.departing = pool.sources = pool.movable = pool.pinned = 0
+            pool.used = pool.fixed = pool.held = pool.beside = pool.departing = 0
+            pool.sources = pool.movable = pool.pinned = 0
             pool.candidates.clear()
         for departure in leaving:
             self.depart(departure)
         for held in self.held:
             held.pool.used += held.size
             held.pool.held += held.size
+            if held.alone:
+                held.pool.beside += held.size
         for pool, size in reserved:
             pool.used += size
             pool.fixed += size
@@ -314,6 +321,7 @@ def check(storages: Iterable[Storage], pools: Iterable[Pool], machine: Machine) 
             "used": sum([storage.size for storage in resident]) + held,
             "fixed": sum([storage.size for storage in resident if storage.locks]),
             "held": held,
+            "beside": sum([held.size for held in machine.held if held.pool is pool and held.alone]),
             "departing": 0,
             "sources": sum([storage.size for storage in mine if storage.state == SOURCE]),
             "movable": sum([storage.size for storage in mine if storage.state == MOVABLE]),

@@ -4,6 +4,7 @@ from recompute._policy.search cimport Candidates
 cdef class Pool:
     cdef public object adaptive
     cdef public dict asking
+    cdef public long long beside
     cdef public Candidates candidates
     cdef public long long departing
     cdef public str device

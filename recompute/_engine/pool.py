@@ -37,6 +37,7 @@ class Pool:
     __slots__ = (
         "adaptive",
         "asking",
+        "beside",
         "candidates",
         "departing",
         "device",
@@ -63,7 +64,8 @@ class Pool:
         self.past = 0  # the peak of all laps before
         self.smallest = 1  # bytes: what has less is no candidate
         self.fixed = 0  # of used: what no eviction frees now: locked storages and reserved room
-        self.held = 0  # of used: evicted, but the program still holds it
+        self.held = 0  # of used: evicted, but the program still holds it; with what is beside the values
+        self.beside = 0  # of held: memory that was never a value's, such as the state of a random generator
         self.departing = 0  # of used: evicted, and destroyed once the lock is free
         self.sources = 0  # of fixed, for reports: those that cannot move
         self.movable = 0  # of used: sources that can move
@@ -154,7 +156,8 @@ def said(pool: Pool, size: int, what: Operation | None, *, impossible: bool) -> 
         (pool.sources, "in sources"),
         (pool.pinned, "pinned"),
         (locked, "locked by operations in flight"),
-        (pool.held, "evicted but held by the caller"),
+        (pool.held - pool.beside, "evicted but held by the caller"),
+        (pool.beside, "beside the values, such as states of random generators"),
         (0 if impossible else pool.departing, "leaving memory, of which adapters are being told"),
         (0 if impossible else pool.used - pool.fixed - pool.held - pool.departing, "that the policy does not evict"),
     ]
@@ -202,7 +205,8 @@ def _cures(pool: Pool, locked: int, *, source: bool) -> list[str]:
     cures = [
         (pool.sources, sources),
         (pool.pinned, "unpin() values"),
-        (pool.held, "drop what get() returned"),
+        (pool.held - pool.beside, "drop what get() returned"),
+        (pool.beside, "draw random numbers in fewer operations, or use less memory beside the values"),
         (locked, "let operations take and return less at a time"),
     ]
     if source and not pool.sources:
