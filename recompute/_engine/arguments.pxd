@@ -1,6 +1,6 @@
 cimport cython
 from recompute._adapters.kind cimport Kind, Kinds
-from recompute._engine.functions cimport Code, Facts, code_of, facts_of
+from recompute._engine.functions cimport Code, Facts, alike, code_of, content, facts_of
 from recompute._engine.graph cimport Operation
 
 
@@ -17,4 +17,25 @@ cpdef _pack(object argument, list keep, list found, int depth)
 
 @cython.locals(facts=Facts)
 cpdef bound(object function)
-cdef _names_of(Code code)
+cdef _Names _names_of(Code code)
+cdef _closed(object function, Facts facts)
+@cython.locals(mine=tuple, theirs=tuple, names=_Names, number=Py_ssize_t, cell=object, other=object)
+cdef bint _sees_the_same(object copy, object function, Code code) except -1
+
+
+cdef class _Names:
+    cdef public set bound_here
+    cdef public tuple read_globals
+
+
+cdef class Method:
+    cdef object __weakref__
+    cdef public object func
+    cdef public object again
+    cdef public bint ran
+
+
+cdef class Seen:
+    cdef object __weakref__
+    cdef public object func
+    cdef public dict values

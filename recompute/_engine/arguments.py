@@ -15,13 +15,19 @@ from functools import partial
 from operator import is_
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
-from weakref import WeakValueDictionary
+from weakref import ref
 
+from recompute import _cython as cython
 from recompute._adapters.adapter import FUNCTIONS, kinds, remember_plain
-from recompute._engine.functions import Code, code_of, facts_of
+from recompute._engine.functions import Code, Facts, code_of, facts_of
 from recompute._engine.graph import Operation, Value
 from recompute._engine.sizes import constant, identity
 from recompute._errors import ImpureError
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+    from recompute._engine.functions import alike, content  # compiled, these are C: see the .pxd
 
 
 class Outputs(tuple[Any, ...]):
@@ -173,7 +179,7 @@ def bound(function: Any) -> Any:
     if cls is FunctionType:
         facts = facts_of(function)
         names = _names_of(facts.code)
-        made = _closed(function) if facts.closed else function
+        made = _closed(function, facts) if facts.closed else function
         return _with_globals(made, names.read_globals) if names.read_globals else made
     if cls is partial:
         inner = bound(function.func)
@@ -234,37 +240,30 @@ class Seen:
         return getattr(self.func, name)
 
 
-def _closed(function: FunctionType) -> FunctionType:
+_EMPTY: Final = object()
+"""Instead of what a cell is bound to, if that is nothing."""
+
+
+def _closed(function: FunctionType, facts: Facts) -> FunctionType:
     """A copy with cells of its own: the one of before, as long as nothing is bound to something else."""
-    known = _copies.get(id(function))
-    if known is not None and _sees_the_same(known, function):
-        return known
-    made = _copies[id(function)] = _with_cells(function, {})
-    return made
+    known = None if facts.copy is None else facts.copy()
+    if known is None or not _sees_the_same(known, function, facts.code):
+        known = _with_cells(function, {})
+        facts.copy = ref(known)
+    return known
 
 
-_copies: Final[WeakValueDictionary[int, FunctionType]] = WeakValueDictionary()
-"""By the identity of what was copied. That may be another function meanwhile, which the copy is compared with: it keeps
-alive all that is compared, and so nothing that is the same has only taken its place."""
-
-
-def _sees_the_same(copy: FunctionType, function: FunctionType) -> bool:
-    if (
-        copy.__code__ is not function.__code__
-        or copy.__globals__ is not function.__globals__
-        or copy.__defaults__ is not function.__defaults__
-        or copy.__kwdefaults__ is not function.__kwdefaults__
-        or (copy.__name__, copy.__qualname__) != (function.__name__, function.__qualname__)
-        or function.__dict__
-    ):
+def _sees_the_same(copy: FunctionType, function: FunctionType, code: Code) -> bool:
+    if not alike(copy, function):
         return False
-    own = _names_of(code_of(function.__code__)).bound_here
-    names = function.__code__.co_freevars
-    for name, cell, other in zip(names, copy.__closure__ or (), function.__closure__ or (), strict=True):
+    own = _names_of(code).bound_here
+    mine, theirs = copy.__closure__ or (), function.__closure__ or ()
+    for number, name in enumerate(code.code.co_freevars):
+        cell, other = mine[number], theirs[number]
         if cell is other:
-            if name not in own and not _unbound(other):
+            if name not in own and content(other, _EMPTY) is not _EMPTY:
                 return False  # it was not bound then, and has no cell of its own
-        elif _unbound(other) or cell.cell_contents is not other.cell_contents:
+        elif content(other, _EMPTY) is _EMPTY or content(cell, _EMPTY) is not content(other, _EMPTY):
             return False  # also if it is a function that closes over something itself
     return True
 
@@ -280,21 +279,17 @@ def _with_cells(function: FunctionType, done: dict[FunctionType, FunctionType]) 
     names = function.__code__.co_freevars
     own = _names_of(code_of(function.__code__)).bound_here
     cells = tuple(
-        [cell if name in own or _unbound(cell) else CellType() for name, cell in zip(names, closure, strict=True)]
+        [
+            cell if name in own or content(cell, _EMPTY) is _EMPTY else CellType()
+            for name, cell in zip(names, closure, strict=True)
+        ]
     )
     made = done[function] = _copy(function, cells, function.__globals__)
     for cell, copy in zip(closure, cells, strict=True):
         if copy is not cell:
-            content = cell.cell_contents
-            copy.cell_contents = _with_cells(content, done) if type(content) is FunctionType else content
+            inside = cell.cell_contents
+            copy.cell_contents = _with_cells(inside, done) if type(inside) is FunctionType else inside
     return made
-
-
-def _unbound(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is _unbound
-    except ValueError:
-        return True
 
 
 def _with_globals(function: FunctionType, names: tuple[str, ...]) -> Callable[..., Any]:

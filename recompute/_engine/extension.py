@@ -94,10 +94,10 @@ class Values:
         ----------
         function
             Called with the payloads, without the lock. It may have `size_key()`, a hashable that decides the sizes of
-            its results together with the signatures of its arguments (alone, if it has an attribute `sizes_alone` that
-            is true), and `expect(device)`, which gives (device, bytes) of the results before the first run. Neither is
-            asked under the lock. An attribute `keeps_states` that is true says that a repeated run draws the same
-            random numbers.
+            its results together with the signatures of its arguments (alone, if its class has an attribute
+            `sizes_alone` that is true), and its class may have `expect(device)`, which gives (device, bytes) of the
+            results before the first run. Neither is asked under the lock. An attribute `keeps_states` that is true says
+            that a repeated run draws the same random numbers.
         positional, keywords
             The arguments of the function, with nodes in place of values.
         arguments

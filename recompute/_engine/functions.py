@@ -6,7 +6,7 @@ A function whose code is replaced later is known as it was first seen.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 from weakref import ReferenceType, ref
 
@@ -15,9 +15,29 @@ from recompute import _cython as cython
 if cython.compiled:
     import cython  # read by Cython, and never run
 if not cython.compiled:
+    # Compiled, these look into the objects of the interpreter: see the .pxd.
 
-    def refers_to(reference: ReferenceType[FunctionType], function: FunctionType) -> bool:  # compiled: see the .pxd
+    def refers_to(reference: ReferenceType[FunctionType], function: FunctionType) -> bool:
         return reference() is function
+
+    def content(cell: CellType, empty: Any) -> Any:
+        """What a cell is bound to; `empty` if to nothing yet."""
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return empty
+
+    def alike(copy: FunctionType, function: FunctionType) -> bool:
+        """Whether a copy has all that the function has, but for cells of its own."""
+        return (
+            copy.__code__ is function.__code__
+            and copy.__globals__ is function.__globals__
+            and copy.__defaults__ is function.__defaults__
+            and copy.__kwdefaults__ is function.__kwdefaults__
+            and copy.__name__ is function.__name__
+            and copy.__qualname__ is function.__qualname__
+            and not function.__dict__
+        )
 
 
 Meaning = tuple[str, ReferenceType[FunctionType] | None]
@@ -44,7 +64,7 @@ class Code:
 class Facts:
     """Of a function."""
 
-    __slots__ = ("bare", "closed", "code", "reference")
+    __slots__ = ("bare", "closed", "code", "copy", "reference")
 
     def __init__(self, function: FunctionType) -> None:
         self.reference = ref(function)
@@ -53,6 +73,8 @@ class Facts:
         """Whether it closes over something."""
         self.bare = not self.closed and function.__defaults__ is None and function.__kwdefaults__ is None
         """Whether it has nothing but its code and its globals."""
+        self.copy: ReferenceType[FunctionType] | None = None
+        """The newest copy of it that has cells of its own, or of a function that had its identity before."""
 
 
 def facts_of(function: FunctionType) -> Facts:
@@ -62,7 +84,9 @@ def facts_of(function: FunctionType) -> Facts:
         return known
     known = _facts.get(id(function))
     if known is None or not refers_to(known.reference, function):
+        copy = None if known is None else known.copy
         known = Facts(function)
+        known.copy = copy
         if len(_facts) >= _MOST:
             _facts.clear()
         _facts[id(function)] = known

@@ -63,20 +63,20 @@ class Way(Enum):
     INSTANCE = 6
 
 
-NOTHING: Final = Way.NOTHING
+NOTHING, FUNCTION, METHOD, PARTIAL, WRAPPED, CONTAINER, INSTANCE = Way  # Python looks members up for a microsecond
 
 CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 ways: Final[dict[type, Way | Generators]] = {
     **dict.fromkeys(ATOMIC, NOTHING),
-    FunctionType: Way.FUNCTION,
-    MethodType: Way.METHOD,
-    BuiltinFunctionType: Way.METHOD,
-    partial: Way.PARTIAL,
-    Method: Way.WRAPPED,
-    Seen: Way.WRAPPED,
+    FunctionType: FUNCTION,
+    MethodType: METHOD,
+    BuiltinFunctionType: METHOD,
+    partial: PARTIAL,
+    Method: WRAPPED,
+    Seen: WRAPPED,
     Value: NOTHING,
-    **dict.fromkeys(CONTAINERS, Way.CONTAINER),
+    **dict.fromkeys(CONTAINERS, CONTAINER),
 }
 
 
@@ -101,19 +101,19 @@ def _resolve(cls: type) -> Way | Generators:
         if generators is not None and generators.serves(cls):
             return generators
     if issubclass(cls, CONTAINERS):
-        return Way.CONTAINER
+        return CONTAINER
     if getattr(cls, "keeps_states", False) is True:
         return NOTHING  # a function of an adapter that restores its generators itself
     kind = kinds[cls]
     package = cls.__module__.partition(".")[0]
     own = kind.handle or package == "recompute" or package in sys.stdlib_module_names
     if cls is SimpleNamespace:
-        return Way.INSTANCE
+        return INSTANCE
     if own or issubclass(cls, (type, ModuleType)) or type(kind.adapter) is not Adapter:
         return NOTHING  # the library's own, Python's own, and a framework's
     if not cls.__flags__ & _OF_A_PROGRAM:
         return NOTHING
-    return Way.INSTANCE if cls.__dictoffset__ or hasattr(cls, "__slots__") else NOTHING
+    return INSTANCE if cls.__dictoffset__ or hasattr(cls, "__slots__") else NOTHING
 
 
 # What a function can reach by name

@@ -15,12 +15,17 @@ from types import (
 from typing import Any, Final
 
 from recompute._adapters.generators import Generators
-from recompute._engine.arguments import Changeable, Container
+from recompute._engine.arguments import Changeable, Container, Seen
 from recompute._engine.functions import code_of, is_silent
 from recompute._engine.graph import Operation, Value
 from recompute._engine.reach import (
+    CONTAINER,
     CONTAINERS,
+    FUNCTION,
+    METHOD,
     NOTHING,
+    PARTIAL,
+    WRAPPED,
     Chain,
     Found,
     Way,
@@ -67,9 +72,9 @@ class _Search:
             return
         self._left -= 1
         self._seen[id(value)] = value
-        if way is Way.FUNCTION:
+        if way is FUNCTION:
             self.function(value, None, depth)
-        elif way is Way.METHOD:
+        elif way is METHOD:
             of = value.__self__
             inner = getattr(value, "__func__", None)
             if of is not None and not issubclass(type(of), ModuleType):
@@ -80,14 +85,14 @@ class _Search:
                     self.add(source.generator, source.by)
             if type(inner) is FunctionType:
                 self.function(inner, of if issubclass(type(of), type) else type(of), depth)
-        elif way is Way.PARTIAL:
+        elif way is PARTIAL:
             for part in (value.func, *value.args, *value.keywords.values()):
                 self.at(part, depth + 1)
-        elif way is Way.WRAPPED:
+        elif way is WRAPPED:
             self.at(value.func, depth)
             for part in getattr(value, "values", {}).values():
                 self.at(part, depth + 1)
-        elif way is Way.CONTAINER:
+        elif way is CONTAINER:
             for part in _some_of(value):
                 self.at(part, depth + 1)
         else:
@@ -169,7 +174,7 @@ def reached_by(operation: Operation) -> Sequence[Found]:
     search: _Search | None = None
     known = ways.get
     function: Any = operation.function
-    if type(function) is FunctionType:
+    if type(function) is FunctionType or type(function) is Seen:
         if not _is_silent(function):
             search = _Search()
             search.at(function)
@@ -192,8 +197,12 @@ def reached_by(operation: Operation) -> Sequence[Found]:
     return tuple(search.found.values()) if search is not None and search.found else ()
 
 
-def _is_silent(function: FunctionType) -> bool:
+def _is_silent(function: Any) -> bool:
     """Whether there is nothing to look at: neither what it closes over, nor what it names."""
+    if type(function) is Seen:
+        if any(ways.get(type(value)) is not NOTHING for value in function.values.values()):
+            return False
+        function = function.func
     code, home = code_of(function.__code__), function.__globals__
     if not is_silent(code, home):
         if code.silent not in (0, id(home)):  # it is shared by modules

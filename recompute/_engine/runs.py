@@ -11,8 +11,9 @@ from math import inf
 from types import FunctionType
 from typing import Any, Final
 
+from recompute import _cython as cython
 from recompute._adapters.adapter import kinds
-from recompute._engine.arguments import as_they_were, fill, keywords_of
+from recompute._engine.arguments import Seen, as_they_were, fill, keywords_of
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, Here
 from recompute._engine.functions import facts_of, is_silent
@@ -22,9 +23,14 @@ from recompute._engine.meter import Meter
 from recompute._engine.randomness import drawing, turns
 from recompute._engine.reach import is_inert
 from recompute._engine.results import Results
-from recompute._engine.sizes import known_by_code
+from recompute._engine.sizes import identity, known_by_code, size_hints
 from recompute._engine.verify import Fingerprints, check_sources
 from recompute._interrupts import is_interrupt
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+    from recompute._engine.functions import content  # compiled, this is C: see the .pxd
 
 _NONE: Final[dict[str, Any]] = {}
 _GUESS: Final = ("as it was recorded",)
@@ -77,7 +83,7 @@ class Runs:
                     return
             sizes = self._memory.sizes
             function: Any = operation.function
-            if getattr(function, "sizes_alone", False):
+            if size_hints(type(function)).alone:
                 frame.key = function.size_key()
                 frame.needs = sizes.get(frame.key, operation)
                 if frame.needs is not None:
@@ -88,10 +94,11 @@ class Runs:
                 else fill(operation.positional, False)
             )
             keywords = None if options is None else keywords_of(operation)
-            frame.key = sizes.key(operation, payloads, keywords, True)
+            who = identity(function)
+            frame.key = sizes.key(who, operation, payloads, keywords, True)
             frame.needs = sizes.get(frame.key, operation)
             if frame.needs is None:
-                frame.rough = sizes.key(operation, payloads, keywords, False)
+                frame.rough = sizes.key(who, operation, payloads, keywords, False)
                 frame.needs = sizes.guess(frame.rough)
 
     def is_sure(self, frame: Frame) -> bool:
@@ -173,11 +180,31 @@ def _draws_nothing(operation: Operation) -> bool:
     for value in operation.arguments:
         if not _is_inert(value.payload):
             return False
-    function: Any = operation.function
+    return _reaches_nothing(operation.function)
+
+
+def _reaches_nothing(function: Any) -> bool:
+    """Whether a function names nothing to draw from, and neither closes over such a thing nor has it as a default."""
+    if type(function) is Seen:
+        for part in function.values.values():
+            if not _is_inert(part):
+                return False
+        function = function.func
     if type(function) is not FunctionType:
         return _is_inert(function)
     facts = facts_of(function)
-    return facts.bare and is_silent(facts.code, function.__globals__)
+    if not is_silent(facts.code, function.__globals__):
+        return False
+    if facts.bare:
+        return True
+    if facts.closed:
+        for cell in function.__closure__ or ():
+            if not _is_inert(content(cell, None)):
+                return False
+    for part in function.__defaults__ or ():
+        if not _is_inert(part):
+            return False
+    return function.__kwdefaults__ is None
 
 
 def _is_inert(part: Any) -> bool:

@@ -1,19 +1,20 @@
 cimport cython
 
 from recompute._adapters.kind cimport Kind, Kinds
-from recompute._engine.functions cimport Code, Facts, code_of, facts_of
+from recompute._engine.functions cimport Code, Facts, code_of, content, facts_of
 from recompute._engine.graph cimport Operation
 
 cdef Kinds kinds
 
 cdef dict _how
+cdef dict _hints
 
 
 cdef class LearntSizes:
     cdef dict _sizes
 
     @cython.locals(key=list)
-    cpdef tuple key(self, Operation operation, list payloads, dict keywords, bint exact)
+    cpdef tuple key(self, object function, Operation operation, list payloads, dict keywords, bint exact)
     cpdef get(self, object key, Operation operation)
     cpdef guess(self, object key)
     cpdef learn(self, object key, object sizes, object rough=*)
@@ -29,4 +30,15 @@ cpdef _signed(object payload)
 cpdef identity(object function)
 cdef long long _total(object sizes) except -1
 cpdef constant(object value, int depth=*)
+@cython.locals(known=list)
+cdef tuple _with_cells(Code code, object cells)
 cdef str _known_by(object cls, object function)
+
+
+cdef class SizeHints:
+    cdef public bint alone
+    cdef public bint expects
+
+
+@cython.locals(known=SizeHints)
+cpdef SizeHints size_hints(object cls)

@@ -8,12 +8,18 @@ guess, and never a reason to refuse the call.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, Final
 
+from recompute import _cython as cython
 from recompute._adapters.adapter import kinds
-from recompute._engine.functions import code_of, facts_of
+from recompute._engine.functions import Code, code_of, facts_of
 from recompute._engine.graph import Operation
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+    from recompute._engine.functions import content  # compiled, this is C: see the .pxd
 
 _MOST: Final = 4096  # entries; all are forgotten when there are more
 
@@ -29,15 +35,22 @@ class LearntSizes:
     def __init__(self) -> None:
         self._sizes: dict[Hashable, Sizes] = {}
 
-    def key(self, operation: Operation, payloads: list[Any], keywords: dict[str, Any] | None, exact: bool) -> Hashable:
+    def key(
+        self,
+        function: Hashable,
+        operation: Operation,
+        payloads: list[Any],
+        keywords: dict[str, Any] | None,
+        exact: bool,
+    ) -> Hashable:
         """Under which the sizes of a call's outputs are filed; not `exact`: for all calls that differ in numbers only.
 
-        O(arguments), and asks adapters.
+        `function`: its `identity`. O(arguments), and asks adapters.
         """
         nout = 1 if operation.options is None else operation.options.nout or 1
         if exact and len(payloads) == 1 and not keywords:  # mostly
-            return identity(operation.function), nout, _nested(payloads[0], exact)
-        key: list[Any] = [identity(operation.function), nout]
+            return function, nout, _nested(payloads[0], exact)
+        key: list[Any] = [function, nout]
         if not exact:
             key.append(_ROUGH)
         for payload in payloads:
@@ -52,13 +65,11 @@ class LearntSizes:
         try:
             known = self._sizes.get(key)
             if known is None:
-                if type(operation.function) is FunctionType:
-                    return None
-                expect = getattr(operation.function, "expect", None)
-                if expect is None:
+                function: Any = operation.function
+                if not size_hints(type(function)).expects:
                     return None
                 device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
-                known = expect(device)
+                known = function.expect(device)
                 self._file(key, known)
             return known
         except TypeError:  # a signature that cannot be hashed
@@ -153,7 +164,7 @@ def identity(function: Any) -> Hashable:
     cls: type = type(function)
     if cls is FunctionType:
         facts = facts_of(function)
-        return (facts.code, *map(_cell, function.__closure__ or ())) if facts.closed else facts.code
+        return _with_cells(facts.code, function.__closure__) if facts.closed else facts.code
     how = _how.get(cls)
     if how is None:
         how = _how[cls] = _known_by(cls, function)
@@ -166,8 +177,28 @@ def identity(function: Any) -> Hashable:
         return cls, identity(function.__wrapped__)
     if how == "__code__":
         code, cells = code_of(function.__code__), function.__closure__
-        return (code, *map(_cell, cells)) if cells else code
+        return _with_cells(code, cells) if cells else code
     return cls, type(getattr(function, "__self__", None)), getattr(function, "__name__", None)
+
+
+class SizeHints:
+    """What functions of one class say of the sizes of their results, see `Extension.run`."""
+
+    __slots__ = ("alone", "expects")
+
+    def __init__(self, cls: type) -> None:
+        self.alone = bool(getattr(cls, "sizes_alone", False))
+        self.expects = hasattr(cls, "expect")
+
+
+def size_hints(cls: type) -> SizeHints:
+    known = _hints.get(cls)
+    if known is None:
+        known = _hints[cls] = SizeHints(cls)
+    return known
+
+
+_hints: Final[dict[type, SizeHints]] = {}
 
 
 def _known_by(cls: type, function: Any) -> str:
@@ -181,11 +212,11 @@ _how: Final[dict[type, str]] = {}
 """Type of function -> the attribute by which it is known, if it has one."""
 
 
-def _cell(cell: Any) -> Hashable:
-    try:
-        return constant(cell.cell_contents)
-    except ValueError:  # not filled yet
-        return None
+def _with_cells(code: Code, cells: tuple[CellType, ...]) -> Hashable:
+    known: list[Hashable] = [code]
+    for cell in cells:
+        known.append(constant(content(cell, None)))  # None: not filled yet
+    return tuple(known)
 
 
 def constant(value: Any, depth: int = _DEEP) -> Hashable:
