@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final
 
-from recompute._plans.builder import ProgramBuilder
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import prune, schedule
 from recompute._plans.own import Effort, Meter, anneal
@@ -20,7 +19,7 @@ from recompute._plans.plan import METHODS, ladder, plan
 from recompute._plans.problem import check_least, problem_of, woven
 from recompute._plans.schedule import Plan, PlanError, ProgramPlan
 from recompute._plans.verify import verify
-from recompute._traces.program import Program, last_uses
+from recompute._traces.program import Program, ProgramBuilder, last_uses
 
 _HEAT: Final = 0.1  # of the mean cost of an operation: how much dearer a change of a known order may be at first
 

@@ -19,7 +19,7 @@ from recompute._live import Live, bar
 from recompute._pictures.overheads import Floor, Point, points_of
 from recompute._pictures.style import FORMATS, new_figure, save
 from recompute._plans.chains import UniformChain, uniform_chain
-from recompute._plans.fetching import Prices
+from recompute._plans.fetching import tier_of
 from recompute._plans.plan import plan
 from recompute._plans.problem import problem_of
 from recompute._plans.schedule import PlanError, ProgramPlan
@@ -164,7 +164,7 @@ def tier_of_plans(text: str | None) -> str | None:
     """The tier from which plans can fetch: that of replays, unless plans know nothing of such a one."""
     try:
         if text is not None:
-            Prices.of(text, Program(""))
+            tier_of(text)
     except ValueError:
         return None
     return text

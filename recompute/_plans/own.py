@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,8 +16,9 @@ from recompute._plans.exact import exact
 from recompute._plans.future import FutureReplay, Score
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import cost_of, prune, schedule, settled
-from recompute._plans.problem import Problem
+from recompute._plans.problem import Problem, numbered, woven
 from recompute._plans.schedule import PlanError
+from recompute._traces.program import Program, Step
 from recompute._workers import workers
 
 Progress = Callable[[float, float], None]
@@ -125,6 +126,19 @@ def own(
         return starts[0].sequence, None
     improved = settled(problem, _search(problem, starts, effort, meter, progress))
     return improved if _fits(problem, improved) else starts[0].sequence, None
+
+
+def online(
+    program: Program, problem: Problem, seen: Callable[[Sequence[Step]], Iterable[Step]] = iter
+) -> list[int] | None:
+    """The order of runs of the cache with its default policy, which knows only the past; None: it ran out of memory.
+
+    `seen`: its steps as the problem has them.
+    """
+    from recompute._simulator.order import order_of_runs  # it imports the whole cache, which most planners do not need
+
+    steps = order_of_runs(program, problem.room + problem.constant)
+    return None if steps is None else woven(problem, numbered(problem, seen(steps)))
 
 
 def _fits(problem: Problem, sequence: Sequence[int]) -> bool:

@@ -12,10 +12,10 @@ from recompute._budget import bytes_or_peak, parse_budget
 from recompute._plans.chains import revolve
 from recompute._plans.checkmate import checkmate
 from recompute._plans.chen import chen_greedy, chen_sqrt
-from recompute._plans.fetching import FACTORS, Fetching, Prices
+from recompute._plans.fetching import plan_with_tier
 from recompute._plans.liveness import cost_of, schedule
-from recompute._plans.own import Effort, Online, Progress, own
-from recompute._plans.problem import Problem, check_least, numbered, problem_of, woven
+from recompute._plans.own import Effort, Online, Progress, online, own
+from recompute._plans.problem import Problem, check_least, problem_of, woven
 from recompute._plans.schedule import PlanError, ProgramPlan
 from recompute._plans.verify import verify
 from recompute._traces.program import Program
@@ -79,7 +79,7 @@ def _planned(program: Program, size: int, method: str, options: dict[str, Any]) 
     check_least(problem)
     tier = options.pop("tier", None)
     if tier is not None:
-        return replace(_with_tier(program, size, tier, options), seconds=perf_counter() - start)
+        return replace(plan_with_tier(program, size, tier, options), seconds=perf_counter() - start)
     if method in _ALWAYS_THERE:
         if any(kind == "detach" for kind, _ in program.steps):
             raise PlanError(f"{method} takes no program that detaches values; use method 'own'")
@@ -159,48 +159,6 @@ def ladder(
     return [plans[size] for size in sizes]
 
 
-def _with_tier(program: Program, budget: int, tier: str, options: dict[str, Any]) -> ProgramPlan:
-    """The best of the plan without a tier and of some that fetch more and more, which together take as long again."""
-    prices = Prices.of(tier, program)
-    effort, limit = options.pop("effort", 1.0), options.pop("time_limit", None)
-    plans: list[ProgramPlan] = []
-    failed: PlanError | None = None
-    tried: set[frozenset[int]] = set()
-    start = perf_counter()
-    for factor in (0.0, *FACTORS):
-        if plans and limit is not None and perf_counter() - start > 2 * limit:
-            break
-        fetching = Fetching(program, prices, factor)
-        if frozenset(fetching.fetched) in tried:
-            continue
-        tried.add(frozenset(fetching.fetched))
-        share = 1 / len(FACTORS) if factor else 1.0
-        limits = {"effort": effort * share, "time_limit": None if limit is None else limit * share}
-        problem = problem_of(fetching.seen, budget)
-        try:
-            known = partial(_online_with, fetching, program, problem)
-            sequence, _, _ = _run(problem, _turn(fetching.seen), "own", {**options, **limits}, known)
-            steps = fetching.actions(schedule(problem, sequence)[0])
-            plan = ProgramPlan(program.name, "own", budget, steps, 0, 1.0, tier=tier)
-            peak, overhead = verify(program, plan)  # a fetch that comes late could need more room than was planned
-            note = f"{plan.fetches:,} fetches from a tier of {tier}"
-            plans.append(replace(plan, peak=peak, overhead=overhead, note=note))
-        except PlanError as error:
-            failed = failed or error
-    if not plans:
-        assert failed is not None, "at least one was tried"
-        raise failed
-    return min(plans, key=lambda made: made.overhead)
-
-
-def _online_with(fetching: Fetching, program: Program, problem: Problem) -> list[int] | None:
-    """`online`, with fetches instead of repeated runs."""
-    from recompute._simulator.order import order_of_runs
-
-    steps = order_of_runs(program, problem.room + problem.constant)
-    return None if steps is None else woven(problem, numbered(problem, list(fetching.steps(steps))))
-
-
 def _run(
     problem: Problem, turn: int | None, method: str, options: dict[str, Any], known: Online = lambda: None
 ) -> tuple[Sequence[int], float | None, str]:
@@ -219,14 +177,6 @@ def _run(
     progress: Progress | None = options.pop("progress", None)
     effort = Effort(**options)
     return *own(problem, effort, progress, known), ""
-
-
-def online(program: Program, problem: Problem) -> list[int] | None:
-    """The order of runs of the cache with its default policy, which knows only the past; None: it ran out of memory."""
-    from recompute._simulator.order import order_of_runs
-
-    steps = order_of_runs(program, problem.room + problem.constant)
-    return None if steps is None else woven(problem, numbered(problem, steps))
 
 
 def _size(program: Program, budget: int | str | None, of_peak: float | str | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -237,7 +237,7 @@ class _Steps:
         return len(problem.costs) - 1
 
 
-def numbered(problem: Problem, steps: Sequence[Step]) -> list[int]:
+def numbered(problem: Problem, steps: Iterable[Step]) -> list[int]:
     """The operations that these calls, gets and detaches of the program are; others are left out."""
     left = {step: iter(numbers) for step, numbers in problem.named.items()}
     operations: list[int] = []

@@ -108,7 +108,7 @@ class _Machine:
         size = self._make(self.program.calls[number], set())
         transfers = 1 if number in self.written else 2
         self.written.add(number)
-        self.cost += transfers * (self.tier.latency + size / self.tier.bandwidth) / self.program.unit
+        self.cost += transfers * self.tier.seconds(size) / self.program.unit
 
     def free(self, storage: int) -> None:
         detached = {value for kind, value in self.gap if kind == "detach"}

@@ -58,6 +58,10 @@ class SimulatedTier(Tier):
             raise ValueError(f"a tier needs a bandwidth, such as 12GB/s, and {text!r} has none")
         return cls(**given)
 
+    def seconds(self, nbytes: int) -> float:
+        """Of a transfer, either way."""
+        return self.latency + nbytes / self.bandwidth
+
     def open(self) -> Store:
         return SimulatedStore(self)
 
@@ -88,7 +92,7 @@ class SimulatedStore(Store):
 
     def units(self, nbytes: int) -> float:
         """The time of a transfer, in units of the program."""
-        return (self._tier.latency + nbytes / self._tier.bandwidth) / self._unit
+        return self._tier.seconds(nbytes) / self._unit
 
     def price_of(self, nbytes: int) -> float:
         """The time that a transfer costs the program, estimated."""

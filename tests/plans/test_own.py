@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from small_programs import programs
 
 from recompute._plans.liveness import prune, schedule, settled
-from recompute._plans.own import Effort, Meter, portfolio
-from recompute._plans.plan import online
+from recompute._plans.own import Effort, Meter, online, portfolio
 from recompute._plans.problem import problem_of
 from recompute._traces.chain import chain
 from recompute._traces.program import Program
