@@ -18,7 +18,7 @@ from recompute._cli.output import CommandError, print_list
 from recompute._live import Live, bar
 from recompute._pictures.overheads import Floor, Point, points_of
 from recompute._pictures.style import FORMATS, new_figure, save
-from recompute._plans.chains import UniformChain, uniform_chain
+from recompute._plans.chains import not_uniform
 from recompute._plans.fetching import tier_of
 from recompute._plans.plan import plan
 from recompute._plans.problem import problem_of
@@ -153,7 +153,7 @@ class PlanJob:
 def applicable(program: Program) -> list[str]:
     """The methods that make sense for a program: Revolve for uniform chains alone, Checkmate for small ones."""
     methods = ["own", "chen-sqrt", "chen-greedy"]
-    if isinstance(uniform_chain(problem_of(program, 1 << 62)), UniformChain):
+    if not not_uniform(problem_of(program, 1 << 62)):
         methods.append("revolve")
     if len(program.calls) <= _SMALL and find_spec("scipy") is not None:
         methods.append("checkmate")

@@ -305,41 +305,25 @@ def revolve(problem: Problem) -> tuple[list[int], float]:
     The binomial split is chosen by the closed form, so O(runs). Raises PlanError if the program is not a uniform
     training chain (see `recompute._traces.chain`), or the budget holds less than three of its values.
     """
-    chain = uniform_chain(problem)
-    if isinstance(chain, str):
-        raise PlanError(f"revolve is for uniform training chains: {chain}; use method 'own'")
-    n = len(chain.forward)
-    units = min(problem.room // chain.size, n + 1) if chain.size else n + 1
+    if why := not_uniform(problem):
+        raise PlanError(f"revolve is for uniform training chains: {why}; use method 'own'")
+    n, model = problem.calls // 2, problem.model_cost
+    forward, backward = problem.order[:n], problem.order[n:-1]
+    size = problem.needs[forward[0]]
+    units = min(problem.room // size, n + 1) if size else n + 1
     if n < 2 or units >= n:
         sequence = list(problem.order)
         if schedule(problem, sequence)[1] <= problem.room + problem.constant:
             return sequence, 1.0
     if n < 2 or units < 3:
-        least = problem.constant + (3 if n > 2 else 2) * chain.size
+        least = problem.constant + (3 if n > 2 else 2) * size
         raise PlanError(f"infeasible: this chain needs {least:,} bytes; give at least that")
-    sequence = _runs(chain, n, units - 2)
-    sequence.append(problem.final)
-    model = problem.model_cost
-    extra = (optimum(n, units) - 2 * n) * chain.cost
-    return sequence, (model + extra) / model if model else 1.0
+    extra = (optimum(n, units) - 2 * n) * problem.costs[forward[0]]
+    return [*_runs(forward, backward, units - 2), problem.final], (model + extra) / model if model else 1.0
 
 
-@dataclass
-class UniformChain:
-    """A uniform training chain inside a problem."""
-
-    forward: list[int]
-    """f[1] to f[n]."""
-    backward: list[int]
-    """b[n] to b[1]."""
-    size: int
-    """Bytes of each value."""
-    cost: float
-    """Of each forward operation."""
-
-
-def uniform_chain(problem: Problem) -> UniformChain | str:
-    """The chain that the program is, or why it is none. Sources may be arguments anywhere. O(operations)."""
+def not_uniform(problem: Problem) -> str:
+    """Why the program is not a uniform training chain; empty if it is. Sources may be arguments. O(operations)."""
     calls = problem.order[:-1]
     if len(calls) != problem.calls:
         return "values are got on the way"
@@ -351,21 +335,20 @@ def uniform_chain(problem: Problem) -> UniformChain | str:
         results = problem.results[operation]
         if len(results) != 1 or len(problem.makes[operation]) != 1:
             return f"operation {operation} does not make exactly one new value"
-        if place < n:
-            expected = made[-1:]
-        else:
-            kept = 2 * n - place - 1  # b[i] needs f[i - 1]
-            expected = made[-1:] + (made[kept - 1 : kept] if place > n and kept else [])
+        expected = made[-1:]
+        kept = 2 * n - place - 1  # b[i] needs f[i - 1]
+        if place > n and kept:
+            expected = [*expected, made[kept - 1]]
         if sorted(problem.arguments[operation]) != sorted(expected):
             return f"operation {operation} has other arguments than that of a chain"
         made.append(results[0])
     if problem.arguments[problem.final] != (made[-1],):
         return "the output is not the last gradient alone"
-    sizes = {problem.sizes[problem.storages[value]] for value in made}
+    sizes = {problem.needs[operation] for operation in calls}
     costs = {problem.costs[operation] for operation in calls[:n]}
     if len(sizes) > 1 or len(costs) > 1:
         return "its values differ in size, or its forward operations in cost"
-    return UniformChain(calls[:n], calls[n:], sizes.pop(), costs.pop())
+    return ""
 
 
 def _rounds(length: int, slots: int) -> int:
@@ -376,9 +359,9 @@ def _rounds(length: int, slots: int) -> int:
     return rounds
 
 
-def _runs(chain: UniformChain, n: int, slots: int) -> list[int]:
+def _runs(forward: list[int], backward: list[int], slots: int) -> list[int]:
     """Reverse the states f[0] to f[n-2]; the first time that the last is there, go on to f[n] and its gradient."""
-    forward, backward = chain.forward, chain.backward
+    n = len(forward)
     out: list[int] = []
     stack = [(0, n - 1, slots)]  # (the first state, which is in memory; how many to deliver, last first; slots)
     turned = False

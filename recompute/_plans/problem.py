@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 
 from recompute._plans.schedule import PlanError
 from recompute._traces.program import Program, Step
@@ -144,49 +145,32 @@ class _Steps:
         program, problem = self._program, self._problem
         for call in program.calls:
             self._add(call.arguments, call.results, call.cost)
-        gap: list[Step] = []
-        for kind, which in program.steps:
-            if kind != "call":
-                gap.append((kind, which))
-                continue
-            self._between(gap)
-            gap.clear()
-            call = program.calls[which]
-            problem.arguments[which] = self._computed([self._is[value] for value in call.arguments])
-            problem.order.append(which)
-        self._between(gap)
-        outputs = [self._is[value] for value in program.outputs]
-        problem.order.append(self._add([*outputs, *self._left], (), 0.0))
-
-    def _between(self, gap: Sequence[Step]) -> None:
-        """The steps of the program between two calls."""
-        for kind, steps in groupby(gap, key=lambda step: step[0]):
+        for kind, steps in groupby(program.steps, key=itemgetter(0)):
             values = [which for _, which in steps]
-            if kind == "source":
-                self._arrive(tuple([value for value in values if value in self._passing]))
+            if kind == "call":
+                for number in values:
+                    arguments = [self._is[value] for value in program.calls[number].arguments]
+                    problem.arguments[number] = self._computed(arguments)
+                problem.order += values
+            elif kind == "source":
+                if sources := [value for value in values if value in self._passing]:
+                    self._pass((), sources)
+                    self._left.update(dict.fromkeys(sources))
             elif kind == "drop":
-                going = dict.fromkeys([self._is[value] for value in values])
-                self._let_go(tuple([value for value in going if value in self._left]))
+                dropped = dict.fromkeys([self._is[value] for value in values])
+                if sources := [value for value in dropped if value in self._left]:
+                    self._pass(sources, ())  # up to here they stay
+                    for value in sources:
+                        del self._left[value]
             elif kind == "get":
                 for value in values:
-                    if self._program.makers[value] >= 0:
-                        number = self._named(("get", value), self._add((self._is[value],), (), 0.0))
-                        self._problem.order.append(number)
+                    if program.makers[value] >= 0:
+                        problem.order.append(self._named(("get", value), self._add((self._is[value],), (), 0.0)))
             elif kind == "detach":
                 for value in values:
                     self._detach(value)
-
-    def _arrive(self, sources: tuple[int, ...]) -> None:
-        if sources:
-            self._pass((), sources)
-            self._left.update(dict.fromkeys(sources))
-
-    def _let_go(self, sources: tuple[int, ...]) -> None:
-        """Up to here they stay."""
-        if sources:
-            self._pass(sources, ())
-            for value in sources:
-                del self._left[value]
+        outputs = [self._is[value] for value in program.outputs]
+        problem.order.append(self._add([*outputs, *self._left], (), 0.0))
 
     def _detach(self, value: int) -> None:
         """Later users of the value take another one instead, which cannot be computed again."""
@@ -205,7 +189,7 @@ class _Steps:
         self._problem.named.setdefault(step, []).append(number)
         return number
 
-    def _pass(self, arguments: tuple[int, ...], results: tuple[int, ...]) -> int:
+    def _pass(self, arguments: Sequence[int], results: Sequence[int]) -> int:
         """Sources come or go, or a value becomes one."""
         number = self._add(arguments, results, 0.0, once=bool(results))
         if self._lifetimes:
@@ -215,21 +199,15 @@ class _Steps:
         return number
 
     def _computed(self, arguments: Sequence[int]) -> tuple[int, ...]:
-        makers = self._problem.makers
-        return tuple(
-            [
-                value
-                for value in dict.fromkeys(arguments)
-                if makers[value] >= 0 or (self._lifetimes and value in self._passing)
-            ]
-        )
+        makers, passing = self._problem.makers, self._passing if self._lifetimes else ()
+        return tuple([value for value in dict.fromkeys(arguments) if makers[value] >= 0 or value in passing])
 
-    def _add(self, arguments: Sequence[int], results: tuple[int, ...], cost: float, *, once: bool = False) -> int:
+    def _add(self, arguments: Sequence[int], results: Sequence[int], cost: float, *, once: bool = False) -> int:
         problem = self._problem
         held = {problem.storages[value] for value in arguments}
         makes = {problem.storages[value] for value in results} - held
         problem.arguments.append(self._computed(arguments))
-        problem.results.append(results)
+        problem.results.append(tuple(results))
         problem.makes.append(tuple([storage for storage in sorted(makes) if not problem.fixed[storage]]))
         problem.costs.append(cost)
         problem.needs.append(sum([problem.sizes[storage] for storage in problem.makes[-1]]))
