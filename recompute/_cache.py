@@ -33,7 +33,7 @@ from recompute.text import Table, qualified
 if TYPE_CHECKING:
     from recompute._engine.stats import Holdings
     from recompute._engine.story import Steps, Story
-    from recompute._foresight.foresight import Foresight
+    from recompute._foresight.rounds import Foresight
     from recompute._recomputable import Recomputable
     from recompute._sight.why import Why
     from recompute._traces.write import Recorder
@@ -293,7 +293,7 @@ class Cache:
 
     def _ahead(self) -> Foresight:
         if self._foresight is None:
-            from recompute._foresight.foresight import Foresight
+            from recompute._foresight.rounds import Foresight
 
             options = self._engine.options
             self._foresight = Foresight(self, options.effort, waits=options.waits)

@@ -140,12 +140,12 @@ PARTS = ["begins", "wants", "finish", "__call__", "victims", "keeps", "look"]
 @pytest.mark.parametrize(("marked", "method"), [(False, "Repetition"), *itertools.product((True, False), PARTS)])
 def test_foresight_that_fails_ends(marked: bool, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever part of it: rounds run on without, and `stats` says why."""
-    from recompute._foresight import follower, foresight, planning, recording
+    from recompute._foresight import follower, planning, recording, rounds
 
     holders: dict[str, Any] = {
-        "begins": foresight.Foresight,
-        "wants": foresight.Foresight,
-        "Repetition": foresight,
+        "begins": rounds.Foresight,
+        "wants": rounds.Foresight,
+        "Repetition": rounds,
         "finish": recording.Recording,
         "__call__": recording.Recording,
         "victims": follower.Follower,

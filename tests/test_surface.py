@@ -215,8 +215,8 @@ LAYERS = {
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.chen _plans.chains
         _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.verify _plans.fetching _plans.plan
         planners""",
-    "foresight": """_foresight.recording _foresight.script _foresight.spare _foresight.follower _foresight.planning
-        _foresight.rounds _foresight.repetition _foresight.foresight""",
+    "foresight": """_foresight.recording _foresight.script _foresight.follower _foresight.planning
+        _foresight.repetition _foresight.rounds""",
     "pictures": """_pictures.style _pictures.bars _pictures.residency _pictures.memory _pictures.overheads
         _pictures.chain pictures""",
     "arrays": """_arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.parts _arrays.attributes
@@ -237,7 +237,7 @@ LAYERS = {
 FOR_TYPES = {
     "_engine.randomness": "_engine.graph",  # what an operation draws
     "_engine.ahead": "_engine.moving",  # says that the program has waited
-    "_foresight.foresight": "_cache",  # it has one
+    "_foresight.rounds": "_cache",  # it has one
     "_engine.machine": "_engine.finalizer _engine.frames",  # it counts what departs, and locks
     "_engine.memory": "_engine.device_tiers",  # whose part they are
     "_engine.pool": """_engine.graph _engine.needed _engine.finalizer _engine.advice
@@ -258,7 +258,7 @@ FOR_TYPES = {
 """What modules below it import, for annotations alone."""
 
 WHEN_CALLED = {
-    "_foresight.foresight": "_cache",  # most programs do not need it
+    "_foresight.rounds": "_cache",  # most programs do not need it
     "_cache": "_context",  # the default cache is made when it is first needed
     "_sight.why": "_cache",  # what a cache shows of itself is loaded when it is wanted
     "_traces.write": "_cache",  # few caches write a trace

@@ -1,4 +1,4 @@
-"""The rounds of one cache, one after the other: recorded, planned, followed, and judged by what they cost.
+"""Foresight of one cache: its rounds, one after the other, are recorded, planned, followed, and judged by their cost.
 
 A round of which nothing is known is recorded, and planned in the background; the next ones follow the plan. If the
 program changes, the plan is still followed as long as it is worth it, and another one is made of what the round is now.
@@ -8,15 +8,17 @@ A round that goes wrong is left to the cache; a plan that goes wrong twice in a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Final
 
+from recompute import extend
 from recompute._foresight.follower import Follower
 from recompute._foresight.planning import Knowledge
 from recompute._foresight.recording import Recording
+from recompute._foresight.repetition import BEGINS, LOST, NOTHING, Repetition
 from recompute.events import Event
-from recompute.extend import Operation, Value
+from recompute.extend import Counts, Operation, Value
 
 if TYPE_CHECKING:
     from recompute._cache import Cache
@@ -37,7 +39,8 @@ class Rounds:
         self._known = Knowledge(effort, waits=waits)
         self._worth = Worth(cache)
         self._recording: Recording | None = None
-        self._follower: Follower | None = None
+        self.follower: Follower | None = None
+        """Set while a plan is followed."""
         self._followed = False  # in this round, from its beginning on
         self._lost = False  # the last round that began with the plan was another one
         self._short = True  # something was evicted in the last round
@@ -62,8 +65,8 @@ class Rounds:
             script = None
         self._followed = script is not None
         if script is not None:
-            self._follower = Follower(script, self._bring, cache.extend.resident(), cache.extend.is_wanted)
-            cache.extend.advise(self._follower)
+            self.follower = Follower(script, self._bring, cache.extend.resident(), cache.extend.is_wanted)
+            cache.extend.advise(self.follower)
             self._say("following", f"a plan with an overhead of {script.overhead:.3f}")
         if self._short and known.wanted and worth.try_again and cache.budget is not None:
             self._recording = Recording(cache.extend.resident())
@@ -74,7 +77,7 @@ class Rounds:
     def end(self, *, failed: bool) -> None:
         """It is over. `failed`: it was cut short, and nothing is learnt from it."""
         self.inside = False
-        follower, worth = self._follower, self._worth
+        follower, worth = self.follower, self._worth
         if self._recording is not None:
             self._cache.extend.settle()
         recording = self._recording
@@ -107,25 +110,20 @@ class Rounds:
     @property
     def listens(self) -> bool:
         """Whether this round is recorded, or a plan is followed."""
-        return self._recording is not None or self._follower is not None
-
-    @property
-    def follows(self) -> bool:
-        """Whether a plan is followed in this round."""
-        return self._follower is not None
+        return self._recording is not None or self.follower is not None
 
     def begins(self, operation: Operation) -> None:
         """An operation is about to run for the first time."""
         if self._recording is not None:
             self._recording.begins(operation)
-        follower = self._follower
+        follower = self.follower
         if follower is not None:
             follower.begins(operation)
             self._check(follower)
 
     def wants(self, value: Value) -> None:
         """An evicted value is about to be got."""
-        follower = self._follower
+        follower = self.follower
         if follower is not None:
             follower.wants(value)
             self._check(follower)
@@ -148,15 +146,15 @@ class Rounds:
     def cut_short(self) -> None:
         """An exception has come between: nothing is learnt from this round, and a plan is followed no more."""
         self._is_cut = True
-        if self._follower is not None:
-            self._follower.lost = "the round was cut short"
+        if self.follower is not None:
+            self.follower.lost = "the round was cut short"
 
     def give_up(self, why: str) -> None:
         """No round is recorded or planned any more."""
         self._over, self.inside = True, False
-        if self._follower is not None:
-            self._follower.lost = why
-        self._follower = None
+        if self.follower is not None:
+            self.follower.lost = why
+        self.follower = None
         self._stop_recording()
         self._known.forget()
         self._tell("ended", why)
@@ -168,7 +166,7 @@ class Rounds:
             recording(event)
             if recording.length > _MOST:
                 self._stop_recording()
-                if self._follower is None:
+                if self.follower is None:
                     self.forget(f"a round of more than {_MOST:,} steps is not planned")
 
     def _stop_recording(self) -> None:
@@ -205,7 +203,7 @@ class Rounds:
         return self._cache.extend.counts().repeated_seconds - before
 
     def _leave(self) -> None:
-        self._follower = None
+        self.follower = None
         self._cache.extend.advise(None)
 
     def _say(self, state: str, why: str = "") -> None:
@@ -242,32 +240,13 @@ _NOISE: Final = 2.0
 """Times what was planned: besides, in a round that is as planned, since seconds are measured."""
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What a cache has done: since it is there, or in a round."""
-
-    seconds: float
-    """Of all runs."""
-    repeated: float
-    """Seconds of the runs that repeat others."""
-    runs: int
-    """These runs."""
-    evictions: int
-
-    @property
-    def overhead(self) -> float:
-        """All compute divided by that of the first runs."""
-        once = self.seconds - self.repeated
-        return self.seconds / once if once > 0 else 1.0
-
-
 class Worth:
     """Of the plans of one cache."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._before = self._now()
-        self._without: Spent | None = None  # the last round without a plan
+        self._without: Counts | None = None  # of the last round without a plan
         self._pause = 0  # rounds until another try
         self._next_pause = _PAUSE
 
@@ -281,56 +260,160 @@ class Worth:
         """Whether this round may be recorded, to be planned."""
         return self._pause <= 0
 
-    @property
-    def repeated(self) -> float:
-        """Seconds of repeated runs in this round so far."""
-        return self._cache.extend.counts().repeated_seconds - self._before.repeated
-
-    def spent(self) -> Spent:
+    def spent(self) -> Counts:
         """In this round so far."""
-        now, before = self._now(), self._before
-        return Spent(
-            now.seconds - before.seconds,
-            now.repeated - before.repeated,
-            now.runs - before.runs,
-            now.evictions - before.evictions,
-        )
+        return Counts._make([now - before for now, before in zip(self._now(), self._before, strict=True)])
 
-    def without_plan(self, spent: Spent) -> None:
+    def without_plan(self, spent: Counts) -> None:
         """A round is over in which the cache decided by itself."""
         self._without = spent
 
     def gains(self, overhead: float) -> bool:
         """Whether there is something to gain, and a plan no worse than the cache by itself in its last round."""
-        return self._without is None or _WORSE < self._without.overhead >= overhead
+        return self._without is None or _WORSE < _overhead(self._without) >= overhead
 
     def goes_wrong(self, planned: float, model_cost: float, *, differs: bool) -> str:
         """Whether a plan is better left in the middle of a round: why, else empty.
 
         `planned`: seconds that were to be repeated by now, of a round of `model_cost`. `differs`: it is another round.
         """
-        repeated = self.repeated
+        repeated = self._cache.extend.counts().repeated_seconds - self._before.repeated_seconds
         most = planned if differs else _NOISE * planned
         if repeated <= most + _DEARER * model_cost:
             return ""
         return f"{repeated:.3g} seconds were repeated, not {planned:.3g}"
 
-    def with_plan(self, spent: Spent) -> str:
+    def with_plan(self, spent: Counts) -> str:
         """A round is over in which a plan was followed; empty if it was worth it, else why not."""
-        without = self._without
-        if without is None or spent.overhead <= _WORSE * without.overhead or spent.runs <= without.runs:
+        without, overhead = self._without, _overhead(spent)
+        if (
+            without is None
+            or overhead <= _WORSE * _overhead(without)
+            or spent.rematerializations <= without.rematerializations
+        ):
             self._next_pause = _PAUSE
             return ""
-        loss = (spent.overhead - without.overhead) / _SHARE
+        loss = (overhead - _overhead(without)) / _SHARE
         self._pause = max(self._pause, ceil(min(loss, _LONGEST)))
-        return f"an overhead of {spent.overhead:.3f}, {without.overhead:.3f} without a plan"
+        return f"an overhead of {overhead:.3f}, {_overhead(without):.3f} without a plan"
 
     def rest(self) -> None:
         """A plan was of no use."""
         self._pause = max(self._pause, self._next_pause)
         self._next_pause = min(_LONGEST, 2 * self._next_pause)
 
-    def _now(self) -> Spent:
+    def _now(self) -> Counts:
         self._cache.extend.settle()
-        done = self._cache.extend.counts()
-        return Spent(done.seconds, done.repeated_seconds, done.rematerializations, done.evictions)
+        return self._cache.extend.counts()
+
+
+def _overhead(spent: Counts) -> float:
+    """All compute divided by that of the first runs."""
+    once = spent.seconds - spent.repeated_seconds
+    return spent.seconds / once if once > 0 else 1.0
+
+
+class Foresight:
+    """Follows the rounds of one cache. One thread at a time runs them; what others run meanwhile is let pass."""
+
+    def __init__(self, cache: Cache, effort: float, *, waits: bool = False) -> None:
+        self._cache = cache
+        self._rounds = Rounds(cache, effort, waits=waits)
+        self._repetition: Repetition | None = None
+        self._marked = False
+        self._thread: int | None = None  # that runs the rounds; None: any, one at a time
+        self._busy = Lock()
+
+    @property
+    def state(self) -> str:
+        """What it does, in words."""
+        return self._rounds.state
+
+    # Rounds that are marked
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._mark(get_ident())
+
+    def next(self) -> None:
+        """One round is over, and the next begins."""
+        if self._rounds.inside:
+            self._rounds.end(failed=False)
+        self._mark(None)  # a backward pass may have a thread of its own
+
+    def end(self, *, failed: bool = False) -> None:
+        """It is over. `failed`: an exception has cut it short, and nothing is learnt from it."""
+        if self._rounds.inside:
+            self._rounds.end(failed=failed)
+            self._tell(None, None)
+
+    def stop(self) -> None:
+        """The last round is over. When it returns, no thread plans another one."""
+        self.end(failed=True)
+        self._rounds.stop()
+
+    def give_up(self, why: str) -> None:
+        """It has failed, and is not asked any more."""
+        self._marked, self._repetition = True, None
+        self._rounds.give_up(why)
+
+    def _mark(self, thread: int | None) -> None:
+        self._marked, self._repetition, self._thread = True, None, thread
+        self._rounds.begin()
+        if self._rounds.listens:
+            self._tell(self.begins, self.wants)
+        else:
+            self._tell(None, None)
+
+    # Rounds that are found
+
+    def watch(self) -> None:
+        """Memory is short, and rounds are not marked: begin to look for repetition."""
+        if not self._marked and self._repetition is None:
+            self._thread = get_ident()
+            self._repetition = Repetition(self._cache._engine, self.begins)
+            self._tell(self._repetition.before, self.wants)
+
+    def _tell(self, before: Callable[[Operation], None] | None, wanted: Callable[[Value], None] | None) -> None:
+        self._cache.extend.before, self._cache.extend.wanted = before, wanted
+
+    def _turn(self, repetition: Repetition, what: int) -> None:
+        """A round begins, or the program does not repeat any more."""
+        rounds = self._rounds
+        if rounds.inside:
+            rounds.end(failed=what == LOST or not repetition.whole)
+        if what == BEGINS:
+            rounds.begin()
+        else:
+            rounds.forget("the program does not repeat any more")
+        repetition.inside, repetition.useful = rounds.inside, rounds.follower is not None
+
+    # What the engine tells
+
+    def begins(self, operation: Operation, what: int = NOTHING) -> None:
+        """An operation is about to run for the first time; `what` it means where rounds are found."""
+        if self._is_mine() and self._busy.acquire(blocking=False):
+            try:
+                if what != NOTHING and self._repetition is not None:
+                    self._turn(self._repetition, what)
+                self._rounds.begins(operation)
+            except BaseException:
+                self._rounds.cut_short()
+                raise
+            finally:
+                self._busy.release()
+
+    def wants(self, value: Value) -> None:
+        """An evicted value is about to be got."""
+        if self._is_mine() and self._busy.acquire(blocking=False):
+            try:
+                self._rounds.wants(value)
+            except BaseException:
+                self._rounds.cut_short()
+                raise
+            finally:
+                self._busy.release()
+
+    def _is_mine(self) -> bool:
+        """Whether this call belongs to the rounds: of their thread, and not from inside of an operation."""
+        return (self._thread is None or get_ident() == self._thread) and extend.running() is None
