@@ -1,10 +1,10 @@
-"""Optimal checkpoints on training chains: by formula where they are uniform, else by dynamic programming.
+"""Optimal checkpoints on training chains whose values have one size: by formula or by dynamic programming.
 
-Uniform: Griewank and Walther's binomial schedule (Algorithm 799, revolve). Where operations differ in cost or values in
-size: dynamic programming over (segment, memory), as in Beaumont, Herrmann, Pallez, Shilova: Optimal checkpointing for
+Where forward operations cost the same: Griewank and Walther's binomial schedule (Algorithm 799, revolve). Where they
+do not: dynamic programming over (segment, memory), as in Beaumont, Herrmann, Pallez, Shilova: Optimal checkpointing for
 heterogeneous chains (2019). A checkpoint stays until the backward pass has come down to it: a schedule with that
 property is called persistent. Where all values have one size, no other schedule is cheaper (Griewank and Walther,
-Evaluating Derivatives, chapter 12). Where sizes differ, one may be.
+Evaluating Derivatives, chapter 12).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from recompute._plans.liveness import schedule
 from recompute._plans.problem import Problem
 from recompute._plans.schedule import PlanError
 
-_FINEST: Final = 1000  # units of memory, at most, where sizes have to be rounded
-_COARSEST: Final = 50  # and at least
 _ENTRIES: Final = 4_000_000  # of the table, at most: 8 bytes each
+_TRIALS: Final = 7.0  # for each of them
 
 
 @dataclass
@@ -32,50 +31,38 @@ class Chain:
 
     forward: list[int]
     """State i is what forward[i - 1] makes; state 0 is a source."""
-    sizes: list[int] = field(default_factory=lambda: [0])
-    """State -> bytes."""
+    size: int
+    """Bytes of each state, but for the source."""
+    gradient: int
+    """Bytes of what each backward operation makes."""
     groups: list[list[int]] = field(default_factory=list)
     """State -> the backward operations that take it, and those after them that take none."""
     peaks: list[int] = field(default_factory=list)
     """State -> bytes besides it while its group runs."""
-    held: list[int] = field(default_factory=list)
-    """State -> bytes of gradients while it is waited for."""
-    is_uniform: bool = False
-    """All states have one size, all gradients have one, and no other outputs pile up."""
 
 
-def chained(problem: Problem, most: float = 1e7) -> tuple[list[int], float | None, float]:
-    """The cheapest persistent order of runs; the least overhead there is, if proved; and the work that took.
+def chained(problem: Problem, most: float = 1e7) -> tuple[list[int], float, float]:
+    """The cheapest order of runs; the least overhead there is, which it has; and the work that took.
 
-    Proved: where sizes are uniform. Otherwise sizes may have been rounded up, so that the order fits. Work is counted
-    in steps of about a microsecond: O(states^2 x units of memory) where sizes are uniform, O(states^3 x units) else.
-    Raises PlanError if the program is no such chain, if it takes more than `most` steps, or if nothing fits.
+    Work is counted in steps of about a microsecond: O(states^2 x units of memory). Raises PlanError if the program is
+    no such chain, if it takes more than `most` steps, or if nothing fits.
     """
     chain = recognised(problem)
     if isinstance(chain, str):
         raise PlanError(f"this is for training chains: {chain}; use method 'own'")
     if problem.room < 0:
         raise PlanError("infeasible: the sources alone do not fit")
-    states = len(chain.sizes)
-    room = min(problem.room, sum(chain.sizes) + max(chain.peaks))
-    unit = gcd(*chain.sizes, *chain.peaks, *chain.held) or 1
-    trials = 7.0 if chain.is_uniform else 4 + states / 3  # for each entry of the table
-    affordable = int(min(4 * most / trials, _ENTRIES) / (states * states / 2))
-    if room // unit > affordable:
-        units = min(_FINEST, affordable)
-        if chain.is_uniform or units < _COARSEST:
-            raise PlanError("the chain is too long for dynamic programming; use method 'own'")
-        unit = -(-room // units)
+    states = len(chain.groups)
+    room = min(problem.room, chain.size * (states - 1) + max(chain.peaks))
+    unit = gcd(chain.size, chain.gradient) or 1
+    if room // unit > min(4 * most / _TRIALS, _ENTRIES) / (states * states / 2):
+        raise PlanError("the chain is too long for dynamic programming; use method 'own'")
     table = _Table(problem, chain, unit, room // unit)
-    least = table.least
-    if least == inf:
-        raise PlanError("infeasible: no persistent schedule runs this chain within the budget; use method 'own'")
-    bound = None
-    if chain.is_uniform:
-        model = problem.model_cost
-        again = least - sum([problem.costs[operation] for operation in chain.forward])
-        bound = (model + again) / model if model else 1.0
-    return [*table.runs(), problem.final], bound, table.work
+    if table.least == inf:
+        raise PlanError("infeasible: no schedule runs this chain within the budget; give more")
+    model = problem.model_cost
+    again = table.least - sum([problem.costs[operation] for operation in chain.forward])
+    return [*table.runs(), problem.final], (model + again) / model if model else 1.0, table.work
 
 
 def recognised(problem: Problem) -> Chain | str:
@@ -92,49 +79,43 @@ def recognised(problem: Problem) -> Chain | str:
             break
     if turn < 2 or turn == len(calls):
         return "no operation takes the value before it and an earlier one"
-    chain = Chain(calls[: turn - 1])
+    forward, backward = calls[: turn - 1], calls[turn - 1 :]
     kept = set(problem.arguments[problem.final])
-    for operation in chain.forward:
+    for operation in forward:
         (value,) = problem.results[operation]
         if problem.makes[operation] != (problem.storages[value],) or value in kept:
             return f"operation {operation} does not make one new value that is dropped"
-        chain.sizes.append(problem.sizes[problem.storages[value]])
-    return _backward(problem, chain, calls[turn - 1 :], kept) or chain
+    for operations in (forward, backward):
+        made = {tuple([problem.sizes[storage] for storage in problem.makes[operation]]) for operation in operations}
+        if len(made) > 1 or len(made.pop()) != 1:
+            return "its values differ in size, or an operation makes several"
+    chain = Chain(forward, problem.needs[forward[0]], problem.needs[backward[0]])
+    return _backward(problem, chain, backward, kept) or chain
 
 
 def _backward(problem: Problem, chain: Chain, calls: list[int], kept: set[int]) -> str:
     """Enters these operations into the chain; why it is none."""
     now = len(chain.forward)  # the state
-    for bytes_of in (chain.peaks, chain.held):
-        bytes_of.extend([0] * (now + 1))
+    chain.peaks = [0] * (now + 1)
     chain.groups = [[] for _ in range(now + 1)]
     state_of = {problem.results[operation][0]: number for number, operation in enumerate(chain.forward, 1)}
     gradient: int | None = None
-    sizes: set[tuple[int, ...]] = set()  # of what backward operations make
-    before = outputs = 0  # bytes
     for place, operation in enumerate(calls):
         results, arguments = problem.results[operation], problem.arguments[operation]
-        made = {value: problem.sizes[problem.storages[value]] for value in results}
         states = [state_of.get(value, now + 1) for value in arguments if value != gradient]
-        if len(states) > 1 or (place and gradient not in arguments) or len(problem.makes[operation]) < len(results):
+        if len(states) > 1 or (place and gradient not in arguments) or len(results) != 1:
             return f"operation {operation} is not one of a chain"
         if states and states[0] > now:
             return f"operation {operation} takes values in another order than that of a chain"
-        if states and states[0] < now:
-            chain.held[states[0] : now] = [before] * (now - states[0])
+        if states:
             now = states[0]
         chain.groups[now].append(operation)
-        alone = 0 if states or not now else chain.sizes[now]  # the state is not needed any more
-        chain.peaks[now] = max(chain.peaks[now], before + problem.needs[operation] - alone)
-        following = problem.arguments[calls[place + 1]] if place + 1 < len(calls) else ()
-        carried = [value for value in results if value in following]
-        if len(carried) != bool(following) or kept.intersection(carried):
+        before = chain.gradient if place else 0
+        alone = 0 if states else chain.size  # the state is not needed any more
+        chain.peaks[now] = max(chain.peaks[now], before + chain.gradient - alone)
+        (gradient,) = results
+        if place + 1 < len(calls) and (gradient not in problem.arguments[calls[place + 1]] or gradient in kept):
             return f"the next operation does not take what operation {operation} makes, or others do, too"
-        gradient = carried[0] if carried else None
-        outputs += sum([size for value, size in made.items() if value in kept])
-        before = outputs + (made[gradient] if gradient is not None else 0)
-        sizes.add(tuple(made.values()))
-    chain.is_uniform = len(set(chain.sizes[1:])) == 1 == len(sizes) and len(sizes.pop()) == 1
     return ""
 
 
@@ -148,16 +129,15 @@ class _Table:
         self.chain = chain
         self.room = room
         self.work = 0.0
-        self.sizes = [-(-size // unit) for size in chain.sizes]
-        self.peaks = [-(-peak // unit) for peak in chain.peaks]
-        self.held = [-(-held // unit) for held in chain.held]
+        count = len(chain.groups)
+        self.sizes = [0, *[chain.size // unit] * (count - 1)]
+        self.peaks = [peak // unit for peak in chain.peaks]
+        self.held = [*[chain.gradient // unit] * (count - 1), 0]
+        """State -> units of the gradient while it is waited for."""
         self.until = [0.0]
         """State -> the cost of all forward operations up to it."""
         for operation in chain.forward:
             self.until.append(self.until[-1] + problem.costs[operation])
-        count = len(chain.sizes)
-        self.is_place = [not (chain.is_uniform and state) or bool(group) for state, group in enumerate(chain.groups)]
-        """State -> whether a checkpoint there may be best: of those of one size, only where a group takes it."""
         self.rows: list[list[array[float]]] = [[] for _ in range(count)]
         self._wants: list[list[int]] = [[] for _ in range(count)]
         """i, k - i - 1 -> units to go on from i to k, besides i, without gradients."""
@@ -165,7 +145,7 @@ class _Table:
         """i -> the first group that is not empty, from i on: up to it, i is not needed once the way is begun."""
         splits: dict[int, list[int]] = {}
         for first in range(count - 1, -1, -1):
-            if self.is_place[first]:
+            if not first or chain.groups[first]:  # a checkpoint elsewhere is never best
                 splits = self._fill(first, splits)
 
     def _fill(self, first: int, later: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -212,7 +192,7 @@ class _Table:
                 row[free:] = array("d", row[free - 1 : free]) * (room + 1 - free)
                 places[free:] = places[free - 1 : free] * (room + 1 - free)
                 break
-            if self.chain.is_uniform and last > first + 1:
+            if last > first + 1:
                 low, high = before[free], after[free] if after else last
                 if low < 0 and last + 1 < len(self.sizes):  # less did not fit
                     continue
@@ -223,7 +203,7 @@ class _Table:
             for state in range(low, high + 1):
                 if wants[state - first - 1] > free - held:
                     break
-                if self.is_place[state]:
+                if self.chain.groups[state]:
                     left = free - self.sizes[state]
                     if state <= frees:
                         left = min(room, left + self.sizes[first])
@@ -243,7 +223,7 @@ class _Table:
         sizes, until, rows = self.sizes, self.until, self.rows
 
         def cost(state: int) -> float:
-            if not self.is_place[state] or self._wants[first][state - first - 1] > free - self.held[last]:
+            if not self.chain.groups[state] or self._wants[first][state - first - 1] > free - self.held[last]:
                 return inf
             left = min(self.room, free - sizes[state] + self._bonus(first, state))
             return until[state] + rows[state][last - state][left] + rows[first][state - 1 - first][free]

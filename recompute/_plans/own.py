@@ -157,10 +157,10 @@ def _work(given: tuple[Problem, Effort, Sequence[int] | None]) -> tuple[list[int
 def portfolio(problem: Problem, meter: Meter, online: Online = lambda: None) -> Iterator[Start]:
     """Orders of runs that fit, while the effort for them lasts; one that is proved to be the best is the last.
 
-    First those that may be proved to be the best: of a tiny program by search over states (`exact`), of chains by
-    formula (`revolve`) or by dynamic programming (`chained`). Else what the cache does by itself, without runs that
-    turn out to be superfluous (`online`), is always among them. Then come in turns DTR with the future known, under a
-    few scores (`Score`), and the program made to fit (`fitted`).
+    First those that are proved to be the best: of a tiny program by search over states (`exact`), of chains with values
+    of one size by formula (`revolve`) or by dynamic programming (`chained`). Else what the cache does by itself,
+    without runs that turn out to be superfluous (`online`), is always among them. Then come in turns DTR with the
+    future known, under a few scores (`Score`), and the program made to fit (`fitted`).
     """
     best = (problem.model_cost or 1.0) * (1 + 1e-12)
     for start in _members(problem, meter, online):
