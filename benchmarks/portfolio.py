@@ -40,9 +40,8 @@ HEAD: Final = """# The planner's portfolio
 The library's planner begins its search with several orders of runs, the starts. This page counts, for each member of
 the portfolio, how often it had a start that fits, how often no other start was cheaper, and how often all others were
 more expensive. "Cases" are calls of the planner with a budget below what the program takes by itself. "online" is the
-run of the default policy, "future" DTR with the future known (the power of the time to the next use, and the share of
-the evicted descendants' cost), "fitted" the program made to fit, with other random numbers each time. Made by
-`python benchmarks/portfolio.py FOLDER`.
+run of the default policy, "future" DTR with the future known, "fitted" the program made to fit, with other random
+numbers each time. Made by `python benchmarks/portfolio.py FOLDER`.
 
 """
 

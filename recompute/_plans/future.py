@@ -1,14 +1,14 @@
 """DTR with the future known: replay the program, and evict what is cheap, large, and not needed for long.
 
-The score of a storage is the cost of getting it back, divided by its size and a power of the time to its next use
-(Belady's rule is the power that goes to infinity). What nothing will ever need again goes first.
+The score of a storage is (own cost + evicted ancestors' cost) / (size x wait^0.25). The wait is the compute time until
+the next use, which may be to make something evicted again (Belady's rule is the power that goes to infinity). What
+nothing will ever need again goes first.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final
@@ -16,27 +16,28 @@ from typing import Final
 from recompute._plans.problem import Problem
 
 _NEVER: Final = 1 << 60
+_POWER: Final = 0.25  # of the wait
 _RUNS: Final = 20  # times the runs of the program, and the limit: runs may cost nothing
 
 
-@dataclass(frozen=True)
-class Score:
-    """(own cost + evicted ancestors' cost + below x evicted descendants' cost) / (size x wait^time).
+def replayed(problem: Problem, limit: float = 10.0, most: float = inf) -> tuple[list[int] | None, float]:
+    """The order of runs, None if something did not fit; and the work that took, in steps of about a microsecond.
 
-    The wait is the compute time until the next use, which may be to make something evicted again.
+    It is given up when its cost goes above `limit` times the model's, or its work above `most`.
+    O(runs x log(storages) + the evicted neighbourhoods).
     """
+    run = _Run(problem, limit, most)
+    for place, operation in enumerate(problem.order):
+        run.place = place
+        if not run.perform(operation):
+            return None, run.work
+    return run.order, run.work
 
-    time: float = 0.5
-    below: float = 0.0
 
-
-class FutureReplay:
-    """The data that all replays of one problem share."""
+class _Facts:
+    """What stays the same in a replay."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.work = 0.0
-        """Work done, in steps of about a microsecond."""
         storages, fixed = problem.storages, problem.fixed
         count = len(problem.sizes)
         self.uses: list[list[int]] = [[] for _ in range(count)]  # storage -> places in the program, ascending
@@ -66,29 +67,16 @@ class FutureReplay:
         for value, storage in enumerate(storages):
             self.on[storage].append(value)
 
-    def run(self, score: Score, limit: float = 10.0, most: float = inf) -> list[int] | None:
-        """The order of runs; None if something did not fit, or the cost went above `limit` times the model's.
-
-        `most`: steps of work, after which it is given up, too. O(runs x log(storages) + the evicted neighbourhoods).
-        """
-        run = _Run(self, score, limit, self.work + most)
-        for place, operation in enumerate(self.problem.order):
-            run.place = place
-            if not run.perform(operation):
-                return None
-        return run.order
-
 
 class _Run:
     """One replay: what is in memory, and how far it has come."""
 
-    def __init__(self, replay: FutureReplay, score: Score, limit: float, most: float) -> None:
-        problem = replay.problem
+    def __init__(self, problem: Problem, limit: float, most: float) -> None:
         self.order: list[int] = []
         self.place = 0
-        self._replay = replay
+        self.work = 0.0
         self._problem = problem
-        self._score = score
+        self._facts = facts = _Facts(problem)
         self._most = most  # work
         self._cost_left = limit * problem.model_cost
         self._runs_left = int(_RUNS * limit * len(problem.order))
@@ -99,7 +87,7 @@ class _Run:
         self._version = [0] * len(problem.sizes)
         self._heap: list[tuple[float, int, int]] = []  # (score, version, storage); other versions are out of date
         self._used = 0
-        self._next_use = [places[0] if places else _NEVER for places in replay.uses]
+        self._next_use = [places[0] if places else _NEVER for places in facts.uses]
 
     def perform(self, operation: int) -> bool:
         """Run an operation, and before it whatever it lacks; False: it does not fit, or takes too much."""
@@ -152,7 +140,7 @@ class _Run:
     def _pass_uses(self, storages: Sequence[int]) -> None:
         """The program has come to this use of them."""
         for storage in storages:
-            places = self._replay.uses[storage]
+            places = self._facts.uses[storage]
             at = bisect_right(places, self.place)
             self._next_use[storage] = places[at] if at < len(places) else _NEVER
 
@@ -161,10 +149,10 @@ class _Run:
         problem, resident = self._problem, self._resident
         self._cost_left -= problem.costs[operation]
         self._runs_left -= 1
-        if self._cost_left < 0 or not self._runs_left or self._replay.work > self._most:
+        if self._cost_left < 0 or not self._runs_left or self.work > self._most:
             return False
         self.order.append(operation)
-        self._replay.work += 20.0
+        self.work += 20.0
         for storage in problem.makes[operation]:
             if not resident[storage]:
                 resident[storage] = self._was_made[storage] = 1
@@ -183,7 +171,7 @@ class _Run:
         while self._used > most and (victim := next(victims, -1)) >= 0:
             self._resident[victim] = 0
             self._used -= self._problem.sizes[victim]
-            for value in self._replay.on[victim]:
+            for value in self._facts.on[victim]:
                 self._present[value] = 0
         for entry in aside:
             heappush(self._heap, entry)
@@ -200,7 +188,7 @@ class _Run:
         yield from self._by_score(aside)
         for frame in held[:-1]:
             for storage in frame:
-                if resident[storage] and sizes[storage] and storage not in held[-1] and self._replay.own[storage] < inf:
+                if resident[storage] and sizes[storage] and storage not in held[-1] and self._facts.own[storage] < inf:
                     yield storage
 
     def _by_score(self, aside: list[tuple[float, int, int]]) -> Iterator[int]:
@@ -225,26 +213,23 @@ class _Run:
 
     def _rate(self, storage: int) -> float:
         """The score now; -1: nothing will need it."""
-        replay, score, next_use = self._replay, self._score, self._next_use
-        below = self._evicted(storage, replay.below, self._was_made)
+        facts, next_use = self._facts, self._next_use
+        below = self._evicted(storage, facts.below, self._was_made)
         at = min([next_use[storage], *[next_use[other] for other in below]])
         if at == _NEVER:
             return -1.0
-        cost = replay.own[storage]
-        cost += sum([replay.own[other] for other in self._evicted(storage, replay.above, None)])
-        if score.below:
-            cost += score.below * sum([replay.own[other] for other in below])
+        cost = facts.own[storage] + sum([facts.own[other] for other in self._evicted(storage, facts.above, None)])
         size = self._problem.sizes[storage]
         value = cost / size if size else 0.0
-        wait = replay.clock[at] - replay.clock[self.place]
-        return value / wait**score.time if wait > 0 else value * 1e6
+        wait = facts.clock[at] - facts.clock[self.place]
+        return value / wait**_POWER if wait > 0 else value * 1e6
 
     def _evicted(self, storage: int, links: Sequence[Sequence[int]], among: bytearray | None) -> list[int]:
         """The evicted storages that `links` lead to, over evicted ones alone, `among` these; None: of all."""
         resident, seen, stack = self._resident, {storage}, [storage]
         evicted: list[int] = []
         while stack:
-            self._replay.work += 0.5
+            self.work += 0.5
             for other in links[stack.pop()]:
                 if not resident[other] and (among is None or among[other]) and other not in seen:
                     seen.add(other)

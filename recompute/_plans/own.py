@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
 from math import inf
 from time import perf_counter
 from typing import Final
 
 from recompute._plans.chains import chained, revolve
 from recompute._plans.exact import exact
-from recompute._plans.future import FutureReplay, Score
+from recompute._plans.future import replayed
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import cost_of, prune, schedule, settled
 from recompute._plans.problem import Problem, numbered, woven
@@ -24,7 +23,6 @@ from recompute._workers import workers
 Progress = Callable[[float, float], None]
 """Hears the share of the planning that is done, and the least overhead so far."""
 
-_SCORES: Final = tuple(starmap(Score, ((0.25, 0.0), (0.25, 0.3), (0.5, 0.0), (0.5, 0.3), (1.0, 0.0), (2.0, 0.0))))
 _ON_CHAINS: Final = 0.5  # of the effort, at most, for dynamic programming on a chain
 _TINY: Final = 20  # operations: the optimum is searched for
 _STATES: Final = 40_000
@@ -33,6 +31,7 @@ _SMALL: Final = 1000  # operations: the program is made to fit, too
 _FIRST: Final = 0.25  # of the effort, at most, for the schedules that the search begins with
 _DEAREST: Final = 10.0  # times the cost of the program: a replay above that is given up
 _PATIENCE: Final = 1.5  # times the effort: when nothing has fitted by then, it is given up
+_FITTED: Final = 6  # tries at most, once something fits
 _AT_LEAST: Final = 3  # are tried in any case, if nothing fits
 _TRIES: Final = 30  # at most
 _FINALISTS: Final = 4
@@ -159,8 +158,8 @@ def portfolio(problem: Problem, meter: Meter, online: Online = lambda: None) -> 
 
     First those that are proved to be the best: of a tiny program by search over states (`exact`), of chains with values
     of one size by formula (`revolve`) or by dynamic programming (`chained`). Else what the cache does by itself,
-    without runs that turn out to be superfluous (`online`), is always among them. Then come in turns DTR with the
-    future known, under a few scores (`Score`), and the program made to fit (`fitted`).
+    without runs that turn out to be superfluous (`online`), is always among them. Then come DTR with the future known
+    (`replayed`), and the program made to fit (`fitted`) a few times.
     """
     best = (problem.model_cost or 1.0) * (1 + 1e-12)
     for start in _members(problem, meter, online):
@@ -193,33 +192,26 @@ def _members(problem: Problem, meter: Meter, online: Online) -> Iterator[Start]:
         sequence, bound, work = chained(problem, _ON_CHAINS * meter.steps)
         meter.work += work
         yield Start("chained", sequence, bound)
-    yield from _in_turns(problem, meter, fits=known is not None)
+    yield from _with_future(problem, meter, fits=known is not None)
 
 
-def _in_turns(problem: Problem, meter: Meter, *, fits: bool) -> Iterator[Start]:
+def _with_future(problem: Problem, meter: Meter, *, fits: bool) -> Iterator[Start]:
     """DTR with the future known, and the program made to fit: for longer unless something `fits` already."""
-    replay, limit = FutureReplay(problem), _DEAREST
-    for number in range(_TRIES):
-        if fits and (meter.share > _FIRST or number >= len(_SCORES)):
+    order, work = replayed(problem, _DEAREST, max(_A_CALL * problem.calls, _PATIENCE * meter.steps - meter.work))
+    meter.work += work
+    if order is not None:
+        fits = True
+        yield Start("future", prune(problem, order))
+    for number in range(_TRIES if problem.calls <= _SMALL else 0):
+        if fits and (number >= _FITTED or meter.share > _FIRST):
             return
         if number >= _AT_LEAST and meter.share > _PATIENCE:
             return
-        if number < len(_SCORES):
-            before = replay.work
-            left = max(_A_CALL * problem.calls, _PATIENCE * meter.steps - meter.work)
-            score = _SCORES[number]
-            order = replay.run(score, limit=limit, most=left)
-            meter.work += replay.work - before
-            if order is not None:
-                fits = True
-                limit = min(limit, 1.5 * cost_of(problem, order) / (problem.model_cost or 1.0))
-                yield Start(f"future {score.time:g}, {score.below:g}", prune(problem, order))
-        if problem.calls <= _SMALL and not (fits and meter.share > _FIRST):
-            order, work = fitted(problem, problem.order, number)
-            meter.work += work
-            if order is not None:
-                fits = True
-                yield Start(f"fitted {number + 1}", prune(problem, order))
+        order, work = fitted(problem, problem.order, number)
+        meter.work += work
+        if order is not None:
+            fits = True
+            yield Start(f"fitted {number + 1}", prune(problem, order))
 
 
 def _search(
@@ -288,11 +280,12 @@ class _Infeasible(PlanError):
         tried = [larger for share in _LARGER if (larger := int(share * budget) + 1) < most]
         work = 0.0
         for larger in tried:
-            replay = FutureReplay(replace(problem, room=larger - problem.constant))
-            if (work < _WORDS or larger == tried[-1]) and replay.run(_SCORES[0], limit=4.0) is not None:
-                most = larger
-                break
-            work += replay.work
+            if work < _WORDS or larger == tried[-1]:
+                order, more = replayed(replace(problem, room=larger - problem.constant), limit=4.0)
+                work += more
+                if order is not None:
+                    most = larger
+                    break
         return f"infeasible: no way was found to run the program in {budget:,} bytes; give {most:,}, which are enough"
 
     def __str__(self) -> str:

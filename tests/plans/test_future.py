@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_programs import programs
 
-from recompute._plans.future import FutureReplay, Score
+from recompute._plans.future import replayed
 from recompute._plans.problem import problem_of
 from recompute._traces.program import Program
 
@@ -19,13 +19,12 @@ def test_a_replay_ends_after_the_work_it_may_do(program: Program, share: float, 
     """It is given up then, and is otherwise the one without a limit."""
     problem = problem_of(program, 0)
     problem.room = problem.least - problem.constant + int(share * problem.least)
-    free, bound = FutureReplay(problem), FutureReplay(problem)
-    wanted = free.run(Score())
-    found = bound.run(Score(), most=most)
-    if free.work <= most:
-        assert found == wanted
-    elif found is None:
-        assert bound.work <= free.work
+    wanted, free = replayed(problem)
+    order, work = replayed(problem, most=most)
+    if free <= most:
+        assert order == wanted
+    elif order is None:
+        assert work <= free
     else:  # it was over when that was noticed
-        assert found == wanted
-        assert free.work <= most + WORK_OF_ONE
+        assert order == wanted
+        assert free <= most + WORK_OF_ONE

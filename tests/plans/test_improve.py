@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_programs import programs
 
-from recompute._plans.future import FutureReplay, Score
+from recompute._plans.future import replayed
 from recompute._plans.improve import Search
 from recompute._plans.liveness import cost_of, prune, schedule
 from recompute._plans.problem import problem_of
@@ -22,7 +22,7 @@ def test_after_each_round_memory_is_what_the_order_of_runs_says(program: Program
     problem = problem_of(program, 0)
     most = schedule(problem, problem.order)[1]
     problem.room = problem.least + int(share * (most - problem.least)) - problem.constant
-    sequence = FutureReplay(problem).run(Score())
+    sequence, _ = replayed(problem)
     if sequence is None:
         return
     search = Search(problem, prune(problem, sequence), seed)
