@@ -95,7 +95,7 @@ class Follower:
         for act, storage, _ in script.acts[place + 1]:  # what it takes for the last time can go as soon as it has run
             if act != "free" or storage in script.makes[place]:
                 break
-            self._spare.let_go(storage)
+            self._spare.free(storage)
             self._acted += 1
 
     def _miss(self, why: str) -> None:
@@ -137,7 +137,7 @@ class Follower:
             if self.lost:
                 return
             if act == "free":
-                self._spare.let_go(which)
+                self._spare.free(which)
             elif act == "again":
                 self._run_again(which, outputs)
 
@@ -191,6 +191,7 @@ _SMALL: Final = 1e-4
 _MOST: Final = 32
 """Storages that are looked at to tell what one costs to get back."""
 
+
 _WINDOW: Final = 32
 """Storages that may be needed later, of which the cheapest one goes next."""
 
@@ -208,11 +209,11 @@ class Spare:
         self._script = script
         self._wanted = wanted  # whether something evicted that is needed is made from it
         self._alignment = alignment
-        self._free = bytearray(len(script.values))  # storage -> not needed for the time being
+        self._is_free = bytearray(len(script.values))  # storage -> not needed for the time being
         self._queue: deque[int] = deque()  # such storages, the first one first
         self._small: deque[int] = deque()  # of these, what would make hardly any room
-        there = [(self._is_wanted(storage), storage.last_access, storage.number, storage) for storage in left_over]
-        self._later = deque([(storage, then, -1) for _, then, _, storage in sorted(there)])
+        ages = [(self._is_wanted(storage), storage.last_access, storage.number, storage) for storage in left_over]
+        self._later = deque([(storage, then, -1) for _, then, _, storage in sorted(ages)])
         """What may be needed after all: the storage, its last access, and its number if the script has it."""
         self._gone: dict[int, None] = {}  # those of them that were evicted
         self._outliving: set[int] = set()  # storages whose memory stays without references
@@ -220,13 +221,13 @@ class Spare:
 
     def need(self, storage: int) -> None:
         """It is made now, or again."""
-        self._free[storage] = 0
+        self._is_free[storage] = 0
         self._needed[storage] = None
         self._gone.pop(storage, None)
 
-    def let_go(self, storage: int) -> None:
+    def free(self, storage: int) -> None:
         """It is not needed for the time being."""
-        self._free[storage] = 1
+        self._is_free[storage] = 1
         self._needed.pop(storage, None)
         self._queue.append(storage)
 
@@ -248,14 +249,14 @@ class Spare:
                 outputs = operation.outputs
                 made = self._script.makes[place]
                 number = outputs.index(value) if value in outputs else -1
-                if 0 <= number < len(made) and made[number] in self._outliving and not self._free[made[number]]:
+                if 0 <= number < len(made) and made[number] in self._outliving and not self._is_free[made[number]]:
                     return True
         return False
 
     def victims(self, pool: Pool, size: int, place: int) -> list[Storage]:
         """Storages to evict until `size` more bytes fit or there are no more, before an operation of the script."""
         short = pool.used - pool.departing + size - pool.limit
-        found: dict[Storage, None] = {}
+        victims: dict[Storage, None] = {}
         for source in (
             self._not_needed(pool, self._queue, place),
             self._needed_later(pool),
@@ -263,11 +264,11 @@ class Spare:
             self._not_needed(pool, self._small, place),
         ):
             while short > 0 and (storage := next(source, None)) is not None:
-                if storage not in found:
-                    found[storage] = None
+                if storage not in victims:
+                    victims[storage] = None
                     short -= storage.size
             source.close()
-        return list(found)
+        return list(victims)
 
     def _not_needed(self, pool: Pool, queue: deque[int], place: int) -> Generator[Storage]:
         """From the front of the queue, but for what the program still holds after the last use that is known."""
@@ -277,7 +278,7 @@ class Spare:
             while queue:
                 number = queue.popleft()
                 storage = self._storage(number, pool)
-                if storage is None or not self._free[number]:
+                if storage is None or not self._is_free[number]:
                     continue
                 if storage.locks:
                     locked.append(number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from _thread import start_new_thread
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Event, get_native_id
 from time import perf_counter, sleep
@@ -59,17 +59,16 @@ class Planning:
         self._efforts = [min(QUICK, effort), effort] if effort > QUICK else [effort]
         self.over = Event()
         """Set when the thread ends."""
-        self._thread: int | None = None  # its identity
-        self._process = os.getpid()
+        self._process: int | None = None  # in which it runs in the background
         self._stopped = False
-        self._rests = False
+        self._pause = 0.0  # seconds, now and then; 0 if it runs here and now
         self._rested = perf_counter()
-        self._pause = _pause_beside(recorded)
 
     def start(self) -> None:
         """In the background. Not by `Thread.start`, which waits: Ctrl-C there can come out as a RuntimeError."""
-        self._rests = True
-        self._thread = start_new_thread(self._run_quietly, ())
+        self._pause = _pause_beside(self.recorded)
+        start_new_thread(self._run_quietly, ())
+        self._process = os.getpid()
 
     def stop(self) -> None:
         """Stop: a better script is not needed any more."""
@@ -82,12 +81,20 @@ class Planning:
 
     def run(self) -> None:
         """Here and now."""
+        problem = problem_of(self.recorded.program, self.budget)
+        if self._pause:
+            problem.rest = self._rest
+        known = self._known or woven(problem, numbered(problem, self.recorded.order))
         try:
-            for script in self._scripts():
+            if self.budget < problem.least:
+                raise PlanError(f"a plan needs {problem.least:,} bytes")
+            for effort in self._efforts:
+                sequence, _ = own(problem, Effort(effort), online=lambda: known)
+                script = script_of(self.recorded, problem, sequence)
                 if self.script is None or script.cost < self.script.cost:
                     self.script = script
         except PlanError as error:
-            self.failed = self.failed or str(error)
+            self.failed = str(error)
 
     def _run_quietly(self) -> None:
         """An error is for the program's own thread, which goes on without a plan."""
@@ -104,7 +111,7 @@ class Planning:
     @property
     def is_over(self) -> bool:
         """Whether nothing better will come. After a fork the thread is not there."""
-        return self._thread is None or self.over.is_set() or self._process != os.getpid()
+        return self._process != os.getpid() or self.over.is_set()
 
     def _rest(self) -> None:
         """Release the interpreter's lock: other threads would else get it after five milliseconds only."""
@@ -113,18 +120,6 @@ class Planning:
         if perf_counter() - self._rested > _BUSY:
             sleep(self._pause)
             self._rested = perf_counter()
-
-    def _scripts(self) -> Iterator[Script]:
-        recorded = self.recorded
-        problem = problem_of(recorded.program, self.budget)
-        if self._rests:
-            problem.rest = self._rest
-        if self.budget < problem.least:
-            raise PlanError(f"a plan needs {problem.least:,} bytes")
-        known = self._known or woven(problem, numbered(problem, recorded.order))
-        for effort in self._efforts:
-            sequence, _ = own(problem, Effort(effort), online=lambda: known)
-            yield script_of(recorded, problem, sequence)
 
 
 def step_back() -> None:

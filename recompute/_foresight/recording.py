@@ -106,10 +106,10 @@ class Recording:
         for storage, where in enumerate(program.devices):
             if where != device:
                 program.sizes[storage], program.devices[storage] = 0, device
-        found = [self._values[value.number] for value in outputs if value.number in self._values]
-        program.steps = self._with_last_uses(program.steps, set(found))
+        kept = [self._values[value.number] for value in outputs if value.number in self._values]
+        program.steps = self._with_last_uses(program.steps, set(kept))
         program.steps = self._with_early_views(program.steps)
-        program.outputs = [value for value in found if program.makers[value] >= 0]
+        program.outputs = [value for value in kept if program.makers[value] >= 0]
         return Round(program, self._order, self._calls, self._lazy)
 
     def _with_last_uses(self, steps: Sequence[Step], kept: Set[int]) -> list[Step]:
@@ -118,11 +118,11 @@ class Recording:
         for value, place in list(self._passing.items()):
             if value not in kept:
                 drops.setdefault(place, []).append(("drop", value))
-        found: list[Step] = []
+        added: list[Step] = []
         for place, step in enumerate(steps):
-            found += drops.get(place, ())
-            found.append(step)
-        return found + drops.get(len(steps), [])
+            added += drops.get(place, ())
+            added.append(step)
+        return added + drops.get(len(steps), [])
 
     def _with_early_views(self, steps: Sequence[Step]) -> list[Step]:
         """The steps, with views of what was evicted right behind what they are views of: there they cost nothing."""
@@ -134,15 +134,15 @@ class Recording:
                 self._lazy.discard(call)  # it is not known when its memory is there
             else:
                 behind.setdefault(maker, []).append(call)
-        found: list[Step] = []
+        added: list[Step] = []
         for step in steps:
             if step[0] != "call" or step[1] not in self._lazy:
-                found.append(step)
+                added.append(step)
                 views = list(behind.get(step[1], ())) if step[0] == "call" else []
                 for view in views:  # grows by views of views
-                    found.append(("call", view))
+                    added.append(("call", view))
                     views += behind.get(view, ())
-        return found
+        return added
 
     def _source(self, number: int, storage: int, size: int, device: str, *, lasts: bool = True) -> None:
         self._storage(storage, size, device)

@@ -119,10 +119,10 @@ def script_of(recorded: Round, problem: Problem, sequence: Sequence[int]) -> Scr
 
 def _following(calls: int, lazy: Set[int]) -> list[int]:
     """Number -> the next call from there on that runs where the program has it; `calls`: there is none."""
-    found = [calls] * (calls + 1)
+    following = [calls] * (calls + 1)
     for number in range(calls - 1, -1, -1):
-        found[number] = found[number + 1] if number in lazy else number
-    return found
+        following[number] = following[number + 1] if number in lazy else number
+    return following
 
 
 def _outlives(program: Program, uses: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -141,11 +141,11 @@ def _outlives(program: Program, uses: Sequence[Sequence[int]]) -> list[list[int]
     makers: dict[int, int] = {}
     for storage, maker in zip(program.storages, program.makers, strict=True):
         makers.setdefault(storage, maker)
-    found: list[list[int]] = [[] for _ in program.calls]
+    outliving: list[list[int]] = [[] for _ in program.calls]
     for storage, when in dropped.items():
         if uses[storage] and uses[storage][-1] >= when and makers[storage] >= 0:
-            found[makers[storage]].append(storage)
-    return found
+            outliving[makers[storage]].append(storage)
+    return outliving
 
 
 _AHEAD: Final = 64
@@ -183,11 +183,11 @@ class Alignment:
         if place == len(calls) or (calls[place] != call and not self._fits(call, place)):
             self.unknown += 1
             tells = max(call[1:], default=UNKNOWN) >= 0  # it takes something that was made in this round
-            found = self._out_of_order(call, place, tells=tells)
-            if found < 0 or not ((tells and found < place + _SOON) or found == self._ahead + 1):
-                self._let_pass(operation, call, found)
+            other = self._out_of_order(call, place, tells=tells)
+            if other < 0 or not ((tells and other < place + _SOON) or other == self._ahead + 1):
+                self._let_pass(operation, call, other)
                 return -1
-            place = found
+            place = other
         if UNKNOWN in call:
             self._learn(operation, place)
         self._ahead = -2
