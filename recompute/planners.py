@@ -15,7 +15,7 @@ from typing import Final
 from recompute._plans.improve import Search, fitted
 from recompute._plans.liveness import prune, schedule
 from recompute._plans.own import Effort, Meter, anneal
-from recompute._plans.plan import METHODS, ladder, plan
+from recompute._plans.plan import METHODS, ladder, plan, plan_of
 from recompute._plans.problem import check_least, problem_of, woven
 from recompute._plans.schedule import Plan, PlanError, ProgramPlan
 from recompute._plans.verify import verify
@@ -51,9 +51,7 @@ def replan(program: Program, budget: int, order: Sequence[int], effort: float, s
     search = Search(problem, fits, seed)
     for _ in anneal(search, meter, _HEAT * problem.model_cost / max(1, len(problem.order))):
         pass
-    steps, most = schedule(problem, prune(problem, search.best))
-    overhead = search.best_cost / problem.model_cost if problem.model_cost else 1.0
-    return ProgramPlan(program.name, "own", budget, steps, most, overhead, seconds=perf_counter() - start)
+    return plan_of(program, problem, "own", prune(problem, search.best), start)
 
 
 def smallest(fits: Callable[[int], bool], low: int, high: int, *, within: float = 1, tries: int | None = None) -> int:

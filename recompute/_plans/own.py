@@ -1,4 +1,4 @@
-"""The library's own planner: the best of several schedules that know the future, then local search on the best."""
+"""The library's own planner: orders of runs that fit, some of which know the future, then local search on the best."""
 
 from __future__ import annotations
 

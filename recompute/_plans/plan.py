@@ -87,19 +87,24 @@ def _planned(program: Program, size: int, method: str, options: dict[str, Any]) 
         sequence: Sequence[int] = woven(problem, order)
     else:
         sequence, bound, note = _run(problem, _turn(program), method, options, partial(online, program, problem))
+    return plan_of(program, problem, method, sequence, start, bound, note)
+
+
+def plan_of(
+    program: Program,
+    problem: Problem,
+    method: str,
+    sequence: Sequence[int],
+    start: float,
+    bound: float | None = None,
+    note: str = "",
+) -> ProgramPlan:
+    """The plan that an order of runs is; `start`: what `perf_counter` said when the planning began."""
     steps, peak = schedule(problem, sequence)
     model = problem.model_cost
-    return ProgramPlan(
-        program=program.name,
-        method=method,
-        budget=problem.room + problem.constant,
-        steps=steps,
-        peak=peak,
-        overhead=cost_of(problem, sequence) / model if model else 1.0,
-        bound=bound,
-        seconds=perf_counter() - start,
-        note=note,
-    )
+    overhead = cost_of(problem, sequence) / model if model else 1.0
+    budget, seconds = problem.room + problem.constant, perf_counter() - start
+    return ProgramPlan(program.name, method, budget, steps, peak, overhead, bound, seconds, note)
 
 
 def _check(method: str, options: dict[str, Any]) -> None:
