@@ -116,7 +116,9 @@ class Hook(BuildHookInterface[Any]):
             command.parallel = jobs
             command.ensure_finalized()
             command.run()
-            return {each.name: Path(command.get_ext_fullpath(each.name)).resolve() for each in extensions}
+            return {
+                extension.name: Path(command.get_ext_fullpath(extension.name)).resolve() for extension in extensions
+            }
         finally:
             os.chdir(before)
 

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def modules() -> list[str]:
     """The public modules: of the library, then of the adapters. A folder or a file without an underscore is public."""
     core = ROOT / "recompute"
-    own = [each.stem for each in sorted(core.glob("*.py")) if not each.stem.startswith("_")]
-    packages = [each.parent.name for each in sorted(core.glob("*/__init__.py")) if not each.parent.name.startswith("_")]
-    adapters = [each.parent.name for each in sorted((ROOT / "adapters").glob("*/__init__.py"))]
+    own = [path.stem for path in sorted(core.glob("*.py")) if not path.stem.startswith("_")]
+    packages = [path.parent.name for path in sorted(core.glob("*/__init__.py")) if not path.parent.name.startswith("_")]
+    adapters = [path.parent.name for path in sorted((ROOT / "adapters").glob("*/__init__.py"))]
     return ["recompute", *(f"recompute.{name}" for name in sorted(own + packages)), *adapters]
 
 

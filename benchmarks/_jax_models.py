@@ -96,8 +96,8 @@ def transformer(count: int, width: int = 256, heads: int = 4, length: int = 256,
         wide = 4 * width
         shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, wide), "down": (wide, width)}
         made = {
-            name: jax.random.normal(each, shape) / shape[0] ** 0.5
-            for each, (name, shape) in zip(keys, shapes.items(), strict=True)
+            name: jax.random.normal(own_key, shape) / shape[0] ** 0.5
+            for own_key, (name, shape) in zip(keys, shapes.items(), strict=True)
         }
         return made | {"one": jnp.ones(width), "two": jnp.ones(width)}
 

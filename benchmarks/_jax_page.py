@@ -89,7 +89,7 @@ class Result:
     def best_within(self, megabytes: float) -> Found | None:
         """The fastest checkpoint configuration that fits."""
         fitting = [checkpoint for checkpoint in self.checkpoints if checkpoint.temporaries <= megabytes * 1.0001]
-        return min(fitting, key=lambda each: each.times(self.plain), default=None)
+        return min(fitting, key=lambda configuration: configuration.times(self.plain), default=None)
 
 
 def page(results: Sequence[Result], about: dict[str, str]) -> str:
@@ -105,7 +105,7 @@ def page(results: Sequence[Result], about: dict[str, str]) -> str:
             'jax.checkpoint were compiled; "best checkpoint" is the fastest that needs no more memory than the budget. '
             "The last columns are GFLOP and time of remat divided by those of the best checkpoint.\n"
         )
-        lines.append(markdown(_HEADER, [_row(result, each) for each in result.planned]))
+        lines.append(markdown(_HEADER, [_row(result, found) for found in result.planned]))
         lines += [f"\nRefused, {megabytes:.1f} MB: {error}\n" for megabytes, error in result.refused]
     lines.append("\n## Machine\n")
     lines += [f"* {name}: {value}" for name, value in about.items()]
@@ -130,40 +130,42 @@ _HEADER: Final = (
 )
 
 
-def _row(result: Result, each: Found) -> tuple[str, ...]:
+def _row(result: Result, found: Found) -> tuple[str, ...]:
     row = (
-        each.name,
-        f"{each.budget:.1f}",
-        f"{each.temporaries:.1f}",
-        f"{each.gflop:.2f}",
-        f"{each.milliseconds:.1f}",
-        f"{each.plan_seconds:.1f} + {each.compile_seconds:.1f}",
-        f"{each.difference:.1e}",
+        found.name,
+        f"{found.budget:.1f}",
+        f"{found.temporaries:.1f}",
+        f"{found.gflop:.2f}",
+        f"{found.milliseconds:.1f}",
+        f"{found.plan_seconds:.1f} + {found.compile_seconds:.1f}",
+        f"{found.difference:.1e}",
     )
-    best = result.best_within(each.budget)
+    best = result.best_within(found.budget)
     if best is None:
         return (*row, "none fits", "", "", "", "", "", "")
-    ratios = f"{each.gflop / best.gflop:.3f}", f"{each.times(best):.2f}", f"{each.work(best):.2f}"
+    ratios = f"{found.gflop / best.gflop:.3f}", f"{found.times(best):.2f}", f"{found.work(best):.2f}"
     return (*row, best.name, f"{best.temporaries:.1f}", f"{best.gflop:.2f}", f"{best.milliseconds:.1f}", *ratios)
 
 
 def goals(results: Sequence[Result]) -> list[str]:
     """Each goal with what met it and what did not."""
-    every = [(result, each) for result in results for each in result.planned]
-    within = [each.temporaries <= WITHIN * each.budget for _, each in every]
+    every = [(result, found) for result in results for found in result.planned]
+    within = [found.temporaries <= WITHIN * found.budget for _, found in every]
     refused = [f"{result.model} at {size:.1f} MB (refused)" for result in results for size, _ in result.refused]
-    over = [_at(result, each) for (result, each), fits in zip(every, within, strict=True) if not fits] + refused
-    less = [(result, each) for result, each in every if each.name != "100%"]
-    rivalled = [(result, each, best) for result, each in less if (best := result.best_within(each.budget)) is not None]
-    alone = [_at(result, each) for result, each in less if result.best_within(each.budget) is None]
-    beaten = [
-        f"{_at(result, each)}: {each.gflop / best.gflop:.3f} of the FLOPs, {each.times(best):.2f} of the time and "
-        f"{each.work(best):.2f} of the CPU time of {best.name}{_noise(result)}"
-        for result, each, best in rivalled
-        if each.gflop > best.gflop * ALIKE or each.times(best) > 1
+    over = [_at(result, found) for (result, found), fits in zip(every, within, strict=True) if not fits] + refused
+    less = [(result, found) for result, found in every if found.name != "100%"]
+    rivalled = [
+        (result, found, best) for result, found in less if (best := result.best_within(found.budget)) is not None
     ]
-    whole = [(each.times(result.plain), result) for result, each in every if each.name == "100%"]
-    worst = max((each.difference for _, each in every), default=0.0)
+    alone = [_at(result, found) for result, found in less if result.best_within(found.budget) is None]
+    beaten = [
+        f"{_at(result, found)}: {found.gflop / best.gflop:.3f} of the FLOPs, {found.times(best):.2f} of the time and "
+        f"{found.work(best):.2f} of the CPU time of {best.name}{_noise(result)}"
+        for result, found, best in rivalled
+        if found.gflop > best.gflop * ALIKE or found.times(best) > 1
+    ]
+    whole = [(found.times(result.plain), result) for result, found in every if found.name == "100%"]
+    worst = max((found.difference for _, found in every), default=0.0)
     return [
         "## Goals\n",
         f"* Compiled temporaries at most {WITHIN} times the budget: {sum(within)} of {len(every) + len(refused)}."
@@ -171,9 +173,9 @@ def goals(results: Sequence[Result]) -> list[str]:
         "* No more FLOPs (within 0.1 %) and no more time than the best checkpoint that fits: "
         f"{len(rivalled) - len(beaten)} of {len(rivalled)}." + (f" Missed: {'; '.join(beaten)}." if beaten else ""),
         "* Each condition by itself: no more FLOPs in "
-        f"{sum(each.gflop <= best.gflop * ALIKE for _, each, best in rivalled)} of {len(rivalled)}, no more CPU time "
-        f"in {sum(each.work(best) <= 1 for _, each, best in rivalled)}, no more time in "
-        f"{sum(each.times(best) <= 1 for _, each, best in rivalled)}.",
+        f"{sum(found.gflop <= best.gflop * ALIKE for _, found, best in rivalled)} of {len(rivalled)}, no more CPU time "
+        f"in {sum(found.work(best) <= 1 for _, found, best in rivalled)}, no more time in "
+        f"{sum(found.times(best) <= 1 for _, found, best in rivalled)}.",
         f"* Budgets in which no configuration of jax.checkpoint fits: {len(alone)} ({'; '.join(alone) or 'none'}).",
         f"* Largest difference from plain jit: {worst:.1e} of the largest element; the goal is at most {SAME:.0e}.",
         "* With a budget of 100 % the program is the same as with plain jit, so times differ only by noise; the goal "
@@ -191,20 +193,21 @@ def _compilation(less: Sequence[tuple[Result, Found]]) -> list[str]:
     """How much longer than twice the plain function's compilation."""
     if not less:
         return []
-    final, one = max((each.compile_seconds - 2 * result.plain.compile_seconds, result.model) for result, each in less)
-    plans = [(each.plan_seconds - 2 * result.plain.compile_seconds, result.model) for result, each in less]
+    final, one = max((found.compile_seconds - 2 * result.plain.compile_seconds, result.model) for result, found in less)
+    plans = [(found.plan_seconds - 2 * result.plain.compile_seconds, result.model) for result, found in less]
     most, two = max(plans)
-    longest = max(each.plan_seconds for _, each in less)
+    longest = max(found.plan_seconds for _, found in less)
     return [
         "* Tracing, lowering and compiling the planned function took at most twice as long as for the plain one, plus "
         f"{max(final, 0.0):.1f} s ({one}). Before that, once per signature, come planning and up to "
-        f"{max(each.compilations for _, each in less)} compilations to check memory. These took at most twice as long "
-        f"as compiling the plain function plus {max(most, 0.0):.1f} s ({two}), and never more than {longest:.0f} s."
+        f"{max(found.compilations for _, found in less)} compilations to check memory. These took at most twice as "
+        f"long as compiling the plain function plus {max(most, 0.0):.1f} s ({two}), and never more than "
+        f"{longest:.0f} s."
     ]
 
 
-def _at(result: Result, each: Found) -> str:
-    return f"{result.model} at {each.name}"
+def _at(result: Result, found: Found) -> str:
+    return f"{result.model} at {found.name}"
 
 
 def _noise(result: Result) -> str:

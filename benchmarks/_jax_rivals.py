@@ -33,11 +33,11 @@ def rivals(model: Model, args: Any) -> tuple[list[Found], dict[str, Configuratio
         known[full] = function, MEMORY
         tried.append(_look(full, model, args, *known[full]))
     best = front(tried)
-    for each in list(tried):
-        if any(_is_hopeless(each, other) for other in best):
+    for found in list(tried):
+        if any(_is_hopeless(found, other) for other in best):
             continue
-        name = each.name.removesuffix(", memory scheduler")
-        known[name] = known[each.name][0], {}
+        name = found.name.removesuffix(", memory scheduler")
+        known[name] = known[found.name][0], {}
         tried.append(_look(name, model, args, *known[name]))
     return front(tried), known, len(tried)
 

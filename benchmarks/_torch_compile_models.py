@@ -114,7 +114,9 @@ class _LlamaLayer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, width = x.shape
         y = self.first(x)
-        q, k, v = (each(y).view(batch, length, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = (
+            project(y).view(batch, length, self.heads, -1).transpose(1, 2) for project in (self.q, self.k, self.v)
+        )
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
         found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.o(found.transpose(1, 2).reshape(batch, length, width)))
@@ -231,5 +233,5 @@ def lstm(run: Run, quick: bool) -> Step:
 
 
 MODELS: Final[dict[str, Callable[[Run, bool], Step]]] = {
-    each.__name__: each for each in (resnet18, resnet50, unet, gpt2, vit, lstm)
+    model.__name__: model for model in (resnet18, resnet50, unet, gpt2, vit, lstm)
 }

@@ -137,7 +137,7 @@ def reference(make: Make, steps: int) -> Reference:
     """Plain torch: time and bits of a run, allocations of another."""
     task = begin(make)
     seconds, losses = timed(task, steps)
-    state = losses | {name: each.detach().clone() for name, each in task.state().items()}
+    state = losses | {name: tensor.detach().clone() for name, tensor in task.state().items()}
     return Reference(seconds, peak(make), state)
 
 
@@ -174,7 +174,7 @@ def within(make: Make, budget: int | None, plain: Reference, steps: int, most: f
             stats = block.stats()
         state = losses | task.state()
         taken.same = list(state) == list(plain.state) and all(
-            torch.equal(each, plain.state[name]) for name, each in state.items()
+            torch.equal(tensor, plain.state[name]) for name, tensor in state.items()
         )
         taken.peak, taken.overshoot = stats.peak, stats.overshoot
         taken.operations, taken.again, taken.overhead = stats.operations, stats.rematerializations, stats.overhead

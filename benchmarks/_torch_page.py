@@ -63,7 +63,7 @@ def goals(found: dict[str, Any]) -> str:
     ]
     if found["growing"]:
         lines.append("Largest size in a fixed budget, as a multiple of the size that fits in plain torch: " + "; ".join(
-            f"{each['name']} {each['ours'] / each['plain']:.1f}" for each in found["growing"]
+            f"{row['name']} {row['ours'] / row['plain']:.1f}" for row in found["growing"]
         ) + ". The goal is 2.")  # fmt: skip
     return "## Goals\n\n" + "\n".join(f"* {line}" for line in lines)
 
@@ -83,11 +83,11 @@ def others(found: dict[str, Any]) -> list[str]:
         )
     if found["growing"]:
         lines = []
-        for each in found["growing"]:
-            last = each["runs"][-1] if each["runs"] else {"needs": each["budget"], "overhead": 1.0, "ratio": 1.0}
+        for row in found["growing"]:
+            last = row["runs"][-1] if row["runs"] else {"needs": row["budget"], "overhead": 1.0, "ratio": 1.0}
             lines.append((
-                each["name"], mega(each["budget"]), f"{each['plain']} {each['unit']}", f"{each['ours']} {each['unit']}",
-                f"{each['ours'] / each['plain']:.1f}", mega(last["needs"]), f"{last['overhead']:.2f}",
+                row["name"], mega(row["budget"]), f"{row['plain']} {row['unit']}", f"{row['ours']} {row['unit']}",
+                f"{row['ours'] / row['plain']:.1f}", mega(last["needs"]), f"{last['overhead']:.2f}",
                 f"{last['ratio']:.2f}",
             ))  # fmt: skip
         header = (

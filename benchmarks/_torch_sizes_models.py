@@ -112,7 +112,7 @@ class _Residual(nn.Module):
 
 
 class _ResNet(nn.Module):
-    def __init__(self, run: Run, channels: int, each: int) -> None:
+    def __init__(self, run: Run, channels: int, blocks_per_level: int) -> None:
         super().__init__()
         self.run = run
         self.enter = nn.Sequential(
@@ -121,7 +121,7 @@ class _ResNet(nn.Module):
         )
         blocks, given = [], channels
         for level in range(4):
-            for number in range(each):
+            for number in range(blocks_per_level):
                 blocks.append(_Residual(given, channels << level, 2 if level and not number else 1))
                 given = channels << level
         self.blocks, self.leave = nn.ModuleList(blocks), nn.Linear(given, 10)
@@ -136,9 +136,9 @@ class _ResNet(nn.Module):
 
 def resnet(run: Run, small: bool) -> Training:
     """ResNet-18, 16 images of 160 x 160, AdamW"""
-    channels, each, size, batch = (8, 1, 32, 2) if small else (64, 2, 160, 16)
+    channels, blocks_per_level, size, batch = (8, 1, 32, 2) if small else (64, 2, 160, 16)
     x = torch.randn(batch, 3, size, size)
-    return Training(_ResNet(run, channels, each), x, torch.randint(10, (batch,)), functional.cross_entropy)
+    return Training(_ResNet(run, channels, blocks_per_level), x, torch.randint(10, (batch,)), functional.cross_entropy)
 
 
 class _UNet(nn.Module):

@@ -155,8 +155,8 @@ def measure(quick: bool) -> list[Report]:
     }
     times = in_turns({name: (lambda work=work: timed(work)) for name, work in ways.items()}, repetitions)
     for name, seconds in times.items():
-        each = sorted(1e6 * taken / steps for taken in seconds)
-        report.rows.append(Row(f"a step of the model: {name}", each[len(each) // 2], each[0]))
+        microseconds = sorted(1e6 * taken / steps for taken in seconds)
+        report.rows.append(Row(f"a step of the model: {name}", microseconds[len(microseconds) // 2], microseconds[0]))
     repeats, peak = stats.rematerializations / steps, stats.peak / 1e6
     report.rows.append(Row("recomputations by the cache", repeats, repeats, "per step"))
     report.rows.append(Row("peak of the cache", peak, peak, "MB", f"of {steps * STATES * 8 / 1e6:.3g}"))

@@ -349,8 +349,8 @@ def measure_cluster(nanny: Any, steps: int, slow: bool, chunks: int, reads: int,
 
         def watch() -> None:
             while not done.wait(0.25):
-                each = client.run(books).values()
-                history.append((perf_counter() - start, *map(sum, zip(*each, strict=True))))
+                by_worker = client.run(books).values()
+                history.append((perf_counter() - start, *map(sum, zip(*by_worker, strict=True))))
 
         watcher = Thread(target=watch)
         watcher.start()
@@ -379,9 +379,9 @@ def draw(found: dict[str, dict[str, Any]]) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
     for axis, (name, measured) in zip(axes, found.items(), strict=True):
         times, memory, disk, written, _ = zip(*measured["history"], strict=True)
-        axis.plot(times, [each / 1e6 for each in memory], label="in memory")
-        axis.plot(times, [each / 1e6 for each in disk], label="on the disk")
-        axis.plot(times, [each / 1e6 for each in written], ":", label="written so far")
+        axis.plot(times, [nbytes / 1e6 for nbytes in memory], label="in memory")
+        axis.plot(times, [nbytes / 1e6 for nbytes in disk], label="on the disk")
+        axis.plot(times, [nbytes / 1e6 for nbytes in written], ":", label="written so far")
         again = [row[4] * CHUNK / 1e6 for row in measured["history"]]
         axis.plot(times, again, "--", label="computed again so far")
         axis.set(title=f"{name}: {measured['seconds']:.0f} s", xlabel="seconds")
@@ -421,7 +421,7 @@ def main() -> None:
             for _ in range(times):
                 for nanny, measured in runs.items():
                     measured.append(measure_cluster(nanny, deep, slow, **shape))
-            own, ours = (min(measured, key=lambda each: each["seconds"]) for measured in runs.values())
+            own, ours = (min(measured, key=lambda run: run["seconds"]) for measured in runs.values())
             assert own["total"] == ours["total"]
             line = (
                 f"| {graph} | {disk} | {own['seconds']:.1f} s | {ours['seconds']:.1f} s | "

@@ -108,7 +108,7 @@ def measure(program: Program) -> list[Line]:
 def compared(expected: Any, found: Any) -> tuple[float, str]:
     """The largest difference as a share of the largest element of the same array, and where it is."""
     worst, where = 0.0, ""
-    whole = max((float(np.max(np.abs(each), initial=0.0)) for each in _floats(expected)), default=0.0)
+    whole = max((float(np.max(np.abs(array), initial=0.0)) for array in _floats(expected)), default=0.0)
     one, two = jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found)
     for (path, left), right in zip(one, two, strict=True):
         if jax.dtypes.issubdtype(left.dtype, jax.dtypes.prng_key):
@@ -187,7 +187,7 @@ def _size(closed: Any) -> int:
 
 
 def _copied(tree: Any) -> Any:
-    return jax.tree.map(lambda each: each.copy() if isinstance(each, jax.Array) else each, tree)
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, tree)
 
 
 def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: list[list[str]]) -> str:

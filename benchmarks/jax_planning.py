@@ -81,7 +81,7 @@ def block(x: Any, weights: Any) -> Any:
         return centred * lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
 
     rows, length, width = x.shape
-    heads = [(normalized(x) @ each).reshape(rows, length, 4, width // 4) for each in (query, key, value)]
+    heads = [(normalized(x) @ weight).reshape(rows, length, 4, width // 4) for weight in (query, key, value)]
     scores = jnp.einsum("bthd,bshd->bhts", heads[0], heads[1]) / 4
     scores = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9))
     x = x + jnp.einsum("bhts,bshd->bthd", scores, heads[2]).reshape(x.shape) @ out
@@ -108,9 +108,9 @@ def scanned(length: int) -> tuple[Any, Any, Any]:
     """The same blocks in a scan."""
 
     def loss(weights: Any, x: Any) -> Any:
-        return (lax.scan(lambda x, each: (block(x, each), None), x, weights)[0] ** 2).mean()
+        return (lax.scan(lambda x, block_weights: (block(x, block_weights), None), x, weights)[0] ** 2).mean()
 
-    return loss, jax.tree.map(lambda *each: jnp.stack(each), *weights_of_blocks(length)), jnp.ones((8, 32, 64))
+    return loss, jax.tree.map(lambda *arrays: jnp.stack(arrays), *weights_of_blocks(length)), jnp.ones((8, 32, 64))
 
 
 PROGRAMS: Final[dict[str, tuple[Callable[[int], tuple[Any, Any, Any]], int, tuple[float, ...]]]] = {

@@ -73,12 +73,13 @@ def measure(model: Model, seconds: float) -> Result:
         compiled = function.lower(*args).compile()
         took = perf_counter() - began
         counted = gflop(model, function, compiled, args)
-        each = Found(name, temporaries(compiled), counted, took, plan.seconds, len(plan.trials), budget=megabytes)
-        each.difference = max(map(_difference, expected, jax.tree.leaves(compiled(*args))))
-        result.planned.append(each)
-        runs.append((each, compiled))
+        planned = Found(name, temporaries(compiled), counted, took, plan.seconds, len(plan.trials), budget=megabytes)
+        planned.difference = max(map(_difference, expected, jax.tree.leaves(compiled(*args))))
+        result.planned.append(planned)
+        runs.append((planned, compiled))
         say(
-            f"  {name}: {each.temporaries:.1f} of {megabytes:.1f} MB, {counted:.2f} GFLOP, plan in {plan.seconds:.0f} s"
+            f"  {name}: {planned.temporaries:.1f} of {megabytes:.1f} MB, {counted:.2f} GFLOP, "
+            f"plan in {plan.seconds:.0f} s"
         )
     _time(runs, args, seconds)
     return result

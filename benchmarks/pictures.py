@@ -114,7 +114,7 @@ def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: 
         budget=run.budget_bytes,
         whole=whole,
         title=f"{name} in {share:.0%} of its memory",
-        marks={each: pictures.moments(events, program.marks) for each, events in tracks.items()},
+        marks={track: pictures.moments(events, program.marks) for track, events in tracks.items()},
         unit=program.unit,
     )
     keep(f"memory-{name}", figure, into)

@@ -249,7 +249,7 @@ def main() -> None:
         def make(run: Run, quick: bool) -> Step:
             return MODELS[given.model](run, quick, dropout=given.dropout, layers=given.layers)
 
-        ratios = [float(each) for each in given.ratios.split(",")]
+        ratios = [float(ratio) for ratio in given.ratios.split(",")]
         bench = measure(make, given.quick, 4 if given.quick else given.budgets, ratios, keep, given.compiler)
         bench.time(given.rounds)
         keep(bench)

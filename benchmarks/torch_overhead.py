@@ -324,7 +324,7 @@ def page(
             "Microseconds per call, on tensors with 16 elements.",
             markdown(
                 ("", *WAYS),
-                [(each["what"], *(f"{each[name]:.1f}" for name in WAYS)) for each in bursts],
+                [(burst["what"], *(f"{burst[name]:.1f}" for name in WAYS)) for burst in bursts],
             ),
             "## Machine",
             markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]),

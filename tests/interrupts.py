@@ -57,7 +57,7 @@ class Interrupts:
     @property
     def struck(self) -> bool:
         """Whether it has, since it was armed."""
-        return any(self.crossings >= each > 0 for each in self.strikes_at)
+        return any(self.crossings >= strike > 0 for strike in self.strikes_at)
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -153,7 +153,10 @@ class Tracing(Interrupts):
             ends = {
                 first.offset
                 for first, second, third in zip(instructions, instructions[1:], instructions[2:], strict=False)
-                if all(each.opname == "LOAD_CONST" and each.argval is None for each in (first, second, third))
+                if all(
+                    instruction.opname == "LOAD_CONST" and instruction.argval is None
+                    for instruction in (first, second, third)
+                )
             }
             return frozenset(instruction.offset for instruction in instructions) - ends
         after = {
@@ -171,8 +174,8 @@ def modules_in(*names: str) -> list[ModuleType]:
     for name in names:
         module = importlib.import_module(name)
         found.append(module)
-        for each in pkgutil.iter_modules(getattr(module, "__path__", ()), name + "."):
-            found += modules_in(each.name)
+        for submodule in pkgutil.iter_modules(getattr(module, "__path__", ()), name + "."):
+            found += modules_in(submodule.name)
     return found
 
 

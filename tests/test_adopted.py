@@ -13,7 +13,7 @@ from recompute.testing import EventLog, ManualClock, check_invariants
 
 
 def adopt(cache: rc.Cache, payload: bytes, of: list[rc.Recomputable[bytes]], cost: float) -> rc.Recomputable[bytes]:
-    nodes = [each._node for each in of]
+    nodes = [value._node for value in of]
     place = sys._getframe()
     return cache.extend.adopt(payload, lambda *_: payload, nodes, nodes, place, cost=cost, handle=rc.Recomputable)
 

@@ -107,7 +107,7 @@ def one_message(match: str, where: str = __file__) -> Iterator[None]:
     """One warning, which points to the program."""
     with pytest.warns(RuntimeWarning, match=match) as caught:
         yield
-    assert [(each.category, each.filename) for each in caught] == [(RuntimeWarning, where)]
+    assert [(warning.category, warning.filename) for warning in caught] == [(RuntimeWarning, where)]
 
 
 def asked(cache: rc.Cache) -> tuple[object, ...]:

@@ -108,7 +108,7 @@ def test_pins_that_fill_the_budget() -> None:
         kept = [rc.ap(unit, nbytes=1).pin() for _ in range(3)]
         with pytest.raises(rc.BudgetError, match="pinned"):
             rc.ap(unit, nbytes=1)
-        assert all(each.resident and each.pinned for each in kept)
+        assert all(value.resident and value.pinned for value in kept)
         check_invariants(cache, kept)
         kept[0].unpin()
         new = rc.ap(unit, nbytes=1)
@@ -127,9 +127,9 @@ def test_shrinking_evicts_at_once() -> None:
         kept = [rc.ap(unit, nbytes=10) for _ in range(10)]
         cache.budget = 35
         assert cache.stats().used == 30
-        assert sum(each.resident for each in kept) == 3
+        assert sum(value.resident for value in kept) == 3
         cache.budget = None
-        assert [each.get() for each in kept] == [1] * 10
+        assert [value.get() for value in kept] == [1] * 10
         assert cache.stats().used == 100
         assert cache.budget is None
 
@@ -174,7 +174,7 @@ def test_one_budget_a_device() -> None:
         near = [rc.ap(vector, 1, 2, device="cpu") for _ in range(4)]
         other = [rc.ap(vector, 1, 2, device="gpu:1") for _ in range(4)]
         far = [rc.ap(vector, 1, 2, device="gpu:0") for _ in range(4)]
-        assert [sum(each.resident for each in some) for some in (near, far, other)] == [2, 1, 4]
+        assert [sum(value.resident for value in some) for some in (near, far, other)] == [2, 1, 4]
         assert cache.budget == {"cpu": 40, "gpu:0": 24}
         used = {pool.device: (pool.budget, pool.used) for pool in cache.stats().pools}
         assert used == {"cpu": (40, 32), "gpu:1": (None, 64), "gpu:0": (24, 16)}
@@ -190,7 +190,7 @@ def test_a_budget_that_follows_the_machine() -> None:
     cache = rc.Cache(budget)
     with cache:
         kept = [rc.ap(unit, nbytes=10) for _ in range(4)]
-        assert all(each.resident for each in kept)
+        assert all(value.resident for value in kept)
         free[0] = 5
         kept.append(rc.ap(unit, nbytes=1))
         assert cache.stats().used <= 0.5 * (40 + 5) + 1
@@ -215,7 +215,7 @@ def test_release_memory() -> None:
         assert cache.release_memory("10 B") == 10
         assert cache.release_memory() == 20
         assert cache.release_memory(1) == 0
-        assert not any(each.resident for each in kept)
+        assert not any(value.resident for value in kept)
         with pytest.raises(ValueError, match="nbytes"):
             cache.release_memory(-1)
 
@@ -284,7 +284,7 @@ def test_the_known_size_never_exceeds_the_budget() -> None:
     cache = rc.Cache(25)
     with cache, EventLog(cache) as log:
         kept = [rc.ap(unit, nbytes=10) for _ in range(20)]
-        assert [each.get() for each in kept] == [1] * 20
+        assert [value.get() for value in kept] == [1] * 20
     assert cache.stats().peak <= 25
     assert cache.stats().overshoot == 0
     assert max(event.used for event in log) <= 25

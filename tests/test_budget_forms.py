@@ -281,7 +281,7 @@ def test_the_same_in_many_replays() -> None:
 def chained(x: Any) -> Any:
     values = [x]
     for number in range(20):
-        values.append(rc.ap(lambda each, number=number: vector(*(n + number for n in each.numbers)), values[-1]))
+        values.append(rc.ap(lambda payload, number=number: vector(*(n + number for n in payload.numbers)), values[-1]))
     total = values.pop()
     while values:
         total = rc.ap(

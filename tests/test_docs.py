@@ -108,7 +108,7 @@ def examples(text: str) -> list[tuple[Block, str | None]]:
 def programs() -> list[Any]:
     """Each page with examples, and what they need: all blocks of a page that need the same are one program."""
     found = [(page, block.needs) for page in PAGES for block, _ in examples(page.read_text(encoding="utf-8"))]
-    marks = {each: [pytest.mark.slow] if name(each[0]) in SLOW else [] for each in found}
+    marks = {program: [pytest.mark.slow] if name(program[0]) in SLOW else [] for program in found}
     return [
         pytest.param(page, needs, marks=marks[page, needs], id=f"{name(page)} with {needs}" if needs else name(page))
         for page, needs in dict.fromkeys(found)
@@ -224,7 +224,7 @@ def test_everything() -> None:
     public = [*rc.__all__, *testing.__all__]
     for cls in (rc.Recomputable, rc.Cache, rc.Stats, rc.adapters.Adapter):
         public += [attribute for attribute in vars(cls) if not attribute.startswith("_")]
-    assert [each for each in public if not re.search(rf"\b{re.escape(each)}\b", code)] == []
+    assert [public_name for public_name in public if not re.search(rf"\b{re.escape(public_name)}\b", code)] == []
 
 
 def test_every_extra_is_documented() -> None:

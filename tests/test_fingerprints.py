@@ -179,8 +179,8 @@ def test_verify_says_nothing_of_what_has_no_order() -> None:
 def test_verify_with_many_that_refer_to_each_other() -> None:
     """Each of a hundred lists holds all of them: they are digested in no time."""
     lists: list[list[Any]] = [[number] for number in range(100)]
-    for each in lists:
-        each += lists
+    for holder in lists:
+        holder += lists
     with rc.Cache(verify=True):
         assert rc.pure(lists).get() is lists
 
@@ -246,8 +246,8 @@ def written_out(value: Any) -> Any:
 @given(SHAPES, SHAPES)
 def test_fingerprints_are_equal_where_values_are(one: Any, other: Any) -> None:
     """Of any two structures: so they are written out, by brute force, in the same way."""
-    made = [Built(each).value for each in (one, one, other)]
-    digests = [fingerprint(each) for each in made]
+    made = [Built(shape).value for shape in (one, one, other)]
+    digests = [fingerprint(value) for value in made]
     assert digests[0] == digests[1] is not None
     assert (digests[1] == digests[2]) == (str(written_out(made[1])) == str(written_out(made[2])))
 

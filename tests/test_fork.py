@@ -316,14 +316,14 @@ def test_a_fork_with_several_caches() -> None:
     """Each cache of the child works, also those that no thread was at, and those that come later."""
     programs = [Program(7, 80), Program(7, 80, policy="lru"), Program(policy="dtr", release="banish")]
 
-    def each() -> None:
+    def use() -> None:
         for program in programs:
             program.check()
         Program().check()
 
     places = halted(programs[0], 0, lambda: None)
     for place in some(places, 6, 20):
-        halted(programs[0], place, lambda: in_child(each))
+        halted(programs[0], place, lambda: in_child(use))
     for program in programs:
         program.check()
 
@@ -394,12 +394,12 @@ def test_a_fork_inside_the_function_of_an_operation(time: int, pressure: bool) -
         return add(payload, made[0].get())
 
     def afterwards() -> None:
-        assert [each.get().numbers[0] for each in made] == expected
+        assert [value.get().numbers[0] for value in made] == expected
         check_invariants(program.cache, [*program.values, *made])
         made.clear()
         program.check()
 
-    numbers = [each[0] for each in program.expected]
+    numbers = [value[0] for value in program.expected]
     expected = [numbers[3] + numbers[6]]
     expected.append(numbers[2] + expected[0])
     expected.append(expected[1] + numbers[1])
@@ -409,8 +409,8 @@ def test_a_fork_inside_the_function_of_an_operation(time: int, pressure: bool) -
             made.append(rc.ap(inner, program.values[3]))
             made.append(rc.ap(outer, program.values[2]))
             made.append(rc.ap(add, made[1], program.values[1]))
-            for each in made:
-                each.evict()
+            for value in made:
+                value.evict()
             if pressure:
                 program.work()
             assert made[2].get().numbers[0] == expected[2]
@@ -603,7 +603,7 @@ def test_what_is_written_between_the_preparation_of_a_fork_and_the_fork() -> Non
     told = script("""
         import os
         late = []
-        os.register_at_fork(before=lambda: [each() for each in late])
+        os.register_at_fork(before=lambda: [act() for act in late])
         import recompute as rc
 
         with rc.Cache("2MB", tiers=[rc.Disk()]):
@@ -625,7 +625,7 @@ def test_a_cache_that_is_made_between_the_preparation_of_a_fork_and_the_fork() -
     told = script("""
         import os
         late = []
-        os.register_at_fork(before=lambda: [each() for each in late])
+        os.register_at_fork(before=lambda: [act() for act in late])
         import recompute as rc
 
         def evict():
@@ -693,7 +693,7 @@ def test_a_fork_while_the_memory_of_a_result_is_given_up() -> None:
 
 def script(code: str) -> str:
     """What a program prints, with the caches of no test around it."""
-    path = os.pathsep.join(each for each in sys.path if each)
+    path = os.pathsep.join(folder for folder in sys.path if folder)
     run = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", dedent(code)],
         env=os.environ | {"PYTHONPATH": path},

@@ -44,7 +44,7 @@ def agree(program: Program, budget: Any, options: Settings) -> list[Observation]
 
 
 def short(found: list[Observation]) -> bool:
-    return any(each[0] == "short" or (each[0] == "together" and ("short",) in each) for each in found)
+    return any(seen[0] == "short" or (seen[0] == "together" and ("short",) in seen) for seen in found)
 
 
 def peaks(program: Program, options: Settings) -> dict[str, int]:
@@ -139,4 +139,4 @@ def test_nothing_outlives_its_program() -> None:
 
 def parts() -> int:
     gc.collect()
-    return sum(type(each) is Value for each in gc.get_objects())
+    return sum(type(tracked) is Value for tracked in gc.get_objects())

@@ -138,7 +138,7 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     found: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: found.append((args.exc_type, str(args.exc_value))))
     yield found
-    assert [each for each in found if not issubclass(each[0], ERRORS)] == []
+    assert [error for error in found if not issubclass(error[0], ERRORS)] == []
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize("choice", [0, 1, *(pytest.param(each, marks=SLOW) for each in range(2, len(CHOICES)))])
+@pytest.mark.parametrize("choice", [0, 1, *(pytest.param(number, marks=SLOW) for number in range(2, len(CHOICES)))])
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("program", [pytest.param(PROGRAM, id="one"), pytest.param(OTHER, id="other", marks=SLOW)])
 def test_where_python_looks_for_signals(program: Program, error: type[BaseException], choice: int) -> None:
@@ -565,7 +565,7 @@ def test_a_handler_that_uses_the_cache() -> None:
     everywhere(evict_and_get, 60, attempt)
     assert could
     assert told
-    assert all("handler of a signal" in each for each in told)
+    assert all("handler of a signal" in message for message in told)
 
 
 @in_plain

@@ -267,11 +267,11 @@ def test_small_values_are_left_alone() -> None:
     with cache:
         small = [rc.ap(np.full, 10, number) for number in range(10)]
         large = [rc.ap(np.full, 50, number) for number in range(10)]
-        assert all(each.resident for each in small)
-        assert sum(each.resident for each in large) == 3
+        assert all(value.resident for value in small)
+        assert sum(value.resident for value in large) == 3
         with pytest.raises(rc.BudgetError):
             rc.ap(np.zeros, 200)
-        assert [each.get()[0] for each in small + large] == [*range(10), *range(10)]
+        assert [value.get()[0] for value in small + large] == [*range(10), *range(10)]
         check_invariants(cache, small + large)
 
 
@@ -372,10 +372,10 @@ def test_an_argument_whose_last_reference_goes_as_its_operation_runs_is_destroye
         a = rc.ap(large)
         b = rc.ap(second, a, nbytes=1_000_000)
         x = rc.ap(large, b, nbytes=1_000_000)
-        for each in (a, b, x):
-            each.evict()
+        for value in (a, b, x):
+            value.evict()
         keep.append(a)
-        del a, each
+        del a, value
         Live.peak = Live.now
         x.get()
         assert Live.peak - before <= 2_000_000

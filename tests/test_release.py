@@ -40,7 +40,7 @@ def peek(handle: Any) -> Any:
 def alive() -> Counter[str]:
     """How many parts of graphs there are."""
     gc.collect()
-    return Counter(type(each).__name__ for each in gc.get_objects() if type(each) is Value)
+    return Counter(type(tracked).__name__ for tracked in gc.get_objects() if type(tracked) is Value)
 
 
 def test_eager_evicts_and_keeps_the_recipe() -> None:
@@ -418,7 +418,7 @@ def test_a_steady_state_does_not_grow(release: Any) -> None:
             if step % 7 == 0:
                 window[3].get()
             if step in (2_000, 20_000):
-                window = [each.detach() for each in window]
+                window = [value.detach() for value in window]
                 gc.collect()
                 counts.append(len(gc.get_objects()))
     assert counts[1] <= counts[0] + 1000, counts

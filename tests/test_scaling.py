@@ -21,14 +21,14 @@ def steps(run: Callable[[], object]) -> int:
     """How many instructions of the interpreter a call takes."""
     count = 0
 
-    def each(frame: FrameType, event: str, _: Any) -> Any:
+    def traced(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count
         frame.f_trace_opcodes = True
         count += event == "opcode"
-        return each
+        return traced
 
     before = sys.gettrace()
-    sys.settrace(each)
+    sys.settrace(traced)
     try:
         run()
     finally:

@@ -446,7 +446,7 @@ def test_classes_of_the_program_are_never_guesses(steps: list[tuple[bool, int, b
     cls: type = Exception if exception else object
     names: list[str] = []
     for number, (slotted, count, mixed) in enumerate(steps):
-        own = [f"slot_{number}_{each}" for each in range(count)] if slotted else []
+        own = [f"slot_{number}_{place}" for place in range(count)] if slotted else []
         names += own or [f"attribute_{number}"] if not slotted else own
         mixin = (type("Mixin", (), {"__slots__": ()}),) if mixed else ()
         cls = type(f"Class{number}", (*mixin, cls), {"__slots__": tuple(own)} if slotted else {})

@@ -60,7 +60,7 @@ class Memory:
 
     def look(self, done: int) -> None:
         gc.collect()
-        self.objects.append(sum(type(each).__module__.startswith("recompute") for each in gc.get_objects()))
+        self.objects.append(sum(type(tracked).__module__.startswith("recompute") for tracked in gc.get_objects()))
         self.blocks.append(sys.getallocatedblocks())
         self.done.append(done)
 
@@ -142,9 +142,9 @@ def test_the_same_operation_in_rounds() -> None:
         source = rc.pure(block(b"", 7))
     values: list[Any] = [source]
     for number in soak.rounds(values):
-        values[1:] = [rc.ap(block, source, number + each) for each in range(ROUND)]
-        for each in range(number % 7, ROUND, 20):
-            assert values[1 + each].get() == block(block(b"", 7), number + each)
+        values[1:] = [rc.ap(block, source, number + step) for step in range(ROUND)]
+        for step in range(number % 7, ROUND, 20):
+            assert values[1 + step].get() == block(block(b"", 7), number + step)
 
 
 def test_a_chain_with_detach() -> None:
@@ -154,15 +154,15 @@ def test_a_chain_with_detach() -> None:
     with soak.cache:
         states: list[Any] = [rc.pure(plain[0])]
     for number in soak.rounds(states):
-        for each in range(ROUND):
+        for step in range(ROUND):
             plain.append(block(plain[-1], number))
             state = rc.ap(block, states[-1], number)
-            states.append(state.detach() if each % 8 == 0 else state)
+            states.append(state.detach() if step % 8 == 0 else state)
             del state
             if len(states) > 40:
                 del states[0], plain[0]
-        for each in range(number % 5, len(states), 10):
-            assert states[each].get() == plain[each]
+        for place in range(number % 5, len(states), 10):
+            assert states[place].get() == plain[place]
 
 
 def test_marked_iterations_that_are_read_backwards() -> None:
@@ -173,9 +173,9 @@ def test_marked_iterations_that_are_read_backwards() -> None:
         plain = [block(b"", number)]
         with soak.cache.iteration():
             values.append(rc.pure(plain[0]))
-            for each in range(ROUND):
-                plain.append(block(plain[-1], each))
-                values.append(rc.ap(block, values[-1], each))
+            for step in range(ROUND):
+                plain.append(block(plain[-1], step))
+                values.append(rc.ap(block, values[-1], step))
             while values:
                 assert values.pop().get() == plain.pop()
 
@@ -222,28 +222,28 @@ class Graph:
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.plain = [vector(*range(number, number + 10)) for number in range(4)]
-        self.values: list[Any] = [rc.pure(vector(*each.numbers)) for each in self.plain]
+        self.values: list[Any] = [rc.pure(vector(*payload.numbers)) for payload in self.plain]
         self.pinned: Any = None
 
     def apply(self) -> None:
         function, arguments, outputs = self.draw.choice(FUNCTIONS)
         chosen = [self.draw.randrange(len(self.values)) for _ in range(arguments)]
-        plain = function(*[self.plain[each] for each in chosen])
-        value = rc.ap(function, *[self.values[each] for each in chosen], nout=outputs)
+        plain = function(*[self.plain[place] for place in chosen])
+        value = rc.ap(function, *[self.values[place] for place in chosen], nout=outputs)
         self.plain += plain if outputs > 1 else [plain]
         self.values += value if outputs > 1 else [value]
 
     def get(self) -> None:
-        each = self.draw.randrange(len(self.values))
-        assert self.values[each].get().numbers == self.plain[each].numbers
+        place = self.draw.randrange(len(self.values))
+        assert self.values[place].get().numbers == self.plain[place].numbers
 
     def evict(self) -> None:
         self.draw.choice(self.values).evict()
 
     def drop(self, most: int = 30) -> None:
         while len(self.values) > most:
-            each = self.draw.randrange(len(self.values))
-            del self.values[each], self.plain[each]
+            place = self.draw.randrange(len(self.values))
+            del self.values[place], self.plain[place]
 
     def pin(self) -> None:
         """Another one than until now."""
@@ -257,9 +257,9 @@ class Graph:
             self.pinned.unpin()
             self.pinned = None
         self.drop(4)
-        for each, value in enumerate(self.values):
+        for place, value in enumerate(self.values):
             value.detach()
-            assert value.get().numbers == self.plain[each].numbers
+            assert value.get().numbers == self.plain[place].numbers
 
 
 def test_a_random_graph() -> None:

@@ -58,10 +58,10 @@ def in_state(machine: Machine, pool: Pool, state: int) -> Storage:
     """A storage that has come to a state by allowed moves."""
     ways: dict[int, list[int]] = {COMING: []}
     todo = [COMING]
-    for each in todo:
-        for following in sorted(NEXT[each]):
+    for reached in todo:
+        for following in sorted(NEXT[reached]):
             if following not in ways:
-                ways[following] = [*ways[each], following]
+                ways[following] = [*ways[reached], following]
                 todo.append(following)
     storage = storage_of(1, 10, pool)
     for way in ways[state]:
@@ -187,18 +187,18 @@ class Storages(RuleBasedStateMachine):
     @invariant()
     def the_sums_are_those_of_the_model(self) -> None:
         resident = [storage for storage in self.storages if IN_MEMORY[storage.state]]
-        locked = [each for each in resident if self.locks.get(each) or self.pins.get(each)]
+        locked = [storage for storage in resident if self.locks.get(storage) or self.pins.get(storage)]
         reserved = sum(self.reserved)
         pool = self.pool
-        assert pool.used == sum(each.size for each in resident) + reserved
-        assert pool.fixed == sum(each.size for each in locked) + reserved
-        assert pool.pinned == sum(each.size for each, pins in self.pins.items() if pins)
-        assert pool.movable == sum(each.size for each in resident if each.state != RESIDENT)
+        assert pool.used == sum(storage.size for storage in resident) + reserved
+        assert pool.fixed == sum(storage.size for storage in locked) + reserved
+        assert pool.pinned == sum(storage.size for storage, pins in self.pins.items() if pins)
+        assert pool.movable == sum(storage.size for storage in resident if storage.state != RESIDENT)
         assert pool.peak >= pool.used
         assert pool.overshoot == max(0, pool.peak - 1000)
         assert self.neighbours.lost == {storage for storage in self.storages if LOST[storage.state]}
         assert {candidate for candidate in pool.candidates if not candidate.locks} == {
-            each for each in resident if each not in locked and (each.size or each.slot >= 0)
+            storage for storage in resident if storage not in locked and (storage.size or storage.slot >= 0)
         }
 
 

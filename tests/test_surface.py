@@ -453,8 +453,8 @@ def test_values_inside_containers_are_dependencies(surface: Any) -> None:
 
     one, two = surface.ap(int, "1"), surface.ap(int, "2")
     y = surface.ap(look, one, (two, "a"), [one, [two]], {"k": (one,), 3: None}, Point(one, 7), p=one, q=[two])
-    for each in (y, one, two):
-        each.evict()
+    for value in (y, one, two):
+        value.evict()
     args, kwargs = y.get()
     assert args == (1, (2, "a"), [1, [2]], {"k": (1,), 3: None}, Point(1, 7))
     assert type(args[4]) is Point
@@ -506,7 +506,7 @@ def test_lift_in_all_its_forms(surface: Any) -> None:
     assert add.__doc__ == "The sum."
     assert add(1).get() == 2
     assert add(surface.pure(2), b=surface.pure(3)).get() == 5
-    assert [each.get() for each in split(surface.pure(42))] == [4, 2]
+    assert [value.get() for value in split(surface.pure(42))] == [4, 2]
     assert surface.lift(max)(surface.pure(1), 5).get() == 5
 
 
@@ -516,7 +516,7 @@ def test_a_function_that_is_a_value(surface: Any) -> None:
     f = surface.pure(lambda a, b=0: a + b)
     assert surface.ap(f, surface.pure(1), b=2).get() == 3
     assert f.apply(1, b=surface.pure(2)).get() == 3
-    assert [each.get() for each in surface.pure(divmod).apply(7, 3, nout=2)] == [2, 1]
+    assert [value.get() for value in surface.pure(divmod).apply(7, 3, nout=2)] == [2, 1]
 
 
 @pytest.mark.parametrize("surface", [rc, Identity])
@@ -527,7 +527,7 @@ def test_any_object_is_a_value(surface: Any, value: Any) -> None:
     y = surface.ap(lambda: value)
     y.evict()
     assert y.get() is value
-    assert surface.ap(lambda each: each is value, y).get() is True
+    assert surface.ap(lambda payload: payload is value, y).get() is True
 
 
 def test_values_of_two_caches_do_not_mix() -> None:
@@ -719,7 +719,7 @@ def test_declared_sizes_are_believed() -> None:
         assert cache.stats().used == 100
         assert cache.stats().peak <= 100
         kept = [y, a, b, c, d]
-        assert all(each.resident for each in kept)
+        assert all(value.resident for value in kept)
         check_invariants(cache, kept)
 
 

@@ -74,8 +74,8 @@ def test_sixteen_threads_under_pressure(policy: str, release: Any) -> None:
     with cache:
         for number in range(120):
             above = [draw.randrange(max(0, number - 8), number) for _ in range(min(2, number))]
-            values.append(rc.ap(combine, number, *(values[each] for each in above), nbytes=16))
-            expected.append((number, sum(sum(expected[each]) for each in above) % 97))
+            values.append(rc.ap(combine, number, *(values[place] for place in above), nbytes=16))
+            expected.append((number, sum(sum(expected[place]) for place in above) % 97))
     start = Barrier(16)
 
     def work(seed: int) -> Callable[[], None]:
@@ -345,10 +345,10 @@ def test_two_threads_that_lock_each_other_out() -> None:
             return get
 
         for chain in chains:
-            for each in chain:
-                each.evict()
+            for value in chain:
+                value.evict()
         assert together(*(getter(chain[2]) for chain in chains)) == [1, 1]
-        check_invariants(cache, [each for chain in chains for each in chain])
+        check_invariants(cache, [value for chain in chains for value in chain])
 
 
 def test_a_fault_wakes_those_who_wait() -> None:
@@ -398,7 +398,7 @@ def test_handles_dropped_in_other_threads() -> None:
     """Values made in one thread and dropped in others are gone."""
     cache = rc.Cache()
     with cache:
-        boxes = [[rc.ap(vector, number, each) for each in range(100)] for number in range(8)]
+        boxes = [[rc.ap(vector, number, place) for place in range(100)] for number in range(8)]
     together(*(box.clear for box in boxes))
     assert cache.stats().used == 0
     check_invariants(cache)
@@ -488,7 +488,7 @@ def test_a_value_that_leaves_twice_at_the_same_time(tmp_path: Path) -> None:
 
         Leaving.meanwhile = get_and_evict
         value.evict()
-        assert len({id(each.buffer) for each in kept}) == 2
+        assert len({id(payload.buffer) for payload in kept}) == 2
         taken = value.get()
         assert taken in kept
         view = rc.ap(Leaving.view, value, 1)
@@ -522,14 +522,14 @@ def test_events_of_many_threads_arrive_once_each() -> None:
     def work(number: int) -> Callable[[], Any]:
         def run() -> Any:
             with cache:
-                return [rc.ap(vector, number, each) for each in range(50)]
+                return [rc.ap(vector, number, place) for place in range(50)]
 
         return run
 
     with EventLog(cache) as log:
         kept = together(*(work(number) for number in range(16)))
         assert len(log.performed("Vector")) + len(log.performed("vector")) == 800
-        assert sorted(each.storages for each in log.performed()) == [(number,) for number in range(1, 801)]
+        assert sorted(event.storages for event in log.performed()) == [(number,) for number in range(1, 801)]
     assert len(kept) == 16
 
 

@@ -498,7 +498,7 @@ def test_a_clock_that_breaks(broken: Any, when: int, tiers: bool) -> None:
             told.append(str(error))
         check_invariants(cache, values)
     program()
-    assert all("clock" in each for each in told)
+    assert all("clock" in message for message in told)
     assert 0 < cache.stats().model_time < math.inf
     check_invariants(cache, values)
 
@@ -516,7 +516,7 @@ def test_a_payload_that_uses_the_cache_as_it_is_evicted(action: str) -> None:
     loud[-1].get()
     loud[-1].evict()
     scene.check(*loud, more)
-    assert [each.get().number for each in loud] == list(range(9))
+    assert [value.get().number for value in loud] == list(range(9))
 
 
 @pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
@@ -527,7 +527,7 @@ def test_a_payload_that_uses_the_cache_as_it_is_released(action: str, release: A
     scene.let()
     with scene.cache:
         loud = [rc.ap(Loud, scene, number) for number in range(3)]
-        users = [rc.ap(lambda payload: vector(payload.number), each) for each in loud] if needed else []
+        users = [rc.ap(lambda payload: vector(payload.number), value) for value in loud] if needed else []
         del loud
         more = rc.ap(vector, 1, nbytes=900)
     if needed:
@@ -662,8 +662,8 @@ def test_a_cycle_that_the_collector_finds_in_the_engine(action: str, how: str) -
                         rc.ap(Loud(scene, number, True), scene.values[1])
     finally:
         gc.set_threshold(*before)
-    for number, each in enumerate(kept):
-        assert each.get().number == number
+    for number, value in enumerate(kept):
+        assert value.get().number == number
         gc.collect()
     collect()  # those that are left
     scene.check(*kept)
@@ -769,7 +769,7 @@ def test_who_watches_a_payload_uses_the_cache_as_it_goes(action: str) -> None:
         y.evict()
         watching.append(weakref.ref(y.get(), lambda _: scene.act()))
         more = rc.ap(vector, 1, nbytes=900)
-    assert [each() for each in watching] == [None, None]
+    assert [reference() for reference in watching] == [None, None]
     scene.check(y, more, at_least=2)
 
 
@@ -1089,7 +1089,7 @@ def test_adapters_of_two_threads_that_ask_for_what_the_other_one_brings_back(ada
         one.evict()
         two.evict()
         asks.update({1: two, 2: one})
-        threads = [Thread(target=each.get, daemon=True) for each in (one, two)]
+        threads = [Thread(target=value.get, daemon=True) for value in (one, two)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -1304,9 +1304,9 @@ def test_an_adapter_that_raises_as_several_values_go(adapter: CuriousAdapter, ac
         others = [rc.ap(lambda payload: payload, one) for _ in range(2)]
         apart, more = rc.ap(lambda: (Sulky(scene, 2), Sulky(scene, 3)), nout=2)
         scene.let()
-        for each in (one, apart, more):
+        for value in (one, apart, more):
             with pytest.raises(OSError, match="no"):
-                each.evict()
+                value.evict()
         assert [other.get().number for other in (one, *others, apart, more)] == [1, 1, 1, 2, 3]
     scene.check(one, *others, apart, more)
 

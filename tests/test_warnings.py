@@ -95,7 +95,7 @@ def test_every_category_of_ours_is_named() -> None:
     """A warning that the library exports is an error, but for the one that depends on the machine: that is shown."""
     settings = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     exported = [getattr(recompute, name) for name in recompute.__all__]
-    warnings = [each for each in exported if isinstance(each, type) and issubclass(each, Warning)]
+    warnings = [export for export in exported if isinstance(export, type) and issubclass(export, Warning)]
     ours = {
         f"{'default' if warning is recompute.ThrashWarning else 'error'}::recompute.{warning.__name__}"
         for warning in warnings

@@ -152,5 +152,5 @@ class Report:
         if not self.stats.rematerializations:
             return ""
         spared = mean([step.repeated_compute for step in self.steps]) if self.steps else self.stats.remat_time
-        each = "a step" if self.steps else "so far"
-        return f"about {format_bytes(max(self.whole, self.stats.peak))}, {seconds(spared)} less {each}"
+        period = "a step" if self.steps else "so far"
+        return f"about {format_bytes(max(self.whole, self.stats.peak))}, {seconds(spared)} less {period}"

@@ -56,7 +56,7 @@ def chart(runs: Sequence[Asked], events: Sequence[Event], what: str, share: floa
     """What was in memory when: a figure of the events of the run within that share of the memory."""
     budget = int(share * runs[1].peak)
     watched = [run for run in runs if (run.budget, run.policy) == (budget, POLICIES[0])]
-    marks = [(each.asked, "all is asked for") for each in watched]
+    marks = [(run.asked, "all is asked for") for run in watched]
     return residency(events, title=f"{what} in {share:.0%} of the memory", budget=budget, least=least, marks=marks)
 
 

@@ -146,15 +146,15 @@ def table(
     columns = [names[0], "budget", "counted", names[1], "time", "recomputed", "compute", "bits"]
     rows = [
         [
-            each.policy,
-            "none" if each.budget is None else f"{each.budget / free.peak:.0%}",
-            f"{each.peak / 1e6:.{places}f} MB" if each.peak else "",
+            run.policy,
+            "none" if run.budget is None else f"{run.budget / free.peak:.0%}",
+            f"{run.peak / 1e6:.{places}f} MB" if run.peak else "",
             f"{taken / 1e6:.{places}f} MB",
-            f"{each.seconds:.2f} s, x {each.seconds / free.seconds:.2f}",
-            f"{each.recomputed:,}" if each.operations else "",
-            f"{each.overhead:.2f}" if each.operations else "",
+            f"{run.seconds:.2f} s, x {run.seconds / free.seconds:.2f}",
+            f"{run.recomputed:,}" if run.operations else "",
+            f"{run.overhead:.2f}" if run.operations else "",
             "" if right is None else "the same" if right else "WRONG",
         ]
-        for each, taken, right in zip(runs, memory, same, strict=True)
+        for run, taken, right in zip(runs, memory, same, strict=True)
     ]
     return aligned(columns, rows)

@@ -38,8 +38,8 @@ def initial(members: int, channels: int, seed: int = 0) -> Weights:
 
     trunk = [(kernel(channels if number else 1), jnp.zeros(channels)) for number in range(TRUNK)]
     last = (64 * channels, 10)
-    each = [(kernel(channels), jnp.zeros(channels)) for _ in range(members)]
-    return Weights(trunk, [(*pair, jax.random.normal(next(keys), last) / 64) for pair in each])
+    of_members = [(kernel(channels), jnp.zeros(channels)) for _ in range(members)]
+    return Weights(trunk, [(*pair, jax.random.normal(next(keys), last) / 64) for pair in of_members])
 
 
 def layer(x: Array, kernel: Array, offset: Array) -> Array:
@@ -79,7 +79,7 @@ def learn(weights: Weights, steps: int, advance: Advance) -> Weights:
 
     def loss(weights: Weights, images: Array, digits: Array, counts: Array) -> Array:
         shared = trunk(weights, images)[f"trunk {TRUNK - 1}"]
-        found = [jnp.log(member(each, shared)["thinks"] + 1e-9) for each in weights.members]
+        found = [jnp.log(member(own, shared)["thinks"] + 1e-9) for own in weights.members]
         return -jnp.mean(counts * jnp.stack(found)[:, jnp.arange(len(digits)), digits])
 
     @jax.jit

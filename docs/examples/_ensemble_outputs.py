@@ -41,10 +41,10 @@ def make(weights: Weights, images: Any, functions: Functions) -> Outputs:
     outputs: Outputs = {}
     for start in range(0, len(images), CHUNK):
         found = functions.trunk(weights, images[start : start + CHUNK])
-        each = [functions.member(own, found[f"trunk {TRUNK - 1}"]) for own in weights.members]
-        for number, its in enumerate(each):
+        of_members = [functions.member(own, found[f"trunk {TRUNK - 1}"]) for own in weights.members]
+        for number, its in enumerate(of_members):
             found |= {f"member {number} {name}": array for name, array in its.items()}
-        found |= functions.together([its["thinks"] for its in each])
+        found |= functions.together([its["thinks"] for its in of_members])
         outputs |= {f"{start}: {name}": array for name, array in found.items()}
     return outputs
 
@@ -73,8 +73,8 @@ def members(outputs: Outputs) -> int:
 def describe(digits: Any, outputs: Outputs) -> str:
     """How many unseen digits are told by each member and by all, and what disagreement says of errors."""
     found = {name: gathered(outputs, name)[:UNSEEN] for name in ("together", "disagreement")}
-    each = [gathered(outputs, f"member {number} thinks")[:UNSEEN] for number in range(members(outputs))]
-    alone = ", ".join(f"{np.mean(its.argmax(1) == digits[:UNSEEN]):.1%}" for its in each)
+    of_members = [gathered(outputs, f"member {number} thinks")[:UNSEEN] for number in range(members(outputs))]
+    alone = ", ".join(f"{np.mean(its.argmax(1) == digits[:UNSEEN]):.1%}" for its in of_members)
     wrong = found["together"].argmax(1) != digits[:UNSEEN]
     doubtful = np.argsort(-found["disagreement"])[: UNSEEN // 10]
     return (

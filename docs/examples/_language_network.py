@@ -52,7 +52,7 @@ class Transformer(eqx.Module):
         one, two, three, *keys = jax.random.split(key, 3 + depth)
         self.letters = eqx.nn.Embedding(weight=jax.random.normal(one, (len(ALPHABET), width)) / 10)
         self.places = eqx.nn.Embedding(weight=jax.random.normal(two, (window, width)) / 10)
-        self.blocks = [Block(width, heads, each) for each in keys]
+        self.blocks = [Block(width, heads, own_key) for own_key in keys]
         self.norm = eqx.nn.LayerNorm(width)
         self.scores = eqx.nn.Linear(width, len(ALPHABET), key=three)
 
@@ -110,4 +110,4 @@ def say(model: Transformer, start: str, count: int, seed: int = 1) -> str:
         last = said[-window:]
         padded = np.array(last + [0] * (window - len(last)), np.int32)  # what comes later is not seen
         said.append(int(draw(model, padded, np.int32(len(last) - 1), np.int32(number))))
-    return "".join(ALPHABET[each] for each in said)
+    return "".join(ALPHABET[letter] for letter in said)

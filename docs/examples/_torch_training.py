@@ -27,19 +27,21 @@ class Task:
         """Parameters, buffers, gradients, and what the optimizers remember."""
         found: dict[str, Tensor] = {}
         for number, module in enumerate(self.modules):
-            found |= {f"{number}.{name}": each for name, each in (*module.named_parameters(), *module.named_buffers())}
-            gradients = {name: each.grad for name, each in module.named_parameters()}
-            found |= {f"{number}.{name}.grad": each for name, each in gradients.items() if each is not None}
+            found |= {
+                f"{number}.{name}": tensor for name, tensor in (*module.named_parameters(), *module.named_buffers())
+            }
+            gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+            found |= {f"{number}.{name}.grad": gradient for name, gradient in gradients.items() if gradient is not None}
         for number, optimizer in enumerate(self.optimizers):
             for place, memory in enumerate(optimizer.state.values()):
-                found |= {f"optimizer {number}.{place}.{name}": each for name, each in _tensors(memory)}
+                found |= {f"optimizer {number}.{place}.{name}": tensor for name, tensor in _tensors(memory)}
         return found
 
 
 def _tensors(memory: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    for name, each in memory.items():
-        if isinstance(each, Tensor):
-            yield name, each
+    for name, entry in memory.items():
+        if isinstance(entry, Tensor):
+            yield name, entry
 
 
 def _simple(
@@ -153,7 +155,7 @@ def gan(batch: int = 128, width: int = 32, unrolled: int = 4) -> Task:
         ahead: dict[str, Tensor] = dict(parameters)
         for _ in range(unrolled):
             slopes = torch.autograd.grad(deceived(ahead, true, made), list(ahead.values()), create_graph=True)
-            ahead = {name: each - rate * by for (name, each), by in zip(ahead.items(), slopes, strict=True)}
+            ahead = {name: parameter - rate * by for (name, parameter), by in zip(ahead.items(), slopes, strict=True)}
         makes.zero_grad()
         (-deceived(ahead, true, made)).backward()  # type: ignore[no-untyped-call]  # as it is in torch
         makes.step()

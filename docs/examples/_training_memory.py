@@ -184,7 +184,7 @@ def last_step(digits: Digits, settings: Settings, budget: int | None) -> tuple[l
     train(digits, replace(settings, steps=3), cache, told=told)
     start = events[0].time
     events = [replace(event, time=event.time - start) for event in events]
-    back = next(each for each in events if isinstance(each, Performed) and each.function == "cross_entropy_back")
+    back = next(event for event in events if isinstance(event, Performed) and event.function == "cross_entropy_back")
     return events, [(back.time - back.cost, "backward pass")]
 
 

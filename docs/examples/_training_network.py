@@ -133,7 +133,7 @@ def initial(depth: int, channels: int, seed: int) -> list[Any]:
         found += [scale * random.normal(size=(3, 3, before, channels)), np.zeros(channels)]
         before = channels
     found += [0.1 * random.normal(size=(64 * before, 10)) / (64 * before) ** 0.5, np.zeros(10)]
-    return [each.astype(np.float32) for each in found]
+    return [array.astype(np.float32) for array in found]
 
 
 def scores(parameters: Sequence[Array], x: Array) -> Array:

@@ -83,7 +83,7 @@ def gradients(
     """
     with trace_stack.new_trace() as level:
         roots = [VJPNode.new_root() for _ in parameters]
-        boxes = [new_box(each, level, root) for each, root in zip(parameters, roots, strict=True)]
+        boxes = [new_box(parameter, level, root) for parameter, root in zip(parameters, roots, strict=True)]
         end = function(boxes, *data)
     value, last = end._value, end._node
     waiting = {last: (vspace(value).ones(), False)}

@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = asked.parse_args(arguments)
     if min(options.members, options.channels) < 1 or options.images < UNSEEN:
         asked.error(f"there is at least one of everything, and {UNSEEN} images")
-    images, digits = (each[: options.images] for each in load())
+    images, digits = (array[: options.images] for array in load())
     with progress(options.steps) as advance:
         weights = learn(initial(options.members, options.channels), options.steps, advance)
     given = weights, jnp.asarray(images)
@@ -130,14 +130,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     others = BUDGETS if options.table else ()
     runs = compare(partial(run_plain, *given, options.repeats), within, options.budget, others, events=events)
     free, *budgets = runs[1:]
-    same = [each.digests == free.digests for each in runs[1:]]
+    same = [run.digests == free.digests for run in runs[1:]]
     plain = make(*given, PLAIN)
     print(describe(digits, plain))
     print(f"{len(free.digests)} outputs, made by {free.operations:,} operations, asked for in random order")
-    print(table(runs, [each.live for each in runs], [None, *same], ("", "live"), places=1))
+    print(table(runs, [run.live for run in runs], [None, *same], ("", "live"), places=1))
     if options.json:
         write(
-            {"machine": machine("jax"), "options": vars(options), "runs": [asdict(each) for each in runs]}, options.json
+            {"machine": machine("jax"), "options": vars(options), "runs": [asdict(run) for run in runs]}, options.json
         )
     if options.picture and events:
         below = partial(chart, runs, events, "Activations", options.budget, least=0.005)

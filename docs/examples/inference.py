@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     truth = load(options.crop)
     pictures = spoil(truth)
     weights = learn(pictures)
-    outputs = [forward(weights, each) for each in pictures]
+    outputs = [forward(weights, picture) for picture in pictures]
     for name, picture, found, true in zip(NAMES, pictures, outputs, truth, strict=True):
         levels = decibels(picture, true), decibels(found["denoised 0"], true)
         height, width = picture.shape[:2]
@@ -310,18 +310,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         xp.asarray(weights.mix),
         xp.asarray(weights.offsets),
     )
-    seen = [xp.asarray(each) for each in pictures]
+    seen = [xp.asarray(picture) for picture in pictures]
     events: list[Event] = []
     plain_arrays = partial(run_plain, weights, seen, repeats=options.repeats)
     wrapped = partial(run, weights, seen, repeats=options.repeats)
     runs = compare(plain_arrays, wrapped, options.budget, BUDGETS if options.table else (), events=events)
     free = runs[1]
-    same = [each.digests == free.digests for each in runs]
+    same = [run.digests == free.digests for run in runs]
     print(f"{len(free.digests)} outputs, made by {free.operations:,} operations, asked for in random order")
-    print(table(runs, [each.traced for each in runs], same))
+    print(table(runs, [run.traced for run in runs], same))
     if options.json:
-        pixels = [each.shape[:2] for each in pictures]
-        write({"machine": machine("numpy"), "pixels": pixels, "runs": [asdict(each) for each in runs]}, options.json)
+        pixels = [picture.shape[:2] for picture in pictures]
+        write({"machine": machine("numpy"), "pixels": pixels, "runs": [asdict(run) for run in runs]}, options.json)
     if options.picture and events:
         below = partial(chart, runs, events, "Feature maps", options.budget, least=0.01)
         show(lambda: draw(pictures, shown, below(), options.picture))

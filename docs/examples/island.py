@@ -188,10 +188,10 @@ def measure_memory(model: Model, letters: Letters, block: int, factor: float, ad
         answer = np.empty(len(letters), np.uint8)
         with tracing() as traced, cache:
             end, start = len(letters), perf_counter()
-            for each in island(chain, parts, held) if name == "by hand" else posteriors(chain, parts):
-                answer[end - len(each) : end] = each.argmax(1)
-                end -= len(each)
-                advance(len(each))
+            for posterior in island(chain, parts, held) if name == "by hand" else posteriors(chain, parts):
+                answer[end - len(posterior) : end] = posterior.argmax(1)
+                end -= len(posterior)
+                advance(len(posterior))
         peak = held[0] * size if name == "by hand" else cache.stats().peak
         steps, seconds = chain.read, perf_counter() - start
         found[name] = {"steps": steps, "peak": peak, "traced": traced[0] + answer.nbytes, "seconds": seconds}
@@ -215,9 +215,9 @@ def draw(rows: Sequence[dict[str, Any]], path: str | Path) -> Path:
             "island, by hand": ([row["island"]["steps"] / row["n"] for row in rows], "#D55E00", "s", "--"),
         }
         for policy, (colour, marker) in zip(budget["policies"], cycle(_LOOKS)):
-            steps = [each["policies"][policy]["steps"] / n for each, n in zip(now, sizes, strict=True)]
+            steps = [case["policies"][policy]["steps"] / n for case, n in zip(now, sizes, strict=True)]
             lines[f"cache, {policy}"] = (steps, colour, marker, "-")
-        lines["least possible"] = ([each["least"] / n for each, n in zip(now, sizes, strict=True)], "#009E73", "", "-.")
+        lines["least possible"] = ([case["least"] / n for case, n in zip(now, sizes, strict=True)], "#009E73", "", "-.")
         for name, (heights, colour, marker, style) in lines.items():
             axes.plot(sizes, heights, color=colour, marker=marker, linestyle=style, markersize=5, label=name)
         axes.set_xscale("log", base=2)

@@ -145,16 +145,16 @@ def _table(found: Sequence[Way]) -> str:
     columns = ["", "budget", "temporaries", "of plain", "GFLOP", "time", "of plain", "loss differs"]
     rows = [
         [
-            each.name,
-            "" if each.budget is None else f"{each.budget / 1e6:.1f} MB",
-            f"{each.temporaries / 1e6:.1f} MB",
-            f"{each.temporaries / plain.temporaries:.0%}",
-            f"{each.flops / 1e9:.2f}",
-            f"{1000 * min(each.seconds):.0f} ms",
-            f"{min(each.seconds) / min(plain.seconds):.2f}",
-            f"{difference(plain, each):.1e}",
+            way.name,
+            "" if way.budget is None else f"{way.budget / 1e6:.1f} MB",
+            f"{way.temporaries / 1e6:.1f} MB",
+            f"{way.temporaries / plain.temporaries:.0%}",
+            f"{way.flops / 1e9:.2f}",
+            f"{1000 * min(way.seconds):.0f} ms",
+            f"{min(way.seconds) / min(plain.seconds):.2f}",
+            f"{difference(plain, way):.1e}",
         ]
-        for each in found
+        for way in found
     ]
     return aligned(columns, rows)
 
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     said = say(eqx.combine(within.learnt[0], training.rest), "the ", options.letters)
     print(said)
     if options.json:
-        figures = {"machine": machine("jax", "equinox", "optax"), "ways": [each.figures() for each in found]}
+        figures = {"machine": machine("jax", "equinox", "optax"), "ways": [way.figures() for way in found]}
         write({**figures, "options": vars(options), "difference": apart, "said": said}, options.json)
     if options.picture:
         show(lambda: draw(trained, found, options.picture))

@@ -127,7 +127,7 @@ def op_by_op(n: int, budget: int, given: Any, expected: Weights) -> Run:
 
 def difference(expected: Weights, made: Weights) -> float:
     """The largest, of the largest element of each array."""
-    return max(float(jnp.abs(made[name] - each).max() / jnp.abs(each).max()) for name, each in expected.items())
+    return max(float(jnp.abs(made[name] - array).max() / jnp.abs(array).max()) for name, array in expected.items())
 
 
 # The script

@@ -289,11 +289,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain_arrays = partial(run_plain, problem, options.iterations, repeats=options.repeats)
     runs = compare(plain_arrays, wrapped, options.budget, BUDGETS if options.table else (), options.patience)
     free = runs[1]
-    same = [each.iterates == free.iterates for each in runs]
+    same = [run.iterates == free.iterates for run in runs]
     print(f"{free.products} products with Hessians, {free.operations:,} operations")
-    print(table(runs, [each.traced for each in runs], same, places=1))
+    print(table(runs, [run.traced for run in runs], same, places=1))
     if options.json:
-        runs_as_data = [asdict(each) for each in runs]
+        runs_as_data = [asdict(run) for run in runs]
         write({"machine": machine("numpy"), "sizes": problem.sizes, "runs": runs_as_data}, options.json)
     if options.picture:
         show(lambda: draw(problem, int(options.budget * free.peak), options.budget, options.picture))

@@ -125,15 +125,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with progress(None) as advance:
             tell = partial(advance, 1)
             found["largest"] = [enlarge(learn, settings, name, options.factors, tell) for name in ("batch", "depth")]
-        for each in found["largest"]:
-            print(f"\n{each['setting']} within {megabytes(each['budget'])}")
-            print(aligned(*size_table(each)))
+        for enlarged in found["largest"]:
+            print(f"\n{enlarged['setting']} within {megabytes(enlarged['budget'])}")
+            print(aligned(*size_table(enlarged)))
     if options.json:
         write(found, options.json)
     if options.picture:
         show(lambda: draw(learn, settings, (0.5, 0.2), options.picture))
-    rows = [row for each in found.get("largest", []) for row in each["rows"]]
-    equal = all(each.get("equal", True) for each in [found.get("table", {}), *rows])
+    rows = [row for enlarged in found.get("largest", []) for row in enlarged["rows"]]
+    equal = all(measured.get("equal", True) for measured in [found.get("table", {}), *rows])
     return 0 if equal else 1
 
 

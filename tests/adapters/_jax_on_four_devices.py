@@ -58,7 +58,7 @@ def test_arrays_count_where_they_lie() -> None:
         (pool,) = [pool for pool in cache.stats().pools if pool.device == "cpu:0-3"]
         assert pool.overshoot <= 100  # the first one's size was not known
         assert pool.peak <= 1000 + pool.overshoot
-        assert [float(each.get()[1]) for each in made] == [1.0 + number for number in range(20)]
+        assert [float(value.get()[1]) for value in made] == [1.0 + number for number in range(20)]
         check_invariants(cache, [split, whole, here, keys, *made])
     gap = jax.sharding.Mesh([DEVICES[0], DEVICES[2]], ("i",))
     assert adapter.device(jax.device_put(jnp.ones(4), NamedSharding(gap, P("i")))) == "cpu:0+2"
@@ -68,7 +68,7 @@ def test_arrays_count_where_they_lie() -> None:
 def test_conformance(sharding: Any) -> None:
     """Arrays on several devices, or committed to one, keep what an adapter promises."""
     makes = [lambda dtype=dtype: jax.device_put(jnp.ones((8, 4), dtype), sharding) for dtype in ("float32", "int8")]
-    check_adapter(adapter, makes, view=lambda each: each[...])
+    check_adapter(adapter, makes, view=lambda array: array[...])
 
 
 def spread(a: Any) -> Any:
@@ -84,16 +84,16 @@ def test_spread_computations_are_recomputed(x: Any) -> None:
     expected = jax.jit(spread)(x)
     with rc.Cache() as cache:
         found = op_by_op(spread, recomputable=True)(x)
-        before = [each.get() for each in found]
+        before = [value.get() for value in found]
         for one, other in zip(before, expected, strict=True):
             assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
             assert jnp.allclose(one, other, rtol=1e-5)
         places, content = where(before), bits(before)
         del before, one
         cache.release_memory(device="cpu:0-3")
-        assert not any(each.resident for each in found)
+        assert not any(value.resident for value in found)
         assert used(cache) == {"cpu:0-3": 64}
-        again = [each.get() for each in found]
+        again = [value.get() for value in found]
         assert (where(again), bits(again)) == (places, content)
         check_invariants(cache, found)
 
@@ -143,13 +143,13 @@ def test_committed_and_default_devices() -> None:
         here = function(x)
         committed = function(jax.device_put(x, DEVICES[3]))
         found = [*there, *here, *committed]
-        places = where([each.get() for each in found])
-        assert [next(iter(each.get().devices())).id for each in found] == [2, 2, 0, 0, 3, 0]
+        places = where([value.get() for value in found])
+        assert [next(iter(value.get().devices())).id for value in found] == [2, 2, 0, 0, 3, 0]
         for device in adapter.devices():
             cache.release_memory(device=device)
-        assert not any(each.resident for each in found)
+        assert not any(value.resident for value in found)
         with jax.default_device(DEVICES[1]):
-            assert where([each.get() for each in found]) == places
+            assert where([value.get() for value in found]) == places
         assert "cpu:1" not in used(cache)
 
 
@@ -162,9 +162,9 @@ def test_moves_between_devices() -> None:
         (pool,) = [pool for pool in cache.stats().pools if pool.device == "cpu:3"]
         assert pool.peak <= 1000 + pool.overshoot
         assert pool.overshoot <= 400  # the first one's
-        for number, each in enumerate(made):
-            assert each.get().devices() == {DEVICES[3]}
-            assert bits(each.get()) == bits(jax.device_put(jnp.sin(x + number), DEVICES[3]) * 2)
+        for number, value in enumerate(made):
+            assert value.get().devices() == {DEVICES[3]}
+            assert bits(value.get()) == bits(jax.device_put(jnp.sin(x + number), DEVICES[3]) * 2)
 
 
 def test_trees_and_scans(x: Any) -> None:

@@ -37,7 +37,7 @@ def bits(tree: Any) -> list[Any]:
 
 def content(tree: Any) -> list[Any]:
     """The same without weak types, which JAX keeps track of loosely in the body of a scan."""
-    strong = lambda each: each if jnp.issubdtype(each.dtype, jax.dtypes.prng_key) else jnp.array(each, each.dtype)
+    strong = lambda array: array if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else jnp.array(array, array.dtype)
     return bits(jax.tree.map(strong, tree))
 
 
@@ -69,6 +69,6 @@ def _interpreted(jaxpr: Any, consts: Any, *args: Any) -> list[Any]:
             free = list(dict.fromkeys(invar for invar in equation.invars if not isinstance(invar, core.Literal)))
             info = jaxpr.debug_info.with_unknown_names()
             one = core.Jaxpr((), free, equation.outvars, [equation], equation.effects, info)
-            results = jax.core.eval_jaxpr(one, (), *[known[each] for each in free])
+            results = jax.core.eval_jaxpr(one, (), *[known[variable] for variable in free])
         known.update(zip(equation.outvars, results, strict=True))
     return [outvar.val if isinstance(outvar, core.Literal) else known[outvar] for outvar in jaxpr.outvars]

@@ -75,9 +75,9 @@ def test_gradients_of_what_is_planned_inside_of_shard_map(shape: str) -> None:
     w, x = arrays(mesh)
     function = loss if shape == "loss" else lambda w, x: loss(w, x) * jnp.ones(3)
 
-    def sloped(each: Any) -> Any:
+    def sloped(body: Any) -> Any:
         def run(w: Any, x: Any) -> Any:
-            return lax.psum((each(w, x) * (1 + lax.axis_index("d"))).sum(), "d")
+            return lax.psum((body(w, x) * (1 + lax.axis_index("d"))).sum(), "d")
 
         return jax.jit(jax.grad(jax.shard_map(run, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()), (0, 1)))
 

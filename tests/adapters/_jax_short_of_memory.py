@@ -34,25 +34,25 @@ def test_the_cache_gives_back_what_the_device_lacks() -> None:
     with registered(), rc.Cache() as cache:
         make = op_by_op(lambda: jnp.full(COUNT, 2.0), recomputable=True)
         kept = [make() for _ in range(3)]
-        for each in kept:
-            each.get().block_until_ready()
+        for value in kept:
+            value.get().block_until_ready()
         filled(1.0)
         limit_memory(ROOM)
         with pytest.raises(OUT_OF_MEMORY, match="Out of memory"):
             [filled(1.0), filled(1.0)]
         more = [make() for _ in range(2)]
-        assert [each.resident for each in (*kept, *more)].count(False) == 1
+        assert [value.resident for value in (*kept, *more)].count(False) == 1
         tree = ap(lambda: {"a": filled(3.0)})
-        assert [each.resident for each in (*kept, *more)].count(False) == 2
+        assert [value.resident for value in (*kept, *more)].count(False) == 2
         first = op_by_op(lambda x: jnp.concatenate([x, x[:8]]))(tree["a"])  # compiled now, and timed
-        assert [each.resident for each in (*kept, *more)].count(False) >= 3
+        assert [value.resident for value in (*kept, *more)].count(False) >= 3
         assert (first.shape, float(first[-1])) == ((COUNT + 8,), 3.0)
         del first
-        for each in (*kept, *more):
-            assert float(each.get()[-1]) == 2.0
+        for value in (*kept, *more):
+            assert float(value.get()[-1]) == 2.0
         assert cache.stats().rematerializations > 0
-        for each in (*kept, *more, tree["a"]):
-            each.evict()
+        for value in (*kept, *more, tree["a"]):
+            value.evict()
         held: list[Any] = []
         with pytest.raises(OUT_OF_MEMORY, match="Out of memory") as caught:
             held.extend(make().pin() for _ in range(20))

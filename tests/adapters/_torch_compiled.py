@@ -133,7 +133,7 @@ def left(module: nn.Module, step: Callable[..., Any], *given: Tensor, steps: int
         loss = step(*given)
         loss.backward()
         losses.append(loss.detach())
-    gradients = [each.grad for each in (*module.parameters(), *given) if each.grad is not None]
+    gradients = [tensor.grad for tensor in (*module.parameters(), *given) if tensor.grad is not None]
     return [*losses, *[gradient.clone() for gradient in gradients], *[buffer.clone() for buffer in module.buffers()]]
 
 

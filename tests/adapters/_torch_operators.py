@@ -175,11 +175,11 @@ def fresh(sample: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The arguments of a sample on memory of their own, made where this is called; shared ones are shared."""
     made: dict[int, Any] = {}
 
-    def again(each: Any) -> Any:
-        if not isinstance(each, torch.Tensor):
-            return each
-        if id(each) not in made:
-            plain = each.detach()
+    def again(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in made:
+            plain = value.detach()
             if plain.layout is torch.strided and not plain.is_conj() and not plain.is_neg() and plain.numel():
                 size = plain.untyped_storage().nbytes() // plain.element_size()
                 whole = plain.as_strided((size,), (1,), 0).clone()
@@ -190,8 +190,8 @@ def fresh(sample: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
                 )
             else:
                 copy = plain.clone()
-            made[id(each)] = copy.requires_grad_(each.requires_grad)
-        return made[id(each)]
+            made[id(value)] = copy.requires_grad_(value.requires_grad)
+        return made[id(value)]
 
     return tree_map(again, (sample.input, sample.args, sample.kwargs))
 
@@ -213,7 +213,7 @@ def _gradients(op: Any, sample: Any, second: bool = False) -> Callable[[], Any] 
     def call() -> Any:
         given, args, kwargs = fresh(sample)
         wanted = [arg for arg in tree_flatten((given, args, kwargs))[0] if _differentiable(arg)]
-        wanted = list({id(each): each for each in wanted}.values())
+        wanted = list({id(tensor): tensor for tensor in wanted}.values())
         outputs = sample.output_process_fn_grad(op(given, *args, **kwargs))
         outputs = [output for output in tree_flatten(outputs)[0] if _differentiable(output)]
         grads = _grads(outputs, wanted, second)
@@ -232,8 +232,8 @@ def _grads(outputs: list[Any], inputs: list[Any], graph: bool) -> list[Any]:
     return list(torch.autograd.grad(outputs, inputs, weights, create_graph=graph, allow_unused=True))
 
 
-def _differentiable(each: Any) -> bool:
-    return isinstance(each, torch.Tensor) and each.requires_grad
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _in_place(op: Any, sample: Any) -> Callable[[], Any] | None:
@@ -260,13 +260,13 @@ def _out(op: Any, sample: Any) -> Callable[[], Any] | None:
             expected = op(given, *args, **kwargs)
         except Exception:
             return None
-    if not all(isinstance(each, torch.Tensor) for each in tree_flatten(expected)[0]):
+    if not all(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(expected)[0]):
         return None
 
     def call() -> Any:
         with torch.no_grad():
             given, args, kwargs = fresh(sample)
-            out = tree_map(lambda each: torch.zeros_like(each).add_(1), expected)
+            out = tree_map(lambda tensor: torch.zeros_like(tensor).add_(1), expected)
             out = tuple(out) if isinstance(expected, (tuple, list)) and not isinstance(expected, list) else out
             return op(given, *args, **kwargs, out=out), out
 

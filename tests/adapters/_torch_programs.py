@@ -41,10 +41,10 @@ class World:
         return self.tensors[number % len(self.tensors)]
 
     def add(self, made: Any) -> None:
-        for each in [made] if isinstance(made, torch.Tensor) else made:
-            if isinstance(each, torch.Tensor) and each.numel() <= MOST and len(self.tensors) < 40:
-                each._born = each._version  # autograd adds up out of place while a mode is on, and counts otherwise
-                self.tensors.append(each)
+        for value in [made] if isinstance(made, torch.Tensor) else made:
+            if isinstance(value, torch.Tensor) and value.numel() <= MOST and len(self.tensors) < 40:
+                value._born = value._version  # autograd adds up out of place while a mode is on, and counts otherwise
+                self.tensors.append(value)
 
 
 Instruction = tuple[str, int, int, int]
@@ -86,7 +86,7 @@ def check_records(block: rt.budget) -> None:
     if block.stats().path == "native":
         block.check()  # type: ignore[attr-defined]  # it is a native one
     else:
-        check_invariants(block.cache, [each._recompute for each in block._tracker.known()])
+        check_invariants(block.cache, [tensor._recompute for tensor in block._tracker.known()])
 
 
 def check_books(block: rt.budget, most: int) -> None:
@@ -221,7 +221,7 @@ def _forward_mode(w: World, a: int, b: int, c: int) -> None:
         dual = forward_ad.make_dual(w[a], w[b])
         for number in range(c % 4):
             dual = (dual * 1.5, dual.sin(), dual + w[a].detach(), dual @ dual.t())[(a + number) % 4]
-        w.add([each for each in forward_ad.unpack_dual(dual) if each is not None])
+        w.add([part for part in forward_ad.unpack_dual(dual) if part is not None])
 
 
 def _jvp(w: World, a: int, b: int, c: int) -> None:

@@ -78,7 +78,7 @@ def alike(expected: Sequence[Any], found: Sequence[Any]) -> list[int]:
 def _same(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor):
         return bool(one == other)
-    bits = [each.detach().to_dense() if each.is_sparse else each.detach() for each in (one, other)]
+    bits = [tensor.detach().to_dense() if tensor.is_sparse else tensor.detach() for tensor in (one, other)]
     if one.dtype != other.dtype or one.shape != other.shape or one.requires_grad != other.requires_grad:
         return False
     first, second = (bit.contiguous().reshape(-1).view(torch.uint8) for bit in bits)

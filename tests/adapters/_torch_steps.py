@@ -44,17 +44,17 @@ class Training:
         for name, parameter in self.model.named_parameters():
             found[f"{name}.grad"] = parameter.grad
             found[f"{name}.momentum"] = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
-        return {name: each.detach() for name, each in found.items() if each is not None}
+        return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
 
     def contents(self) -> dict[str, bytes]:
         """What is in each of these."""
-        return {name: each.numpy(force=True).tobytes() for name, each in self.state().items()}
+        return {name: tensor.numpy(force=True).tobytes() for name, tensor in self.state().items()}
 
     def copied(self) -> Training:
         """The same training on memory of its own, as far as it has come."""
         other = Training()
         other.model.load_state_dict(copy.deepcopy(self.model.state_dict()))
-        state = {name: each.clone() for name, each in self.state().items()}
+        state = {name: tensor.clone() for name, tensor in self.state().items()}
         for name, parameter in other.model.named_parameters():
             parameter.grad = state.get(f"{name}.grad")
             if f"{name}.momentum" in state:

@@ -89,7 +89,7 @@ def graphs(draw: st.DrawFn, kinds: list[str] = KINDS) -> tuple[dict[Any, Any], l
     for number in range(draw(st.integers(1, 12))):
         key = (f"y-{own}", number)
         what = draw(st.sampled_from(kinds))
-        taken = [TaskRef(each) for each in draw(st.lists(st.sampled_from(arrays), min_size=1, max_size=3))]
+        taken = [TaskRef(array) for array in draw(st.lists(st.sampled_from(arrays), min_size=1, max_size=3))]
         if what == "make":
             graph[key] = Task(key, make, number)
         elif what == "add":

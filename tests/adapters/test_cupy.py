@@ -153,7 +153,7 @@ def test_free_memory_of_no_device_is_unknown() -> None:
 def test_signatures_depend_on_shape_dtype_and_device() -> None:
     """Equal for equal shapes and dtypes, whatever the content; else different; a key."""
     signatures = [
-        adapter.signature(on_host(each)) for each in (np.zeros(3), np.ones(3), np.zeros(3, "f4"), np.zeros(4))
+        adapter.signature(on_host(array)) for array in (np.zeros(3), np.ones(3), np.zeros(3, "f4"), np.zeros(4))
     ]
     assert signatures[0] == signatures[1]
     assert len(set(signatures)) == 3

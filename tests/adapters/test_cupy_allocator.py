@@ -163,7 +163,7 @@ def test_a_request_that_no_hole_fits_evicts_until_one_does() -> None:
         assert any({start, start + 1, start + 2} <= gone for start in range(10))
         assert seen(large.get())[-1] == 3
         assert [seen(value.get())[0] for value in values] == list(range(12))
-        assert [each.get() for each in touched] == list(range(1, 12, 2))
+        assert [value.get() for value in touched] == list(range(1, 12, 2))
         check_invariants(cache, [*values, *touched, large])
 
 
@@ -293,7 +293,7 @@ def test_every_request_is_met_or_refused_without_loss(
                 value = rc.ap(widen, values[which], size)
             except DeviceMemoryError:
                 continue
-            if pinned and size == 1 and not any(each.pinned for each in values):
+            if pinned and size == 1 and not any(other.pinned for other in values):
                 value.pin()
             values.append(value)
             expected.append(expected[which] + 1)

@@ -125,7 +125,7 @@ def test_a_second_device_is_a_second_pool() -> None:
         with cupy.cuda.Device(1):
             value = rc.ap(cupy.ones, 1_000)
         assert {pool.device: pool.used for pool in cache.stats().pools if pool.used} == {"cuda:1": 8_192}
-        assert [adapter.device(each) for each in (adapter.copy(value.get()), adapter.result(value.get()))] == [
+        assert [adapter.device(array) for array in (adapter.copy(value.get()), adapter.result(value.get()))] == [
             "cuda:1"
         ] * 2
         assert adapter.device(adapter.empty(adapter.outline(value.get()))) == "cuda:1"

@@ -71,8 +71,8 @@ def test_what_tasks_change_they_change_for_themselves(kind: str) -> None:
         last = Task(("y", number), add_in_place, TaskRef(inner.key), make(number))
         graph["y", number] = Task.fuse(inner, last, key=task.key) if kind == "fused" else task
     for number in range(0, 12, 3):
-        some = [TaskRef(("y", each % 12)) for each in range(number, number + 6)]
-        graph["sum", number] = Task(("sum", number), lambda *each: sum(each), *some)
+        some = [TaskRef(("y", index % 12)) for index in range(number, number + 6)]
+        graph["sum", number] = Task(("sum", number), lambda *numbers: sum(numbers), *some)
     keys = [("sum", 0), ("sum", 3), ("sum", 6), ("sum", 9), "x"]
     wanted = model(graph, keys, {})
     found = rd.get(graph, keys, budget=(11 if kind == "fused" else 15) * ARRAY, num_workers=1)
@@ -374,7 +374,7 @@ def test_containers_are_given_with_a_structure_of_their_own() -> None:
     for payload in ({"n": array, "total": 2}, [array, "text"], (array, 1.0), {"inner": [array]}, [(array,)]):
         given = _payloads.given(payload)
         ((own,), (part,)) = (
-            [each for each in flat(value) if isinstance(each, np.ndarray)] for value in (given, payload)
+            [leaf for leaf in flat(value) if isinstance(leaf, np.ndarray)] for value in (given, payload)
         )
         assert (own.flags.writeable, part.flags.writeable, np.shares_memory(own, part)) == (False, True, True)
         assert type(given) is type(payload)
@@ -386,7 +386,7 @@ def test_containers_are_given_with_a_structure_of_their_own() -> None:
 def flat(value: Any) -> list[Any]:
     if isinstance(value, (dict, list, tuple)):
         parts = value.values() if isinstance(value, dict) else value
-        return [each for part in parts for each in flat(part)]
+        return [leaf for part in parts for leaf in flat(part)]
     return [value]
 
 

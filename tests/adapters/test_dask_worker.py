@@ -291,7 +291,7 @@ async def test_a_task_that_writes_into_its_arguments_gets_copies(client: Any, sc
 
     x = client.submit(np.zeros, CHUNK // 8, pure=False)
     written = [client.submit(write, x, pure=False) for _ in range(4)]
-    assert [(await each)[0] for each in written] == [1, 1, 1, 1]
+    assert [(await future)[0] for future in written] == [1, 1, 1, 1]
     assert (await x)[0] == 0
 
 
@@ -424,7 +424,7 @@ async def test_what_the_next_task_takes_comes_back_meanwhile(client: Any, schedu
     one, other = [client.submit(name_again, name, pure=False) for name in ("one", "other")]
     await wait([one, other])
     worker.data.cache.release_memory()
-    waiting = [dask.delayed(until_made_again)(each) for each in (one, other)]
+    waiting = [dask.delayed(until_made_again)(value) for value in (one, other)]
     assert await client.gather(client.compute(waiting, optimize_graph=False)) == [True, True]
 
 

@@ -51,7 +51,7 @@ def test_edits_are_right_and_no_fewer_would_do(text: str, other: str, data: st.D
     with rc.Cache():
         script = edits(encode(text), encode(other), blocks=blocks)
     assert applied(script, text, other) == other
-    assert sum(script.count(each) for each in (REPLACE, REMOVE, ADD)) == distance(text, other)
+    assert sum(script.count(kind) for kind in (REPLACE, REMOVE, ADD)) == distance(text, other)
 
 
 @given(TEXTS.filter(lambda text: len(text) > 8), TEXTS.filter(bool))

@@ -302,7 +302,7 @@ def test_digests_tell_apart_what_compares_equal() -> None:
         np.ma.array([0.0]),
         np.ma.array([0.0], mask=[True]),
     ]
-    assert len({adapter.fingerprint(each) for each in different}) == len(different)
+    assert len({adapter.fingerprint(array) for array in different}) == len(different)
 
 
 def test_padding_is_not_content() -> None:

@@ -86,11 +86,11 @@ def test_plain_values_come_back_equal(value: Any) -> None:
 def test_buffers_and_parts_come_back_in_their_places(content: list[Any]) -> None:
     """Buffers of pickle, parts that their adapter packs, and parts that it leaves to pickle may stand in any order."""
     with serving(Packing()):
-        value = [each if isinstance(each, Outside) else vector(*each) for each in content]
+        value = [part if isinstance(part, Outside) else vector(*part) for part in content]
         assert unpacked({"some": value, "again": value[:1]}) == {"some": value, "again": value[:1]}
         _, parts = packed(value)
         assert sum(map(len, parts)) == sum(
-            len(each.content) if isinstance(each, Outside) else 8 * len(each) * (len(each) != 1) for each in value
+            len(part.content) if isinstance(part, Outside) else 8 * len(part) * (len(part) != 1) for part in value
         )
 
 

@@ -72,7 +72,7 @@ def test_evicted_arrays_move(tmp_path: Any) -> None:
     """From a device to the host and further to a disk, and back."""
     with rc.Cache(tiers={"cuda:0": [rc.Host(1_000, always=True), rc.Disk(folder=tmp_path, always=True)]}) as cache:
         made = [rc.ap(count, size) for size in (100, 200, 300)]
-        for each in made:
-            assert each.evict()
-        assert [seen(each.get()).tolist() for each in made] == [list(range(size)) for size in (100, 200, 300)]
+        for value in made:
+            assert value.evict()
+        assert [seen(value.get()).tolist() for value in made] == [list(range(size)) for size in (100, 200, 300)]
         assert [tier.moves for tier in cache.stats().tiers] == [0, 3]

@@ -171,7 +171,7 @@ def test_polars_comes_back_with_its_chunks(name: str, cuts: list[int], flag: str
         assert value.equals(back)
         if isinstance(value, pl.DataFrame):
             assert value.schema == back.schema
-            assert [each.n_chunks() for each in back] == [each.n_chunks() for each in value]
+            assert [column.n_chunks() for column in back] == [column.n_chunks() for column in value]
             continue
         assert (back.name, back.dtype, back.n_chunks()) == (value.name, value.dtype, value.n_chunks())
         assert [back.flags[flag] for flag in SORTED] == [value.flags[flag] for flag in SORTED]

@@ -261,7 +261,7 @@ def below_its_floor(optimizer: str) -> tuple[list[Any], list[Any]]:
 def test_a_training_below_its_floor(optimizer: str, tmp_path: Path) -> None:
     """Parameters, gradients and what an optimizer remembers move as well: together they are larger than the budget."""
     plain = below_its_floor(optimizer)
-    sizes = [each.numel() * each.element_size() for each in plain[1]]
+    sizes = [tensor.numel() * tensor.element_size() for tensor in plain[1]]
     budget = max(12 * max(sizes), sum(sizes) // 2)
     assert budget < sum(sizes), "the model is too small to tell"
     with rt.budget(budget, tiers=rc.Disk(folder=tmp_path), foresight=False) as block:

@@ -133,7 +133,7 @@ def test_any_change_of_a_frame_changes_its_digest(change: Callable[[Any], Any]) 
 )
 def test_columns_of_every_kind_have_digests(one: Any, other: Any) -> None:
     """Nullable, text, categorical, time and interval columns, and indexes of several levels, are told apart."""
-    columns = [each if isinstance(each, pd.Index) else pd.Series(each) for each in (one, other)]
+    columns = [column if isinstance(column, pd.Index) else pd.Series(column) for column in (one, other)]
     digests = [pandas.fingerprint(column) for column in (columns[0], columns[0].copy(), columns[1])]
     assert None not in digests
     assert digests[0] == digests[1] != digests[2]

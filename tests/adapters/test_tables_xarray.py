@@ -91,7 +91,7 @@ def test_each_array_is_counted_once(variables: list[tuple[int, bool]]) -> None:
     expected = 0
     for number, (dimensions, again) in enumerate(variables):
         values = shared if again else np.ones((100, 10, 10)[:dimensions])
-        content[f"v{number}"] = ([f"d{number}_{each}" for each in range(values.ndim)], values)
+        content[f"v{number}"] = ([f"d{number}_{axis}" for axis in range(values.ndim)], values)
         expected += 0 if again else values.nbytes
     expected += shared.nbytes if any(again for _, again in variables) else 0
     value = xr.Dataset(content)
@@ -190,7 +190,7 @@ def test_signatures_are_names_shapes_and_dtypes() -> None:
 def test_any_change_changes_the_digest(change: Callable[[Any], Any]) -> None:
     """Values, labels, names, attributes and order are all part of the digest; a deep copy has the same."""
     one = array(10)
-    digests = [xarray.fingerprint(each) for each in (one, one.copy(deep=True), change(one))]
+    digests = [xarray.fingerprint(example) for example in (one, one.copy(deep=True), change(one))]
     assert None not in digests
     assert digests[0] == digests[1] != digests[2]
 

@@ -15,7 +15,7 @@ def outcomes(report: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
-        tags = {each.tag for each in case}
+        tags = {element.tag for element in case}
         outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
         found[name] = "failed" if found.get(name) == "failed" else outcome  # an error in the teardown is a case, too
     return found

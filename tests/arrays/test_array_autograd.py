@@ -188,7 +188,7 @@ def leaves(result: Any) -> list[Any]:
     if isinstance(result, dict):
         result = [result[key] for key in sorted(result)]
     if isinstance(result, (list, tuple)):
-        return [leaf for each in result for leaf in leaves(each)]
+        return [leaf for part in result for leaf in leaves(part)]
     return [result]
 
 

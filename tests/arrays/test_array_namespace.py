@@ -156,7 +156,7 @@ def test_the_list_is_the_standards() -> None:
     strict = pytest.importorskip("array_api_strict", reason="the standard's list comes from array_api_strict")
 
     def functions(module: ModuleType) -> set[str]:
-        names = {each for each in module.__all__ if not each.startswith("_") and "flags" not in each.lower()}
+        names = {name for name in module.__all__ if not name.startswith("_") and "flags" not in name.lower()}
         return {name for name in names if inspect.isfunction(getattr(module, name))}
 
     assert functions(strict) == set(CALLS)

@@ -227,13 +227,13 @@ def test_every_function_of_numpy_is_in_the_language() -> None:
     for name, texts in BLANKS.items():
         code += "".join(f" xp.{text} xp.linalg.{text} xp.fft.{text}" for text in texts if f".{{{name}}}" in code)
     called = set(re.findall(r"xp\.((?:linalg\.|fft\.)?\w+)", code))
-    exempt = {each for names in NOT_IN_PROGRAMS.values() for each in names}
+    exempt = {name for names in NOT_IN_PROGRAMS.values() for name in names}
     for prefix, module in (("", np), ("linalg.", np.linalg), ("fft.", np.fft)):
         for name in module.__all__:
             function = getattr(module, name)
             if hasattr(function, "_implementation") or isinstance(function, np.ufunc):
-                same = {each for each in module.__all__ if getattr(module, each) is function}
-                assert {prefix + each for each in same} & (called | exempt | {"square"}), name
+                same = {alias for alias in module.__all__ if getattr(module, alias) is function}
+                assert {prefix + alias for alias in same} & (called | exempt | {"square"}), name
 
 
 @given(array_programs())
@@ -261,7 +261,7 @@ def test_a_failing_program_shrinks() -> None:
     """To the steps that it cannot do without."""
     program = random_program(Random(0))
     wanted = program[3], program[7]
-    assert shrunk(program, lambda each: all(step in each for step in wanted)) == wanted
+    assert shrunk(program, lambda steps: all(step in steps for step in wanted)) == wanted
 
 
 # The kit catches adapters that are wrong in one way

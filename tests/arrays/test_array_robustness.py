@@ -130,8 +130,8 @@ def test_an_interrupt_at_any_time(interrupts: Interrupts, budget: int | None, st
         completed, x, y = run(cache)
         interrupts.arm(0)
         possible = expected[completed : completed + 2]
-        assert x.tolist() in [each[0] for each in possible]
-        assert y.tolist() in [each[1] for each in possible]
+        assert x.tolist() in [outcome[0] for outcome in possible]
+        assert y.tolist() in [outcome[1] for outcome in possible]
         check_invariants(cache, [x, y])
         del x, y
         gc.collect()
@@ -199,8 +199,8 @@ def test_threads_share_one_computation() -> None:
         y = np.linalg.inv(x @ x.T + np.eye(3))
         expected = y.tolist()
         z = y * 2
-        for each in (y, z):
-            each.evict()
+        for array in (y, z):
+            array.evict()
         barrier, found = Barrier(4), []
 
         def work() -> None:
@@ -252,7 +252,7 @@ def test_threads_that_change_one_array() -> None:
         content = x.tolist()
         assert len(set(content)) == 1
         assert 0 < content[0] <= 200
-        assert all("take turns, with a lock" in each for each in refused)
+        assert all("take turns, with a lock" in message for message in refused)
         check_invariants(cache, [x])
         cache.release_memory()  # versions that were recomputed for a thread that was late
         assert cache.stats().used <= 2 * 800
@@ -274,7 +274,7 @@ def test_a_thread_reads_while_another_changes() -> None:
                 seen.append(x.get())
 
         together(write, read, read)
-        assert all(len(set(each.tolist())) == 1 for each in seen)
+        assert all(len(set(array.tolist())) == 1 for array in seen)
         assert x.tolist() == [99.0] * 100
 
 
@@ -282,13 +282,13 @@ def together(*work: Callable[[], None]) -> None:
     """Run functions in threads of their own; what one of them raises is raised here."""
     errors: list[BaseException] = []
 
-    def guarded(each: Callable[[], None]) -> None:
+    def guarded(function: Callable[[], None]) -> None:
         try:
-            each()
+            function()
         except BaseException as error:
             errors.append(error)
 
-    threads = [Thread(target=guarded, args=(each,)) for each in work]
+    threads = [Thread(target=guarded, args=(function,)) for function in work]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -302,8 +302,8 @@ def test_changes_make_a_new_version(cache: rc.Cache, change: Callable[[Any], Any
     expected_row = expected[0]
     change(expected)
     change(x)
-    for each in (x, row, double):
-        each.evict()
+    for array in (x, row, double):
+        array.evict()
     same(expected, x)
     same(grid(), other)
     same(expected_row, row)
@@ -372,8 +372,8 @@ def test_a_plain_array_that_meets_a_wrapped_one_may_change_later(cache: rc.Cache
     sums = [x + plain, plain + x, np.add(plain, x), np.concatenate([x, plain])[2:] + x, x[index][index] + x]
     plain[:] = -1
     index[:] = 0
-    for each in sums:
-        same(grid() * 2, evicted(each))
+    for total in sums:
+        same(grid() * 2, evicted(total))
 
 
 def test_a_list_that_was_an_argument_may_change_later(cache: rc.Cache) -> None:
@@ -520,7 +520,7 @@ def test_other_results_count_as_coercions(cache: rc.Cache) -> None:
     assert np.array_str(x) == str(grid())
     assert x.argmax().item() == 5
     assert cache.stats().coercions == before + 3
-    assert [type(each) for each in (x.sum(), x.argmax(), x[0, 0], x.all())] == [rc.RecomputableArray] * 4
+    assert [type(number) for number in (x.sum(), x.argmax(), x[0, 0], x.all())] == [rc.RecomputableArray] * 4
     assert cache.stats().coercions == before + 3
 
 
@@ -619,7 +619,7 @@ def test_iteration(cache: rc.Cache) -> None:
     same(np.float64(0), next(iter(first)))
     same(np.float64(5), max(x[1]))
     same(np.array([3.0, 5.0, 7.0]), sum(x))
-    assert [each.item() for each in x.flat] == [0, 1, 2, 3, 4, 5]
+    assert [number.item() for number in x.flat] == [0, 1, 2, 3, 4, 5]
     for fails in (iter, len, list):
         with pytest.raises(TypeError):
             fails(x[0, 0])
@@ -716,13 +716,13 @@ def test_files(cache: rc.Cache, tmp_path: Any) -> None:
     np.savez(tmp_path / "x.npz", x, again=x)
     np.savetxt(tmp_path / "x.txt", x)
     x.tofile(tmp_path / "x.bin")
-    for each in (
+    for loaded in (
         np.load(tmp_path / "x.npy"),
         np.load(tmp_path / "x.npz")["again"],
         np.loadtxt(tmp_path / "x.txt"),
         np.fromfile(tmp_path / "x.bin").reshape(2, 3),
     ):
-        assert each.tolist() == (grid() + 1).tolist()
+        assert loaded.tolist() == (grid() + 1).tolist()
 
 
 def test_attributes_of_ones_own(cache: rc.Cache) -> None:
@@ -1013,9 +1013,9 @@ def test_objects_cannot_be_operands(cache: rc.Cache) -> None:
 def test_what_can_be_read_only_once_is_refused(cache: rc.Cache) -> None:
     """Generators are used up in the first run."""
     with pytest.raises(TypeError, match="pass a list or a tuple instead"):
-        np.concatenate((each for each in [rc.array(grid())]), axis=rc.array(np.array(0)))
+        np.concatenate((array for array in [rc.array(grid())]), axis=rc.array(np.array(0)))
     with pytest.raises(TypeError, match="pass a list or a tuple instead"):
-        _ = rc.array(grid()) + (each for each in [1, 2, 3])
+        _ = rc.array(grid()) + (number for number in [1, 2, 3])
 
 
 def test_a_changed_source_is_found(cache: rc.Cache) -> None:

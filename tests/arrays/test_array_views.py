@@ -154,7 +154,7 @@ def compare(sources: list[str], steps: Steps, cache: rc.Cache) -> None:
             if template in WRITES and (frozen(target) or ("shuffle" in code and not swaps(target))):
                 continue
             record = isinstance(target, np.void) or isinstance(plain.arrays[other % len(plain.arrays)], np.void)
-            before = [content(each) for each in plain.arrays]
+            before = [content(array) for array in plain.arrays]
             found = wrapped.run(code, one, other)
             if found == "short":
                 if COMPOUND.search(code):
@@ -247,8 +247,8 @@ def test_computed_before_a_write(cache: rc.Cache) -> None:
     row = x[0]
     double, total = row * 2, x.sum()
     row += 100
-    for each in (x, row, double, total):
-        each.evict()
+    for value in (x, row, double, total):
+        value.evict()
     assert (double.tolist(), float(total)) == ([0, 2, 4], 15)
     assert x.tolist() == [[100, 101, 102], [3, 4, 5]]
 
@@ -447,9 +447,9 @@ def test_views_of_what_was_nearly_evicted() -> None:
         kept = []
         for length in (1, 20, 2, 15, 1, 20, 3, 20):
             kept.append(x.repeat(length))
-            for each in kept:
-                if each.resident:
-                    assert each[1:].number == each.number
+            for array in kept:
+                if array.resident:
+                    assert array[1:].number == array.number
 
 
 @pytest.mark.parametrize("trim", ["f", "b", "fb"])

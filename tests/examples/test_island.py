@@ -55,12 +55,12 @@ def fewest_steps(n: int, slots: int) -> float:
         steps, held, wanted = heapq.heappop(queue)
         if not wanted:
             return steps
-        after = [(steps, tuple(each for each in held if each != gone), wanted) for gone in held]
+        after = [(steps, tuple(message for message in held if message != gone), wanted) for gone in held]
         if wanted in held:
             after = [(steps, held[:-1], wanted - 1)]  # what lies beyond is of no use any more
         elif len(held) < slots:
-            made = {each + 1 for each in (0, *held)} - {*held}
-            after += [(steps + 1, tuple(sorted({*held, each})), wanted) for each in made if each <= wanted]
+            made = {message + 1 for message in (0, *held)} - {*held}
+            after += [(steps + 1, tuple(sorted({*held, message})), wanted) for message in made if message <= wanted]
         for state in after:
             if state[0] < best.get(state[1:], inf):
                 best[state[1:]] = state[0]

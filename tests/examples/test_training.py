@@ -180,7 +180,7 @@ def test_minibatches() -> None:
     for batch in (3, 10, 25):
         settings = replace(SETTINGS, batch=batch, steps=20)
         chosen = [*steps.minibatches(10, settings)]
-        assert {len(each) for each in chosen} == {batch}
+        assert {len(minibatch) for minibatch in chosen} == {batch}
         seen = np.concatenate(chosen)
         for start in range(0, len(seen) - 9, 10):
             assert {*seen[start : start + 10].tolist()} == {*range(10)}
@@ -229,11 +229,11 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["name"] for row in rows] == ["plain, autograd", "plain", "no budget", "60%", "1%"]
     assert {row["digest"] for row in rows[:4]} == {found["training"]["digest"]}
     assert "error" in rows[4]
-    for each in found["largest"]:
-        twice, much_more = each["rows"]
+    for enlarged in found["largest"]:
+        twice, much_more = enlarged["rows"]
         assert twice["equal"]
-        assert twice["peak"] <= each["budget"] < twice["needs"]
-        assert twice["traced"] <= each["budget"] + twice["allowance"]
+        assert twice["peak"] <= enlarged["budget"] < twice["needs"]
+        assert twice["traced"] <= enlarged["budget"] + twice["allowance"]
         assert not much_more["fits"]
 
 

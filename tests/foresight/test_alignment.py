@@ -58,7 +58,7 @@ def script_of(graph: Graph) -> Script:
     made.cache.subscribe(recording)
     for number, taken in enumerate(graph):
         made.cache.extend.before = recording.begins
-        arguments = [made.values[each] for each in taken]
+        arguments = [made.values[earlier] for earlier in taken]
         with made.cache:
             made.values[number] = rc.ap(FUNCTIONS[number], made.source, *arguments)
     planning = Planning(recording.finish("cpu", []), 10**6, 0.0001)

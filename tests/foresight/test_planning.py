@@ -86,10 +86,10 @@ def plans() -> int:
     """How many threads make a plan right now."""
     found = 0
     for frame in sys._current_frames().values():
-        each: FrameType | None = frame
-        while each is not None:
-            found += each.f_code is Planning.run.__code__
-            each = each.f_back
+        caller: FrameType | None = frame
+        while caller is not None:
+            found += caller.f_code is Planning.run.__code__
+            caller = caller.f_back
     return found
 
 

@@ -32,7 +32,7 @@ def test_some_memory_is_kept_free(tmp_path: Path) -> None:
         check_invariants(cache, made)
         assert cache.stats().tiers[0].moves >= 8
         assert cache.stats().peak <= 32 * SIZE
-        assert [each.get()[0] for each in made] == list(range(40))
+        assert [value.get()[0] for value in made] == list(range(40))
         check_invariants(cache, made)
 
 
@@ -106,7 +106,7 @@ def test_an_error_in_the_thread_is_raised_by_the_next_use(tmp_path: Path) -> Non
         made = [rc.pure(Odd()) for _ in range(33)]
         with pytest.raises(LookupError, match="no"):
             check_invariants(cache, made)
-        assert all(isinstance(each.get(), Odd) for each in made)
+        assert all(isinstance(value.get(), Odd) for value in made)
         check_invariants(cache, made)
 
 
@@ -139,4 +139,4 @@ def test_its_thread_can_be_ended_before_the_cache(tmp_path: Path) -> None:
             signals.end()  # as at the end of the process
             signals.wait()
             assert signals._done == signals._times
-        assert [each.get()[0] for each in made] == list(range(32))
+        assert [value.get()[0] for value in made] == list(range(32))

@@ -465,7 +465,7 @@ def test_a_fork_closes_its_parents_files(cache: rc.Cache, tmp_path: Path, vanish
             try:
                 del kept, cache
                 gc.collect()
-                status = int(any(issubclass(each.category, ResourceWarning) for each in told))
+                status = int(any(issubclass(warning.category, ResourceWarning) for warning in told))
             finally:
                 os._exit(status)
     assert os.waitpid(child, 0)[1] == 0

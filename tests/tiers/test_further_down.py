@@ -78,7 +78,7 @@ def test_the_stalest_sources_lie_lowest(clock: ManualClock) -> None:
         assert tiers[1].store.reads == 0
         assert made[0].get().number == 0
         assert tiers[1].store.reads == 1
-        assert [each.get().number for each in made] == list(range(10))
+        assert [value.get().number for value in made] == list(range(10))
         check_invariants(cache, made)
 
 
@@ -87,7 +87,7 @@ def test_a_result_goes_down_if_it_is_dear(clock: ManualClock) -> None:
     tiers = below(clock, fast=2)
     with rc.Cache(2 * SIZE, tiers=tiers, clock=clock) as cache:
         made = [rc.ap(waited, clock, number) for number in range(8)]
-        assert [each.get().number for each in made] == list(range(8))
+        assert [value.get().number for value in made] == list(range(8))
         assert cache.stats().rematerializations == 0
         assert cache.stats().tiers[1].moves > 0
         check_invariants(cache, made)
@@ -103,7 +103,7 @@ def test_what_is_cheapest_to_lose_makes_room(clock: ManualClock) -> None:
     (tier, _) = below(clock, fast=3)
     with rc.Cache(SIZE, tiers=[tier], clock=clock) as cache:
         made = [rc.ap(make, seconds, number) for number, seconds in enumerate((5.0, 1.0, 3.0, 50.0, 2.0))]
-        assert [each.get().number for each in (made[0], made[2], made[3])] == [0, 2, 3]
+        assert [value.get().number for value in (made[0], made[2], made[3])] == [0, 2, 3]
         assert cache.stats().rematerializations == 0
         assert made[1].get().number == 1
         assert cache.stats().rematerializations == 1
@@ -113,15 +113,15 @@ def test_what_is_cheapest_to_lose_makes_room(clock: ManualClock) -> None:
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_slow_tier_that_fails(clock: ManualClock, number: int) -> None:
     """What cannot go down stays where it was, and what should take its place stays in memory, or goes elsewhere."""
-    fails: Fails = lambda each: OSError(f"write {each}") if each >= number else None
+    fails: Fails = lambda write: OSError(f"write {write}") if write >= number else None
     tiers = below(clock, fast=2, write=fails)
     with warned(rc.Cache(4 * SIZE, tiers=tiers, clock=clock), "write") as cache:
         made = sources(clock, 2 + (number - 1) + 4)
         with pytest.raises(rc.BudgetError):
             sources(clock, 1)
         check_invariants(cache, made)
-        made.remove(next(each for each in made if each.resident))  # or nothing could come back: there is no room
-        numbers = [each.get().number for each in made]
+        made.remove(next(value for value in made if value.resident))  # or nothing could come back: there is no room
+        numbers = [value.get().number for value in made]
         assert sorted({*numbers}) == sorted(numbers)
         assert len(numbers) == 2 + (number - 1) + 3
         check_invariants(cache, made)
@@ -131,7 +131,7 @@ def test_a_slow_tier_that_fails(clock: ManualClock, number: int) -> None:
 
 def test_a_fast_tier_that_cannot_be_read(clock: ManualClock) -> None:
     """Then nothing goes down: a later read may work, and brings the value back."""
-    fails: Fails = lambda each: OSError("not now") if each <= 2 else None
+    fails: Fails = lambda read: OSError("not now") if read <= 2 else None
     tiers = below(clock, fast=2, read=fails)
     with warned(rc.Cache(2 * SIZE, tiers=tiers, clock=clock), "not now") as cache:
         made = sources(clock, 4)
@@ -142,5 +142,5 @@ def test_a_fast_tier_that_cannot_be_read(clock: ManualClock) -> None:
                 check_invariants(cache, made)
             else:
                 assert number > 0
-        assert len({each.get().number for each in made[:4]}) == 4
+        assert len({value.get().number for value in made[:4]}) == 4
         check_invariants(cache, made)

@@ -92,7 +92,7 @@ def cache_with(tiers: Tiers, budget: Any, options: dict[str, Any]) -> rc.Cache:
     """All clocks are one."""
     clock = ManualClock()
     given = {
-        device: [replace(each, clock=clock) if isinstance(each, GivenTier) else each for each in below]
+        device: [replace(tier, clock=clock) if isinstance(tier, GivenTier) else tier for tier in below]
         for device, below in tiers.items()
     }
     return rc.Cache(budget, clock=clock, tiers=given, **options)
