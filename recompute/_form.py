@@ -33,6 +33,7 @@ MODULES = (
     "recompute._engine.frames",
     "recompute._engine.sizes",
     "recompute._engine.arguments",
+    "recompute._engine.reachable",
     "recompute._engine.results",
     "recompute._engine.changes",
     "recompute._engine.meter",

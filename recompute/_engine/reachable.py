@@ -14,6 +14,7 @@ from types import (
 )
 from typing import Any, Final
 
+from recompute import _cython as cython
 from recompute._adapters.generators import Generators
 from recompute._engine.arguments import Changeable, Container, Seen
 from recompute._engine.functions import code_of, is_silent
@@ -30,7 +31,6 @@ from recompute._engine.reach import (
     Found,
     Way,
     attribute,
-    content_of,
     defaults_of,
     reach_of,
     resolved,
@@ -38,6 +38,11 @@ from recompute._engine.reach import (
     way_of,
     ways,
 )
+
+if cython.compiled:
+    import cython  # read by Cython, and never run
+if not cython.compiled:
+    from recompute._engine.functions import content  # compiled, this is C: see the .pxd
 
 _OBJECTS: Final = 64
 """That are looked into for one operation."""
@@ -51,6 +56,8 @@ _DEEP: Final = 4
 
 class _Search:
     """The generators that can be reached from some objects; with an end."""
+
+    __slots__ = ("_left", "_seen", "found", "result")
 
     def __init__(self) -> None:
         self.found: dict[int, Found] = {}
@@ -100,7 +107,7 @@ class _Search:
 
     def function(self, function: FunctionType, owner: type | None, depth: int) -> None:
         for cell in function.__closure__ or ():
-            self.at(content_of(cell), depth + 1)
+            self.at(content(cell, None), depth + 1)
         for part in defaults_of(function):
             self.at(part, depth + 1)
         reach = reach_of(function, owner)
@@ -120,7 +127,7 @@ class _Search:
             if called is not None:
                 self.names(called, chains, depth)
                 for cell in called.__closure__ or ():
-                    self.at(content_of(cell), depth + 1)
+                    self.at(content(cell, None), depth + 1)
                 for part in defaults_of(called):
                     self.at(part, depth + 1)
 
@@ -200,8 +207,9 @@ def reached_by(operation: Operation) -> Sequence[Found]:
 def _is_silent(function: Any) -> bool:
     """Whether there is nothing to look at: neither what it closes over, nor what it names."""
     if type(function) is Seen:
-        if any(ways.get(type(value)) is not NOTHING for value in function.values.values()):
-            return False
+        for value in function.values.values():
+            if ways.get(type(value)) is not NOTHING:
+                return False
         function = function.func
     code, home = code_of(function.__code__), function.__globals__
     if not is_silent(code, home):
@@ -212,7 +220,7 @@ def _is_silent(function: Any) -> bool:
             return False
         code.silent, code.meanings = id(home), tuple(reach.meanings)
     for cell in function.__closure__ or ():
-        if ways.get(type(content_of(cell))) is not NOTHING:
+        if ways.get(type(content(cell, None))) is not NOTHING:
             return False
     return function.__defaults__ is None and function.__kwdefaults__ is None
 
