@@ -98,6 +98,24 @@ class _Parser(argparse.ArgumentParser):
         raise CommandError(f"{message} (see: {self.prog} --help)")
 
 
+class _Options(_Parser):
+    """The arguments of a command, in front of, between and behind its options.
+
+    Not where the rest is somebody else's (`run`), and not with a `--`, behind which there are no options.
+    """
+
+    _mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._mixing or "--" in args or any(action.nargs == argparse.REMAINDER for action in self._actions):
+            return super().parse_known_args(args, namespace)
+        self._mixing = True  # which calls this again
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
+
+
 def _parser() -> _Parser:
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
@@ -110,7 +128,7 @@ def _parser() -> _Parser:
     parser.add_argument(
         "--version", action=_Version, help="show the versions of recompute, Python and the supported libraries"
     )
-    commands = parser.add_subparsers(title="commands", metavar="command", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="command", required=True, parser_class=_Options)
     for command in COMMANDS:
         own = commands.add_parser(command.NAME, help=command.HELP, formatter_class=form, allow_abbrev=False)
         command.configure(own)

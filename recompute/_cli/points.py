@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -249,26 +250,24 @@ def plan_all(
         ready[0], share[0], best[0] = count, 0.0, 0.0
 
     with Live(parts):
-        return monotone(list(make_many(programs, jobs, done=done, progress=watch)))
+        made = make_many(programs, jobs, done=done, progress=watch)
+        return [plan for names in methods for plan in monotone(list(islice(made, len(names) * len(budgets))))]
 
 
 def monotone(plans: Sequence[Planned]) -> list[Planned]:
-    """The same, but none of the own method costs more than another one of its program for a smaller budget.
+    """The same plans of one program, but none of the own method costs more than another one for a smaller budget.
 
     What fits into less memory fits into more: that plan takes the place of one that costs more, or that is not there.
     """
-    best: dict[str, Planned] = {}
+    less: Planned | None = None
     kept = list(plans)
     for number in sorted(range(len(plans)), key=lambda number: plans[number].budget_bytes):
         planned = plans[number]
         if planned.method != "own":
             continue
-        less = best.get(planned.trace)
-        if less is None or less.overhead is None or less.plan is None:
-            if planned.overhead is not None:
-                best[planned.trace] = planned
-        elif planned.overhead is not None and planned.overhead <= less.overhead:
-            best[planned.trace] = planned
+        least = None if less is None else less.plan
+        if less is None or least is None or (planned.plan is not None and planned.plan.overhead <= least.overhead):
+            less = planned
         else:
             kept[number] = replace(
                 less,
@@ -277,7 +276,7 @@ def monotone(plans: Sequence[Planned]) -> list[Planned]:
                 bound=None,
                 seconds=planned.seconds,
                 reason=f"that for {format_bytes(less.budget_bytes)}, which has a lower overhead than the one found",
-                plan=replace(less.plan, budget=planned.budget_bytes, bound=None),
+                plan=replace(least, budget=planned.budget_bytes, bound=None),
             )
     return kept
 

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if not 2 <= given["budgets"] <= _MOST:
         raise CommandError(f"--budgets must be at least 2, and at most {_MOST}")
     report, interrupted = made(options.trace, **given)
-    text = report.svg() if path.suffix == ".svg" else report.html()
+    text = report.svg() if path.suffix.lower() == ".svg" else report.html()
     write(path, [text.encode()])
     if options.json:
         print_json({**report.as_dict(), "output": str(path)})

@@ -30,7 +30,7 @@ def chen_greedy(problem: Problem, turn: int | None, trials: int = 60) -> list[in
     """
     forward = _forward(problem, turn)
     made = [problem.needs[operation] if operation < problem.calls else 0 for operation in problem.order[:forward]]
-    whole, largest = sum(made), max(1, *made)
+    whole, largest = sum(made), max([1, *made])
     ratio = (max(whole, largest) / largest) ** (1 / max(1, trials - 1))
 
     def candidates() -> Iterator[list[int]]:

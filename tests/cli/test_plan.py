@@ -182,6 +182,18 @@ def test_malformed_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.startswith(f"recompute: error: {path}:1: ")
 
 
+def test_traces_of_one_name_have_plans_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan for another program is no candidate, though its file has the same name."""
+    (tmp_path / "long").mkdir()
+    traces = [
+        write(tmp_path / "long" / "small.jsonl", training(30)),
+        write(tmp_path / "small.jsonl", training(8)),
+    ]
+    (long,) = plans(capsys, traces[0], "--budget", "700")
+    found = plans(capsys, *traces, "--budget", "500,700")
+    assert (found[1]["overhead"], found[1]["computes"]) == (long["overhead"], long["computes"])
+
+
 def test_more_memory_never_costs_more() -> None:
     """Of several budgets the plan for a smaller one is taken where it costs less; other methods are as they are."""
 

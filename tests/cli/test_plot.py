@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
 KINDS = [
     ("residency", ["small.jsonl"]),
     ("residency", ["small.jsonl", "--method", "own", "--budget", "40%"]),
-    ("memory", ["small.jsonl", "--policy", "default,lru", "--budget", "600"]),
+    ("memory", ["--policy", "default,lru", "small.jsonl", "--budget", "600"]),
     ("memory", ["small.jsonl", "--policy", "dtr", "--method", "own,chen-greedy", "--budget", "60%"]),
     ("overhead", ["small.jsonl", "small.jsonl", "--budget", "0.9,0.5", "--method", "own", "--policy", "dtr"]),
     ("overhead", ["small.jsonl", "--budget", "0.9,0.5", "--iterations", "2", "--effort", "0.001"]),

@@ -116,6 +116,25 @@ def test_policies(given: list[str], expected: list[str], trace: str, capsys: pyt
     assert [run["policy"] for run in runs] == expected
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--budget", "50%", "small.jsonl", "-x.jsonl.gz"],
+        ["small.jsonl", "--budget", "50%", "-x.jsonl.gz"],
+        ["--budget", "50%", "--", "small.jsonl", "-x.jsonl.gz"],
+    ],
+)
+def test_options_may_stand_anywhere(arguments: list[str], trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In front of traces, between them and behind them; behind `--` there are only traces."""
+    write(Path("-x.jsonl.gz"), training(4))
+    assert main(["simulate", *[name if "--" in arguments else name.replace("-x", "./-x") for name in arguments]]) == 0
+    out = capsys.readouterr().out
+    assert [line.split(":")[0] for line in out.splitlines() if "operations" in line] == [
+        Path(trace).name,
+        "-x.jsonl.gz",
+    ]
+
+
 def test_several_traces_plain_and_gzip(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs come trace by trace, and a compressed trace is the same program."""
     other = write(tmp_path / "small.jsonl.gz", training())

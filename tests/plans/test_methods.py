@@ -41,6 +41,16 @@ def test_a_plan_passes_the_judge_or_there_is_none(method: str, program: Program,
     assert found.bound is None or found.overhead >= found.bound * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "revolve"])
+def test_a_backward_pass_from_the_first_operation_on(method: str) -> None:
+    """Nothing is left of a forward pass to be cut into segments, and there is a plan."""
+    program = Program("backward")
+    (made,) = program.add_call("backward", [program.add_source(1)], [program.add_storage(1)], 1.0)
+    program.marks.append((0, "BACKWARD"))
+    program.outputs.append(made)
+    assert verify(program, plan(program, 2, method, **options_of(method))) == (2, 1.0)
+
+
 @settings(max_examples=settings().max_examples * 3 // 5)
 @given(program=programs(operations=6), share=st.floats(0.0, 0.7))
 def test_own_is_within_a_percent_of_the_optimum_of_small_programs(program: Program, share: float) -> None:

@@ -296,7 +296,7 @@ def test_the_line_to_paste_is_in_the_form_of_who_recorded(tmp_path: Path) -> Non
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A page, or the curve alone; figures as JSON."""
     path = training(tmp_path / "run.jsonl")
-    page, curve = tmp_path / "page.html", tmp_path / "curve.svg"
+    page, curve = tmp_path / "page.html", tmp_path / "curve.SVG"
     few = ["--seconds", "0", "--budgets", "3"]
     assert main(["report", str(path), "-o", str(page), *few, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
