@@ -11,7 +11,9 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from io import FileIO
 from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -70,7 +72,7 @@ class Recorder:
 
         self.path: Final = os.fspath(path)
         self._zip = self.path.endswith(".gz")
-        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115  # closed by `close`
+        self._file = _fresh(self.path)
         self._process = os.getpid()
         self._writing = Lock()
         header = {
@@ -141,6 +143,15 @@ class Recorder:
 
     def __repr__(self) -> str:
         return f"<the trace {self.path}>"
+
+
+def _fresh(path: str) -> FileIO:
+    """A file to write into, and no other recorder: one of an earlier run in this process may still have that open."""
+    place = os.path.realpath(path)  # a link stays one
+    if os.path.isfile(place) and os.access(place, os.W_OK):
+        with suppress(OSError):  # where that is not possible, it is emptied
+            os.unlink(place)
+    return open(place, "wb", buffering=0)
 
 
 class _Quoted(dict[str, str]):

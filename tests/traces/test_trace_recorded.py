@@ -191,6 +191,23 @@ def test_a_trace_is_complete_when_the_cache_goes(tmp_path: Path) -> None:
     assert len(read(path).calls) == 1
 
 
+def test_a_trace_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    """As when a cell of a notebook runs again: a cache that goes later leaves the trace of its successor alone."""
+    path, link = tmp_path / "run.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(path)
+
+    def cell(count: int) -> Any:
+        with rc.Cache(trace=link) as cache:
+            return cache, [rc.ap(vector, number) for number in range(count)]
+
+    first = cell(50)
+    second = cell(2)
+    del first
+    gc.collect()
+    assert len(read(path).calls) == len(second[1]) == 2
+    assert link.is_symlink()
+
+
 def python(code: str) -> None:
     """Run a program of its own."""
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60)
