@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import recompute as rc
 from recompute._cli import main
 from recompute.events import Event, Evicted
+from recompute.policies import ReleaseMode, SearchName
 from recompute.testing import ManualClock
 
 
@@ -218,6 +219,33 @@ def test_the_command_tells_the_story_of_a_recorded_value(tmp_path: Path, capsys:
     assert capsys.readouterr().out == ""
     assert main(["story", str(path), "nobody.py:3"]) == 1
     assert "has no value 'nobody.py:3'; give its number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("search", get_args(SearchName))
+@pytest.mark.parametrize("release", get_args(ReleaseMode))
+def test_the_command_makes_the_decisions_of_the_run(
+    search: SearchName, release: ReleaseMode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It replays with the policy, the search and the mode of release of the cache that was recorded."""
+    path, clock = tmp_path / "run.jsonl", ManualClock()
+
+    def step(x: Any, y: Any, number: int) -> bytes:
+        clock.advance(0.5 + number % 7)
+        return b""
+
+    with rc.Cache(22_000, clock=clock, log=100_000, trace=path, search=search, release=release) as cache:
+        values = [rc.pure(b"")]
+        for number in range(60):
+            values.append(
+                rc.ap(step, values[-1], values[max(0, len(values) - 5)], number, nbytes=500 + number % 9 * 90)
+            )
+            if number % 3 == 0:
+                del values[number * 7 % (len(values) - 1)]
+        for value in values[::-1]:
+            value.get()
+        why = str(cache.why())
+    assert main(["story", str(path)]) == 0
+    assert capsys.readouterr().out.strip() == why
 
 
 def step_name() -> str:

@@ -22,7 +22,8 @@ examples:
   recompute story train.recompute.jsonl.gz 17 --budget 50%          a value by its number: `value.number`
   recompute story train.recompute.jsonl.gz train.py:31              everything that this line made
 
-The run is replayed within its own budget, or the one given, with a log of what happens to each value.
+The run is replayed within its own budget, or the one given, with a log of what happens to each value. A replay that
+takes more than 20 times the compute is given up there.
 """
 
 

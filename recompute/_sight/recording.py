@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from recompute._budget import parse_budget
 from recompute._simulator.published_replay import baseline
@@ -13,6 +13,9 @@ from recompute._simulator.simulate import by_amount, simulate
 from recompute._traces.program import Program
 from recompute._traces.read import read, recorded_events
 from recompute.events import Added, Event, Performed
+
+DEAREST: Final = 20.0
+"""The overhead above which a replay is given up: below the least budget it could recompute for days, and then fail."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,10 @@ def replayed(program: Program, budget: int | float | None = None) -> RecordedRun
     most = sum(peak.values())
     limit = most if budget is None else parse_budget(budget, whole=most)
     amount = by_amount(1 << 62 if budget is None else budget)
-    run = simulate(program, **amount, peak=peak, listener=events.append, limit=1e9, machine="library")
+    run = simulate(program, **amount, peak=peak, listener=events.append, limit=DEAREST, machine="library")
     if run.status != "ok":
-        raise ValueError(f"{program.name} does not run in {limit:,} bytes: {run.status}; give it a larger --budget")
+        why = "oom" if run.status == "oom" else f"more than {DEAREST:g} times the compute"
+        raise ValueError(f"{program.name} does not run in {limit:,} bytes: {why}; give it a larger --budget")
     return RecordedRun(program, events, None if budget is None else limit, True)
 
 

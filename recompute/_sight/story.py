@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from recompute._sight.recording import budget_of
+from recompute._sight.recording import DEAREST, budget_of
 from recompute._sight.why import Why
 from recompute._simulator.order import Numbers
 from recompute._simulator.published_replay import baseline
@@ -45,8 +45,9 @@ class Replayed:
         given = budget_of(program.settings) if budget is None else budget
         if given is not None:
             budgets, _ = budgets_of(peak, **by_amount(given))
+        recorded = {name: program.settings[name] for name in ("search", "release") if name in program.settings}
         policy = program.settings.get("policy", "default")
-        replay = Replay(program, budgets, policy=policy, limit=1e9, log=_LOG)
+        replay = Replay(program, budgets, policy=policy, limit=DEAREST, log=_LOG, **recorded)
         events: list[Event] = []
         stop = replay.subscribe(events.append)
         self.status = replay.run()
