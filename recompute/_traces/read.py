@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,9 +20,20 @@ _LONGEST: Final = 300
 """Characters of an error's text."""
 
 _GZIP: Final = b"\x1f\x8b"
+_DAMAGES: Final = (EOFError, zlib.error, gzip.BadGzipFile)
+
+_WHOLE: Final = lambda value: type(value) is int
+_FITTING: Final[dict[str, Callable[[Any], bool]]] = {
+    "float": lambda value: type(value) in (int, float) and isfinite(value),
+    "int": _WHOLE,
+    "int | None": lambda value: value is None or type(value) is int,
+    "bool": lambda value: type(value) is bool,
+    "tuple[int, ...]": lambda value: type(value) is list and all(map(_WHOLE, value)),
+}
+"""Type of a field of an event -> whether a value of JSON is of it; all others are texts."""
 
 _TYPES: Final = {
-    name: (kind, [field.name for field in fields(kind)])
+    name: (kind, {field.name: field.type for field in fields(kind)})
     for name, kind in vars(events).items()
     if isinstance(kind, type) and issubclass(kind, events.Event)
 }
@@ -69,8 +81,8 @@ def read(path: str | Path) -> Program:
         return builder.finish()
     except TraceError:
         raise
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}:{number + 1}: the file is truncated or damaged: {error}") from None
+    except _DAMAGES as error:
+        raise _damage(path, number, error) from None
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}:{max(1, number)}: {_short(error)}") from None
 
@@ -92,15 +104,25 @@ def recorded_events(path: str | Path) -> Iterator[events.Event]:
                 yield _event(line, *known)
             elif line["event"] != "End":
                 raise ValueError(f"unknown event {line['event']!r}")
-    except (ValueError, KeyError, TypeError) as error:
+    except _DAMAGES as error:
+        raise _damage(path, number, error) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceError(f"{path}:{max(1, number)}: this line is no event: {_short(error)}") from None
 
 
-def _event(line: dict[str, Any], kind: type[events.Event], names: list[str]) -> events.Event:
+def _damage(path: Path, number: int, error: Exception) -> TraceError:
+    """A compressed file that is not whole, behind the line of this number."""
+    return TraceError(f"{path}:{number + 1}: the file is truncated or damaged: {error}")
+
+
+def _event(line: dict[str, Any], kind: type[events.Event], types: dict[str, Any]) -> events.Event:
     given: dict[str, Any] = {}
-    for name in names:
+    for name, of in types.items():
         if name in line:
-            given[name] = tuple(line[name]) if isinstance(line[name], list) else line[name]
+            value = line[name]
+            if not _FITTING.get(of, lambda value: type(value) is str)(value):
+                raise ValueError(f"{name} is {value!r}")
+            given[name] = tuple(value) if type(value) is list else value
     return kind(**given)
 
 

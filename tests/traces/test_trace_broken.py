@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import recompute as rc
 from recompute.testing import ManualClock
-from recompute.traces import TraceError, read
+from recompute.traces import TraceError, read, recorded_events
 
 Line = dict[str, Any]
 
@@ -188,6 +188,38 @@ def test_truncated_gzip(tmp_path: Path, lines: list[Line]) -> None:
         assert "truncated or damaged" in fault(path)
     path.write_bytes(data[:-8] + bytes(8))
     assert "truncated or damaged" in fault(path)
+
+
+@pytest.mark.parametrize(
+    ("number", "field", "value"),
+    [
+        (2, "time", None),
+        (2, "time", float("nan")),
+        (3, "time", "1.0"),
+        (3, "used", 1.5),
+        (3, "inputs", 1),
+        (3, "nbytes", ["8"]),
+        (3, "again", 0),
+        (3, "place", {}),
+        (3, "room", "8"),
+        (5, "why", 3),
+        (5, "ghosts", None),
+    ],
+)
+def test_fields_of_events_have_their_types(tmp_path: Path, number: int, field: str, value: Any) -> None:
+    """`recorded_events` names the line and the field of another type, and does not hand it on."""
+    path = tmp_path / "broken.jsonl"
+    path.write_text(changed(RECORDED, number, **{field: value}))
+    with pytest.raises(TraceError, match=rf"broken\.jsonl:{number}: this line is no event: {field} is "):
+        list(recorded_events(path))
+
+
+def test_events_of_a_truncated_file(tmp_path: Path) -> None:
+    """`recorded_events` says where the file ends too early, as `read` does."""
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(gzip.compress(text(RECORDED).encode())[:-9])
+    with pytest.raises(TraceError, match=r"cut\.jsonl\.gz:\d: the file is truncated or damaged"):
+        list(recorded_events(path))
 
 
 def test_a_line_too_many_after_a_fault(tmp_path: Path) -> None:
