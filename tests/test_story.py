@@ -248,5 +248,16 @@ def test_the_command_makes_the_decisions_of_the_run(
     assert capsys.readouterr().out.strip() == why
 
 
+def test_the_command_knows_no_policy_of_a_programs_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name alone is recorded: one line says where the story can be told."""
+    path = tmp_path / "run.jsonl"
+    with rc.Cache(5000, policy=lambda cost, neighbours, size, staleness: cost / size, trace=path):
+        rc.ap(bytes, 10)
+    assert main(["story", str(path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run.jsonl was recorded with a policy of its own" in line
+    assert "`cache.why()`" in line
+
+
 def step_name() -> str:
     return "test_the_command_tells_the_story_of_a_recorded_value.step"

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from recompute._sight.recording import RecordedRun
+from recompute._traces.program import file_and_line
 from recompute.events import Added, Event, Evicted, Fetched, Forgotten, LetGo, Performed, TakenBack
 
 _COLOURS: Final = 10
@@ -103,8 +104,8 @@ def _categories(recording: RecordedRun, places: dict[int, tuple[str, str]]) -> d
 
 
 def _frame(function: str, place: str) -> dict[str, Any]:
-    file, _, line = place.rpartition(":")
-    return {"filename": file or "unknown", "line": int(line or 0), "name": function}
+    file, line = file_and_line(place)
+    return {"filename": file or "unknown", "line": line, "name": function}
 
 
 class _Space:

@@ -12,6 +12,7 @@ from typing import Any
 
 from recompute._sight.nest import trees, walk
 from recompute._sight.recording import RecordedRun
+from recompute._traces.program import file_and_line
 from recompute.events import Performed
 
 
@@ -21,9 +22,8 @@ def speedscope(recording: RecordedRun) -> Iterator[str]:
     frames: dict[tuple[str, str, int], int] = {}
 
     def number(event: Performed) -> int:
-        file, _, line = event.place.rpartition(":")
         name = f"{event.function} (again)" if event.again else event.function
-        return frames.setdefault((name, file, int(line or 0)), len(frames))
+        return frames.setdefault((name, *file_and_line(event.place)), len(frames))
 
     profiles: list[dict[str, Any]] = []
     by_thread = trees(recording.events)

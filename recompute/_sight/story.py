@@ -13,6 +13,7 @@ from recompute._simulator.replay import Replay
 from recompute._simulator.simulate import budgets_of, by_amount
 from recompute._traces.program import Program
 from recompute.events import Added, Event, Performed, Step, Steps
+from recompute.policies import POLICIES
 
 _LOG = 10_000_000
 
@@ -36,7 +37,10 @@ class Told:
 
 
 class Replayed:
-    """A recorded run, replayed with a log under its own budget or another one."""
+    """A recorded run, replayed with a log under its own budget or another one.
+
+    Raises ValueError for a budget that is none, and for a run whose policy has no name.
+    """
 
     def __init__(self, program: Program, budget: int | float | None = None) -> None:
         self.program = program
@@ -47,6 +51,11 @@ class Replayed:
             budgets, _ = budgets_of(peak, **by_amount(given))
         recorded = {name: program.settings[name] for name in ("search", "release") if name in program.settings}
         policy = program.settings.get("policy", "default")
+        if policy not in (*POLICIES, "default"):
+            raise ValueError(
+                f"{program.name} was recorded with a policy of its own, {policy!r}, which no replay knows: in the "
+                "program itself, with Cache(log=...), `value.story()` and `cache.why()` tell the same"
+            )
         replay = Replay(program, budgets, policy=policy, limit=DEAREST, log=_LOG, **recorded)
         events: list[Event] = []
         stop = replay.subscribe(events.append)

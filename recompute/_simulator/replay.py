@@ -15,7 +15,7 @@ from recompute._errors import BudgetError
 from recompute._recomputable import Recomputable
 from recompute._simulator.run import Counts, Status, StepLoop, Thrashing
 from recompute._simulator.tier import SimulatedStore, SimulatedTier
-from recompute._traces.program import Call, Program
+from recompute._traces.program import Call, Program, file_and_line
 from recompute.events import Listener
 from recompute.extend import EVICTED, Settings, Value
 from recompute.policies import Policy, ReleaseMode, Search
@@ -67,8 +67,8 @@ _HERE: Final = (compile("0", "<trace>", "exec"), _END)
 @lru_cache(4096)
 def _code(place: str) -> CodeType:
     """Code that is at a place, as far as messages and events can tell."""
-    name, _, line = place.rpartition(":")
-    return _HERE[0].replace(co_filename=name, co_firstlineno=int(line) if line.isdecimal() else 1)
+    name, line = file_and_line(place)
+    return _HERE[0].replace(co_filename=name, co_firstlineno=line or 1)
 
 
 class _CutShort(Exception):

@@ -179,6 +179,12 @@ class ProgramBuilder(Generic[V]):
         return ProgramBuilder(self.program.copy(), dict(self.values))
 
 
+def file_and_line(place: str) -> tuple[str, int]:
+    """Of a place `file:line`; something else, which a trace of another program may have there, is a file alone."""
+    file, colon, line = place.rpartition(":")
+    return (file, int(line)) if colon and line.isdecimal() and len(line) < 10 else (place, 0)
+
+
 def last_uses(runs: Sequence[tuple[Collection[V], Collection[V]]], lasting: Iterable[V]) -> list[list[V]]:
     """For each run, the values that nothing needs once it is over.
 

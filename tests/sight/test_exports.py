@@ -21,8 +21,10 @@ import recompute as rc
 from recompute._cli import main
 from recompute._sight.exports import COLUMNS, FORMATS, export
 from recompute._sight.nest import trees, walk
-from recompute._sight.recording import RecordedRun, open_recording
-from recompute.events import Evicted, Performed
+from recompute._sight.recording import RecordedRun, open_recording, replayed
+from recompute._traces.write import write
+from recompute.events import Added, Evicted, Performed
+from recompute.traces import read
 
 ROOT = Path(__file__).parents[1]
 UNET = str(ROOT / "simulator" / "data" / "unet.jsonl.gz")
@@ -250,6 +252,24 @@ def test_threads_have_tracks_of_their_own(tmp_path: Path) -> None:
     assert {line["tid"] for line in lines if line["ph"] == "X"} == {1, 2}
     assert len(json.loads(exported(recording, "speedscope"))["profiles"]) == 2
     assert [row["thread"] for row in csv.DictReader(io.StringIO(exported(recording, "csv").decode()))] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["train.py", "C:\\train.py", "train.py:12:3", "train.py:", "train.py:x", "train.py:12345678901234567890"],
+)
+def test_places_of_other_programs(place: str, tmp_path: Path) -> None:
+    """What is no `file:line` is a file without a line."""
+    path = tmp_path / "run.jsonl"
+    event = Performed(1.0, 8, "f", 1.0, False, (2,), (8,), (1,), (2,), (2,), (1,), place=place)
+    write(path, [Added(0.0, 0, 1, 0, "cpu"), event])
+    recording = open_recording(path)
+    (frame,) = json.loads(exported(recording, "speedscope"))["shared"]["frames"]
+    snapshot = json.loads(exported(recording, "memory_viz"))
+    (block,) = snapshot["segments"][0]["blocks"]
+    line = 3 if place == "train.py:12:3" else 0
+    assert (frame.get("line", 0), block["frames"][0]["line"]) == (line, line)
+    assert replayed(read(path)).program.calls[0].place == place
 
 
 @given(size=st.integers(0, 3))
