@@ -255,6 +255,21 @@ def test_recursion() -> None:
         check_invariants(cache)
 
 
+def test_recursion_without_an_end() -> None:
+    """RecursionError, as without the cache, wherever Python notices it; afterwards nothing is left."""
+    numbers = {"more": [1, 2, 3]}
+    with rc.Cache() as cache:
+
+        @rc.memoize
+        def endless(number: int) -> int:
+            return endless(number).get() + len(numbers)
+
+        with pytest.raises(RecursionError):
+            endless(1)
+        assert endless.cache_info().currsize == cache.stats().used == 0
+        check_invariants(cache)
+
+
 def test_methods() -> None:
     """Calls of a method are told apart by the instance; class methods and static methods work."""
 

@@ -28,6 +28,8 @@ def _all_engines() -> list[Engine]:
     while True:
         try:
             return list(engines)
+        except RecursionError:
+            raise
         except RuntimeError:  # another thread has just made one
             continue
 

@@ -172,6 +172,8 @@ def _first(parts: Callable[[], Iterable[Any]], most: int) -> list[Any]:
     while True:
         try:
             return list(islice(parts(), most))
+        except RecursionError:
+            raise
         except RuntimeError:  # another thread, or a destructor, has just changed what they are in
             continue
 
