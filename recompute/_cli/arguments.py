@@ -240,8 +240,10 @@ def methods(given: Sequence[str] | None, default: str = "none") -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def limits(options: argparse.Namespace) -> dict[str, Any]:
-    """`time_limit` and `operations` of plans."""
+def limits(options: argparse.Namespace, methods: Sequence[str] | None = None) -> dict[str, Any]:
+    """`time_limit` and `operations` of plans by these methods; None: by whichever apply."""
+    if options.operations is not None and methods is not None and "checkmate" not in methods:
+        raise CommandError("--operations is for the method checkmate: ask for it with --method checkmate")
     limit = number(options.time_limit)
     if not 0 < limit < inf:
         raise CommandError(f"--time-limit must be seconds above zero, not {options.time_limit!r}")

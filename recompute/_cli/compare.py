@@ -66,8 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     path = None if options.output.lower() == "none" else target(options.output)
     wanted = arguments.budgets(options.budget)
-    chosen, limit = arguments.policies(options.policy, arguments.COMPARED), arguments.limits(options)
+    chosen = arguments.policies(options.policy, arguments.COMPARED)
     named = None if options.method is None else arguments.methods(options.method)
+    limit = arguments.limits(options, named)
     programs = name_apart(arguments.load(options.traces))
     planned = [applicable(program) if named is None else named for program in programs]
     runs = replay_all(programs, chosen, wanted, tier=(below := arguments.tier(options)))

@@ -45,9 +45,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     wanted, chosen = arguments.budgets(options.budget), arguments.methods(options.method, "own")
-    limit, below = arguments.limits(options), arguments.tier(options)
+    limit, below = arguments.limits(options, chosen), arguments.tier(options)
     if not chosen:
         raise CommandError("--method names no method")
+    if below is not None and "own" not in chosen:
+        raise CommandError("--tier is for the method own: ask for it with --method own")
     output = None if options.output is None else arguments.destination(options.output, "plan")
     if output is not None and len(wanted) * len(options.traces) > 1:
         raise CommandError("--output takes one plan: give one trace and one budget")

@@ -54,6 +54,19 @@ examples:
 """
 
 
+_ONLY: Final = {
+    "budget": ("residency", "memory", "overhead", "accesses"),
+    "search": ("residency", "memory", "overhead", "accesses"),
+    "method": ("residency", "memory", "overhead"),
+    "operations": ("residency", "memory", "overhead"),
+    "least": ("residency",),
+    "iterations": ("overhead",),
+    "effort": ("overhead",),
+    "sizes": ("chain",),
+}
+"""Option -> the kinds that it is for; the others are for all."""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Draw recorded programs as they run with policies and plans."
     parser.epilog = _EXAMPLES
@@ -72,11 +85,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--least",
         metavar="SHARE",
-        default=_LEAST,
-        help="residency: only values of at least this share of the peak; default %(default)s",
+        help=f"residency: only values of at least this share of the peak; default {_LEAST}".replace("%", "%%"),
     )
     arguments.add_rounds(parser, "rounds of the default policy; overhead: the last round gets a line of its own")
-    add("--sizes", metavar="N[,..]", default=_SIZES, help="chain: the lengths; default %(default)s")
+    add("--sizes", metavar="N[,..]", help=f"chain: the lengths; default {_SIZES}")
     add("--output", metavar="FILE", help="the picture (.png, .svg or .pdf); default KIND.png")
     add("--json", action="store_true", help="print the kind and the path of the picture as a JSON object on stdout")
 
@@ -87,8 +99,9 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(f"unknown kind {options.kind!r}; choose from {', '.join(_KINDS)}")
     if (options.kind == "chain") == bool(options.traces):
         raise CommandError("chain needs no trace" if options.traces else f"{options.kind} needs a trace")
-    if options.kind != "overhead" and (options.iterations or options.effort):
-        raise CommandError(f"--iterations and --effort are for the kind overhead, not {options.kind}")
+    for option, kinds in _ONLY.items():
+        if options.kind not in kinds and getattr(options, option.replace("-", "_")) is not None:
+            raise CommandError(f"--{option} is for {', '.join(kinds)}, not for {options.kind}")
     path: Path = target(options.output or f"{options.kind}.png")
     try:
         figure = draw(options)
@@ -104,9 +117,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _residency(options: argparse.Namespace) -> Figure:
     names = _names(options)
-    least = arguments.budgets([options.least])[0] if options.least.strip("0.%") else 0.0
+    asked = _LEAST if options.least is None else options.least
+    least = arguments.budgets([asked])[0] if asked.strip("0.%") else 0.0
     if not isinstance(least, float):
-        raise CommandError(f"--least is a share of the peak, such as {_LEAST}, not {options.least!r}")
+        raise CommandError(f"--least is a share of the peak, such as {_LEAST}, not {asked!r}")
     if len(names) != 1:
         raise CommandError(f"residency takes one policy or method, not {', '.join(names)}")
     watched = _watch(options, names)
@@ -160,16 +174,16 @@ def _names(options: argparse.Namespace) -> list[str]:
 
 
 def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
+    planners = arguments.methods(options.method)
     wanted, limit, searches = (
         arguments.budgets(options.budget, "0.5"),
-        arguments.limits(options),
+        arguments.limits(options, planners),
         arguments.searches(options.search),
     )
     if len(wanted) != 1 or len(options.traces) != 1 or len(searches) != 1:
         raise CommandError(f"{options.kind} takes one trace, one budget and one search")
     (program,) = arguments.load(options.traces)
     watched = _Watched(program, wanted[0])
-    planners = arguments.methods(options.method)
     at = [0]
 
     def state(name: str) -> list[str]:
@@ -204,11 +218,11 @@ def _watch(options: argparse.Namespace, names: Sequence[str]) -> _Watched:
 
 
 def _overhead(options: argparse.Namespace) -> Figure:
-    wanted, limit = arguments.budgets(options.budget), arguments.limits(options)
     chosen, planned = (
         arguments.policies(options.policy, arguments.COMPARED),
         arguments.methods(options.method),
     )
+    wanted, limit = arguments.budgets(options.budget), arguments.limits(options, planned)
     searches = arguments.searches(options.search)
     if len(searches) > 1:
         raise CommandError(f"{options.kind} takes one search, not {', '.join(searches)}")
@@ -229,7 +243,7 @@ def _accesses(options: argparse.Namespace) -> Figure:
 
 
 def _chain(options: argparse.Namespace) -> Figure:
-    sizes = [text.strip() for text in options.sizes.split(",")]
+    sizes = [text.strip() for text in (options.sizes or _SIZES).split(",")]
     for text in sizes:
         if not text.isdecimal() or int(text) < 3:
             raise CommandError(f"--sizes are whole numbers, at least 3, not {text!r}")

@@ -74,6 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         nargs="?",
         const="",
+        type=_disk_size,
         help="let evicted values move to a disk (at most SIZE, such as 50GB) where that is faster than recomputing",
     )
     add("--verify", action="store_true", help="check that functions are pure (slow)")
@@ -90,6 +91,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("-m", dest="module", action="store_true", help="run a module, as python -m does")
     add("script", help="a script, or a module with -m")
     add("args", nargs=argparse.REMAINDER, help="its arguments").required = False
+
+
+def _disk_size(text: str) -> str:
+    """What follows --disk; it may be the script."""
+    try:
+        bytes_or_share(text, "the size of the disk")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{error}; --disk without a size needs another option behind it, as in --disk --budget 512MB script.py"
+        ) from None
+    return text
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def test_traces_of_one_name(trace: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["--output", "a.gif"], "must be one of .png, .svg, .pdf"),
         (["--output", "nowhere/a.png"], "no directory"),
         (["--time-limit", "-1"], "--time-limit"),
+        (["--method", "own", "--operations", "9"], "--operations is for the method checkmate"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:

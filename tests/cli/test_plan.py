@@ -158,6 +158,8 @@ def test_without_the_solver(trace: str, capsys: pytest.CaptureFixture[str], monk
         ([], "--budget"),
         (["--budget", "0.5", "--method", "magic"], "unknown method 'magic'"),
         (["--budget", "0.5", "--method", "none"], "no method"),
+        (["--budget", "0.5", "--operations", "9"], "--operations is for the method checkmate"),
+        (["--budget", "0.5", "--method", "chen-sqrt", "--tier", "1GB/s"], "--tier is for the method own"),
         (["--budget", "0.5", "--time-limit", "0"], "--time-limit"),
         (["--budget", "0.5", "--time-limit", "soon"], "--time-limit"),
         (["--budget", "0.5", "--operations", "few"], "--operations"),

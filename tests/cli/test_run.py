@@ -845,7 +845,17 @@ def test_disk(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     assert "bandwidth" in err
 
 
+def test_a_disk_in_front_of_the_script(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script is taken for the size, and the error says so and what to do."""
+    name = script("print(1)")
+    for more in ([], ["--epochs", "3"], ["other.py"]):
+        assert main(["run", "--disk", name, *more]) == 2
+        (line,) = lines(capsys.readouterr().err)
+        assert f"{name!r} is not a size" in line
+        assert "--disk without a size needs another option behind it" in line
+
+
 def test_a_disk_of_no_size(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     """One line."""
     assert main(["run", "--budget", "3MB", "--disk", "many", script("print(1)")]) == 2
-    assert "the limit of a tier 'many' is not a size" in capsys.readouterr().err
+    assert "the size of the disk 'many' is not a size" in capsys.readouterr().err
