@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from hashlib import blake2b
 from math import prod
 from sys import getrefcount
@@ -217,7 +218,8 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
     def fingerprint(self, value: Any) -> bytes | None:
         """A digest of type, dtype, shape and every bit but padding: NaNs of different payload differ, so does -0.0.
 
-        None if an object array holds something that cannot be checked.
+        The attributes of a subclass, such as a unit, are content. None if an object array, or such an attribute, holds
+        something that cannot be checked.
         """
         cls = type(value)
         digest = blake2b(f"{cls.__module__}.{cls.__qualname__} {value.dtype!r} {value.shape}".encode(), digest_size=16)
@@ -229,6 +231,11 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
             digest.update(content)
         if masked:
             digest.update(_bytes(np.ma.getmaskarray(value)))
+        elif not isinstance(value, np.memmap) and (attributes := getattr(value, "__dict__", None)):
+            own = super().fingerprint({name: part for name, part in attributes.items() if not _is_looked_up(cls, name)})
+            if own is None:
+                return None
+            digest.update(own)
         return digest.digest()
 
     def pack(self, value: Any) -> tuple[Any, Sequence[Any]]:
@@ -259,6 +266,11 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
         array = _empty(head)
         load(_memory(array)[0])
         return array
+
+
+def _is_looked_up(cls: type, name: str) -> bool:
+    """Whether an attribute is what an array has found out about itself."""
+    return isinstance(getattr(cls, name, None), cached_property)
 
 
 def _trace(value: Any) -> tuple[Any, int]:

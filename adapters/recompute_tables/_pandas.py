@@ -29,7 +29,7 @@ class PandasAdapter(rc.adapters.Adapter):
         return (type(value), value.shape, tuple(value.dtypes) if value.ndim == 2 else value.dtype)
 
     def fingerprint(self, value: Any) -> bytes | None:
-        """A digest of type, labels, dtypes and content; None if a cell cannot be checked."""
+        """A digest of type, labels, dtypes, attributes and content; None if something in them cannot be checked."""
         cls = type(value)
         parts: list[Any] = [f"{cls.__module__}.{cls.__qualname__}"]
         if value.ndim == 2:
@@ -39,13 +39,16 @@ class PandasAdapter(rc.adapters.Adapter):
             parts += _index(value.index), value.name, _column(value)
         else:
             parts.append(_index(value))
+        if hasattr(value, "attrs"):
+            own = [getattr(value, name, None) for name in value._metadata]  # of a subclass, such as a projection
+            parts += value.attrs, value.flags.allows_duplicate_labels, own
         return super().fingerprint(parts)
 
 
 def _index(index: Any) -> list[Any]:
-    """Names, and a column for each level."""
+    """Names, a column for each level, and the distance of times that follow each other."""
     levels = [index.get_level_values(number) for number in range(index.nlevels)]
-    return [list(index.names), [_column(level) for level in levels]]
+    return [list(index.names), [_column(level) for level in levels], getattr(index, "freqstr", None)]
 
 
 def _column(column: Any) -> list[Any]:

@@ -38,11 +38,13 @@ class XarrayAdapter(rc.adapters.Adapter):
         """A digest of all names, attributes and arrays; None if something is not in memory."""
         cls = type(value)
         parts: list[Any] = [f"{cls.__module__}.{cls.__qualname__}", getattr(value, "name", None), value.attrs]
+        parts.append(value.encoding)
         for name, variable in _variables(value):
             if variable.chunks is not None or _held(variable) is None:
                 return None
             index = isinstance(variable, sys.modules["xarray"].IndexVariable)
-            parts += name, variable.dims, variable.attrs, variable.to_index() if index else variable.data
+            content = variable.to_index() if index else variable.data
+            parts += name, variable.dims, variable.attrs, variable.encoding, content
         return super().fingerprint(parts)
 
 

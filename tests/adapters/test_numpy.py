@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,28 @@ def test_digests_tell_apart_what_compares_equal() -> None:
         np.ma.array([0.0], mask=[True]),
     ]
     assert len({adapter.fingerprint(array) for array in different}) == len(different)
+
+
+def test_attributes_of_a_subclass_are_content(tmp_path: Path) -> None:
+    """Numbers in another unit are others; but not what an array knows of itself, or of the file that it lies in."""
+
+    class Quantity(np.ndarray[Any, Any]):
+        @cached_property
+        def total(self) -> Any:
+            return self.sum()
+
+    def quantity(unit: Any) -> Any:
+        made = np.ones(3).view(Quantity)
+        made.unit = unit
+        return made
+
+    metres = quantity("m")
+    assert adapter.fingerprint(metres) != adapter.fingerprint(quantity("km"))
+    assert adapter.fingerprint(quantity(lambda: 0)) is None
+    assert metres.total == 3
+    assert adapter.fingerprint(metres) == adapter.fingerprint(quantity("m"))
+    mapped = [np.memmap(tmp_path / name, np.float64, "w+", shape=3) for name in ("a", "b")]
+    assert adapter.fingerprint(mapped[0]) == adapter.fingerprint(mapped[1]) is not None
 
 
 def test_padding_is_not_content() -> None:

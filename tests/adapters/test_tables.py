@@ -94,6 +94,12 @@ def test_pandas_signatures_are_shape_and_dtypes() -> None:
     assert len({pandas.signature(other) for other in [frame, *others]}) == 6
 
 
+def with_attrs(frame: Any, **attributes: Any) -> Any:
+    copied = frame.copy()
+    copied.attrs.update(attributes)
+    return copied
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -108,10 +114,12 @@ def test_pandas_signatures_are_shape_and_dtypes() -> None:
         pytest.param(lambda f: f[::-1], id="order of rows"),
         pytest.param(lambda f: f[["text", "integer", "float", "object"]], id="order of columns"),
         pytest.param(lambda f: f["integer"], id="series"),
+        pytest.param(lambda f: with_attrs(f, unit="m"), id="attribute"),
+        pytest.param(lambda f: f.set_flags(allows_duplicate_labels=False), id="flag"),
     ],
 )
 def test_any_change_of_a_frame_changes_its_digest(change: Callable[[Any], Any]) -> None:
-    """Cells, dtypes, labels, names and order are all part of the digest; a deep copy has the same."""
+    """Cells, dtypes, labels, names, order and attributes are part of the digest; a deep copy has the same."""
     frame = pd.DataFrame(FRAME)
     assert pandas.fingerprint(frame.copy(deep=True)) == pandas.fingerprint(frame)
     assert pandas.fingerprint(change(frame)) != pandas.fingerprint(frame)
@@ -126,6 +134,7 @@ def test_any_change_of_a_frame_changes_its_digest(change: Callable[[Any], Any]) 
         (pd.Categorical(["u", "v"]), pd.Categorical(["u", "v"], ordered=True)),
         (pd.to_datetime(["2020", "2021"]), pd.to_datetime(["2020", "2021"]).tz_localize("UTC")),
         (pd.period_range("2020", periods=2, freq="D"), pd.period_range("2020", periods=2, freq="h")),
+        (pd.date_range("2020", periods=2), pd.DatetimeIndex(["2020-01-01", "2020-01-02"])),
         (pd.MultiIndex.from_tuples([(1, "a")]), pd.MultiIndex.from_tuples([(1, "b")])),
         (pd.arrays.IntervalArray.from_breaks([0, 1]), pd.arrays.IntervalArray.from_breaks([0, 2])),
     ],

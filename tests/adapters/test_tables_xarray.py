@@ -173,6 +173,12 @@ def test_signatures_are_names_shapes_and_dtypes() -> None:
     assert len({xarray.signature(other) for other in [one, *others]}) == 7
 
 
+def with_encoding(one: Any, **encoding: Any) -> Any:
+    copied = one.copy()
+    copied.encoding = encoding
+    return copied
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -180,6 +186,7 @@ def test_signatures_are_names_shapes_and_dtypes() -> None:
         pytest.param(lambda one: one.rename("b"), id="name"),
         pytest.param(lambda one: one.rename(x="y"), id="dimension"),
         pytest.param(lambda one: one.assign_attrs(unit="cm"), id="attribute"),
+        pytest.param(lambda one: with_encoding(one, zlib=True), id="encoding"),
         pytest.param(lambda one: one.assign_coords(x=one.x + 1), id="index"),
         pytest.param(lambda one: one.assign_coords(name=("x", ["m"] * 10)), id="coordinate"),
         pytest.param(lambda one: one.astype("f4"), id="dtype"),
