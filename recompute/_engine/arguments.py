@@ -77,8 +77,10 @@ _FILLED: Final = frozenset({Container, Changeable})
 
 def keywords_of(operation: Operation, again: bool = False) -> dict[str, Any]:
     """The arguments by name, with payloads filled in."""
-    keywords = operation.keywords
-    return {} if keywords is None else dict(zip(keywords, fill(keywords.values(), again), strict=True))
+    filled: dict[str, Any] = {}
+    for name, part in (operation.keywords or filled).items():
+        (filled[name],) = fill((part,), again)
+    return filled
 
 
 def changeable(operation: Operation) -> Iterator[tuple[str, Changeable]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
 
 from recompute import _cython as cython
@@ -172,7 +172,9 @@ def _draws_nothing(operation: Operation) -> bool:
     if operation.runs:
         return options is None or options.draws is None
     if options is not None and options.keywords:
-        return False
+        for part in options.keywords.values():
+            if type(part) is not Value and not _is_inert(part):
+                return False
     if operation.positional is not operation.arguments:
         for part in operation.positional:
             if type(part) is not Value and not _is_inert(part):
@@ -190,6 +192,8 @@ def _reaches_nothing(function: Any) -> bool:
             if not _is_inert(part):
                 return False
         function = function.func
+    if type(function) is BuiltinFunctionType:
+        return isinstance(function.__self__, ModuleType)
     if type(function) is not FunctionType:
         return _is_inert(function)
     facts = facts_of(function)
