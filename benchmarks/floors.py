@@ -46,6 +46,8 @@ def measure(quick: bool) -> list[Report]:
         "tracked, only the last kept, budget never reached": lambda: operations.last_kept(
             operations.trivial, 0, count, ROOM
         ),
+        "the same, a closure": lambda: operations.kept(count, ROOM, operations.closure()),
+        "the same, a method of an object": lambda: operations.kept(count, ROOM, operations.Adder().add),
         "get of a resident value": lambda: operations.get_resident(10 * count),
     }
     size = operations.bookkeeping(2_000 if quick else 20_000, keep=True)  # first: nothing plans in the background yet

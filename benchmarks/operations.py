@@ -28,6 +28,22 @@ def trivial(value: int) -> int:
     return value + 1
 
 
+def closure() -> Step:
+    """The same with a number that it closes over."""
+    one = 1
+    return lambda value: value + one
+
+
+class Adder:
+    """The same as a method of an object."""
+
+    def __init__(self) -> None:
+        self.one = 1
+
+    def add(self, value: int) -> int:
+        return value + self.one
+
+
 class Node:
     """The floor: a tracked operation with nothing but its function, its arguments and its value."""
 
@@ -67,14 +83,14 @@ def floor(count: int) -> float:
     return seconds
 
 
-def kept(count: int, budget: str | None = None) -> float:
+def kept(count: int, budget: str | None = None, step: Step = trivial) -> float:
     """A chain with every value kept."""
     with rc.Cache(budget):
         value = rc.pure(0)
         values = [value]
         began = perf_counter()
         for _ in range(count):
-            value = rc.ap(trivial, value)
+            value = rc.ap(step, value)
             values.append(value)
         return (perf_counter() - began) / count
 

@@ -27,7 +27,7 @@ def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The script in a process of its own, with one thread for matrix products."""
     command = [sys.executable, str(FOLDER / f"{name}.py"), *options]
     one = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | one, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | one, timeout=300)
 
 
 def assert_refused(script: Any, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
