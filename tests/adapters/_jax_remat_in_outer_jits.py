@@ -30,14 +30,14 @@ def test_in_an_outer_jit(kind: Any, entered: bool) -> None:
     w, x = arrays(mesh)
     bound = lambda w, x: loss(w, lax.with_sharding_constraint(x, NamedSharding(mesh, P("d"))))
     spread = loss if kind == AxisType.Explicit else bound
-    planned = remat(jax.grad(spread), "250kB", compilations=2)
+    planned = remat(jax.grad(spread), "300kB", compilations=2, effort=0.1)
     with jax.set_mesh(mesh) if entered else nullcontext():
-        assert temporaries(jax.grad(spread), w, x) > 300_000
-        assert temporaries(lambda w, x: planned(w, x), w, x) <= 260_000
+        assert temporaries(jax.grad(spread), w, x) > 350_000
+        assert temporaries(lambda w, x: planned(w, x), w, x) <= 310_000
         np.testing.assert_allclose(
             jax.jit(lambda w, x: planned(w, x))(w, x), jax.jit(gradient)(w, x), rtol=1e-4, atol=1e-6
         )
-        assert jax.jit(lambda w, x: planned.plan(w, x).compiled)(w, x) <= 250_000
+        assert jax.jit(lambda w, x: planned.plan(w, x).compiled)(w, x) <= 300_000
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,15 +46,15 @@ def test_a_loss_under_grad(kind: Any) -> None:
     mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
     w, x = arrays(mesh)
     with jax.set_mesh(mesh):
-        found = jax.grad(remat(loss, "250kB", compilations=2))(w, x)
+        found = jax.grad(remat(loss, "300kB", compilations=2, effort=0.1))(w, x)
         np.testing.assert_allclose(found, jax.jit(gradient)(w, x), rtol=1e-4, atol=1e-6)
 
 
 def test_shardings_that_are_not_known_yet() -> None:
     """Over automatic axes in an outer jit, arguments count whole; the error says how to make shardings known."""
     w, x = arrays(jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,)))
-    planned = remat(gradient, "250kB", compilations=1)
+    planned = remat(gradient, "300kB", compilations=1, effort=0.1)
     with pytest.raises(rc.BudgetError, match="with_sharding_constraint"):
         jax.jit(lambda w, x: planned(w, x))(w, x)
-    enough = remat(gradient, "3MB", compilations=2)
+    enough = remat(gradient, "3MB", compilations=2, effort=0.1)
     np.testing.assert_allclose(jax.jit(lambda w, x: enough(w, x))(w, x), jax.jit(gradient)(w, x), rtol=1e-4, atol=1e-6)

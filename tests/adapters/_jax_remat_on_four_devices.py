@@ -38,7 +38,7 @@ def test_the_budget_is_per_device(kind: Any) -> None:
     plain = jax.jit(gradient)
     need = plain.lower(w, x).compile().memory_analysis().temp_size_in_bytes
     assert remat(gradient, need).plan(w, x).overhead == 1
-    planned = remat(gradient, int(0.6 * need), compilations=4)
+    planned = remat(gradient, int(0.6 * need), compilations=4, effort=0.1)
     plan = planned.plan(w, x)
     assert plan.compiled <= 0.6 * need
     assert plan.predicted <= need
@@ -61,10 +61,10 @@ def test_inside_of_shard_map(check: bool) -> None:
 
         return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), check_vma=check))
 
-    planned = mapped(remat(gradient, "250kB", compilations=2))
+    planned = mapped(remat(gradient, "300kB", compilations=2, effort=0.1))
     plain = mapped(gradient)
-    assert plain.lower(w, x).compile().memory_analysis().temp_size_in_bytes > 300_000
-    assert planned.lower(w, x).compile().memory_analysis().temp_size_in_bytes <= 260_000
+    assert plain.lower(w, x).compile().memory_analysis().temp_size_in_bytes > 350_000
+    assert planned.lower(w, x).compile().memory_analysis().temp_size_in_bytes <= 310_000
     np.testing.assert_allclose(planned(w, x), plain(w, x), rtol=1e-4, atol=1e-6)
 
 
@@ -81,7 +81,7 @@ def test_gradients_of_what_is_planned_inside_of_shard_map(shape: str) -> None:
 
         return jax.jit(jax.grad(jax.shard_map(run, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()), (0, 1)))
 
-    found = sloped(remat(function, "1MB", compilations=2))(w, x)
+    found = sloped(remat(function, "1MB", compilations=2, effort=0.1))(w, x)
     jax.tree.map(
         lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6), found, sloped(function)(w, x)
     )
@@ -93,7 +93,7 @@ def test_collectives_behind_gates() -> None:
     w, x = arrays(mesh)
 
     def run(w: Any, x: Any) -> Any:
-        return remat(jax.grad(lambda w, x: lax.pmean(loss(w, x), "d")), "250kB", compilations=2)(w, x)
+        return remat(jax.grad(lambda w, x: lax.pmean(loss(w, x), "d")), "300kB", compilations=2, effort=0.1)(w, x)
 
     mapped = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()))
     np.testing.assert_allclose(mapped(w, x), jax.jit(gradient)(w, x), rtol=1e-4, atol=1e-6)
@@ -109,6 +109,6 @@ def test_around_shard_map_and_constraints() -> None:
     auto = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
     bound = lambda w, x: loss(w, lax.with_sharding_constraint(x * 1, NamedSharding(auto, P("d"))))
     w, x = arrays(auto)
-    planned = remat(jax.grad(bound), of_peak=0.7, compilations=3)
+    planned = remat(jax.grad(bound), of_peak=0.7, compilations=3, effort=0.1)
     np.testing.assert_allclose(planned(w, x), expected, rtol=1e-4, atol=1e-6)
     assert planned.plan(w, x).extra_flops > 0
