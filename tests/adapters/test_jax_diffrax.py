@@ -36,7 +36,9 @@ def solve(y: Any, adjoint: Any, solver: Any, max_steps: int | None = 4096, savea
 
 
 def gradient(adjoint: Any, solver: Any, **options: Any) -> Any:
-    return jax.jit(jax.grad(lambda y: (solve(y, adjoint, solver, **options) ** 2).sum()))
+    """Compiled without LLVM's optimizations, which come after the buffers are placed and take most of the time."""
+    quick = {"xla_backend_optimization_level": 0}
+    return jax.jit(jax.grad(lambda y: (solve(y, adjoint, solver, **options) ** 2).sum()), compiler_options=quick)
 
 
 def temporaries(adjoint: Any, solver: Any, **options: Any) -> int:
