@@ -46,12 +46,12 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Four layers, and a loss."""
+    """Three layers, and a loss."""
 
     def __init__(self, drop: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList([Layer(16, 43, drop) for _ in range(4)])
+        self.layers = nn.ModuleList([Layer(16, 43, drop) for _ in range(3)])
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -65,15 +65,18 @@ def words() -> Tensor:
     return torch.randn(2, 64, 16, requires_grad=True)
 
 
-SHARES = (0.35, 0.5, 0.75, 1.0)
+SHARES = (0.35, 0.5, 0.6, 0.7, 1.0)
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.2])
 def test_a_lower_budget_is_a_lower_peak_197838(drop: float) -> None:
-    """The real peak is within each budget, gradients are those of eager mode, bit for bit."""
+    """The real peak is within each budget, gradients are those of eager mode, bit for bit.
+
+    More memory takes no more time, as operators are priced, nor floating-point operations; whatever was planned before.
+    """
     module = Llama(drop)
     expected = left(module, module, words())
-    peaks = []
+    plans = []
     for share in SHARES:
         module = Llama(drop)
         step = compiled(module, share)
@@ -82,19 +85,9 @@ def test_a_lower_budget_is_a_lower_peak_197838(drop: float) -> None:
         assert same(expected, found)
         assert plan.peak is not None
         assert plan.peak <= plan.budget + SCALAR
-        peaks.append(plan.peak)
-    assert peaks == sorted(peaks)
-
-
-def test_more_memory_takes_no_more_operations() -> None:
-    """Neither time, as operators are priced, nor floating-point operations; whatever was planned before."""
-    plans = []
-    for share in (0.4, 0.5, 0.6, 0.7, 0.85):
-        module = Llama()
-        step = compiled(module, share)
-        left(module, step, words(), steps=1)
-        plans += list(step.plan)
+        plans.append(plan)
     for less, more in pairwise(plans):
+        assert less.peak <= more.peak
         assert more.overhead <= less.overhead
         assert more.flops <= less.flops
 
