@@ -342,30 +342,21 @@ class Gated(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler, and none is found")
-def test_kernels_stay_within_the_budget() -> None:
-    """Though they are fused, and so run in another order than that of the plan."""
-    torch.manual_seed(0)
-    module = Mean(*[Gated() for _ in range(4)])
-    step = by_inductor(module, 0.45)
-    left(module, step, torch.randn(8, 64, 64), steps=1)
-    (plan,) = rt.plans(step)
-    assert plan.peak is not None
-    assert plan.peak <= plan.budget
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not has_compiler(), reason="inductor needs a C++ compiler, and none is found")
 def test_peaks_are_known_before_code_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan is compiled once: its estimate is that of inductor's own schedule, and kernels take no more."""
+    """A plan is compiled once: its estimate is that of inductor's own schedule, and kernels take no more, though they
+
+    are fused, and so run in another order than that of the plan.
+    """
     compilations: list[int | None] = []
     peak = inductor.Rehearsal.peak
     monkeypatch.setattr(inductor.Rehearsal, "peak", lambda given: compilations.append(peak(given)) or compilations[-1])
     torch.manual_seed(0)
-    module = Mean(*[Gated() for _ in range(4)])
-    step = by_inductor(module, 0.5)
+    module = Mean(*[Gated() for _ in range(2)])
+    step = by_inductor(module, 0.6)
     left(module, step, torch.randn(8, 64, 64), steps=1)
     (plan,) = rt.plans(step)
     assert len(compilations) == 1
+    assert plan.split == "planned"
     assert plan.peak is not None
     assert 0.9 * plan.planned <= plan.peak <= plan.planned <= plan.budget
 
