@@ -20,6 +20,9 @@ from recompute_jax import adapter  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 
+FOR_VALUES = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+"""Options where only values count, which are compared with a tolerance: code is made several times as fast."""
+
 
 @contextmanager
 def registered() -> Iterator[None]:

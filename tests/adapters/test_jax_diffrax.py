@@ -10,12 +10,14 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 diffrax = pytest.importorskip("diffrax", reason="the extra 'diffrax' is not installed")
 
 import jax.numpy as jnp  # noqa: E402  # after importorskip
+from _jax_oracle import FOR_VALUES  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import recompute as rc  # noqa: E402
 from recompute_jax.diffrax import BudgetAdjoint  # noqa: E402
 
+FOR_BYTES = {"xla_backend_optimization_level": 0}  # of LLVM, which works when buffers are placed
 SIZE = 1000
 STEPS = 200
 SOLVERS: dict[str, Any] = {"euler": diffrax.Euler(), "tsit5": diffrax.Tsit5(), "dopri8": diffrax.Dopri8()}
@@ -35,15 +37,13 @@ def solve(y: Any, adjoint: Any, solver: Any, max_steps: int | None = 4096, savea
     ).ys
 
 
-def gradient(adjoint: Any, solver: Any, **options: Any) -> Any:
-    """Compiled without LLVM's optimizations, which come after the buffers are placed and take most of the time."""
-    quick = {"xla_backend_optimization_level": 0}
-    return jax.jit(jax.grad(lambda y: (solve(y, adjoint, solver, **options) ** 2).sum()), compiler_options=quick)
+def gradient(adjoint: Any, solver: Any, made: Any = FOR_VALUES, **options: Any) -> Any:
+    return jax.jit(jax.grad(lambda y: (solve(y, adjoint, solver, **options) ** 2).sum()), compiler_options=made)
 
 
 def temporaries(adjoint: Any, solver: Any, **options: Any) -> int:
     """Bytes that XLA needs for a gradient."""
-    lowered = gradient(adjoint, solver, **options).lower(jnp.ones(SIZE))
+    lowered = gradient(adjoint, solver, FOR_BYTES, **options).lower(jnp.ones(SIZE))
     return int(lowered.compile().memory_analysis().temp_size_in_bytes)
 
 

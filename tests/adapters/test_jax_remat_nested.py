@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
+from _jax_oracle import FOR_VALUES  # noqa: E402  # after importorskip
 from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
@@ -26,7 +27,10 @@ from recompute_jax._remat.schedules import Argument, look  # noqa: E402  # after
 jnp = jax.numpy
 lax = jax.lax
 
-MEMORY = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+OPTIONS = {
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+    "xla_cpu_use_fusion_emitters": False,  # it takes half as long without them, for all that are compared
+}
 POLICIES = None, "nothing_saveable", "dots_saveable"
 WORSE = 1.02
 SMALL = 1.002  # times the bytes of a policy: small stacks of an inner scan that others read, too, are not made again
@@ -108,9 +112,8 @@ def wrapped(policy: str | None) -> Wrap:
 
 
 def results(function: Any, args: Any) -> list[Any]:
-    """Of a compiled function, without LLVM's optimizations."""
-    options = {"xla_backend_optimization_level": 0}
-    return list(jax.tree.leaves(jax.jit(function, compiler_options=options)(*jax.tree.leaves(args))))
+    """Of a compiled function."""
+    return list(jax.tree.leaves(jax.jit(function, compiler_options=FOR_VALUES)(*jax.tree.leaves(args))))
 
 
 @cache
@@ -155,7 +158,7 @@ def test_plans_reach_into_scans_in_scans(model: Any) -> None:
 def compiled(function: Any, args: Any) -> int:
     closed = jax.make_jaxpr(function)(*args)
     assert not closed.consts
-    return look("", closed, [Argument()] * len(closed.in_avals), MEMORY).compiled
+    return look("", closed, [Argument()] * len(closed.in_avals), OPTIONS).compiled
 
 
 def products(jaxpr: Any) -> float:
@@ -176,10 +179,12 @@ def test_no_worse_than_policies_in_policies(model: Any) -> None:
     products and 1.002 of its bytes; so the least is no larger than theirs.
     """
     args = arguments(16, 128)
-    for outer, inner in product(POLICIES, POLICIES):
+    made: dict[int, float] = {}  # products, by budget
+    for outer, inner in list(product(POLICIES, POLICIES))[1:]:
         rival = jax.grad(model(wrapped(outer), wrapped(inner)))
         budget = int(SMALL * compiled(rival, args))
-        function = remat(jax.grad(model(plainly, plainly)), budget)
-        assert function.plan(*args).compiled <= budget, (outer, inner)
-        made = products(function.trace(*args).jaxpr.jaxpr)
-        assert 0 < made <= WORSE * products(jax.make_jaxpr(rival)(*args).jaxpr), (outer, inner)
+        if budget not in made:
+            function = remat(jax.grad(model(plainly, plainly)), budget, compiler_options=OPTIONS)
+            assert function.plan(*args).compiled <= budget, (outer, inner)
+            made[budget] = products(function.trace(*args).jaxpr.jaxpr)
+        assert 0 < made[budget] <= WORSE * products(jax.make_jaxpr(rival)(*args).jaxpr), (outer, inner)

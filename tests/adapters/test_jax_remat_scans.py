@@ -15,6 +15,7 @@ from recompute import BudgetError
 
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
+from _jax_oracle import FOR_VALUES  # noqa: E402  # after importorskip
 from jax.extend.core import Var, jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
@@ -79,11 +80,6 @@ def flat_of(function: Any, args: Any) -> Any:
     return flatten(jax.make_jaxpr(function)(*args))
 
 
-def unoptimized(function: Any) -> Any:
-    """Under jit, without LLVM's optimizations, which take most of the time."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def values(width: int = 4) -> tuple[Any, Any]:
     one, two = jax.random.split(jax.random.key(5))
     return jax.random.normal(one, (width, width)) / width, jax.random.normal(two, (3, width))
@@ -105,8 +101,8 @@ def test_no_value_changes(loss: Any, order: int, length: int, reverse: bool, kin
         flat = flat_of(functions(loss, order, length, reverse, kind), args)
         shapes = [shape(group, int(share * length * group.modes[0].stacked)) for group in groups_of(flat)]
         changed = rewrite(flat, [(each.group, each.parts) for each in shapes])
-        expected = unoptimized(functions(loss, order, length, reverse, kind))(*args)
-        found = unoptimized(jaxpr_as_fun(changed))(*flat.consts, *args)
+        expected = jax.jit(functions(loss, order, length, reverse, kind), compiler_options=FOR_VALUES)(*args)
+        found = jax.jit(jaxpr_as_fun(changed), compiler_options=FOR_VALUES)(*flat.consts, *args)
     for one, two in zip(jax.tree.leaves(expected), found, strict=True):
         assert one.dtype == np.float64
         assert one.aval == two.aval
