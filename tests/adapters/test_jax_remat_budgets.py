@@ -60,17 +60,17 @@ def sequence(kinds: str) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)  # each plans twice, and compiles up to eight programs for each plan
 @given(kinds=st.text("tsfe", min_size=3, max_size=9), one=st.floats(0.3, 1.0), two=st.floats(0.3, 1.0))
 def test_more_bytes_never_cost_more(kinds: str, one: float, two: float) -> None:
     """Of two budgets the larger has a plan if the smaller has, at no higher planned cost, nor more compiled FLOPs."""
     args = jnp.eye(16) * 0.9, jnp.ones((128, 16))
     small, large = sorted((one, two))
     try:
-        dearer = remat(sequence(kinds), of_peak=small).plan(*args)
+        dearer = remat(sequence(kinds), of_peak=small, effort=0.1).plan(*args)
     except BudgetError:
         return
-    cheaper = remat(sequence(kinds), of_peak=large).plan(*args)
+    cheaper = remat(sequence(kinds), of_peak=large, effort=0.1).plan(*args)
     assert cheaper.overhead <= dearer.overhead
     flops = [
         next(trial.flops for trial in plan.trials if trial.compiled == plan.compiled) for plan in (cheaper, dearer)
@@ -199,10 +199,8 @@ def test_what_will_not_fit_is_not_compiled() -> None:
 
 def summed(weights: Any, x: Any) -> Any:
     """A graph convolution: rows are gathered by edges, and summed where the edges end."""
-    one, two = jax.random.split(jax.random.key(1))
-    senders, receivers = jax.random.randint(one, (1024,), 0, 256), jax.random.randint(two, (1024,), 0, 256)
     for weight in weights:
-        x = jax.ops.segment_sum(jax.nn.relu(x @ weight)[senders], receivers, 256)
+        x = jax.ops.segment_sum(jax.nn.relu(x @ weight)[SENDERS], RECEIVERS, 256)
     return (x**2).mean()
 
 
@@ -224,6 +222,7 @@ def gathered(weights: Any, x: Any) -> Any:
 
 
 NHWC = ("NHWC", "HWIO", "NHWC")
+SENDERS, RECEIVERS = jax.random.randint(jax.random.key(1), (2, 1024), 0, 256)
 TABLE = jax.random.normal(jax.random.key(9), (256, 16))
 
 
@@ -243,7 +242,7 @@ def test_the_compiled_function_needs_what_its_plan_says(fn: Any) -> None:
     plain = jax.jit(gradient).lower(*args).compile().memory_analysis().temp_size_in_bytes
     planned = 0
     for share in (0.9, 0.7, 0.6, 0.55):
-        function = remat(gradient, of_peak=share, compilations=4)
+        function = remat(gradient, of_peak=share, compilations=4, effort=0.1)
         try:
             plan = function.plan(*args)
         except BudgetError:
