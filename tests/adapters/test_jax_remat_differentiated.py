@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name  # noqa: E402  # after importorski
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
 
-QUICK: Any = {"compilations": 2}
+QUICK: Any = {"compilations": 3, "effort": 0.1}
 
 
 def loss(w: Any, x: Any) -> Any:
@@ -122,7 +122,7 @@ def test_forward_mode_differentiates_only_what_moves() -> None:
     def layer(x: Any, w: Any) -> Any:
         return jnp.tanh(x @ w @ captured).sum(0)
 
-    planned = remat(layer, "1MB")
+    planned = remat(layer, "1MB", **QUICK)
     ways: list[Callable[[Any], Any]] = [
         lambda fn: lambda x: jax.jvp(lambda x: fn(x, w), (x,), (x,)),
         lambda fn: lambda x: jax.linearize(lambda x: fn(x, w), x)[1](x),
