@@ -232,7 +232,7 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
         if masked:
             digest.update(_bytes(np.ma.getmaskarray(value)))
         elif not isinstance(value, np.memmap) and (attributes := getattr(value, "__dict__", None)):
-            own = super().fingerprint({name: part for name, part in attributes.items() if not _is_looked_up(cls, name)})
+            own = super().fingerprint({name: part for name, part in attributes.items() if not _is_cached(cls, name)})
             if own is None:
                 return None
             digest.update(own)
@@ -268,8 +268,8 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
         return array
 
 
-def _is_looked_up(cls: type, name: str) -> bool:
-    """Whether an attribute is what an array has found out about itself."""
+def _is_cached(cls: type, name: str) -> bool:
+    """Whether an attribute is cached: computed from the array."""
     return isinstance(getattr(cls, name, None), cached_property)
 
 

@@ -101,7 +101,7 @@ class _Parser(argparse.ArgumentParser):
 class _Options(_Parser):
     """The arguments of a command, in front of, between and behind its options.
 
-    Not where the rest is somebody else's (`run`), and not with a `--`, behind which there are no options.
+    Not where the rest belongs to a script (`run`), and not with a `--`, behind which there are no options.
     """
 
     _mixing = False

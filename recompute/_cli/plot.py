@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.kind == "chain") == bool(options.traces):
         raise CommandError("chain needs no trace" if options.traces else f"{options.kind} needs a trace")
     for option, kinds in _ONLY.items():
-        if options.kind not in kinds and getattr(options, option.replace("-", "_")) is not None:
+        if options.kind not in kinds and getattr(options, option) is not None:
             raise CommandError(f"--{option} is for {', '.join(kinds)}, not for {options.kind}")
     path: Path = target(options.output or f"{options.kind}.png")
     try:

@@ -1,7 +1,20 @@
 cimport cython
 from recompute._adapters.kind cimport Kind, Kinds
-from recompute._engine.functions cimport Code, Facts, alike, code_of, content, facts_of
+from recompute._engine.functions cimport Code, Facts, code_of, content, facts_of
 from recompute._engine.graph cimport Operation
+
+
+cdef extern from *:
+    """
+    static CYTHON_INLINE int alike(PyObject *one, PyObject *other) {
+        PyFunctionObject *copy = (PyFunctionObject *)one, *function = (PyFunctionObject *)other;
+        return copy->func_code == function->func_code && copy->func_globals == function->func_globals
+            && copy->func_defaults == function->func_defaults && copy->func_kwdefaults == function->func_kwdefaults
+            && copy->func_name == function->func_name && copy->func_qualname == function->func_qualname
+            && (function->func_dict == NULL || PyDict_GET_SIZE(function->func_dict) == 0);
+    }
+    """
+    bint alike(object, object)
 
 
 cdef Kinds kinds

@@ -19,7 +19,7 @@ from weakref import ref
 
 from recompute import _cython as cython
 from recompute._adapters.adapter import FUNCTIONS, kinds, remember_plain
-from recompute._engine.functions import Code, Facts, code_of, facts_of
+from recompute._engine.functions import Code, Facts, code_of, content, facts_of
 from recompute._engine.graph import Operation, Value
 from recompute._engine.sizes import constant, identity
 from recompute._errors import ImpureError
@@ -27,7 +27,18 @@ from recompute._errors import ImpureError
 if cython.compiled:
     import cython  # read by Cython, and never run
 if not cython.compiled:
-    from recompute._engine.functions import alike, content  # compiled, these are C: see the .pxd
+
+    def alike(copy: FunctionType, function: FunctionType) -> bool:  # compiled, it compares fields: see the .pxd
+        """Whether a copy has all that the function has, but for cells of its own."""
+        return (
+            copy.__code__ is function.__code__
+            and copy.__globals__ is function.__globals__
+            and copy.__defaults__ is function.__defaults__
+            and copy.__kwdefaults__ is function.__kwdefaults__
+            and copy.__name__ is function.__name__
+            and copy.__qualname__ is function.__qualname__
+            and not function.__dict__
+        )
 
 
 class Outputs(tuple[Any, ...]):

@@ -4,23 +4,8 @@ cimport cython
 cdef extern from *:
     """
     #define refers_to(reference, object) (PyWeakref_GET_OBJECT(reference) == (object))
-
-    static CYTHON_INLINE PyObject *content(PyObject *cell, PyObject *empty) {
-        PyObject *bound = PyCell_GET(cell);
-        return Py_NewRef(bound == NULL ? empty : bound);
-    }
-
-    static CYTHON_INLINE int alike(PyObject *one, PyObject *other) {
-        PyFunctionObject *copy = (PyFunctionObject *)one, *function = (PyFunctionObject *)other;
-        return copy->func_code == function->func_code && copy->func_globals == function->func_globals
-            && copy->func_defaults == function->func_defaults && copy->func_kwdefaults == function->func_kwdefaults
-            && copy->func_name == function->func_name && copy->func_qualname == function->func_qualname
-            && (function->func_dict == NULL || PyDict_GET_SIZE(function->func_dict) == 0);
-    }
     """
     bint refers_to(object, object)
-    object content(object, object)
-    bint alike(object, object)
 
 
 cdef extern from "Python.h":
@@ -54,3 +39,4 @@ cpdef bint mean_the_same(object meanings, object home) except -1
 cpdef bint is_silent(Code code, object home) except -1
 @cython.locals(known=Code)
 cpdef Code code_of(object code)
+cpdef object content(object cell, object empty)

@@ -15,29 +15,9 @@ from recompute import _cython as cython
 if cython.compiled:
     import cython  # read by Cython, and never run
 if not cython.compiled:
-    # Compiled, these look into the objects of the interpreter: see the .pxd.
 
-    def refers_to(reference: ReferenceType[FunctionType], function: FunctionType) -> bool:
+    def refers_to(reference: ReferenceType[FunctionType], function: FunctionType) -> bool:  # compiled: see the .pxd
         return reference() is function
-
-    def content(cell: CellType, empty: Any) -> Any:
-        """What a cell is bound to; `empty` if to nothing yet."""
-        try:
-            return cell.cell_contents
-        except ValueError:
-            return empty
-
-    def alike(copy: FunctionType, function: FunctionType) -> bool:
-        """Whether a copy has all that the function has, but for cells of its own."""
-        return (
-            copy.__code__ is function.__code__
-            and copy.__globals__ is function.__globals__
-            and copy.__defaults__ is function.__defaults__
-            and copy.__kwdefaults__ is function.__kwdefaults__
-            and copy.__name__ is function.__name__
-            and copy.__qualname__ is function.__qualname__
-            and not function.__dict__
-        )
 
 
 Meaning = tuple[str, ReferenceType[FunctionType] | None]
@@ -125,3 +105,11 @@ def code_of(code: CodeType) -> Code:
 
 _codes: Final[dict[int, Code]] = {}
 """By identity; the code is kept, so that no other one takes it."""
+
+
+def content(cell: CellType, empty: Any) -> Any:
+    """What a cell is bound to; `empty` if to nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return empty

@@ -28,7 +28,7 @@ from recompute._adapters.adapter import Adapter, generators_for, kinds
 from recompute._adapters.generators import Generators
 from recompute._adapters.sizes import ATOMIC
 from recompute._engine.arguments import Changeable, Container, Method, Seen
-from recompute._engine.functions import Meaning, mean_the_same
+from recompute._engine.functions import Meaning, content, mean_the_same
 from recompute._engine.graph import Value
 
 _OF_A_PROGRAM: Final = 1 << 9
@@ -202,7 +202,7 @@ def _follow(function: FunctionType, owner: type | None) -> Reach:
         if current is function:
             reach.chains = variable
         else:
-            parts = [*map(content_of, current.__closure__ or ()), *defaults_of(current)]
+            parts = [*[content(cell, None) for cell in current.__closure__ or ()], *defaults_of(current)]
             ends += parts
             if variable or any(part is None or _may_vary(part) for part in parts):
                 reach.helpers.append((ref(current), tuple(variable)))
@@ -311,13 +311,6 @@ def source_of(of: ModuleType | BuiltinFunctionType) -> Found | None:
 
 def defaults_of(function: FunctionType) -> tuple[Any, ...]:
     return (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-
-
-def content_of(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None
 
 
 Chain = tuple[str, ...]

@@ -14,10 +14,9 @@ from types import (
 )
 from typing import Any, Final
 
-from recompute import _cython as cython
 from recompute._adapters.generators import Generators
 from recompute._engine.arguments import Changeable, Container, Seen
-from recompute._engine.functions import code_of, is_silent
+from recompute._engine.functions import code_of, content, is_silent
 from recompute._engine.graph import Operation, Value
 from recompute._engine.reach import (
     CONTAINER,
@@ -38,11 +37,6 @@ from recompute._engine.reach import (
     way_of,
     ways,
 )
-
-if cython.compiled:
-    import cython  # read by Cython, and never run
-if not cython.compiled:
-    from recompute._engine.functions import content  # compiled, this is C: see the .pxd
 
 _OBJECTS: Final = 64
 """That are looked into for one operation."""

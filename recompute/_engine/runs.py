@@ -11,12 +11,11 @@ from math import inf
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Final
 
-from recompute import _cython as cython
 from recompute._adapters.adapter import kinds
 from recompute._engine.arguments import Seen, as_they_were, fill, keywords_of
 from recompute._engine.changes import Changes
 from recompute._engine.frames import Frame, Here
-from recompute._engine.functions import facts_of, is_silent
+from recompute._engine.functions import content, facts_of, is_silent
 from recompute._engine.graph import EVICTED, Operation, Value
 from recompute._engine.memory import Made, Memory
 from recompute._engine.meter import Meter
@@ -26,11 +25,6 @@ from recompute._engine.results import Results
 from recompute._engine.sizes import identity, known_by_code, size_hints
 from recompute._engine.verify import Fingerprints, check_sources
 from recompute._interrupts import is_interrupt
-
-if cython.compiled:
-    import cython  # read by Cython, and never run
-if not cython.compiled:
-    from recompute._engine.functions import content  # compiled, this is C: see the .pxd
 
 _NONE: Final[dict[str, Any]] = {}
 _GUESS: Final = ("as it was recorded",)

@@ -31,7 +31,7 @@ cpdef identity(object function)
 cdef long long _total(object sizes) except -1
 cpdef constant(object value, int depth=*)
 @cython.locals(known=list)
-cdef tuple _with_cells(Code code, object cells)
+cdef tuple _closed_over(Code code, object cells)
 cdef str _known_by(object cls, object function)
 
 

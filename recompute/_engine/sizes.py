@@ -11,15 +11,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from types import CellType, FunctionType
 from typing import Any, Final
 
-from recompute import _cython as cython
 from recompute._adapters.adapter import kinds
-from recompute._engine.functions import Code, code_of, facts_of
+from recompute._engine.functions import Code, code_of, content, facts_of
 from recompute._engine.graph import Operation
-
-if cython.compiled:
-    import cython  # read by Cython, and never run
-if not cython.compiled:
-    from recompute._engine.functions import content  # compiled, this is C: see the .pxd
 
 _MOST: Final = 4096  # entries; all are forgotten when there are more
 
@@ -164,7 +158,7 @@ def identity(function: Any) -> Hashable:
     cls: type = type(function)
     if cls is FunctionType:
         facts = facts_of(function)
-        return _with_cells(facts.code, function.__closure__) if facts.closed else facts.code
+        return _closed_over(facts.code, function.__closure__) if facts.closed else facts.code
     how = _how.get(cls)
     if how is None:
         how = _how[cls] = _known_by(cls, function)
@@ -177,7 +171,7 @@ def identity(function: Any) -> Hashable:
         return cls, identity(function.__wrapped__)
     if how == "__code__":
         code, cells = code_of(function.__code__), function.__closure__
-        return _with_cells(code, cells) if cells else code
+        return _closed_over(code, cells) if cells else code
     return cls, type(getattr(function, "__self__", None)), getattr(function, "__name__", None)
 
 
@@ -212,7 +206,7 @@ _how: Final[dict[type, str]] = {}
 """Type of function -> the attribute by which it is known, if it has one."""
 
 
-def _with_cells(code: Code, cells: tuple[CellType, ...]) -> Hashable:
+def _closed_over(code: Code, cells: tuple[CellType, ...]) -> Hashable:
     known: list[Hashable] = [code]
     for cell in cells:
         known.append(constant(content(cell, None)))  # None: not filled yet
