@@ -12,7 +12,7 @@ from _thread import start_new_thread
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Event, get_native_id
-from time import perf_counter, sleep
+from time import perf_counter, sleep, thread_time
 from typing import Final
 
 from recompute._foresight.recording import Round
@@ -37,6 +37,13 @@ _LEAST: Final = 0.2
 """Of the time, that planning takes beside operations so short that all that they wait for is the interpreter's lock."""
 
 
+_FREE: Final = 0.1
+"""Seconds that a thread may plan in any case. It plans no longer than the program has repeated since then: a plan saves
+no more than that, and may come to nothing."""
+
+_LOOK: Final = 0.01
+"""Seconds until a thread that has planned so long looks again."""
+
 _NICER: Final = 15
 """Than the program: some 4 % of a core that it wants all of. With 19 planning would hardly move on a full machine."""
 
@@ -55,6 +62,8 @@ class Planning:
         """The unexpected error that has ended it."""
         self.recorded = recorded
         self.budget = budget
+        self.allowed = _FREE
+        """Seconds that the thread may take by now."""
         self._known = known
         self._efforts = [min(QUICK, effort), effort] if effort > QUICK else [effort]
         self.over = Event()
@@ -115,11 +124,13 @@ class Planning:
 
     def _rest(self) -> None:
         """Release the interpreter's lock: other threads would else get it after five milliseconds only."""
-        if self._stopped:
-            raise _Stopped
         if perf_counter() - self._rested > _BUSY:
             sleep(self._pause)
+            while thread_time() > self.allowed and not self._stopped:
+                sleep(_LOOK)
             self._rested = perf_counter()
+        if self._stopped:
+            raise _Stopped
 
 
 def step_back() -> None:
@@ -167,6 +178,7 @@ class Knowledge:
         self._threads: list[Planning] = []  # what may still run in the background, stopped or not
         self._planned: Planning | None = None  # what the script is from
         self._costs: list[list[float | None]] = []  # of the calls, in rounds that were as the script has them
+        self._repeated = self._before = 0.0  # seconds: by the last look, and of these, before the planning
 
     @property
     def wanted(self) -> bool:
@@ -185,14 +197,16 @@ class Knowledge:
         """Make a script of a round for a budget in bytes."""
         self._start(Planning(recorded, budget, self._effort))
 
-    def look(self) -> str:
+    def look(self, repeated: float) -> str:
         """Take the best script that there is by now. If no script comes at all: why; else empty.
 
-        Raises what planning has raised.
+        `repeated`: seconds that the program has repeated so far, as long as which it may be planned. Raises what
+        planning has raised.
         """
-        planning = self._planning
+        self._repeated, planning = repeated, self._planning
         if planning is None:
             return ""
+        planning.allowed = _FREE + repeated - self._before
         if planning.script is not None and planning.script is not self.script:
             self.script, self._planned, self.changed = planning.script, planning, False
             self._costs = []
@@ -238,7 +252,7 @@ class Knowledge:
 
     def _start(self, planning: Planning) -> None:
         self.stop()
-        self._planning = planning
+        self._planning, self._before = planning, self._repeated
         if self._waits:
             planning.run()
         else:

@@ -55,7 +55,7 @@ class Rounds:
         cache, known, worth = self._cache, self._known, self._worth
         self.inside, self._is_cut = True, False
         worth.begin()
-        why = known.look()
+        why = known.look(worth.repeated)
         if why:
             self.forget(why)
         script = known.script if worth.try_again else None
@@ -254,6 +254,11 @@ class Worth:
         """A round begins."""
         self._before = self._now()
         self._pause -= 1
+
+    @property
+    def repeated(self) -> float:
+        """Seconds that the program had repeated before this round."""
+        return self._before.repeated_seconds
 
     @property
     def try_again(self) -> bool:
