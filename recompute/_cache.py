@@ -179,15 +179,17 @@ class Cache:
     def budget(self, budget: Budget | Mapping[str, Budget]) -> None:
         requests.set_limits(self._engine, limits_of(budget))
 
-    def release_memory(self, nbytes: int | str | None = None, device: str = "cpu") -> int:
+    def release_memory(self, nbytes: int | str | None = None, device: str | None = None) -> int:
         """Evict until `nbytes` more are free, or everything it can (None); returns the bytes freed.
 
-        For an allocator or a host application that runs short of memory itself. Safe to call from inside an operation.
+        On one device, such as "cuda:0", or on each that has values (None). For an allocator or a host application that
+        runs short of memory itself. Safe to call from inside an operation.
         """
         wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
-        if not isinstance(device, str):
+        if device is not None and not isinstance(device, str):
             raise TypeError(f"device is the name of one, such as 'cpu' or 'cuda:0', not {device!r}")
-        return requests.release_memory(self._engine, wanted, device)
+        devices = list(self._engine.memory.pools) if device is None else [device]
+        return sum([requests.release_memory(self._engine, wanted, device) for device in devices])
 
     def stats(self) -> Stats:
         """What the cache has done and holds now. O(candidates)."""

@@ -220,15 +220,27 @@ def test_release_memory() -> None:
             cache.release_memory(-1)
 
 
+def test_release_memory_of_every_device() -> None:
+    """Without a device, as much is freed on each that has values."""
+    with rc.Cache() as cache:
+        values = [rc.ap(lambda device=device: vector(1, 2, device=device)) for device in ("cpu", "acc:0", "acc:0")]
+        assert cache.release_memory(8) == 2 * 16
+        assert [value.resident for value in values].count(True) == 1
+        assert cache.release_memory() == 16
+        assert not any(value.resident for value in values)
+        assert [value.get().buffer.device for value in values] == ["cpu", "acc:0", "acc:0"]
+    check_invariants(cache, values)
+
+
 def test_release_memory_of_a_device_without_values() -> None:
     """There is nothing to free, and no pool is made for it; what is no name is an error."""
     wrong: Any
     with rc.Cache() as cache:
         value = rc.ap(unit)
         assert cache.release_memory(8, "cuda:7") == cache.release_memory(device="cuda:7") == 0
-        for wrong in (None, 0):
-            with pytest.raises(TypeError, match="device is the name of one"):
-                cache.release_memory(8, wrong)
+        wrong = 0
+        with pytest.raises(TypeError, match="device is the name of one"):
+            cache.release_memory(8, wrong)
     assert [pool.device for pool in cache.stats().pools] == ["cpu"]
     check_invariants(cache, [value])
 

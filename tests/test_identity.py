@@ -34,7 +34,7 @@ def agree(program: Program, budget: Any, options: Settings) -> list[Observation]
     if cache.release == "ignore":  # what nobody refers to stays until its room is needed
         if cache.policy.name == "none":
             return found
-        while any(cache.release_memory(device=pool.device) for pool in cache.stats().pools):
+        while cache.release_memory():
             pass  # functions held handles, too
     check_invariants(cache)
     stats = cache.stats()

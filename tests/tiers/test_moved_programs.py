@@ -113,7 +113,7 @@ def agree(program: Program, budget: Any, options: dict[str, Any], tiers: Tiers) 
     if cache.release == "ignore":  # what nobody refers to stays until its room is needed
         if cache.policy.name == "none":
             return found
-        while any(cache.release_memory(device=pool.device) for pool in cache.stats().pools):
+        while cache.release_memory():
             pass  # functions held handles, too
     check_invariants(cache)  # waits for what is on its way out
     stats = cache.stats()
