@@ -73,6 +73,15 @@ def label(device: Any) -> str:
     return str(device).partition(":")[0].lower()
 
 
+def default_pool() -> str:
+    """Of what JAX makes of no array. Another one in a block `with jax.default_device(...)`."""
+    config: Any = jax.config
+    device = config.jax_default_device
+    if device is None or isinstance(device, str):
+        device = jax.local_devices(backend=device)[0]
+    return pools[jax.sharding.SingleDeviceSharding(device)]
+
+
 def device_names() -> list[str]:
     """The pools of single devices that this process sees."""
     pool_names = []
@@ -123,7 +132,7 @@ def make_room(error: Exception, operands: Iterable[Any], nbytes: int) -> bool:
     frame = running()
     cache: Any = rc.current_cache() if frame is None else frame.engine.cache
     here = next((operand for operand in operands if isinstance(operand, jax.Array)), None)
-    pool = pools[jax.numpy.zeros(()).sharding if here is None else here.sharding]
+    pool = default_pool() if here is None else pools[here.sharding]
     asked = _ASKED.search(text)
     return bool(cache.release_memory(max(1, nbytes, int(asked[1]) if asked else 0), pool))
 

@@ -87,6 +87,7 @@ class Values:
         keywords: dict[str, Any] | None = None,
         nout: int = 1,
         nbytes: Sequence[int] | None = None,
+        device: str | None = None,
     ) -> list[Any]:
         """Run an operation, and remember it; the handles of its outputs.
 
@@ -109,13 +110,15 @@ class Values:
             How many outputs there are; 0: the first run decides, by returning one value or an `Outputs` of several.
         nbytes
             The size of each output, if it is known better than the adapter knows it.
+        device
+            Where outputs of these sizes will be, if not where the first argument is, or the host if there is none.
 
         Raises what the function raises, and BudgetError.
         """
         code, instruction = place if isinstance(place, tuple) else (place.f_code, place.f_lasti)
         options = None
         if nout != 1 or nbytes is not None or keywords:
-            options = Options(keywords, nout, None if nbytes is None else tuple(nbytes))
+            options = Options(keywords, nout, None if nbytes is None else tuple(nbytes), device)
         nodes = tuple(arguments)
         given = nodes if positional is arguments else tuple(positional)
         operation = Operation(function, given, nodes, code, instruction, options)

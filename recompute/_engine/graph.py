@@ -352,14 +352,19 @@ NOWHERE: Final = Storage()
 class Options:
     """What few operations have: arguments by name, several outputs, declared sizes."""
 
-    __slots__ = ("declared", "draws", "keywords", "living", "nout", "room")
+    __slots__ = ("declared", "device", "draws", "keywords", "living", "nout", "room")
 
     def __init__(
-        self, keywords: dict[str, Any] | None = None, nout: int = 1, declared: tuple[int, ...] | None = None
+        self,
+        keywords: dict[str, Any] | None = None,
+        nout: int = 1,
+        declared: tuple[int, ...] | None = None,
+        device: str | None = None,
     ) -> None:
         self.keywords = keywords
         self.nout = nout  # outputs; 0: the first run tells
         self.declared = declared  # bytes of each output, if the caller said
+        self.device = device  # where they will be; None: where the first argument is
         self.draws: Sequence[Draw] | None = None  # of random numbers, so that a repeated run draws the same
         self.living = 0  # how many of several outputs may still be needed
         self.room: Sequence[tuple[str, int]] | None = None

@@ -67,7 +67,9 @@ class Runs:
             frame.needs, sure = self._room(operation.function)
             frame.rough = None if sure else _GUESS
         elif options is not None and options.declared is not None:
-            device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
+            device = options.device
+            if device is None:
+                device = operation.arguments[0].storage.pool.device if operation.arguments else "cpu"
             frame.needs = [(device, size) for size in options.declared]
         elif self._memory.unlimited:
             frame.needs = ()

@@ -45,6 +45,19 @@ def where(tree: Any) -> list[Any]:
     return [(leaf.sharding, leaf.committed) for leaf in jax.tree.leaves(tree)]
 
 
+def test_what_is_made_of_nothing_gets_room_where_it_will_be() -> None:
+    """An operation without arguments whose size is known makes room on the default device, and nowhere else."""
+
+    @op_by_op
+    def total(x: Any) -> Any:
+        return (x + jnp.ones((50,)) + jax.lax.iota("float32", 50)).sum()
+
+    for device in DEVICES[:2]:
+        with rc.Cache(1000) as cache, jax.default_device(device):
+            total(jnp.zeros(50))
+        assert [pool.device for pool in cache.stats().pools] == [f"cpu:{device.id}"]
+
+
 def test_arrays_count_where_they_lie() -> None:
     """On one device, or on each of several, whose budget is that of each."""
     assert adapter.devices() == [f"cpu:{number}" for number in range(4)]

@@ -24,7 +24,7 @@ from jax.extend.core import Literal
 
 import recompute as rc
 from recompute.extend import EVICTED, common_engine, node_of, outline_of
-from recompute_jax._arrays import Outline, adapter, spread
+from recompute_jax._arrays import Outline, adapter, default_pool, spread
 from recompute_jax._eager.kernels import Kernel, Program, Scan, prepared
 from recompute_jax._program.calls import Signature
 from recompute_jax._program.jaxpr import INTERNAL, refuse_ref
@@ -305,7 +305,14 @@ class Run:
         positional = (*nodes, *rest) if rest else nodes
         declared = nbytes if self._limited else None
         return self._cache.extend.run(
-            function, positional, nodes, self._place, handle=rc.Recomputable, nout=len(nbytes), nbytes=declared
+            function,
+            positional,
+            nodes,
+            self._place,
+            handle=rc.Recomputable,
+            nout=len(nbytes),
+            nbytes=declared,
+            device=None if nodes else default_pool(),
         )
 
 
