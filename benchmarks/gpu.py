@@ -8,6 +8,7 @@ limit, ten minutes for all together:
     batch    the largest batch of a training in a fixed part of the device's memory, with and without a block
     shortage training in less memory than it needs, with "auto": allocations fail, and are retried
     streams  training on a separate stream, compared with the default stream
+    compile  a loss and its gradients under torch.compile: inductor's kernels, CUDA graphs, and `rt.compile`
     cupy     benchmarks/cupy_device.py --quick
     jax      gradients under jit in several ways: the peak of bytes in use by the device's statistics, milliseconds
 
@@ -200,6 +201,7 @@ def ways(model: str, small: bool) -> dict[str, Callable[[], tuple[Any, AbstractC
     host = {"cuda:0": [rc.Host("64GB")]}
     return {
         "plain": lambda: (training(model, small, batch), nullcontext()),
+        "plain, again": lambda: (training(model, small, batch), nullcontext()),
         "a checkpoint for each block": lambda: (training(model, small, batch, checkpointed), nullcontext()),
         "save_on_cpu, pinned": lambda: (training(model, small, batch), torch.autograd.graph.save_on_cpu(True)),
         "a block without a limit": within(),
@@ -228,6 +230,7 @@ def torch_steps(small: bool) -> Table:
                     found = steps(task, STEPS, block if isinstance(block, rt.budget) else None)
                     if isinstance(block, rt.budget):
                         row["repeated"] = block.report().steps[-1].repeated
+                        row["foresight"] = block.stats().foresight
                 plain = plain or found
                 row |= {
                     "ms": round(1e3 * found[0], 1),
@@ -238,6 +241,7 @@ def torch_steps(small: bool) -> Table:
                 }
             except (rc.BudgetError, torch.OutOfMemoryError) as error:
                 row["peak MB"] = type(error).__name__
+                say(f"{model}, {way}: {error}")
             table.append(row)
             del task, around, make
             torch.cuda.empty_cache()
@@ -286,6 +290,7 @@ def shortage(small: bool) -> Table:
 
     import recompute_torch as rt
 
+    torch.use_deterministic_algorithms(True, warn_only=True)
     table = []
     for model in MODELS:
         _, peak, losses = steps(training(model, small), 4)
@@ -311,6 +316,7 @@ def streams(small: bool) -> Table:
 
     import recompute_torch as rt
 
+    torch.use_deterministic_algorithms(True, warn_only=True)
     table = []
     for model in MODELS:
         _, _, losses = steps(training(model, small), 4)
@@ -322,6 +328,76 @@ def streams(small: bool) -> Table:
             again = block.stats().rematerializations
         table.append({"model": model, "same": found == losses, "repeated": again, "seconds": round(took, 4)})
     return table
+
+
+def compiled(small: bool) -> Table:
+    """Kernels of inductor with torch's partitioner and with a budget, and a backend without kernels within a budget."""
+    import torch
+    from _torch_compile_models import MODELS as MAKERS
+    from _torch_sizes_models import straight
+
+    import recompute_torch as rt
+
+    torch.set_float32_matmul_precision("high")
+    table: Table = []
+
+    def planned(share: float, compiler: str) -> Callable[[Any], Any]:
+        return lambda loss: rt.compile(loss, of_peak=share, compiler=compiler)
+
+    ways: dict[str, Callable[[Any], Any]] = {
+        "eager": lambda loss: loss,
+        "inductor": torch.compile,
+        "inductor, CUDA graphs": lambda loss: torch.compile(loss, mode="reduce-overhead"),
+        "inductor, activation_memory_budget=0.5": torch.compile,
+        **{f"rt.compile, inductor, of_peak={share}": planned(share, "inductor") for share in (0.7, 0.5)},
+        **{f"rt.compile, boxed, of_peak={share}": planned(share, "boxed") for share in (0.6, 0.4)},
+    }
+    for model in ("gpt2", "resnet18"):
+        base: tuple[float, int] | None = None
+        for way, make in ways.items():
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            task = MAKERS[model](straight, small)
+            task.module.cuda()
+            x, y = [tensor.cuda().repeat(16, *[1] * (tensor.dim() - 1)) for tensor in (task.x, task.y)]
+            row: dict[str, Any] = {"model": model, "way": way}
+            ratio = 0.5 if way.endswith("memory_budget=0.5") else 1.0
+            try:
+                began = perf_counter()
+                step = make(task)
+                with torch._functorch.config.patch(activation_memory_budget=ratio):
+                    seconds, peak = gradients(step, task.module, x, y)
+                base = base or (seconds, peak)
+                row |= {"ms": round(1e3 * seconds, 1), "times eager": round(seconds / base[0], 2)}
+                row |= {"peak MB": peak // 10**6, "of eager": round(peak / base[1], 2)}
+                row["first call and all, s"] = round(perf_counter() - began, 1)
+                if way.startswith("rt."):
+                    row["planned MB"] = sum(plan.planned for plan in rt.plans(step)) // 10**6
+            except Exception as error:  # what one way cannot do says nothing about the next
+                row["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
+            say(f"{row}")
+            table.append(row)
+            torch.cuda.empty_cache()
+    return table
+
+
+def gradients(step: Any, module: Any, x: Any, y: Any) -> tuple[float, int]:
+    """(seconds of the median loss with its gradients, bytes at the peak beyond those before), after two to warm up."""
+    import torch
+
+    seconds, most = [], 0
+    for number in range(STEPS + 2):
+        module.zero_grad()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        began = perf_counter()
+        step(x, y).backward()
+        torch.cuda.synchronize()
+        if number > 1:
+            seconds.append(perf_counter() - began)
+            most = max(most, torch.cuda.max_memory_allocated() - before)
+    return median(seconds), most
 
 
 # --- Others -----------------------------------------------------------------------------------------------------------
@@ -389,8 +465,8 @@ print(json.dumps({"way": way, "ms": round(1e3 * median(seconds), 2), "digest": d
 """
 
 PARTS: Final[dict[str, Callable[[bool], Table]]] = {
-    "tests": tests, "torch": torch_steps, "batch": largest, "shortage": shortage, "streams": streams, "cupy": cupy,
-    "jax": jax_peaks,
+    "tests": tests, "torch": torch_steps, "batch": largest, "shortage": shortage, "streams": streams,
+    "compile": compiled, "cupy": cupy, "jax": jax_peaks,
 }  # fmt: skip
 
 
