@@ -1,7 +1,7 @@
 """Everything that needs a CUDA device, in one command: `python benchmarks/gpu.py --into docs/results`.
 
-It writes gpu.md and gpu.json there; `--parts torch,tests` chooses. Each part is a process of its own with a time
-limit, ten minutes for all together:
+It writes gpu.md and gpu.json there; `--parts torch,tests` chooses. Each part is a process of its own. All together have
+`--limit` seconds; of a part that is cut off the rows so far are kept:
 
     tests    the tests of the adapters that need a device
     torch    training in less memory, in several ways: peak by the device's own statistics, milliseconds per step
@@ -21,20 +21,19 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from importlib.metadata import PackageNotFoundError, version
 from operator import eq
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from time import perf_counter
 from typing import Any, Final
 
 from _common import facts, markdown, say
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-ALL: Final = 600
-"""Seconds for all parts."""
 SHARES: Final = (0.8, 0.6, 0.5, 0.4)
 MODELS: Final = ("gpt2", "resnet", "unet", "vit")
 BATCHES: Final = {"gpt2": 16, "resnet": 16, "unet": 16, "vit": 16}
@@ -43,13 +42,23 @@ STEPS: Final = 7
 LEARNING: Final = 15
 """Steps of a block, at most, before it is timed: by then it has a plan, or will have none."""
 
-Table = list[dict[str, Any]]
+ABOUT: Final = """\
+Made by `python benchmarks/gpu.py`. Compare the ratios, which were taken in one run. Peaks are those of the device's own
+statistics. *Repeated* operators are those of one step, and *foresight* is what the block did about the next steps when
+it was timed. Where plain training, run *again*, has other losses, its kernels are not deterministic, and other losses
+in a block say nothing."""
+
+Row = dict[str, Any]
+"""What was seen, by whatever name."""
+
+Table = list[Row]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--parts", default=",".join(PARTS), help="some of these, separated by commas; %(default)s")
     parser.add_argument("--into", metavar="FOLDER", type=Path, help="write gpu.md and gpu.json there")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds for all parts; %(default)s")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -58,11 +67,12 @@ def main() -> None:
         say("there is no CUDA device here, as far as PyTorch, CuPy and JAX know: nothing was run")
         raise SystemExit(2)
     if options.one:
-        print(json.dumps(PARTS[options.one](options.small)))
+        for row in PARTS[options.one](options.small):
+            print(json.dumps(row), flush=True)
         return
     found: dict[str, Table] = {}
-    machine = facts() | {"devices": ", ".join(names)}
-    end = perf_counter() + ALL
+    machine = facts() | {"devices": ", ".join(names)} | versions()
+    end = perf_counter() + options.limit
     for part in options.parts.split(","):
         found[part] = apart(part, options.small, end - perf_counter())
         print(section(part, found[part]), flush=True)
@@ -97,26 +107,37 @@ def devices() -> list[str]:
         return []
 
 
+def versions() -> dict[str, str]:
+    """Of the libraries and the driver."""
+    found = {}
+    for name in ("torch", "cupy-cuda13x", "cupy-cuda12x", "jax"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    driver = Path("/proc/driver/nvidia/version")
+    return found | ({"driver": driver.read_text(encoding="utf-8").splitlines()[0]} if driver.exists() else {})
+
+
 def apart(part: str, small: bool, seconds: float) -> Table:
-    """A part in a process of its own, which must end in time."""
+    """A part in a process of its own, which must end in time: its rows, and why there are no more, if it failed."""
     say(part)
     command = [sys.executable, __file__, "--one", part, *(["--small"] if small else [])]
-    if seconds <= 0:
-        return [{"failed": f"there was no time left of {ALL} seconds"}]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return [{"failed": f"not over after {seconds:.0f} seconds"}]
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        return [{"failed": lines[-1] if lines else f"exit {done.returncode}"}]
-    table: Table = json.loads(done.stdout.splitlines()[-1])
-    return table
+    failed = ""
+    with TemporaryFile("w+", encoding="utf-8") as rows, TemporaryFile("w+", encoding="utf-8") as errors:
+        try:
+            done = subprocess.run(command, stdout=rows, stderr=errors, check=False, timeout=max(0.0, seconds))
+            if done.returncode:
+                errors.seek(0)
+                failed = (errors.read().strip().splitlines() or [f"exit {done.returncode}"])[-1]
+        except subprocess.TimeoutExpired:
+            failed = f"not over after {seconds:.0f} seconds"
+        rows.seek(0)
+        table: Table = [json.loads(line) for line in rows if line.startswith("{")]
+    return [*table, {"failed": failed}] if failed else table
 
 
 def page(found: dict[str, Table], machine: dict[str, str]) -> str:
     """A table for each part."""
-    parts = ["# On a GPU", "Made by `python benchmarks/gpu.py`. Compare the ratios, which were taken in one run."]
+    parts = ["# On a GPU", ABOUT]
     parts += [section(part, table) for part, table in found.items()]
     parts.append("## Machine\n\n" + markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]))
     return "\n\n".join(parts) + "\n"
@@ -131,17 +152,15 @@ def section(part: str, table: Table) -> str:
 # --- Tests ------------------------------------------------------------------------------------------------------------
 
 
-def tests(small: bool) -> Table:
+def tests(small: bool) -> Iterator[Row]:
     """Those whose names say that they need a device, and CuPy's."""
-    table = []
     files = sorted({*(ROOT / "tests").rglob("test_*gpu*.py"), *(ROOT / "tests" / "adapters").glob("test_cupy*.py")})
     for path in files:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         lines = done.stdout.strip().splitlines()
         row = {"file": path.relative_to(ROOT).as_posix(), "said": lines[-1] if lines else ""}
-        table.append(row if done.returncode in (0, 5) else row | {"failed": done.returncode})
-    return table
+        yield row if done.returncode in (0, 5) else row | {"failed": done.returncode}
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -210,7 +229,7 @@ def ways(model: str, small: bool) -> dict[str, Callable[[], tuple[Any, AbstractC
     }
 
 
-def torch_steps(small: bool) -> Table:
+def torch_steps(small: bool) -> Iterator[Row]:
     """Each way to train in less memory: its peak by the device's statistics, and the time of its median step."""
     import torch
 
@@ -219,11 +238,10 @@ def torch_steps(small: bool) -> Table:
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_float32_matmul_precision("high")
-    table: Table = []
     for model in MODELS:
         plain: tuple[float, int, list[float]] | None = None
         for way, make in ways(model, small).items():
-            row: dict[str, Any] = {"model": model, "way": way}
+            row: Row = {"model": model, "way": way}
             task, around = make()
             try:
                 with around as block:
@@ -242,26 +260,24 @@ def torch_steps(small: bool) -> Table:
             except (rc.BudgetError, torch.OutOfMemoryError) as error:
                 row["peak MB"] = type(error).__name__
                 say(f"{model}, {way}: {error}")
-            table.append(row)
+            yield row
             del task, around, make
             torch.cuda.empty_cache()
-    return table
 
 
-def largest(small: bool) -> Table:
+def largest(small: bool) -> Iterator[Row]:
     """The largest batch within twice the memory that the first one takes, plainly and in a block."""
     import torch
 
     import recompute as rc
     import recompute_torch as rt
 
-    table = []
     for model in MODELS:
         _, peak, _ = steps(training(model, small, 1), 3)
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(min(1.0, 2 * peak / total))
-        row: dict[str, Any] = {"model": model, "memory MB": 2 * peak // 10**6}
+        row: Row = {"model": model, "memory MB": 2 * peak // 10**6}
         for way, around in (("plain", None), ("block", int(1.8 * peak))):  # the rest is for what lies beside tensors
             fits = 0
             for factor in (1, 2, 3, 4, 6, 8, 12):
@@ -279,45 +295,41 @@ def largest(small: bool) -> Table:
                     task = None
                 fits = factor
             row[f"{way}, times the batch"] = fits
-        table.append(row)
+        yield row
         torch.cuda.set_per_process_memory_fraction(1.0)
-    return table
 
 
-def shortage(small: bool) -> Table:
+def shortage(small: bool) -> Iterator[Row]:
     """In three quarters of the memory that it takes."""
     import torch
 
     import recompute_torch as rt
 
     torch.use_deterministic_algorithms(True, warn_only=True)
-    table = []
     for model in MODELS:
         _, peak, losses = steps(training(model, small), 4)
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, 0.75 * peak / total))
-        row: dict[str, Any] = {"model": model, "memory MB": int(0.75 * peak) // 10**6}
+        row: Row = {"model": model, "memory MB": int(0.75 * peak) // 10**6}
         try:
             with rt.budget("auto") as block:
                 _, most, found = steps(training(model, small), 4)
                 row |= {"peak MB": most // 10**6, "evicted": block.stats().evictions, "same": found == losses}
         except torch.OutOfMemoryError as error:
             row["failed"] = str(error)[:60]
-        table.append(row)
+        yield row
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
-    return table
 
 
-def streams(small: bool) -> Table:
+def streams(small: bool) -> Iterator[Row]:
     """The same losses on a stream of its own."""
     import torch
 
     import recompute_torch as rt
 
     torch.use_deterministic_algorithms(True, warn_only=True)
-    table = []
     for model in MODELS:
         _, _, losses = steps(training(model, small), 4)
         stream = torch.cuda.Stream()
@@ -326,11 +338,10 @@ def streams(small: bool) -> Table:
         with torch.cuda.stream(stream), rt.budget(activations="60%") as block:
             took, _, found = steps(task, 4)
             again = block.stats().rematerializations
-        table.append({"model": model, "same": found == losses, "repeated": again, "seconds": round(took, 4)})
-    return table
+        yield {"model": model, "same": found == losses, "repeated": again, "seconds": round(took, 4)}
 
 
-def compiled(small: bool) -> Table:
+def compiled(small: bool) -> Iterator[Row]:
     """Kernels of inductor with torch's partitioner and with a budget, and a backend without kernels within a budget."""
     import torch
     from _torch_compile_models import MODELS as MAKERS
@@ -339,7 +350,6 @@ def compiled(small: bool) -> Table:
     import recompute_torch as rt
 
     torch.set_float32_matmul_precision("high")
-    table: Table = []
 
     def planned(share: float, compiler: str) -> Callable[[Any], Any]:
         return lambda loss: rt.compile(loss, of_peak=share, compiler=compiler)
@@ -360,7 +370,7 @@ def compiled(small: bool) -> Table:
             task = MAKERS[model](straight, small)
             task.module.cuda()
             x, y = [tensor.cuda().repeat(16, *[1] * (tensor.dim() - 1)) for tensor in (task.x, task.y)]
-            row: dict[str, Any] = {"model": model, "way": way}
+            row: Row = {"model": model, "way": way}
             ratio = 0.5 if way.endswith("memory_budget=0.5") else 1.0
             try:
                 began = perf_counter()
@@ -375,10 +385,8 @@ def compiled(small: bool) -> Table:
                     row["planned MB"] = sum(plan.planned for plan in rt.plans(step)) // 10**6
             except Exception as error:  # what one way cannot do says nothing about the next
                 row["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
-            say(f"{row}")
-            table.append(row)
+            yield row
             torch.cuda.empty_cache()
-    return table
 
 
 def gradients(step: Any, module: Any, x: Any, y: Any) -> tuple[float, int]:
@@ -403,20 +411,19 @@ def gradients(step: Any, module: Any, x: Any, y: Any) -> tuple[float, int]:
 # --- Others -----------------------------------------------------------------------------------------------------------
 
 
-def cupy(small: bool) -> Table:
+def cupy(small: bool) -> Iterator[Row]:
     """Its own benchmark."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "benchmarks" / "cupy_device.py"), "--quick", "--into", folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = (done.stdout + done.stderr).strip().splitlines()
         if done.returncode:
-            return [{"failed": lines[-1] if lines else done.returncode}]
-        return [{"file": path.name, "characters": path.stat().st_size} for path in sorted(Path(folder).iterdir())]
+            yield {"failed": lines[-1] if lines else done.returncode}
+        yield from ({"file": path.name, "characters": path.stat().st_size} for path in sorted(Path(folder).iterdir()))
 
 
-def jax_peaks(small: bool) -> Table:
+def jax_peaks(small: bool) -> Iterator[Row]:
     """A deep chain of layers under jit, in several ways. Each is a process of its own, since that has one peak."""
-    table: Table = []
     plain: tuple[float, str] | None = None
     for way in ("plain", "jax.checkpoint for each layer", "of_peak=0.8", "of_peak=0.6", "of_peak=0.4", "of_peak=0.3"):
         done = subprocess.run(
@@ -424,13 +431,12 @@ def jax_peaks(small: bool) -> Table:
         )
         lines = (done.stdout or done.stderr).strip().splitlines()
         if done.returncode:
-            table.append({"way": way, "failed": lines[-1] if lines else ""})
+            yield {"way": way, "failed": lines[-1] if lines else ""}
             continue
         row = json.loads(lines[-1])
         digest = row.pop("digest")
         plain = plain or (row["ms"], digest)
-        table.append(row | {"times plain": round(row["ms"] / plain[0], 2), "same bits": digest == plain[1]})
-    return table
+        yield row | {"times plain": round(row["ms"] / plain[0], 2), "same bits": digest == plain[1]}
 
 
 _JAX: Final = """
@@ -464,7 +470,7 @@ print(json.dumps({"way": way, "ms": round(1e3 * median(seconds), 2), "digest": d
                   "peak MB": stats.get("peak_bytes_in_use", 0) // 10**6}))
 """
 
-PARTS: Final[dict[str, Callable[[bool], Table]]] = {
+PARTS: Final[dict[str, Callable[[bool], Iterator[Row]]]] = {
     "tests": tests, "torch": torch_steps, "batch": largest, "shortage": shortage, "streams": streams,
     "compile": compiled, "cupy": cupy, "jax": jax_peaks,
 }  # fmt: skip
