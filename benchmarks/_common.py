@@ -26,19 +26,13 @@ Measure = Callable[[], float]
 
 @dataclass(frozen=True)
 class Row:
-    """One measured thing, in `unit`s; a peer that is missing has no times."""
+    """One measured thing, in `unit`s."""
 
     name: str
-    median: float | None
-    least: float | None
+    median: float
+    least: float
     unit: str = "us"
     note: str = ""
-
-    @property
-    def known(self) -> float:
-        """The least, where there is one: noise only adds."""
-        assert self.least is not None, f"{self.name} was not measured"
-        return self.least
 
 
 @dataclass(frozen=True)
@@ -72,14 +66,10 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
 
-    def row(self, name: str) -> Row:
-        return next(row for row in self.rows if row.name == name)
-
     def ratio(self, name: str, this: str, to: str) -> None:
-        """How many times `this` is `to`; left out if either could not be measured."""
-        above, below = self.row(this).least, self.row(to).least
-        if above is not None and below:
-            self.ratios.append((name, above / below))
+        """How many times `this` is `to`."""
+        least = {row.name: row.least for row in self.rows}
+        self.ratios.append((name, least[this] / least[to]))
 
 
 def in_turns(measures: dict[str, Measure], repetitions: int) -> dict[str, list[float]]:
@@ -95,11 +85,6 @@ def in_turns(measures: dict[str, Measure], repetitions: int) -> dict[str, list[f
 def row(name: str, seconds: Sequence[float], note: str = "") -> Row:
     """Seconds as a row in microseconds."""
     return Row(name, median(seconds) / MICRO, min(seconds) / MICRO, "us", note)
-
-
-def missing(name: str) -> Row:
-    """The row of a peer that is not there."""
-    return Row(name, None, None, "us", NOT_INSTALLED)
 
 
 def facts() -> dict[str, str]:
@@ -131,10 +116,8 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def number(value: float | None) -> str:
+def number(value: float) -> str:
     """Three significant digits."""
-    if value is None:
-        return NOT_INSTALLED
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"

@@ -22,8 +22,8 @@ from threading import Thread  # noqa: E402
 from time import perf_counter, process_time  # noqa: E402
 from typing import Any  # noqa: E402
 
+import _operations as operations  # noqa: E402
 import numpy as np  # noqa: E402
-import operations  # noqa: E402
 from _common import Report, Row, Target, in_turns, main, say  # noqa: E402
 
 import recompute as rc  # noqa: E402

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import gc
 
-import operations
+import _operations as operations
 from _common import Measure, Report, Row, Target, in_turns, main, say
-from victims import SHAPES, in_cache
 
 from recompute import _form
-from recompute._policy.formulas import DEFAULT
 
 ROOM = "10 GB"
 KEPT = "bookkeeping, value kept"
@@ -43,14 +41,12 @@ def measure(quick: bool) -> list[Report]:
         "floor": lambda: operations.floor(count),
         "tracked, kept, no budget": lambda: operations.kept(count),
         "tracked, kept, budget never reached": lambda: operations.kept(count, ROOM),
-        "tracked, only the last kept, budget never reached": lambda: operations.last_kept(
-            operations.trivial, 0, count, ROOM
-        ),
+        "tracked, only the last kept, budget never reached": lambda: operations.last_kept(count, ROOM),
         "the same, a closure": lambda: operations.kept(count, ROOM, operations.closure()),
         "the same, a method of an object": lambda: operations.kept(count, ROOM, operations.Adder().add),
         "get of a resident value": lambda: operations.get_resident(10 * count),
     }
-    size = operations.bookkeeping(2_000 if quick else 20_000, keep=True)  # first: nothing plans in the background yet
+    size = operations.bookkeeping(2_000 if quick else 20_000)  # first: nothing plans in the background yet
     say(f"chains of {count:,} operations")
     seconds = {name: min(times) for name, times in in_turns(measures, repetitions).items()}
     bare = seconds.pop("bare")
@@ -64,8 +60,8 @@ def measure(quick: bool) -> list[Report]:
         found[name] = min(times[number] for times in chains)
     for candidates in (1_000,) if quick else (1_000, 100_000):
         say(f"{candidates:,} candidates")
-        runs = [in_cache(candidates, SHAPES[1], DEFAULT, 200 if quick else 2_000) for _ in range(2)]
-        found[f"an operation that evicts, {candidates:,} candidates"] = min(run.evicting for run in runs)
+        runs = [operations.evicting(candidates, 200 if quick else 2_000) for _ in range(2)]
+        found[f"an operation that evicts, {candidates:,} candidates"] = min(runs)
     for name, taken in found.items():
         report.rows.append(Row(name, taken / floor, taken / floor, "floors", f"{1e6 * taken:.3g} us"))
     report.rows.append(Row(KEPT, size, size, "bytes", "by tracemalloc, without the value"))

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from _common import Measure, Report, Row, in_turns, main, row, say
-from operations import trivial
+from _operations import trivial
 
 import recompute as rc
 from recompute._traces.write import Recorder

@@ -233,7 +233,7 @@ def ap(
 
     An exception from the function passes through, with a note that says where the operation was created. Raises
     BudgetError if arguments and result do not fit into the budget together. Cost: a few microseconds, plus the function
-    (docs/results/machinery.md).
+    (docs/results/floors.md).
     """
     return apply_at(function, args, kwargs, nout, nbytes, sys._getframe(1), Recomputable)
 
