@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from math import inf
 from types import FrameType
 
 import pytest
 
 import recompute as rc
-from recompute._foresight.planning import Knowledge, Planning
+from recompute._foresight.planning import _LOOK, Knowledge, Planning
 from recompute._foresight.recording import Recording, Round
+from recompute._foresight.script import Script
 from recompute._plans.exact import exact
 from recompute._plans.problem import problem_of
 from recompute.extend import Settings
@@ -41,6 +43,34 @@ def test_planning_stops_when_nobody_waits() -> None:
     planning.over.wait()
     assert planning.is_over
     assert planning.failed == ""
+
+
+def test_planning_takes_no_longer_than_the_program_has_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a tenth of a second: a plan saves no more than what is repeated, and to make it slows the program down."""
+    known = Knowledge(400.0, waits=False)
+    known.look(7.0)
+    known.plan(recorded_chain(200), 3000)
+    background = known._planning
+    assert background is not None
+    for repeated in (7.0, 7.5, 9.0):
+        assert known.look(repeated) == ""
+        assert background.allowed == pytest.approx(0.1 + repeated - 7.0)
+    known.finish()
+
+    planning = Planning(recorded_chain(200), 3000, 1.0)
+    planning.allowed = 0.0
+    looked: list[Script | None] = []
+
+    def sleep(seconds: float) -> None:
+        if seconds == _LOOK:
+            looked.append(planning.script)
+            planning.allowed = inf if len(looked) == 3 else 0.0
+
+    monkeypatch.setattr("recompute._foresight.planning.sleep", sleep)
+    planning.start()
+    planning.wait()
+    assert looked == [None] * 3
+    assert planning.script is not None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux a thread has a priority of its own")
