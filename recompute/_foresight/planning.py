@@ -38,8 +38,8 @@ _LEAST: Final = 0.2
 
 
 _FREE: Final = 0.1
-"""Seconds that a thread may plan in any case. It plans no longer than the program has repeated since then: a plan saves
-no more than that, and may come to nothing."""
+"""Seconds that a thread may plan in any case. Beside operations that feel it, it plans no longer than the program has
+repeated since then: a plan saves no more than that, and may come to nothing."""
 
 _LOOK: Final = 0.01
 """Seconds until a thread that has planned so long looks again."""
@@ -126,7 +126,7 @@ class Planning:
         """Release the interpreter's lock: other threads would else get it after five milliseconds only."""
         if perf_counter() - self._rested > _BUSY:
             sleep(self._pause)
-            while thread_time() > self.allowed and not self._stopped:
+            while self._pause > _PAUSE and thread_time() > self.allowed and not self._stopped:
                 sleep(_LOOK)
             self._rested = perf_counter()
         if self._stopped:
