@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from textwrap import fill
 from typing import Final
 
 import torch
@@ -19,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "adapt
 
 from _common import facts
 from _torch_operators import SLOW, VARIANTS, compared, dtype_of, name_of, operators, samples, uncomparable
+
+import recompute_torch as rt
+from recompute_torch._native.block import NativeBudget
 
 SLOW_SAMPLES: Final = 3
 """How many samples of the operators whose gradients take minutes."""
@@ -68,14 +72,18 @@ def report(most: int) -> list[str]:
                     in_mode.setdefault(name, set()).add(variant)
                 else:
                     wrong.append(f"{name}, sample {number}, {variant}: {how}")
+    path = "native" if isinstance(rt.budget(), NativeBudget) else "Python"
     return [
         "# Operators inside a block",
         "",
-        "The operators in torch's `op_db`, in float64 or the first dtype that they support. Each sample's arguments",
-        'are made inside the block and evicted, and after each operator everything that can be evicted is. "Equal"',
-        "means that the results after the block have the same bytes, shapes, strides and dtypes as in plain torch, and",
-        "that the random number generator is left in the same state. Made by",
-        f"`python benchmarks/torch_operators.py --samples {most} --into docs/results`.",
+        fill(
+            "The operators in torch's `op_db`, in float64 or the first dtype that they support, in a block on the "
+            f"{path} path. Each sample's arguments are made inside the block and evicted, and after each operator "
+            'everything that can be evicted is. "Equal" means that the results after the block have the same bytes, '
+            "shapes, strides and dtypes as in plain torch, and that the random number generator is left in the same "
+            f"state. Made by `python benchmarks/torch_operators.py --samples {most} --into docs/results`.",
+            120,
+        ),
         "",
         f"{tried} operators, {taken} samples (at most {most} of each), {repeated:,} repeated runs.",
         "",
@@ -85,8 +93,8 @@ def report(most: int) -> list[str]:
         "",
         "## Equal to an empty dispatch mode",
         "",
-        "Inside any dispatch mode torch uses different formulas for these, whose results differ in the last bits or in",
-        "strides. A block gives the same results as an empty dispatch mode:",
+        "What evicts after each operator is a dispatch mode, and inside any of those torch uses different formulas",
+        "for these: results differ in the last bits or in strides. They are equal to those in an empty dispatch mode:",
         "",
         *[f"- `{name}`: {', '.join(sorted(variants))}" for name, variants in sorted(in_mode.items())],
         "",
@@ -96,11 +104,13 @@ def report(most: int) -> list[str]:
         "",
         "## Not tried",
         "",
-        "Operators that return uninitialized memory, or that support no dtype on the CPU:",
-        f"{', '.join(f'`{name}`' for name in skipped)}.",
-        "",
-        f"At most {SLOW_SAMPLES} samples were tried of {', '.join(f'`{name}`' for name in sorted(SLOW))}, whose",
-        "gradients take minutes.",
+        fill(
+            "Operators that return uninitialized memory, or that support no dtype on the CPU: "
+            f"{', '.join(f'`{name}`' for name in skipped)}. At most {SLOW_SAMPLES} samples were tried of "
+            f"{', '.join(f'`{name}`' for name in sorted(SLOW))}, whose gradients take minutes.",
+            120,
+            break_on_hyphens=False,
+        ),
         "",
         *[f"- {name}: {value}" for name, value in facts().items()],
         f"- torch: {torch.__version__}",
