@@ -209,18 +209,15 @@ class Finalizer:
         `copy`: to be written first.
         """
         values = storage.values
-        if type(values) is tuple and copy is None:
+        if type(values) is tuple:
             value = values[0]
             payload = value.payload
             kind = kinds.get(type(payload))  # without an adapter that is asked for the first time
-            if kind is not None and (kind.silent or not value.referred):
+            if kind is not None:
                 buffer = storage.buffer
-                if (
-                    not watch
-                    or not buffer
-                    or kind.watch is None
-                    or (buffer == id(payload) and getrefcount(payload) == _ALONE)
-                ):
+                if not buffer or kind.watch is None or (buffer == id(payload) and getrefcount(payload) == _ALONE):
+                    watch = False
+                if not watch and copy is None and (kind.silent or not value.referred):
                     value.payload = EVICTED
                     if not kind.atomic:
                         self.garbage.append(payload)

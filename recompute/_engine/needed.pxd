@@ -66,7 +66,7 @@ cdef class Needs(Neighbourhood):
 
 cpdef long long _number(Operation operation) except? -1
 @cython.locals(
-    missing=dict, there=set, argument=Value, maker=Operation, home=Storage, kept="long long", most="long long",
-    beyond="long long", made=set,
+    missing=dict, there=set, argument=Value, output=Value, maker=Operation, home=Storage, kept="long long",
+    most="long long", own="long long", beyond="long long",
 )
 cdef long long _locked(Operation operation, Storage gone, dict known) except? -1

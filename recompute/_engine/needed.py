@@ -396,23 +396,33 @@ def _locked(operation: Operation, gone: Storage, known: dict[Operation, int]) ->
     """
     missing: dict[Storage, int] = {}  # -> bytes beyond its own while it is brought back
     there: set[Storage] = set()
+    kept = most = own = 0
     for argument in operation.arguments:
         maker = argument.operation
         if maker is not None:  # else a source
             home = argument.storage
             if argument.payload is EVICTED or home is gone:
                 missing[home] = max(missing.get(home, 0), known.get(maker, 0) - home.size)
-            else:
+            elif home not in there:
                 there.add(home)
-    kept = sum([home.size for home in there])
-    most = 0
-    for home, beyond in sorted(missing.items(), key=itemgetter(1), reverse=True):
+                kept += home.size
+    order: Any = missing.items()
+    if len(missing) > 1:
+        order = sorted(order, key=itemgetter(1), reverse=True)
+    for home, beyond in order:
         kept += home.size
         most = max(most, kept + beyond)
-    made = {output.storage for output in operation.outputs if output is not None}
-    for argument in operation.arguments:
-        made.discard(argument.storage)
-    return max(most, kept + sum([home.size for home in made]))
+    for output in operation.outputs:
+        if output is not None:
+            home = output.storage
+            for argument in operation.arguments:
+                if argument.storage is home:
+                    break
+            else:
+                if home not in there:
+                    there.add(home)
+                    own += home.size
+    return max(most, kept + own)
 
 
 NEIGHBOURHOODS: Final[dict[NeighbourhoodName, Callable[[OnDecrease], Neighbourhood]]] = {

@@ -45,6 +45,7 @@ cpdef list below(Storage storage)
 cpdef list evicted_neighbours(Storage storage)
 @cython.locals(value=Value)
 cpdef double fetch(Storage storage) except? -1
+@cython.locals(value=Value, found=list, user=Operation, output=Value, stride=Py_ssize_t)
 cpdef tuple sample_below(Storage storage, Py_ssize_t most)
 
 

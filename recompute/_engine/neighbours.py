@@ -142,8 +142,9 @@ def sample_below(storage: Storage, most: int) -> tuple[list[Storage], int]:
     """The same, or of each value that many operations take only each so many'th of these: that number, too."""
     stride = 1
     for value in storage.values:
-        if isinstance(value.users, dict) and len(value.users) > most:
-            stride = max(stride, len(value.users) // most + 1)
+        users = value.users
+        if isinstance(users, dict) and len(users) > most:
+            stride = max(stride, len(users) // most + 1)
     if stride == 1:
         return below(storage), 1
     found: list[Storage] = []
