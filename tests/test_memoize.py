@@ -99,6 +99,31 @@ def test_arrays_count_by_content() -> None:
             assert function(np.full(10, float(number))).get() == 10 * number
 
 
+def test_arrays_that_differ_only_in_what_is_said_beside_their_numbers_are_different_calls() -> None:
+    """The metadata of a dtype, also inside of a record, and how a masked array is filled or written to, count."""
+
+    @rc.memoize
+    def same(array: Any) -> Any:
+        return array
+
+    def plain(unit: str) -> Any:
+        return np.zeros(3, np.dtype("f8", metadata={"unit": unit}))
+
+    def record(unit: str) -> Any:
+        return np.zeros(3, np.dtype([("a", np.dtype("f8", metadata={"unit": unit}), 2)]))
+
+    def masked(fill: float, *, hard: bool = False) -> Any:
+        return np.ma.array([1.0, 2.0], mask=[True, False], fill_value=fill, hard_mask=hard)
+
+    with rc.Cache():
+        assert same(plain("m")) is same(plain("m"))
+        assert [same(plain(unit)).get().dtype.metadata["unit"] for unit in ("m", "km")] == ["m", "km"]
+        assert [same(record(unit)).get().dtype["a"].base.metadata["unit"] for unit in ("m", "km")] == ["m", "km"]
+        assert same(masked(7)) is same(masked(7))
+        assert [same(masked(fill)).get().filled()[0] for fill in (7, 8)] == [7, 8]
+        assert [same(masked(7, hard=hard)).get().hardmask for hard in (True, False)] == [True, False]
+
+
 def test_recomputables_count_by_value() -> None:
     """A Recomputable among the arguments is told from others by what it refers to."""
     with rc.Cache() as cache:

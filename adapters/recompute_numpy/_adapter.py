@@ -138,8 +138,8 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
         return self.copy(value)
 
     def place(self, value: Any) -> Hashable | None:
-        """Address, shape, strides and dtype; not of subclasses, which may have more to them."""
-        if type(value) is not np.ndarray or not value.size:
+        """Address, shape, strides and dtype; not of what may have more to it: subclasses, a dtype with metadata."""
+        if type(value) is not np.ndarray or not value.size or _metadata(value.dtype):
             return None
         return value.ctypes.data, value.shape, value.strides, value.dtype
 
@@ -218,8 +218,9 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
     def fingerprint(self, value: Any) -> bytes | None:
         """A digest of type, dtype, shape and every bit but padding: NaNs of different payload differ, so does -0.0.
 
-        The attributes of a subclass, such as a unit, are content. None if an object array, or such an attribute, holds
-        something that cannot be checked.
+        The attributes of a subclass, such as a unit, are content, and so is the metadata of a dtype; of a masked array
+        the mask, the fill value, and whether the mask is hard. None if any of it, or an object array, holds something
+        that cannot be checked.
         """
         cls = type(value)
         digest = blake2b(f"{cls.__module__}.{cls.__qualname__} {value.dtype!r} {value.shape}".encode(), digest_size=16)
@@ -229,10 +230,16 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
             if content is None:
                 return None
             digest.update(content)
+        beside: list[Any] = []
+        if metadata := _metadata(value.dtype):
+            beside.append(metadata)
         if masked:
             digest.update(_bytes(np.ma.getmaskarray(value)))
+            beside += [value.view(np.ma.MaskedArray).fill_value, value.hardmask]  # asked, an array notes its default
         elif not isinstance(value, np.memmap) and (attributes := getattr(value, "__dict__", None)):
-            own = super().fingerprint({name: part for name, part in attributes.items() if not _is_cached(cls, name)})
+            beside.append({name: part for name, part in attributes.items() if not _is_cached(cls, name)})
+        if beside:
+            own = super().fingerprint(beside)
             if own is None:
                 return None
             digest.update(own)
@@ -266,6 +273,14 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
         array = _empty(head)
         load(_memory(array)[0])
         return array
+
+
+def _metadata(dtype: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """What is written beside a dtype and those of its fields, by field: neither its repr nor equality tells it."""
+    found = {} if dtype.metadata is None else {path: dict(dtype.metadata)}
+    for name in dtype.names or ():
+        found |= _metadata(dtype[name], (*path, name))
+    return found if dtype.subdtype is None else found | _metadata(dtype.base, (*path, "of each"))
 
 
 def _is_cached(cls: type, name: str) -> bool:

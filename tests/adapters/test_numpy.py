@@ -288,7 +288,7 @@ def test_any_bit_changes_the_digest(array: Any, data: st.DataObject) -> None:
 
 
 def test_digests_tell_apart_what_compares_equal() -> None:
-    """Signed zeros, payloads of NaN, dtypes, shapes, byte orders and types are part of the digest."""
+    """Signed zeros, payloads of NaN, dtypes with their metadata, shapes, and fill values are part of the digest."""
     payload = np.array([0x7FF8000000000001]).view(np.float64)
     different = [
         np.array([0.0]),
@@ -302,6 +302,10 @@ def test_digests_tell_apart_what_compares_equal() -> None:
         np.float64(0.0),
         np.ma.array([0.0]),
         np.ma.array([0.0], mask=[True]),
+        np.ma.array([0.0], fill_value=1),
+        np.ma.array([0.0], hard_mask=True),
+        np.array([0.0], np.dtype("f8", metadata={"unit": "m"})),
+        np.array([0.0], np.dtype("f8", metadata={"unit": "km"})),
     ]
     assert len({adapter.fingerprint(array) for array in different}) == len(different)
 

@@ -109,6 +109,15 @@ def test_a_source_goes_with_what_needs_it() -> None:
         check_invariants(cache, x)
 
 
+def test_views_whose_dtypes_differ_only_in_metadata_are_different_operands() -> None:
+    """One memory seen through dtypes with other metadata gives results with that metadata, as in plain NumPy."""
+    w = np.linspace(0, 1, 300)
+    with rc.Cache():
+        x = rc.array(np.ones(300))
+        made = [np.minimum(w.view(np.dtype("f8", metadata={"unit": unit})), x) for unit in ("m", "km")]
+        assert [y.dtype.metadata["unit"] for y in made] == ["m", "km"]
+
+
 def test_memory_that_is_used_again() -> None:
     """An array at the address of one that has gone is another array."""
     with rc.Cache() as cache:
