@@ -237,14 +237,16 @@ def _budget(options: argparse.Namespace, program: Script, path: Path) -> tuple[A
         if limited:
             raise CommandError("--record measures a run without a budget; leave out one of --record and --budget")
         recordings.check_writable(path)
-    if not limited:
-        return None, ""
-    assert text is not None
     try:
-        number = bytes_or_share(text)
+        number = bytes_or_share(text) if limited else None
     except ValueError as error:
         raise CommandError(str(error)) from None
-    if isinstance(number, int):
+    if options.recording is not None and not options.record and not isinstance(number, float):
+        raise CommandError(
+            "--recording names a file that this run would neither write nor read: add --record to write it, or a share "
+            "such as --budget 50% to read it"
+        )
+    if text is None or not isinstance(number, float):
         return number, ""
     recording = recordings.read(path, program)
     if recording.args != program.args:
