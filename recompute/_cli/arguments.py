@@ -223,7 +223,6 @@ def add_methods(parser: argparse.ArgumentParser, default: str) -> None:
     add(
         "--time-limit",
         metavar="SECONDS",
-        default=str(_TIME_LIMIT_SECONDS),
         help=f"time for each plan of {' and '.join(TIMED)}; the first plan of own, which takes some .1 ms for each "
         f"operation of the trace, is always made; default {_TIME_LIMIT_SECONDS:g}",
     )
@@ -244,7 +243,11 @@ def limits(options: argparse.Namespace, methods: Sequence[str] | None = None) ->
     """`time_limit` and `operations` of plans by these methods; None: by whichever apply."""
     if options.operations is not None and methods is not None and "checkmate" not in methods:
         raise CommandError("--operations is for the method checkmate: ask for it with --method checkmate")
-    limit = number(options.time_limit)
+    if options.time_limit is not None and methods is not None and not set(methods).intersection(TIMED):
+        raise CommandError(
+            f"--time-limit is for the methods {' and '.join(TIMED)}: ask for one with --method {TIMED[0]}"
+        )
+    limit = _TIME_LIMIT_SECONDS if options.time_limit is None else number(options.time_limit)
     if not 0 < limit < inf:
         raise CommandError(f"--time-limit must be seconds above zero, not {options.time_limit!r}")
     merged = None if options.operations is None else count("--operations", options.operations, 2)

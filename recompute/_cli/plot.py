@@ -58,6 +58,7 @@ _ONLY: Final = {
     "budget": ("residency", "memory", "overhead", "accesses"),
     "search": ("residency", "memory", "overhead", "accesses"),
     "method": ("residency", "memory", "overhead"),
+    "time_limit": ("residency", "memory", "overhead"),
     "operations": ("residency", "memory", "overhead"),
     "least": ("residency",),
     "iterations": ("overhead",),
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("chain needs no trace" if options.traces else f"{options.kind} needs a trace")
     for option, kinds in _ONLY.items():
         if options.kind not in kinds and getattr(options, option) is not None:
-            raise CommandError(f"--{option} is for {', '.join(kinds)}, not for {options.kind}")
+            raise CommandError(f"--{option.replace('_', '-')} is for {', '.join(kinds)}, not for {options.kind}")
     path: Path = target(options.output or f"{options.kind}.png")
     try:
         figure = draw(options)

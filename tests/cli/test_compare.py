@@ -89,6 +89,7 @@ def test_traces_of_one_name(trace: str, tmp_path: Path, capsys: pytest.CaptureFi
         (["--output", "nowhere/a.png"], "no directory"),
         (["--time-limit", "-1"], "--time-limit"),
         (["--method", "own", "--operations", "9"], "--operations is for the method checkmate"),
+        (["--method", "none", "--time-limit", "9"], "--time-limit is for the methods own and checkmate"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,8 @@ def test_planners_without_a_plan_are_left_out(trace: str, capsys: pytest.Capture
         (["accesses", "small.jsonl", "--method", "own"], "--method is for residency, memory, overhead, not for"),
         (["chain", "--budget", "3%"], "--budget is for residency, memory, overhead, accesses, not for chain"),
         (["memory", "small.jsonl", "--operations", "9"], "--operations is for the method checkmate"),
+        (["memory", "small.jsonl", "--time-limit", "9"], "--time-limit is for the methods own and checkmate"),
+        (["accesses", "small.jsonl", "--time-limit", "9"], "--time-limit is for residency, memory, overhead"),
         (["memory", "small.jsonl", "--sizes", "3"], "--sizes is for chain, not for memory"),
         (["overhead", "small.jsonl", "--least", "5%"], "--least is for residency, not for overhead"),
         (["chain", "--sizes", "1,2"], "--sizes"),
