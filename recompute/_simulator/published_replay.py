@@ -124,11 +124,13 @@ def baseline(program: Program) -> dict[str, int]:
     budget they stay to the end.
     """
     if program.published and not program.revived:
-        return program.most_in_use()
-    if program.published:
+        peak = program.most_in_use()
+    elif program.published:
         published = PublishedReplay(program, None, policy="none")
         published.run()
-        return {device: pool.peak for device, pool in published.machine.pools.items()}
-    replay = Replay(program, None, policy="none")
-    replay.run()
-    return {pool.device: pool.peak for pool in replay.cache.stats().pools}
+        peak = {device: pool.peak for device, pool in published.machine.pools.items()}
+    else:
+        replay = Replay(program, None, policy="none")
+        replay.run()
+        peak = {pool.device: pool.peak for pool in replay.cache.stats().pools}
+    return peak or {"cpu": 0}  # of a program that holds nothing, which can have a budget all the same

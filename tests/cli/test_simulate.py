@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from small_traces import training, write
 
+import recompute as rc
 from recompute._cli import main
 from recompute._policy.formulas import POLICIES
 
@@ -64,6 +65,16 @@ def test_a_ladder_without_a_budget(trace: str, capsys: pytest.CaptureFixture[str
     (run,) = simulate(capsys, trace, "--budget", "0.9")
     assert rows[0].split() == ["90%", "819", "B", f"{run['overhead']:.3f}"]
     assert rows[-1].endswith("does not fit")
+
+
+def test_a_program_that_holds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is replayed under the budget that was asked for, all the same; a share of nothing is one byte, as ever."""
+    published = write(tmp_path / "none.jsonl", [{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "BACKWARD"}])
+    with rc.Cache(trace=tmp_path / "own.jsonl"):
+        pass
+    for trace in (published, str(tmp_path / "own.jsonl")):
+        runs = simulate(capsys, trace, "--budget", "10,50%", "--policy", "default,lru")
+        assert [(run["budget_bytes"], run["overhead"]) for run in runs] == [(10, 1), (1, 1)] * 2
 
 
 def test_the_end_of_a_ladder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
