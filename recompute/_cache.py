@@ -10,6 +10,7 @@ from functools import partial
 from math import inf
 from re import fullmatch
 from time import perf_counter
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args
 
 from recompute import _context, _form
@@ -100,6 +101,14 @@ class Cache:
     ) -> None:
         if release not in get_args(ReleaseMode):
             raise ValueError(f"unknown release mode {release!r}; choose from {', '.join(get_args(ReleaseMode))}")
+        for name, given, kinds, what in (
+            ("foresight", foresight, bool, "True or False"),
+            ("verify", verify, bool, "True or False"),
+            ("trace", trace, (str, os.PathLike, NoneType), "the name of a file, such as 'run.jsonl.gz', or None"),
+            ("settings", settings, (Settings, NoneType), "a recompute.extend.Settings, or None"),
+        ):
+            if not isinstance(given, kinds):
+                raise TypeError(f"{name} must be {what}, not {given!r}")
         settings = settings or Settings()
         policy = policy_of(policy)
         if isinstance(policy, Scored):

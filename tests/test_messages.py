@@ -65,6 +65,27 @@ def test_a_budget_for_a_device_that_nobody_knows(device: str, monkeypatch: pytes
     assert cache.budget == {"cpu": 100, "cuda:0": 10**9}
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"settings": 3}, "settings must be .*extend.Settings.*, not 3"),
+        ({"settings": []}, r"settings must be .*extend.Settings.*, not \[\]"),
+        ({"trace": 3}, "trace must be the name of a file, .*, not 3"),
+        ({"trace": b"run.jsonl"}, "trace must be the name of a file, .*, not b'run.jsonl'"),
+        ({"verify": "no"}, "verify must be True or False, not 'no'"),
+        ({"foresight": "off"}, "foresight must be True or False, not 'off'"),
+        ({"search": 3}, "a search is a name, or one of .*, not 3"),
+        ({"clock": 3}, "clock must be a function that returns seconds, not 3"),
+        ({"tiers": 3}, "tiers are such as .*, not 3"),
+        ({"log": "all"}, "log is how many transitions are remembered, such as 10_000, not 'all'"),
+    ],
+)
+def test_an_option_of_a_wrong_type(options: dict[str, Any], says: str) -> None:
+    """It is an error when the cache is made, which says what to pass."""
+    with pytest.raises((TypeError, ValueError), match=says):
+        rc.Cache(**options)
+
+
 @pytest.mark.parametrize(("name", "meant"), [("budgt", "budget"), ("budget_", "budget"), ("name", None)])
 def test_an_attribute_that_a_cache_has_not(name: str, meant: str | None) -> None:
     """What was misspelt changes nothing in silence."""
