@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from recompute._simulator.simulate import simulate
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+from recompute._simulator.replay import Placeholder, Replay, Rerun
+from recompute._simulator.run import uncollected
 from recompute._traces.program import Program, Step
-from recompute.events import Accessed, Added, Detached, Event, Performed
+from recompute.events import Added, Event, Performed
+from recompute.policies import DEFAULT
 
 _DEAREST = 20.0  # times the cost of the program
 
@@ -31,6 +37,43 @@ class Numbers:
         return None
 
 
+class _NotedRerun(Rerun):
+    """The function of a replayed operation, which notes that it runs."""
+
+    __slots__ = ("note",)
+
+    note: Callable[[], None]
+
+    def __call__(self, *payloads: Placeholder) -> Any:
+        made = super().__call__(*payloads)
+        self.note()
+        return made
+
+
+class _NotedReplay(Replay):
+    """A replay that notes what runs, what is got and what is detached: in half the time that events would take."""
+
+    def __init__(self, program: Program, budget: int) -> None:
+        self.order: list[Step] = []
+        budgets = dict.fromkeys([program.devices[storage] for storage in program.storages], budget)
+        super().__init__(program, budgets, policy=DEFAULT, limit=_DEAREST)
+
+    def _function(self, number: int) -> Rerun:
+        function = _NotedRerun(self.program, self.program.calls[number], self.clock, self._aliased)
+        function.note = partial(self.order.append, ("call", number))
+        return function
+
+    def _get(self, value: int) -> None:
+        self._handle(value).get()
+        self.order.append(("get", value))
+
+    def _detach(self, value: int) -> None:
+        self._handle(value).detach()
+        self.order.append(("detach", value))
+
+    do: ClassVar = {**Replay.do, "get": _get, "detach": _detach}
+
+
 def order_of_runs(program: Program, budget: int) -> list[Step] | None:
     """The calls, repeated ones too, and what is got and detached, in order; None: the program does not fit.
 
@@ -39,22 +82,7 @@ def order_of_runs(program: Program, budget: int) -> list[Step] | None:
     """
     if not all(call.results for call in program.calls):
         return None
-    order: list[Step] = []
-    numbers = Numbers(program)
-    values = numbers.values
-
-    def listen(event: Event) -> None:
-        call = numbers.hear(event)
-        if isinstance(event, Performed):
-            if call is not None:
-                order.append(("call", call))
-            elif event.results:
-                order.append(("call", program.makers[values[event.results[0]]]))
-        elif isinstance(event, Accessed):
-            order.append(("get", values[event.value]))
-        elif isinstance(event, Detached):
-            order.append(("detach", values[event.value]))
-
-    peak = dict.fromkeys([program.devices[storage] for storage in program.storages], budget)  # its own takes a replay
-    run = simulate(program, budget, limit=_DEAREST, machine="library", listener=listen, peak=peak)
-    return order if run.status == "ok" else None
+    replay = _NotedReplay(program, budget)
+    with uncollected():
+        status = replay.run()
+    return replay.order if status == "ok" else None

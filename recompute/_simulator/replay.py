@@ -88,12 +88,12 @@ class _Clock:
         return elapsed
 
 
-class _Rerun:
+class Rerun:
     """The function of a replayed operation: takes its time, and returns placeholders."""
 
     __slots__ = ("__name__", "call", "clock", "makes", "room", "runs")
 
-    def __init__(self, program: Program, call: Call, clock: _Clock, aliased: Set[int], room: int | None) -> None:
+    def __init__(self, program: Program, call: Call, clock: _Clock, aliased: Set[int]) -> None:
         self.__name__ = call.name
         self.call = call
         self.clock = clock
@@ -109,10 +109,10 @@ class _Rerun:
             where = at.get(storage, first.get(storage))
             first.setdefault(storage, -1 - number)
             self.makes.append((program.sizes[storage], program.devices[storage], where, storage in aliased))
-        # (device, bytes) to be asked for before the first run; `room`: the bytes, where only these were known
+        # (device, bytes) to be asked for before the first run; `call.room`: the bytes, where only these were known
         self.room = [(device, size) for size, device, where, _ in self.makes if where is None]
-        if room is not None:
-            self.room = [(self.makes[0][1], room)] if room else []
+        if call.room is not None:
+            self.room = [(self.makes[0][1], call.room)] if call.room else []
 
     def __call__(self, *payloads: Placeholder) -> Any:
         call, clock = self.call, self.clock
@@ -236,11 +236,15 @@ class Replay(StepLoop):
     def _call(self, number: int) -> None:
         call, cache = self.program.calls[number], self.cache
         arguments = tuple([self._value(argument) for argument in call.arguments])
-        rerun = _Rerun(self.program, call, self.clock, self._aliased, call.room)
         place = (_code(call.place), _END) if call.place else _HERE
-        made = cache.extend.run(rerun, arguments, arguments, place, handle=Recomputable, nout=len(call.results))
+        function = self._function(number)
+        made = cache.extend.run(function, arguments, arguments, place, handle=Recomputable, nout=len(call.results))
         for value, handle in zip(call.results, made, strict=True):
             self._enter(value, handle)
+
+    def _function(self, number: int) -> Rerun:
+        """What the operation of a call does."""
+        return Rerun(self.program, self.program.calls[number], self.clock, self._aliased)
 
     def _enter(self, value: int, handle: Recomputable[Any]) -> None:
         self._values[value] = handle._node

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -67,6 +69,18 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return asdict(self)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Inside, no garbage is looked for: the graph of a replay lives to its end."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class StepLoop:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from time import perf_counter
@@ -11,7 +10,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 from recompute._budget import bytes_or_peak, parse_budget
 from recompute._simulator.published_replay import PublishedReplay, baseline
 from recompute._simulator.replay import Replay
-from recompute._simulator.run import Counts, Run, Status
+from recompute._simulator.run import Counts, Run, Status, uncollected
 from recompute._simulator.tier import SimulatedTier
 from recompute._simulator.victims import knows
 from recompute._traces.program import Program
@@ -186,15 +185,12 @@ def _timed(replay: Replay | PublishedReplay, options: Options, *, again: bool) -
     """Replay the program, as the next round if it is done `again`; how that ended, and the seconds that it took."""
     listener, progress = options.get("listener"), options.get("progress")
     stop = None if listener is None else replay.subscribe(listener)
-    collecting = gc.isenabled()
-    gc.disable()  # the graph lives to the end of the replay
     start = perf_counter()
     try:
-        status = replay.again(progress) if again else replay.run(progress)
+        with uncollected():
+            status = replay.again(progress) if again else replay.run(progress)
     finally:
         seconds = perf_counter() - start
-        if collecting:
-            gc.enable()
         if stop is not None:  # what goes with the replay afterwards is no step of it
             stop()
     return status, seconds

@@ -15,8 +15,10 @@ from small_programs import programs
 from recompute._plans.liveness import prune, schedule, settled
 from recompute._plans.own import Effort, Meter, online, portfolio
 from recompute._plans.problem import problem_of
+from recompute._simulator.order import Numbers, order_of_runs
 from recompute._traces.chain import chain
-from recompute._traces.program import Program
+from recompute._traces.program import Program, Step
+from recompute.events import Accessed, Detached, Event, Performed
 from recompute.planners import PlanError, ProgramPlan, ladder, least, peak, plan, verify
 from recompute.simulator import baseline, simulate
 
@@ -114,6 +116,26 @@ def test_the_runs_of_the_cache_are_a_plan_within_its_budget(program: Program, sh
     if order is not None:
         assert order[-1] == problem.final
         assert schedule(problem, prune(problem, order))[1] <= problem.room + problem.constant
+
+
+@given(program=programs(operations=25), share=st.floats(0.3, 1.0))
+def test_the_runs_of_the_cache_are_those_that_its_events_tell(program: Program, share: float) -> None:
+    """Every run, the first and the repeated ones, every `get` and every `detach`, in their order."""
+    budget = max(1, int(share * sum(baseline(program).values())))
+    numbers = Numbers(program)
+    told: list[Step] = []
+
+    def listen(event: Event) -> None:
+        call = numbers.hear(event)
+        if isinstance(event, Performed):
+            told.append(("call", program.makers[numbers.values[event.results[0]]] if call is None else call))
+        elif isinstance(event, Accessed):
+            told.append(("get", numbers.values[event.value]))
+        elif isinstance(event, Detached):
+            told.append(("detach", numbers.values[event.value]))
+
+    run = simulate(program, budget, limit=20.0, machine="library", listener=listen)
+    assert order_of_runs(program, budget) == (told if run.status == "ok" else None)
 
 
 @settings(max_examples=settings().max_examples // 5)
