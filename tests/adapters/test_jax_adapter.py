@@ -275,12 +275,12 @@ def test_what_is_known_of_an_evicted_array(cache: rc.Cache) -> None:
     """Shape, dtype and type; of a key array too."""
     x = rc.array(jnp.arange(6).reshape(2, 3)) * 1
     k = rc.array(jax.random.key(0)).reshape((1,))
-    for each in (x, k):
-        before = each.shape, each.dtype, each.ndim, each.nbytes, type(each.get())
-        assert each.evict()
-        assert (each.shape, each.dtype, each.ndim, each.nbytes) == before[:-1]
-        assert not each.resident
-        assert type(each.get()) is before[-1]
+    for array in (x, k):
+        before = array.shape, array.dtype, array.ndim, array.nbytes, type(array.get())
+        assert array.evict()
+        assert (array.shape, array.dtype, array.ndim, array.nbytes) == before[:-1]
+        assert not array.resident
+        assert type(array.get()) is before[-1]
     weak = rc.array(jnp.asarray(2.0)) * 3
     weak.evict()
     assert weak.weak_type

@@ -102,7 +102,7 @@ def given_digits() -> Any:
 def test_the_scan_is_a_loop(given_digits: Any, block: int) -> None:
     """The scores are those of NumPy, step by step, whatever the blocks."""
     weights, images, _ = given_digits
-    own = {name: np.asarray(each, np.float64) for name, each in weights.items()}
+    own = {name: np.asarray(weight, np.float64) for name, weight in weights.items()}
     x = images @ own["first"]
     for _ in range(16):
         x = x + np.tanh(x @ own["change"] + own["offset"]) / 16
@@ -132,11 +132,11 @@ def test_the_long_scan_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[s
     found = json.loads(figures.read_text())
     assert found["before"] < 0.3 < 0.7 < found["after"]
     plain, blocks, *within = found["runs"]
-    assert [each["way"] for each in within] == ["budget", "op by op"]
-    for each in within:
-        assert each["memory"] <= each["budget"] == long_scan.budget_for(64, 4) < blocks["memory"] < plain["memory"]
-        assert each["compute"] > 1
-        assert each["apart"] < 2e-6
+    assert [run["way"] for run in within] == ["budget", "op by op"]
+    for run in within:
+        assert run["memory"] <= run["budget"] == long_scan.budget_for(64, 4) < blocks["memory"] < plain["memory"]
+        assert run["compute"] > 1
+        assert run["apart"] < 2e-6
 
 
 # --- The ensemble -----------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def answers(members: Any) -> tuple[dict[str, Any], int]:
     """All outputs, and what the cache counts for them."""
     with rc.Cache() as cache:
         outputs = outputs_of.make(*rc.array(members), outputs_of.CACHED)
-        return {name: np.asarray(each.get()) for name, each in outputs.items()}, cache.stats().peak
+        return {name: np.asarray(output.get()) for name, output in outputs.items()}, cache.stats().peak
 
 
 def test_answers_are_those_of_jit(members: Any, answers: Any) -> None:
@@ -162,9 +162,9 @@ def test_answers_are_those_of_jit(members: Any, answers: Any) -> None:
     assert plain.keys() == answers[0].keys()
     for name, array in plain.items():
         np.testing.assert_allclose(answers[0][name], array, rtol=1e-4, atol=1e-6)
-    each = [answers[0][f"0: member {number} thinks"] for number in range(3)]
-    np.testing.assert_allclose(answers[0]["0: together"], np.mean(each, 0), rtol=1e-6)
-    np.testing.assert_allclose(answers[0]["0: disagreement"], np.var(each, 0).sum(1), rtol=1e-4, atol=1e-7)
+    thoughts = [answers[0][f"0: member {number} thinks"] for number in range(3)]
+    np.testing.assert_allclose(answers[0]["0: together"], np.mean(thoughts, 0), rtol=1e-6)
+    np.testing.assert_allclose(answers[0]["0: disagreement"], np.var(thoughts, 0).sum(1), rtol=1e-4, atol=1e-7)
 
 
 @settings(max_examples=10, deadline=None)

@@ -48,7 +48,7 @@ def test_made_again(destroy: Callable[[Any], None]) -> None:
         assert not x.resident
         assert x.get().tolist() == list(range(100))
         assert cache.stats().used == 400
-        assert [type(each).__name__ for each in log].count("Evicted") == 1
+        assert [type(event).__name__ for event in log].count("Evicted") == 1
         check_invariants(cache, [x])
         assert got.is_deleted()
 
@@ -201,7 +201,7 @@ def test_programs(program: list[tuple[str, int]], budget: int | None) -> None:
                     expected.append([number] * 10)
                 elif name in ("add", "eat"):
                     values.append(rc.ap(eats if name == "eat" else jnp.add, value, *([] if name == "eat" else [1])))
-                    expected.append([2 * each if name == "eat" else each + 1 for each in expected[at]])
+                    expected.append([2 * element if name == "eat" else element + 1 for element in expected[at]])
                 elif name in ("delete", "donate"):
                     (delete if name == "delete" else donate)(value.get())
                 elif name == "get":
@@ -219,7 +219,7 @@ def test_programs(program: list[tuple[str, int]], budget: int | None) -> None:
             value = None
             stats = cache.stats()
             assert budget is None or stats.peak <= budget + stats.overshoot
-            assert not any(each.resident and each._node.payload.is_deleted() for each in values)
+            assert not any(handle.resident and handle._node.payload.is_deleted() for handle in values)
             check_invariants(cache, values)
         for value in values:
             value.unpin()

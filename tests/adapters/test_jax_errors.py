@@ -47,7 +47,7 @@ def line_of(function: Callable[..., Any]) -> int:
 def notes(caught: pytest.ExceptionInfo[BaseException]) -> list[str]:
     """The notes that are not JAX's; one line each."""
     found = [note for note in getattr(caught.value, "__notes__", []) if "JAX_TRACEBACK_FILTERING" not in note]
-    assert not any("\n" in each for each in found)
+    assert not any("\n" in note for note in found)
     return found
 
 

@@ -49,11 +49,11 @@ def test_flattened_is_the_same_for_jax() -> None:
     bound = [var for equation in flat.equations for var in equation.outvars]
     assert len(set(bound)) == len(bound)
     assert not {"jit", "custom_jvp_call", "custom_vjp_call", "remat2"} & {
-        each.primitive.name for each in flat.equations
+        equation.primitive.name for equation in flat.equations
     }
     for fn, name in ((bent, "custom_jvp_call"), (clipped, "custom_vjp_call")):
         kept = flatten(jax.make_jaxpr(fn)(1.0))
-        assert [each.primitive.name for each in kept.equations] == [name]
+        assert [equation.primitive.name for equation in kept.equations] == [name]
 
 
 # Training
@@ -272,7 +272,7 @@ def test_effects_happen_once(cache: rc.Cache, unroll_scans: bool) -> None:
     def fn(x: Any) -> Any:
         y = jnp.sin(x)
         count = jax.experimental.io_callback(note, jax.ShapeDtypeStruct((), "float32"), y.sum(), ordered=True)
-        jax.debug.callback(lambda each: seen.append(float(each)), y.sum() * 2)
+        jax.debug.callback(lambda total: seen.append(float(total)), y.sum() * 2)
         x, _ = lax.scan(lambda c, _: (jax.debug.callback(seen.append, c[0]) or c, None), x, None, length=2)
         return y * count, x
 
@@ -342,7 +342,7 @@ def test_nothing_is_left_over(cache: rc.Cache) -> None:
     gone = weakref.ref(fn), weakref.ref(known.pop())
     del fn
     assert live() == before
-    assert [each() for each in gone] == [None, None]
+    assert [reference() for reference in gone] == [None, None]
     assert len(kernels._programs) == prepared
 
 
@@ -391,7 +391,7 @@ def test_costs_are_those_of_a_kind() -> None:
         for _ in range(3):
             f(x)
         assert costs[:3] == costs[3:6] == costs[6:9]
-        assert all(each > 0 for each in costs)
+        assert all(cost > 0 for cost in costs)
         for step in kernels.prepared(jax.jit(fn).trace(x).jaxpr).steps:
             cost = step.kernel._cost
             assert cost.first > cost.seconds == costs.pop(0)

@@ -51,7 +51,7 @@ def test_budget_of_the_gpu() -> None:
         peak = cache.stats().peak
     with rc.Cache({pool: peak // 2}) as cache:
         assert bits(evaluated(x)) == expected
-        (found,) = [each for each in cache.stats().pools if each.device == pool]
+        (found,) = [figures for figures in cache.stats().pools if figures.device == pool]
     assert found.peak <= peak // 2
     assert cache.stats().rematerializations > 0
 
@@ -63,5 +63,5 @@ def test_more_than_the_device_has() -> None:
     with rc.Cache({adapter.device(jnp.ones(1)): int(0.8 * limit)}) as cache:
         made = [make(float(number)) for number in range(limit // (4 * 64 * COUNT) + 2)]
         assert cache.stats().evictions > 0
-        for number, each in enumerate(made):
-            assert float(each.get()[-1]) == number
+        for number, value in enumerate(made):
+            assert float(value.get()[-1]) == number

@@ -161,10 +161,10 @@ def test_transformations_and_control_flow() -> None:
     def run(x: Any) -> Any:
         y = jax.jit(jnp.sin)(x)
         z = jax.vmap(lambda row: row @ row)(y)
-        last, each = lax.scan(lambda carry, row: (carry + row, carry.sum()), y[0], y)
+        last, sums = lax.scan(lambda carry, row: (carry + row, carry.sum()), y[0], y)
         chosen = lax.cond(z[0] > 0, jnp.cos, jnp.sin, last)
         twice = jax.grad(lambda at: jax.grad(lambda at: jnp.tanh(at).sum())(at).sum())(last)
-        return z, each, chosen, twice, y.at[0].set(1.0)
+        return z, sums, chosen, twice, y.at[0].set(1.0)
 
     x = jax.random.normal(jax.random.key(1), (4, 8))
     expected = run(x)

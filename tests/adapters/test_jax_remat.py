@@ -116,7 +116,7 @@ def test_convolutions() -> None:
         return (x**2).mean()
 
     one, two = jax.random.split(jax.random.key(2))
-    args = [each / 6 for each in jax.random.normal(one, (3, 4, 4, 3, 3))], jax.random.normal(two, (4, 4, 16, 16))
+    args = [kernel / 6 for kernel in jax.random.normal(one, (3, 4, 4, 3, 3))], jax.random.normal(two, (4, 4, 16, 16))
     assert_same(jax.jit(jax.grad(loss))(*args), remat(jax.grad(loss), of_peak=0.8, **QUICK)(*args))
 
 
@@ -183,8 +183,8 @@ def test_checkpoint_control_flow_and_keys_inside(arrays: tuple[Any, Any]) -> Non
 
     def loss(x: Any, w: Any, key: Any) -> Any:
         layer = jax.checkpoint(lambda x, key: jnp.tanh(x @ w) * jax.random.bernoulli(key, 0.8, x.shape))
-        for each in jax.random.split(key, 4):
-            x = layer(x, each)
+        for layer_key in jax.random.split(key, 4):
+            x = layer(x, layer_key)
         x = lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x)
         x = lax.fori_loop(0, 3, lambda _, x: x * 0.9, x)
         return (x**2).mean()
@@ -381,5 +381,5 @@ def test_what_jit_refuses_is_refused(arrays: tuple[Any, Any]) -> None:
         remat(chain, of_peak=0.5, **QUICK)(leaked[0], arrays[1])
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         remat(lambda x: x if x.sum() > 0 else -x, of_peak=0.5, **QUICK)(arrays[0])
-    (note,) = [each for each in caught.value.__notes__ if "recompute_jax.planned" in each]
+    (note,) = [note for note in caught.value.__notes__ if "recompute_jax.planned" in note]
     assert "static_argnums" in note

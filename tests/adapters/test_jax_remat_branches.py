@@ -25,10 +25,10 @@ jnp = jax.numpy
 lax = jax.lax
 
 
-def layers(act: Any, count: int = 4, each: Any = lambda step: step) -> Any:
+def layers(act: Any, count: int = 4, wrap: Any = lambda step: step) -> Any:
     def run(w: Any, x: Any) -> Any:
         for _ in range(count):
-            x = each(lambda w, x: act(x @ w))(w, x)
+            x = wrap(lambda w, x: act(x @ w))(w, x)
         return x
 
     return run
@@ -132,8 +132,8 @@ def test_fits_where_a_checkpoint_in_the_branch_does() -> None:
     """Where `jax.checkpoint` of each layer in the branches fits, a plan does, and needs no more FLOPs."""
     w, x = arrays(64)
 
-    def gradient(each: Any) -> Any:
-        branches = [layers(jnp.tanh, 8, each), layers(jax.nn.gelu, 8, each)]
+    def gradient(wrap: Any) -> Any:
+        branches = [layers(jnp.tanh, 8, wrap), layers(jax.nn.gelu, 8, wrap)]
         return jax.grad(lambda w, x, index: (lax.switch(index, branches, w, x) ** 2).mean())
 
     options = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

@@ -109,7 +109,7 @@ def unrolled_scan(wrap: Wrap) -> Any:
 def layers(wrap: Wrap) -> Any:
     def loss(weights: Any, x: Any) -> Any:
         for number in range(8):
-            x = wrap(layer)(x, jax.tree.map(lambda each, at=number: each[at], weights))[0]
+            x = wrap(layer)(x, jax.tree.map(lambda leaf, at=number: leaf[at], weights))[0]
         return (x**2).mean()
 
     return jax.grad(loss)
@@ -139,7 +139,7 @@ def products(jaxpr: Any) -> float:
 @pytest.mark.parametrize(
     "model",
     [plain_scan, pytest.param(unrolled_scan, marks=pytest.mark.slow), pytest.param(layers, marks=pytest.mark.slow)],
-    ids=lambda each: each.__name__,
+    ids=lambda model: model.__name__,
 )
 def test_no_worse_than_the_policies_of_checkpoint(model: Any) -> None:
     """Where a policy fits, so does a plan, with at most 1.02 of its products; so the least is no larger than theirs."""
@@ -233,7 +233,7 @@ def offset(weights: Any, x: Any) -> Any:
     return (x**2).mean()
 
 
-@pytest.mark.parametrize("fn", [summed, convolved, gathered, offset], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("fn", [summed, convolved, gathered, offset], ids=lambda function: function.__name__)
 def test_the_compiled_function_needs_what_its_plan_says(fn: Any) -> None:
     """Whatever XLA makes of it: the temporaries of the compiled function are those of the plan, within its budget."""
     keys = jax.random.split(jax.random.key(0), 5)

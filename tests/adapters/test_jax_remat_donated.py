@@ -32,8 +32,8 @@ def step(state: Any, x: Any) -> Any:
 
     weights, momenta = state
     slopes = jax.grad(loss)(weights)
-    momenta = [0.9 * each + slope for each, slope in zip(momenta, slopes, strict=True)]
-    return [each - 0.1 * moved for each, moved in zip(weights, momenta, strict=True)], momenta
+    momenta = [0.9 * momentum + slope for momentum, slope in zip(momenta, slopes, strict=True)]
+    return [weight - 0.1 * moved for weight, moved in zip(weights, momenta, strict=True)], momenta
 
 
 def arguments() -> tuple[Any, Any]:
@@ -48,12 +48,16 @@ def test_updates_come_out_of_their_regions(length: int) -> None:
     segments = segment(flatten(jax.make_jaxpr(step)(*arguments())), "step")
     order = list(range(len(segments.segments)))
     found = updates_apart(segments, regions(segments, order, 1 << 40, length))
-    assert sorted(number for each in found for number in each.runs) == order
-    apart = [segments.segments[number] for each in found if each.is_open for number in each.runs]
+    assert sorted(number for region in found for number in region.runs) == order
+    apart = [segments.segments[number] for region in found if region.is_open for number in region.runs]
     assert len(apart) == 12
     assert all(kind(eqn) != "heavy" for part in apart for eqn in part.equations)
     gated = {
-        var for each in found if not each.is_open for number in each.runs for var in segments.segments[number].inputs
+        var
+        for region in found
+        if not region.is_open
+        for number in region.runs
+        for var in segments.segments[number].inputs
     }
     assert gated.isdisjoint(var for part in apart for var in part.outputs)
 

@@ -90,7 +90,7 @@ def chosen(outer: Wrap, inner: Wrap) -> Any:
 
 
 def _of(weights: Any, number: int) -> Any:
-    return jax.tree.map(lambda each: each[number], weights)
+    return jax.tree.map(lambda leaf: leaf[number], weights)
 
 
 def plainly(function: Any) -> Any:
@@ -144,7 +144,7 @@ def test_no_value_changes(model: Any, place: int) -> None:
         np.testing.assert_allclose(two, one, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("model", [stacks, rolled], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("model", [stacks, rolled], ids=lambda model: model.__name__)
 def test_plans_reach_into_scans_in_scans(model: Any) -> None:
     """Among the plans are some that keep the carries of the inner scan, some that run it again, and both together."""
     flat, _, _, plans = in_uniform_shapes(model)
@@ -172,7 +172,7 @@ def products(jaxpr: Any) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [stacks, unrolled, rolled, chosen], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("model", [stacks, unrolled, rolled, chosen], ids=lambda model: model.__name__)
 def test_no_worse_than_policies_in_policies(model: Any) -> None:
     """Where a policy around the inner body, the outer one or both fits, so does a plan, with at most 1.02 of its
 

@@ -100,7 +100,7 @@ def test_no_value_changes(loss: Any, order: int, length: int, reverse: bool, kin
         args = values()
         flat = flat_of(functions(loss, order, length, reverse, kind), args)
         shapes = [shape(group, int(share * length * group.modes[0].stacked)) for group in groups_of(flat)]
-        changed = rewrite(flat, [(each.group, each.parts) for each in shapes])
+        changed = rewrite(flat, [(shaped.group, shaped.parts) for shaped in shapes])
         expected = jax.jit(functions(loss, order, length, reverse, kind), compiler_options=FOR_VALUES)(*args)
         found = jax.jit(jaxpr_as_fun(changed), compiler_options=FOR_VALUES)(*flat.consts, *args)
     for one, two in zip(jax.tree.leaves(expected), found, strict=True):
@@ -279,7 +279,7 @@ def chosen(w: Any, x: Any) -> Any:
     return lax.cond(x[0, 0, 0] > 0, lambda w: update(w, x[0]), lambda w: update(w, x[1]), w)
 
 
-@pytest.mark.parametrize("function", [trained, counted, mapped, chosen], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("function", [trained, counted, mapped, chosen], ids=lambda function: function.__name__)
 def test_gradients_inside_of_loops_and_branches(function: Any) -> None:
     """Where most memory is in use within one step or branch, that is planned; what runs again in it is reported."""
     args = jnp.eye(32) * 0.9, jnp.ones((3, 512, 32)) * jnp.array([[[0.5]], [[1.0]], [[1.5]]])

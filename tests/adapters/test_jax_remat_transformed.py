@@ -61,7 +61,7 @@ planned = partial(remat, budget="1MB", compilations=2)
 JAX_FAILS = "index", "gradient of a batch"  # without remat, too
 
 
-@pytest.mark.parametrize(("check", "around"), [each for each in product(CHECKS, AROUND) if each != JAX_FAILS], ids=str)
+@pytest.mark.parametrize(("check", "around"), [pair for pair in product(CHECKS, AROUND) if pair != JAX_FAILS], ids=str)
 def test_checkify_reports_what_it_reports_of_the_function(check: str, around: str) -> None:
     """Errors of NaNs, indices and `checkify.check`, through every transformation around."""
     fn, errors, message = CHECKS[check]

@@ -199,7 +199,7 @@ def test_what_is_chosen_from_small_to_large_is_never_dearer(
             continue
         chosen = best(known, new)
         assert chosen.peak <= budget
-        assert all(chosen.cost <= each.cost and chosen.flops <= each.flops for each in known)
+        assert all(chosen.cost <= plan.cost and chosen.flops <= plan.flops for plan in known)
         assert chosen in [*known, *new]
         known.append(chosen)
 

@@ -380,7 +380,7 @@ step = rt.compile(lambda x: module(x).square().mean(), of_peak=0.7, compiler="in
 step(torch.randn(256, 32)).backward()
 (plan,) = rt.plans(step)
 told = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")}
-told |= {"split": plan.split, "peak": plan.peak, "gradients": [each.grad.tolist() for each in module.parameters()]}
+told |= {"split": plan.split, "peak": plan.peak, "gradients": [weight.grad.tolist() for weight in module.parameters()]}
 print(json.dumps(told))
 """
 
@@ -441,7 +441,7 @@ def test_convolutions_need_what_they_do_in_inductors_layout(channels: int, lengt
     """They run with channels last, where they need little memory of their own, and weights are copied for that."""
     torch.manual_seed(0)
     conv = [nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(4)]
-    layers = [[each, nn.BatchNorm2d(channels), nn.ReLU()] for each in conv]
+    layers = [[convolution, nn.BatchNorm2d(channels), nn.ReLU()] for convolution in conv]
     module = Mean(*[layer for group in layers for layer in group])
     step = by_inductor(module, 1.0)
     left(module, step, torch.randn(4, channels, length, length, requires_grad=True), steps=1)

@@ -144,7 +144,7 @@ def test_results_that_share_memory_stay_what_they_are() -> None:
         assert whole.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
         assert x.grad is not None
         assert layer.weight.grad is not None
-        return [*[each.detach() for each in found], x.grad, layer.weight.grad]
+        return [*[output.detach() for output in found], x.grad, layer.weight.grad]
 
     expected = run(several)
     step = compiled(several, 0.85)

@@ -245,7 +245,7 @@ def test_operators_in_threads() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert [alike(expected, each) for each in found] == [[], []]
+    assert [alike(expected, result) for result in found] == [[], []]
 
 
 def test_several_outputs() -> None:

@@ -79,8 +79,8 @@ def arming(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arming]:
     gc.freeze()  # a repair looks at every object of the process: at none of those that are there before the test
     yield make
     gc.unfreeze()
-    for each in made:
-        each.arm(0)
+    for interrupts in made:
+        interrupts.arm(0)
 
 
 def count(interrupts: Interrupts) -> int:

@@ -56,13 +56,13 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """All that a step changes, copied."""
-        found: dict[str, Any] = {name: each.clone() for name, each in self.model.state_dict().items()}
+        found: dict[str, Any] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         found |= {
-            f"{name}.grad": None if each.grad is None else each.grad.clone()
-            for name, each in self.model.named_parameters()
+            f"{name}.grad": None if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in self.model.named_parameters()
         }
         for number, memory in enumerate(self.optimizer.state.values()):
-            found |= {f"{number}.{name}": torch.as_tensor(each).clone() for name, each in memory.items()}
+            found |= {f"{number}.{name}": torch.as_tensor(value).clone() for name, value in memory.items()}
         found["rate"] = self.optimizer.param_groups[0]["lr"]
         found["schedule"] = self.schedule.last_epoch
         found["random"] = torch.get_rng_state(), random.getstate()
@@ -108,11 +108,11 @@ def unwarned(training: Training, budget: int) -> None:
 def test_nothing_is_changed(before: int) -> None:
     """Parameters, buffers, gradients, momenta, schedules and random numbers are as they were, and training goes on."""
     training, other = Training(), Training()
-    for each in (training, other):
+    for subject in (training, other):
         torch.manual_seed(1)
         random.seed(1)
         for _ in range(before):
-            each.step()
+            subject.step()
     known = training.state()
     rt.least(training.step)
     assert same(training.state(), known)
@@ -257,14 +257,14 @@ def test_activations(activations: str) -> None:
     random.seed(2)
     torch.manual_seed(2)
     plain, training = Training(), Training()
-    for each in (plain, training):
+    for subject in (plain, training):
         random.seed(2)
         torch.manual_seed(2)
-        if each is plain:
+        if subject is plain:
             for _ in range(4):
-                each.step()
+                subject.step()
         else:
-            block = trained(each, 4, activations=activations)
+            block = trained(subject, 4, activations=activations)
     assert same(training.state(), plain.state())
     assert not same(training.state(), known)
     steps = block._steps
@@ -291,11 +291,11 @@ def test_small_tensors_are_left_alone() -> None:
     with rt.budget(40_000, smallest="1kB", native=False) as block:
         small = [torch.ones(100) * number for number in range(20)]
         large = [torch.ones(1_000) * number for number in range(20)]
-        there = [each.untyped_storage for each in small]
+        there = [tensor.untyped_storage for tensor in small]
         assert len(there) == 20
-        assert all(handle_of(each).resident for each in small)
-        assert sum(handle_of(each).resident for each in large) < 10
-        assert [float(each[0]) for each in small + large] == [*range(20), *range(20)]
+        assert all(handle_of(tensor).resident for tensor in small)
+        assert sum(handle_of(tensor).resident for tensor in large) < 10
+        assert [float(tensor[0]) for tensor in small + large] == [*range(20), *range(20)]
     assert block.stats().peak <= 40_000
 
 
@@ -318,7 +318,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + 400_000_000, resource.RLIM_INFINI
 torch.manual_seed(0)
 with rt.budget("auto") as block:
     kept = [make(number) for number in range(60)]
-    found = [float(each[0]) for each in kept]
+    found = [float(tensor[0]) for tensor in kept]
     stats = block.stats()
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 print(found == expected, stats.evictions > 0, stats.rematerializations > 0)

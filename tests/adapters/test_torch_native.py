@@ -126,7 +126,7 @@ FALLING_BACK = """
         ({build.FOLDER_VARIABLE: "/proc/builds"}, "cannot be written to"),
         ({"CXX": "false"}, "failed"),
     ],
-    ids=lambda each: "",
+    ids=lambda value: "",
 )
 def test_where_it_cannot_be_built(variables: dict[str, str], reason: str, tmp_path: Path) -> None:
     """The default is the Python path then, which is said once; who asks for the native one is told why not."""
@@ -157,14 +157,14 @@ def test_processes_that_start_together_build_once(folder: Path, monkeypatch: pyt
         )
         for _ in range(3)
     ]
-    assert [each.communicate(timeout=300)[0] for each in running] == ["\n"] * 3
+    assert [process.communicate(timeout=300)[0] for process in running] == ["\n"] * 3
     assert counted.read_text() == "once\n"
 
 
 def test_which_path_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default is the native path where it serves, an environment forbids it, and a program has the last word."""
     monkeypatch.delenv("RECOMPUTE_TORCH_NATIVE", raising=False)
-    assert [rt.budget(native=each).stats().path for each in (None, True, False)] == ["native", "native", "python"]
+    assert [rt.budget(native=native).stats().path for native in (None, True, False)] == ["native", "native", "python"]
     assert isinstance(rt.budget(native=True), rt.budget)
     assert rt.budget(lambda used: 10**9).stats().path == "python"
     with pytest.raises(Unavailable, match="not a function"):
@@ -332,7 +332,7 @@ def in_a_thread(x: Any) -> Any:
 
 READS: dict[str, Callable[[Any], Any]] = {
     "tolist": lambda x: x.tolist(),
-    "item": lambda x: [each.item() for each in x],
+    "item": lambda x: [element.item() for element in x],
     "repr": repr,
     "torch.save": saved,
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
@@ -341,7 +341,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "from_dlpack": lambda x: torch.from_dlpack(x) + 0,
     "bytes of the storage": lambda x: x.untyped_storage().tolist(),
     "storage.clone": lambda x: x.untyped_storage().clone().tolist(),
-    "apply_": lambda x: x.clone().apply_(lambda each: each + 1),
+    "apply_": lambda x: x.clone().apply_(lambda element: element + 1),
     "map_": lambda x: x.clone().map_(x, lambda one, other: one * other),
     "share_memory_": lambda x: x.clone().share_memory_() * 1,
     "data": lambda x: x.data * 1,
@@ -785,7 +785,7 @@ def test_a_tensor_of_another_block(outer: str) -> None:
         assert theirs.sum().item() == 2000
         assert mine[0].sum().item() == 3000  # nobody's any more
     assert len(raised) == 2
-    assert all("belongs to another budget block" in each for each in raised)
+    assert all("belongs to another budget block" in message for message in raised)
 
 
 def test_threads_that_outlive_a_block_and_enter_others() -> None:
@@ -909,7 +909,7 @@ def test_the_memory_of_the_process_follows_the_count() -> None:
             for _ in range(depth):
                 x = x * 1.001 + 1
                 kept.append(x)
-            return [each.sum().item() for each in kept]
+            return [tensor.sum().item() for tensor in kept]
 
         with rt.budget("24MB", native=True) as block:
             forward(2)
@@ -1035,7 +1035,7 @@ def test_a_collective_does_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
             distributed.all_reduce(x)
             y = x * 3
             block.cache.release_memory()
-            states = [load.library().rm_state(each.untyped_storage()._cdata) & 3 for each in (x, y)]
+            states = [load.library().rm_state(tensor.untyped_storage()._cdata) & 3 for tensor in (x, y)]
             assert states == [1, 3]
             assert y.sum().item() == 600
     finally:
@@ -1192,7 +1192,7 @@ def test_profilers_hear_of_all_memory_after_a_block() -> None:
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as found:
         layer(x)
-    assert sum(each.self_cpu_memory_usage for each in found.key_averages()) == 0
+    assert sum(event.self_cpu_memory_usage for event in found.key_averages()) == 0
 
 
 class Own(torch.Tensor):  # type: ignore[misc]  # torch may not be installed
@@ -1292,7 +1292,7 @@ def test_memory_of_numpy_that_is_not_aligned(shift: int, native: bool) -> None:
     def program(evict: Callable[[], object]) -> list[Any]:
         made = [torch.addmv(vector, matrix, vector), matrix @ vector, torch.nn.functional.linear(vector, matrix)]
         evict()
-        return [each + 0 for each in made]
+        return [product + 0 for product in made]
 
     expected = program(lambda: None)
     with rt.budget(native=native) as block:

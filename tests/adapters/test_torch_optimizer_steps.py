@@ -30,7 +30,7 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         """Subtract half of the gradients."""
         parameters = self.param_groups[0]["params"]
-        updates = [each.grad * 0.5 for each in parameters]
+        updates = [parameter.grad * 0.5 for parameter in parameters]
         self._seen()
         for parameter, update in zip(parameters, updates, strict=True):
             parameter.sub_(update)

@@ -37,7 +37,7 @@ def forward_mode() -> Any:
         for _ in range(12):
             dual = (dual * 1.01).sin() + dual
             kept.append(dual)
-        return sum(forward_ad.unpack_dual(each).tangent.sum() for each in kept)
+        return sum(forward_ad.unpack_dual(value).tangent.sum() for value in kept)
 
 
 def jvp() -> Any:
@@ -188,10 +188,10 @@ def test_the_end_of_a_block_is_within_the_budget() -> None:
             x = x * 1.01 + number
             if number % 10 == 9:
                 kept.append(x)
-        assert sum(not value_of(each).resident for each in kept) > 3
+        assert sum(not value_of(tensor).resident for tensor in kept) > 3
     stats = block.stats()
     assert (stats.peak, stats.overshoot, stats.used) == (10_000, 0, 0)
-    assert [float(each[0]) for each in kept] == sorted(float(each[0]) for each in kept)
+    assert [float(tensor[0]) for tensor in kept] == sorted(float(tensor[0]) for tensor in kept)
 
 
 def test_what_must_come_back_without_room_for_it() -> None:

@@ -78,7 +78,7 @@ ALIASES: dict[str, Any] = {
     "out is a view of an input": lambda x, y: torch.add(x[:], y, out=x),
     "a copy of itself": lambda x, y: x.copy_(x.clone().flip(0)),
     "a copy of its transpose": lambda x, y: x.copy_(x.t().clone()),
-    "apply_": lambda x, y: x.apply_(lambda each: each * 3),
+    "apply_": lambda x, y: x.apply_(lambda element: element * 3),
     "map_": lambda x, y: x.map_(y, lambda one, other: one - other),
     "resized storage": lambda x, y: (x.untyped_storage().resize_(0), x.untyped_storage().resize_(64), x.fill_(2)),
     "set_": lambda x, y: x.set_(y).mul_(3),

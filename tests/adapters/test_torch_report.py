@@ -47,7 +47,7 @@ def test_what_holds_memory(budget: int | None, path: str) -> None:
         kept = [module(x)]
         kept.append(kept[0] * 2)
         report = block.report()
-        sizes = {kind: each.here for kind, each in report.held.items()}
+        sizes = {kind: holding.here for kind, holding in report.held.items()}
         assert (sizes["parameters"], sizes["gradients"]) == (PARAMETERS, PARAMETERS)
         assert 2 * PARAMETERS <= sizes["optimizer"] <= 2.1 * PARAMETERS
         assert sizes["inputs and others"] >= 256 * 32 * 4  # the batch of the step
@@ -97,11 +97,11 @@ def test_steps(path: str) -> None:
         metrics = watched.metrics()
         stats = block.stats()
         assert tuple(seen) == block.report().steps
-    assert [each.number for each in seen] == [1, 2, 3]
-    assert max(each.peak for each in seen) == stats.peak
-    assert 0 <= stats.operations - sum(each.operations for each in seen) <= 1  # torch records the end of a step
-    assert sum(each.repeated for each in seen) == stats.rematerializations > 0
-    assert sum(each.repeated_compute for each in seen) == pytest.approx(stats.remat_time, rel=1e-3)
+    assert [step.number for step in seen] == [1, 2, 3]
+    assert max(step.peak for step in seen) == stats.peak
+    assert 0 <= stats.operations - sum(step.operations for step in seen) <= 1  # torch records the end of a step
+    assert sum(step.repeated for step in seen) == stats.rematerializations > 0
+    assert sum(step.repeated_compute for step in seen) == pytest.approx(stats.remat_time, rel=1e-3)
     assert together(seen).overhead == pytest.approx(stats.overhead, rel=0.05)
     assert metrics == together(seen).metrics()
     assert 0 < metrics["memory/repeated_share"] < 1 < metrics["memory/overhead"]
@@ -133,14 +133,14 @@ def test_thrashing_is_said_in_the_words_of_a_training(path: str) -> None:
         for _ in range(30):
             kept.append(kept[-1].matmul(x).tanh_())
         for _ in range(1_000):
-            for each in reversed(kept):
-                each.sum()
+            for tensor in reversed(kept):
+                tensor.sum()
             if caught:
                 break
 
     with rt.budget(4 * x.nbytes + 64) as block, pytest.warns(rc.ThrashWarning) as caught:
         thrash()
-    (warning,) = [each for each in caught if each.category is rc.ThrashWarning]
+    (warning,) = [warning for warning in caught if warning.category is rc.ThrashWarning]
     assert "aten.mm" in str(warning.message)
     assert "print(block)" in str(warning.message)
     assert warning.filename == __file__

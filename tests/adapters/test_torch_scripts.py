@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "Adadelta": lambda these: optim.Adadelta(these),
     "ASGD": lambda these: optim.ASGD(these),
     "Adafactor": lambda these: optim.Adafactor(these),
-    "Muon": lambda these: optim.Muon([each for each in these if each.ndim == 2]),
+    "Muon": lambda these: optim.Muon([parameter for parameter in these if parameter.ndim == 2]),
 }
 
 
@@ -145,10 +145,10 @@ def transforms() -> Sequence[Any]:
     def loss(weights: Any, x: Any) -> Any:
         return func.functional_call(module, (weights, buffers), (x[None],)).square().sum()
 
-    each = func.vmap(func.grad(loss), (None, 0))(weights, torch.randn(4, 8))
+    by_sample = func.vmap(func.grad(loss), (None, 0))(weights, torch.randn(4, 8))
     dropped = func.vmap(functional.dropout, randomness="different")(torch.randn(4, 3))
     forward = func.jvp(f, (x,), (x,))[1]
-    return [func.grad(f)(x), func.hessian(f)(x), func.jacrev(func.jacfwd(f))(x), forward, dropped, *each.values()]
+    return [func.grad(f)(x), func.hessian(f)(x), func.jacrev(func.jacfwd(f))(x), forward, dropped, *by_sample.values()]
 
 
 def gradients_of_gradients() -> Sequence[Any]:
@@ -195,7 +195,7 @@ def checkpointed(reentrant: bool) -> Sequence[Any]:
 def packed() -> Sequence[Any]:
     """What autograd saves is turned into something else, and back."""
     module, x = network(), torch.randn(4, 8, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: pickle.dumps(each.detach()), pickle.loads):
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: pickle.dumps(tensor.detach()), pickle.loads):
         module(x).square().sum().backward()
     with torch.autograd.graph.save_on_cpu():
         module(x).square().sum().backward()
@@ -207,13 +207,13 @@ def watched() -> Sequence[Any]:
     module, found = network(), []
 
     def see(*given: Any) -> None:
-        found.extend(each.detach().numpy().sum() for each in given)
+        found.extend(tensor.detach().numpy().sum() for tensor in given)
 
     module[0].register_forward_hook(lambda module, given, made: see(*given, made))
     module[4].register_full_backward_hook(lambda module, slopes, given: see(*slopes, *given))
     for parameter in module.parameters():
         parameter.register_hook(see)
-        parameter.register_post_accumulate_grad_hook(lambda each: see(each.grad))
+        parameter.register_post_accumulate_grad_hook(lambda leaf: see(leaf.grad))
     x = torch.randn(4, 8, requires_grad=True)
     y = module(x)
     y.register_hook(lambda slope: found.append(repr(slope)))
@@ -233,9 +233,9 @@ def saved() -> Sequence[Any]:
     twin.load_state_dict(loaded["state"])
     copies = [loaded["y"], loaded["part"], pickle.loads(pickle.dumps(y)), *copy.deepcopy([y, y[1:]]), copy.copy(y)]
     deep = copy.deepcopy(module)
-    for each in (twin, deep, loaded["module"]):
-        each(torch.randn(4, 8)).sum().backward()
-        copies += left_in(each)
+    for copied in (twin, deep, loaded["module"]):
+        copied(torch.randn(4, 8)).sum().backward()
+        copies += left_in(copied)
     return copies
 
 

@@ -36,7 +36,8 @@ def test_transformers(tmp_path: Path) -> None:
         block = rt.budget(budget)
         generator = torch.Generator().manual_seed(0)
         data = [
-            {"input_ids": each, "labels": each} for each in torch.randint(50, (32, 32), generator=generator).unbind()
+            {"input_ids": tokens, "labels": tokens}
+            for tokens in torch.randint(50, (32, 32), generator=generator).unbind()
         ]
         arguments = transformers.TrainingArguments(
             str(tmp_path), per_device_train_batch_size=8, max_steps=4, logging_steps=1, report_to=[], use_cpu=True,
@@ -50,13 +51,13 @@ def test_transformers(tmp_path: Path) -> None:
     free, peak = trained(None)
     budget = int(0.7 * peak)
     logs, _ = trained(budget)
-    steps = [each for each in logs if "loss" in each]
+    steps = [entry for entry in logs if "loss" in entry]
     assert len(steps) == 4
-    assert [step["loss"] for step in steps] == [each["loss"] for each in free if "loss" in each]
+    assert [step["loss"] for step in steps] == [entry["loss"] for entry in free if "loss" in entry]
     assert all(set(step) >= NAMES for step in steps)
     assert all(0 < step["memory/peak_bytes"] <= budget * 1.1 for step in steps)
     assert all(step["memory/overhead"] > 1 and step["memory/repeated_share"] > 0 for step in steps[1:])
-    assert all(each["memory/overhead"] == 1 for each in free if "loss" in each)
+    assert all(entry["memory/overhead"] == 1 for entry in free if "loss" in entry)
 
 
 def test_accelerate() -> None:
@@ -124,7 +125,7 @@ def test_lightning(tmp_path: Path) -> None:
 
     class Reading(lightning.Callback):  # type: ignore[misc]  # its types are not read
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            seen.append({name: float(each) for name, each in trainer.callback_metrics.items()})
+            seen.append({name: float(metric) for name, metric in trainer.callback_metrics.items()})
 
     def trained(budget: int | None) -> Any:
         module = Module()
@@ -144,5 +145,5 @@ def test_lightning(tmp_path: Path) -> None:
     found, stats = trained(budget)
     assert all(map(torch.equal, free, found))
     assert stats.rematerializations > 0
-    assert [set(each) >= NAMES for each in seen] == [True, True]
+    assert [set(metrics) >= NAMES for metrics in seen] == [True, True]
     assert 0 < seen[1]["memory/peak_bytes"] <= budget + stats.overshoot

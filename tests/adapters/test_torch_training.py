@@ -148,8 +148,8 @@ def test_a_moving_average_is_flat() -> None:
         loss = torch.zeros(())
         seen = []
         for _ in range(6):
-            for each in train(module, optimizer, 10):
-                loss = loss * 0.99 + each * 0.01
+            for step_loss in train(module, optimizer, 10):
+                loss = loss * 0.99 + step_loss * 0.01
                 with torch.no_grad():
                     for slow, fast in zip(mean.parameters(), module.parameters(), strict=True):
                         slow.lerp_(fast, 0.01)
@@ -163,7 +163,7 @@ def held(block: rt.budget) -> dict[str, int]:
     if block.stats().path == "native":
         now = load.figures(load.library())
         return {"bytes": now.used, "calls": now.calls, "values": now.values}
-    kinds = [type(each) for each in gc.get_objects()]
+    kinds = [type(thing) for thing in gc.get_objects()]
     return {
         "bytes": block.stats().used,
         "calls": block.cache.extend.history,
@@ -254,7 +254,7 @@ def test_threads(entered: str, share: float | None) -> None:
     else:
         with block:
             run_all(threads)
-    assert [alike(expected, each) for each in (*alone, *found)] == [[], [], []]
+    assert [alike(expected, result) for result in (*alone, *found)] == [[], [], []]
 
 
 @pytest.mark.parametrize("budget", [17_000_000, 12_500_000])
@@ -315,11 +315,11 @@ def test_afterwards() -> None:
             with rt.budget() as block:
                 kept = tasks[-1].step(), tasks[-1].step()
                 block.cache.release_memory()
-        for each in (*tasks[-1].state().values(), *kept):
-            assert type(each) in (torch.Tensor, torch.nn.Parameter)
-            assert not vars(each.untyped_storage())
-            assert each.untyped_storage().nbytes() >= each.nbytes
-            assert each.untyped_storage().resizable()
+        for tensor in (*tasks[-1].state().values(), *kept):
+            assert type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            assert not vars(tensor.untyped_storage())
+            assert tensor.untyped_storage().nbytes() >= tensor.nbytes
+            assert tensor.untyped_storage().resizable()
         tasks[-1].step()
     assert alike(*[list(task.state().values()) for task in tasks]) == []
     assert [name for name in METHODS if getattr(torch.Tensor, name) is not METHODS[name]] == []
