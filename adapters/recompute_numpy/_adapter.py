@@ -280,7 +280,7 @@ def _metadata(dtype: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], A
     found = {} if dtype.metadata is None else {path: dict(dtype.metadata)}
     for name in dtype.names or ():
         found |= _metadata(dtype[name], (*path, name))
-    return found if dtype.subdtype is None else found | _metadata(dtype.base, (*path, "of each"))
+    return found if dtype.subdtype is None else found | _metadata(dtype.base, (*path, "[]"))
 
 
 def _is_cached(cls: type, name: str) -> bool:
