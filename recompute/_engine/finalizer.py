@@ -209,15 +209,18 @@ class Finalizer:
         `copy`: to be written first.
         """
         values = storage.values
-        if type(values) is tuple:
+        if type(values) is tuple and copy is None:
             value = values[0]
             payload = value.payload
             kind = kinds.get(type(payload))  # without an adapter that is asked for the first time
-            if kind is not None:
+            if kind is not None and (kind.silent or not value.referred):
                 buffer = storage.buffer
-                if not buffer or kind.watch is None or (buffer == id(payload) and getrefcount(payload) == _ALONE):
-                    watch = False
-                if not watch and copy is None and (kind.silent or not value.referred):
+                if (
+                    not watch
+                    or not buffer
+                    or kind.watch is None
+                    or (buffer == id(payload) and getrefcount(payload) == _ALONE)
+                ):
                     value.payload = EVICTED
                     if not kind.atomic:
                         self.garbage.append(payload)
