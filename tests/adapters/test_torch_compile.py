@@ -272,6 +272,19 @@ def test_plans_for_other_shapes_share_no_budget() -> None:
     assert "share a budget" not in str(step.plan)
 
 
+def test_a_step_that_is_compiled_anew_is_no_second_graph() -> None:
+    """After `torch.compiler.reset()`, which numbers all code anew, nobody is warned, and the budget is not a sum."""
+    torch.compiler.reset()
+    step = compiled(network(["gelu"]), 1_000_000)
+    torch.compile(torch.sin, backend="eager")(torch.ones(2))
+    step(image()).backward()
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(image()).backward()
+    assert step.plan.budget == 1_000_000
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 def test_a_copied_module_has_a_plan(copied: Callable[[Any], Any]) -> None:
     """A module that was compiled with a budget is copied and pickled like others, and its copy has its own plans."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from types import FunctionType
@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import ShortenTraceback, Unsupported
-from torch._guards import CompileContext
+from torch._dynamo.symbolic_convert import tls
 
 import recompute as rc
 from recompute.planners import smallest
@@ -99,7 +99,7 @@ class Backend:
         self.options = options
         self._budget, self._graphs = options.amount, options.graphs
         self._compiler = _compiler(options)
-        self._frames: set[Any] = set()
+        self._codes: set[Hashable] = set()
         self.plans: list[GraphPlan] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -135,7 +135,7 @@ class Backend:
 
     def _split(self, plan: GraphPlan, split: Split) -> Parts:
         """The parts of a graph, planned for its part of the budget."""
-        plan.frame = self._count()
+        plan.code = self._count()
         return split(self._share, plan)
 
     def _share(self, plain: int) -> int:
@@ -144,14 +144,13 @@ class Backend:
             return parse_budget(self._budget, whole=plain)
         return max(1, self._budget // self._graphs)
 
-    def _count(self) -> int | None:
+    def _count(self) -> Hashable:
         """One more graph; another compilation of the same code, for other shapes say, is none. Which code it is."""
-        current = CompileContext.current_compile_id()
-        frame = None if current is None else current.frame_id
-        if frame in self._frames:
-            return frame
-        self._frames.add(frame)
-        if len(self._frames) == self._graphs + 1:
+        code = _code()
+        if code in self._codes:
+            return code
+        self._codes.add(code)
+        if len(self._codes) == self._graphs + 1:
             warnings.warn(
                 f"the step breaks into more graphs than {self._graphs}: what one keeps for its backward is in memory "
                 f"while the others run, and each was planned for its share alone. Give "
@@ -159,7 +158,7 @@ class Backend:
                 "rt.plans(step) has",
                 stacklevel=2,
             )
-        return frame
+        return code
 
     def _watched(
         self, plan: GraphPlan, late: bool, run: Callable[[list[Any]], Any], placeholders: Sequence[str]
@@ -187,6 +186,14 @@ class Backend:
 
         boxed._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
         return boxed
+
+
+def _code() -> Hashable:
+    """What dynamo compiles now: the same after `torch.compiler.reset()` and in another process, unlike its number."""
+    if not hasattr(tls, "current_tx"):
+        return None
+    code = tls.current_tx.f_code
+    return code.co_filename, code.co_firstlineno, code.co_name, code.co_names, code.co_code
 
 
 _OF_BACKENDS: Final = ("backend", "mode", "options")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -51,8 +51,8 @@ class GraphPlan:
     """Of the budget, that was planned for: less than 1 if kernels took more than was planned."""
     span: int | None = None
     """Places in a graph over which inductor may fuse, so that kernels keep to the order of the plan; None: any."""
-    frame: int | None = None
-    """Which code it is of, by dynamo's number: other plans of the same code are for other shapes, say."""
+    code: Hashable = None
+    """Which code it is of: other plans of the same code are for other shapes, say."""
     missed: set[str] = field(default_factory=set)
     """The splits that were compiled and took too much."""
     meter: Meter | Allocations | None = None
@@ -68,9 +68,7 @@ class GraphPlan:
 
     def _figures(self) -> dict[str, Any]:
         told = {
-            part.name: getattr(self, part.name)
-            for part in fields(self)
-            if part.name not in ("frame", "meter", "missed")
+            part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("code", "meter", "missed")
         }
         return {**told, "peak": self.peak}
 
@@ -149,9 +147,9 @@ class Plans:
 
     def _largest_of(self, figures: Sequence[int]) -> list[int]:
         """One figure for each plan -> the largest one for each graph, in order."""
-        largest: dict[int | str, int] = {}
+        largest: dict[Hashable, int] = {}
         for graph, figure in zip(self.graphs, figures, strict=True):
-            code = graph.name if graph.frame is None else graph.frame
+            code = graph.code or graph.name
             largest[code] = max(largest.get(code, 0), figure)
         return list(largest.values())
 
