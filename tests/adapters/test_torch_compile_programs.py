@@ -27,6 +27,12 @@ def add_to(x: Tensor, total: Tensor) -> None:
     total.add_(x)
 
 
+@torch.library.custom_op("recompute_tests::double_varied", mutates_args=())
+def double_varied(x: Tensor) -> Tensor:
+    assert x.unique().numel() > 1
+    return x * 2
+
+
 @scale.register_fake
 def _scaled(x: Tensor, by: float) -> Tensor:
     return torch.empty_like(x)
@@ -37,11 +43,17 @@ def _added(x: Tensor, total: Tensor) -> None:
     pass
 
 
+@double_varied.register_fake
+def _doubled(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.by = inputs[1]
 
 
 scale.register_autograd(lambda ctx, gradient: (scale(gradient, ctx.by), None), setup_context=_keep)
+double_varied.register_autograd(lambda ctx, gradient: gradient * 2)
 
 
 class Squared(torch.autograd.Function):
@@ -97,6 +109,7 @@ def chosen(program: Program, x: Tensor) -> Tensor:
 PROGRAMS: dict[str, Callable[[Program, Tensor], Tensor]] = {
     "custom operator": lambda program, x: scale(program.one(x), 1.5),
     "custom operator that writes": added,
+    "custom operator that refuses made-up values": lambda program, x: double_varied(program.one(x)),
     "custom function": lambda program, x: Squared.apply(program.one(x)),
     "attention with dropout": attended,
     "complex numbers": lambda program, x: torch.fft.irfft(torch.fft.rfft(program.one(x)).conj(), n=16),

@@ -149,7 +149,9 @@ class Prices:
             if key not in _known:
                 _known[key] = self._price(node, args, kwargs)
             return _known[key]
-        except (RuntimeError, TypeError, ValueError, IndexError):  # it cannot be run alone: its inputs are special
+        except Exception as error:  # it cannot be run alone: its inputs are special
+            if extend.is_interrupt(error):
+                raise
             return Price(_reckoned(node), flops=_flops(node))
 
     def _price(self, node: fx.Node, args: Any, kwargs: Any) -> Price:
