@@ -72,6 +72,26 @@ def test_a_step_stays_compiled_while_batches_are_tried() -> None:
     assert len(step.plan) == 1
 
 
+class Trainer:
+    """Whose step is compiled with the class."""
+
+    def __init__(self) -> None:
+        self.module = network(["conv", "gelu"])
+
+    def plain(self, x: Tensor) -> Tensor:
+        found: Tensor = self.module(x)
+        return found
+
+    step = rt.compile(plain, "90KB", costs="estimated")
+
+
+def test_the_largest_batch_of_a_method_is_that_of_a_function() -> None:
+    """Batches are tried with the object that the method belongs to."""
+    trainer = Trainer()
+    function = rt.compile(trainer.plain, "90KB", costs="estimated")
+    assert rt.plans(trainer.step).largest_batch(images) == rt.plans(function).largest_batch(images) > 1
+
+
 class Broken(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.exp()

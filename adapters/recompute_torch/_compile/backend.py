@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import torch
@@ -293,6 +293,8 @@ def plans(step: Callable[..., Any]) -> Plans:
             'backend="recompute", options={"budget": "2GB"}), and hand in what they return'
         )
     model: Any = getattr(step, "_orig_mod", None) or getattr(step, "_torchdynamo_orig_callable", step)
+    if isinstance(step, MethodType):  # it was compiled as a function
+        model = MethodType(model, step.__self__)
     return backend.plans_of(model)
 
 
