@@ -36,6 +36,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402  # after importorski
 
 import recompute_torch as rt  # noqa: E402  # after importorskip
 from recompute_torch import _compile  # noqa: E402  # after importorskip
+from recompute_torch._compile.backend import Backend, Options  # noqa: E402  # after importorskip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -206,6 +207,15 @@ def test_torch_finds_the_backend_by_its_name() -> None:
     assert rt.plans(step)[0].planned <= rt.plans(step)[0].budget
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="unknown option 'size'"):
         torch.compile(network(["gelu"]), backend=backend, options={"budget": 1, "size": 2})(image())
+
+
+def test_a_module_that_was_compiled_in_place_has_plans() -> None:
+    """`Module.compile` returns nothing: plans are asked of the module itself, as is the largest batch."""
+    module = network(["conv", "gelu"])
+    module.compile(backend=Backend(Options("1MB", costs="estimated")))
+    module(image()).backward()
+    assert rt.plans(module)[0].peak
+    assert rt.plans(module).largest_batch(lambda batch: torch.ones(batch, 2, 12, 12), high=2) == 2
 
 
 def test_a_step_of_another_kind_has_no_plans() -> None:

@@ -286,6 +286,7 @@ compile = planned
 
 def plans(step: Callable[..., Any]) -> Plans:
     """What was planned for each graph of a step that was compiled with a budget. Raises TypeError for another."""
+    step = getattr(step, "_compiled_call_impl", None) or step  # what `Module.compile` leaves
     backend = _backend_of(step)
     if backend is None:
         raise TypeError(
