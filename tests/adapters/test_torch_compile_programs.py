@@ -71,6 +71,20 @@ class Squared(torch.autograd.Function):
         return 2 * x * gradient * ctx.bent
 
 
+class Known(torch.autograd.Function):
+    """Has a gradient that is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(gradient)
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (gradient,) = ctx.saved_tensors
+        return gradient, None
+
+
 class Program(nn.Module):
     """Six layers around some function."""
 
@@ -163,3 +177,12 @@ def test_results_that_share_memory_stay_what_they_are() -> None:
     step = compiled(several, 0.85)
     assert same(expected, run(step))
     assert rt.plans(step)[0].overhead > 1
+
+
+@pytest.mark.parametrize("compiler", ["boxed", "inductor"])
+def test_a_gradient_may_be_an_input(compiler: str) -> None:
+    """What the backward returns as it is need not be read by an operator of it."""
+    x, gradient = torch.ones(8, requires_grad=True), torch.arange(8.0)
+    compiled(Known.apply, "1MB", compiler=compiler)(x, gradient).backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, gradient)

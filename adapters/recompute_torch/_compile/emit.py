@@ -140,14 +140,12 @@ class Emission:
         return self._views[node][2]
 
 
-def crossing(graph: fx.Graph) -> list[Node]:
-    """The nodes of the forward that the backward uses."""
+def crossing(graph: fx.Graph, results: int) -> list[Node]:
+    """The nodes of the forward, which has so many `results`, that the backward uses or returns as they are."""
     late = {node for node in graph.nodes if node.meta.get("partitioner_tag") == "is_backward"}
-    return [
-        node
-        for node in graph.nodes
-        if node not in late and node.op not in ("get_attr", "output") and any(user in late for user in node.users)
-    ]
+    late_uses = {source for node in late for source in node.all_input_nodes}
+    late_uses.update(leaf for leaf in tree_leaves(graph.output_node().args)[results:] if isinstance(leaf, Node))
+    return [node for node in graph.nodes if node in late_uses and node not in late and node.op != "get_attr"]
 
 
 def _state(node: Node) -> Any:

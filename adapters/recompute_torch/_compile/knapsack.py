@@ -137,7 +137,7 @@ class _Choice:
         again = read(emission.graph, self._joint.results)
         held = {
             (emission.origin.get(value[0], value[0]).name, value[1])
-            for node in crossing(emission.graph)
+            for node in crossing(emission.graph, self._joint.results)
             for value in again.holds[node]
             if value
         }

@@ -187,13 +187,13 @@ def _without_statistics(graph: fx.Graph) -> None:
 def saved(graph: fx.Graph, results: int) -> int:
     """Bytes of what the forward of a split graph makes and its backward uses."""
     joint = read(graph, results)
-    held = {value for node in crossing(graph) for value in joint.holds[node] if value}
+    held = {value for node in crossing(graph, results) for value in joint.holds[node] if value}
     return sum(map(joint.builder.nbytes, held))
 
 
 def extracted(module: fx.GraphModule, graph: fx.Graph, results: int) -> Parts:
     """Torch's own extraction, with all that crosses saved."""
-    crossed = crossing(graph)
+    crossed = crossing(graph, results)
     symbols = [node for node in crossed if is_sym_node(node)]
     opaque = [node for node in crossed if is_opaque_node(node)]
     tensors = [node for node in crossed if node not in symbols and node not in opaque]
