@@ -186,3 +186,26 @@ def test_a_gradient_may_be_an_input(compiler: str) -> None:
     compiled(Known.apply, "1MB", compiler=compiler)(x, gradient).backward()
     assert x.grad is not None
     assert torch.equal(x.grad, gradient)
+
+
+@torch.compiler.nested_compile_region
+def region(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.tanh(x @ weight + x)
+
+
+def test_a_region_that_is_compiled_once_is_one_operator() -> None:
+    """What is around it runs again to fit, and gradients are those of eager mode."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(16, 16), torch.randn(128, 16, requires_grad=True)
+
+    def loss(x: Tensor) -> Tensor:
+        x = region(region(x, layer.weight), layer.weight)  # torch inlines what is used once
+        for _ in range(6):
+            x = torch.tanh(layer(x) + x)
+        return x.square().mean()
+
+    expected = left(layer, loss, x)
+    x.grad = None
+    step = compiled(loss, 0.75)
+    assert same(expected, left(layer, step, x))
+    assert rt.plans(step)[0].overhead > 1

@@ -122,7 +122,7 @@ class Backend:
         self,
         plan: GraphPlan,
         module: fx.GraphModule,
-        _: Any,
+        inputs: Sequence[Any],
         *,
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None = None,
@@ -131,6 +131,8 @@ class Backend:
         def split(amount: Amount, plan: GraphPlan) -> Parts:
             return self._compiler.split(module, num_fwd_outputs, amount, plan, static_lifetime_input_indices)
 
+        if not inputs:  # a `nested_compile_region`, which the graph around it runs as one operator
+            return split(lambda plain: plain, GraphPlan(plan.name, 0, 0, 0))
         return self._split(plan, split)
 
     def _split(self, plan: GraphPlan, split: Split) -> Parts:

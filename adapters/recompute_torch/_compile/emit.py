@@ -18,6 +18,7 @@ from recompute_torch._compile.program import BATCH_NORM, STATE_BYTES, STATISTICS
 Node = fx.Node
 
 _NORM_AGAIN: Final = torch.ops.aten._native_batch_norm_legit.no_stats
+_TAGS: Final = "is_forward", "is_backward"
 _STATE_BYTES_ELSEWHERE: Final = 16  # bytes of the state of a generator on another device
 
 
@@ -52,7 +53,8 @@ class Emission:
         joint = self._joint
         for node in joint.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
-                self._now[node] = self.graph.node_copy(node)
+                new = self._now[node] = self.graph.node_copy(node)
+                new.meta = {**node.meta, "partitioner_tag": _TAGS[node in joint.backward]}
         outputs = joint.outputs()
         runs, done = Counter(sequence), set[int]()
         returned: list[Any] = []
@@ -114,7 +116,7 @@ class Emission:
         return self._tagged(self.graph.node_copy(node, names.__getitem__), node)
 
     def _tagged(self, new: Node, old: Node) -> Node:
-        new.meta = {**old.meta, "partitioner_tag": "is_backward" if self._late else "is_forward"}
+        new.meta = {**old.meta, "partitioner_tag": _TAGS[self._late]}
         new.meta.pop("recompute", None)  # whether it runs again is decided
         return new
 
