@@ -105,12 +105,14 @@ class Broken(nn.Module):
         (0.5, images, 1, None, ValueError, "in bytes"),
         (BUDGET, images, 0, None, ValueError, "from 1 or more"),
         (BUDGET, images, 3, 2, ValueError, "from 1 or more"),
+        (BUDGET, images, 1.0, None, TypeError, "whole numbers, not 1.0 and None"),
+        (BUDGET, images, 1, "8", TypeError, "whole numbers, not 1 and '8'"),
         (BUDGET, images, 1000, None, rc.BudgetError, "a batch of 1000 does not fit: .* is too small"),
         ("1MB", lambda batch: images(2), 1, None, ValueError, "does not grow"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(
-    budget: Any, make: Any, low: int, high: int | None, error: type[Exception], words: str
+    budget: Any, make: Any, low: Any, high: Any, error: type[Exception], words: str
 ) -> None:
     """With the cure."""
     with pytest.raises(error, match=words):

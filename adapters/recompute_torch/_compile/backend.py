@@ -390,6 +390,8 @@ def largest_batch(
     budget = options.amount
     if isinstance(budget, float):
         raise ValueError(f"of_peak={budget:g} is a share, which each batch would fit alike: give a budget in bytes")
+    if not isinstance(low, int) or not isinstance(high, int | None):
+        raise TypeError(f"low and high are whole numbers, not {low!r} and {high!r}")
     if low < 1 or (high is not None and high < low):
         raise ValueError(f"batches go from 1 or more upwards, not from {low} to {high}")
     allowed = budget // options.graphs
