@@ -192,9 +192,10 @@ class Backend:
 
 def _code() -> Hashable:
     """What dynamo compiles now: the same after `torch.compiler.reset()` and in another process, unlike its number."""
-    if not hasattr(tls, "current_tx"):
+    current = getattr(tls, "current_tx", None)
+    if current is None:
         return None
-    code = tls.current_tx.f_code
+    code = current.f_code
     return code.co_filename, code.co_firstlineno, code.co_name, code.co_names, code.co_code
 
 
