@@ -62,6 +62,8 @@ class Planning:
         """The unexpected error that has ended it."""
         self.recorded = recorded
         self.budget = budget
+        self.since = 0.0
+        """Seconds that the program had repeated when it began."""
         self.allowed = _FREE
         """Seconds that the thread may take by now."""
         self._known = known
@@ -178,7 +180,7 @@ class Knowledge:
         self._threads: list[Planning] = []  # what may still run in the background, stopped or not
         self._planned: Planning | None = None  # what the script is from
         self._costs: list[list[float | None]] = []  # of the calls, in rounds that were as the script has them
-        self._repeated = self._before = 0.0  # seconds: by the last look, and of these, before the planning
+        self._repeated = 0.0  # seconds that the program had repeated by the last look
 
     @property
     def wanted(self) -> bool:
@@ -200,13 +202,12 @@ class Knowledge:
     def look(self, repeated: float) -> str:
         """Take the best script that there is by now. If no script comes at all: why; else empty.
 
-        `repeated`: seconds that the program has repeated so far, as long as which it may be planned. Raises what
-        planning has raised.
+        `repeated`: seconds that the program has repeated so far. Raises what planning has raised.
         """
         self._repeated, planning = repeated, self._planning
         if planning is None:
             return ""
-        planning.allowed = _FREE + repeated - self._before
+        planning.allowed = _FREE + repeated - planning.since
         if planning.script is not None and planning.script is not self.script:
             self.script, self._planned, self.changed = planning.script, planning, False
             self._costs = []
@@ -252,7 +253,7 @@ class Knowledge:
 
     def _start(self, planning: Planning) -> None:
         self.stop()
-        self._planning, self._before = planning, self._repeated
+        self._planning, planning.since = planning, self._repeated
         if self._waits:
             planning.run()
         else:

@@ -60,13 +60,13 @@ class Squared(torch.autograd.Function):
     """Keeps what is no argument of it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]  # of any arguments in torch
         ctx.save_for_backward(x)
         ctx.bent = torch.tanh(x)
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # of any arguments in torch
         (x,) = ctx.saved_tensors
         return 2 * x * gradient * ctx.bent
 
@@ -75,12 +75,12 @@ class Known(torch.autograd.Function):
     """Has a gradient that is given."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, gradient: Tensor) -> Tensor:  # type: ignore[override]  # of any arguments in torch
         ctx.save_for_backward(gradient)
         return x.sum()
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # of any arguments in torch
         (gradient,) = ctx.saved_tensors
         return gradient, None
 
