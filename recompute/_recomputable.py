@@ -36,6 +36,7 @@ class Recomputable(Handle, Forgotten, Generic[T_co]):
     __slots__ = ()
 
     _is_recomputable = True  # by which arguments are told from plain objects
+    _reads_outline = False  # whether it wants to know an adapter's outline of what is evicted
 
     def __init__(self, cache: Cache, value: Value) -> None:
         """One more reference to a value of `cache`. To make values, see `pure` and `ap`."""

@@ -69,7 +69,10 @@ def node_of(handle: Handle) -> Value:
 
 
 def outline_of(node: Value) -> Any:
-    """What its adapter keeps of an evicted value; None if it is not evicted, or nothing was kept."""
+    """What its adapter keeps of an evicted value; None if it is not evicted, or nothing was kept.
+
+    The outline of an array is kept if `rc.array` has wrapped it.
+    """
     return None if node.remains is None else node.remains.outline
 
 

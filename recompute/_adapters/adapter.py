@@ -81,6 +81,10 @@ class Adapter:
 
     def evicted(self, value: Any) -> Any:
         """What remains of a value that is about to be dropped, and that may be asked for again; None: nothing."""
+        return self.outline(value)
+
+    def outline(self, value: Any) -> Any:
+        """The same for an array, for a Recomputable that tells its shape while it is evicted: see `ArrayAdapter`."""
         return None
 
     def vacate(self, value: Any) -> None:
@@ -176,12 +180,14 @@ def _kind_of(adapter: Adapter, cls: type) -> Kind:
     kind.freeze = adapter.freeze if own.freeze is not Adapter.freeze else None
     kind.watch = adapter.watch if own.watch is not Adapter.watch or cls.__weakrefoffset__ else None
     kind.array = cast("ArrayAdapter", adapter) if adapter.arrays else None
-    kind.evicted = adapter.evicted if own.evicted is not Adapter.evicted else None
+    told, outlined = own.evicted is not Adapter.evicted, own.outline is not Adapter.outline
+    kind.evicted = adapter.evicted if told or outlined else None
     kind.destroyed = adapter.destroyed if own.destroyed is not Adapter.destroyed else None
     kind.vacate = adapter.vacate if own.vacate is not Adapter.vacate else None
     kind.outlive = None if kind.vacate is None else adapter.outlive
     kind.restored = adapter.restored if own.restored is not Adapter.restored else None
     kind.silent = kind.evicted is None and kind.vacate is None
+    kind.outlines = outlined and not told and kind.vacate is None and kind.restored is None
     kind.inert = 0
     kind.readonce = issubclass(cls, (Iterator, AsyncIterator, Coroutine))
     kind.handle = hasattr(cls, "_is_recomputable")

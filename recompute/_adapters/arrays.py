@@ -52,9 +52,6 @@ class ArrayAdapter(Adapter):
         """What remains known of the array while it is evicted."""
         return Outline(type(value), value.shape, value.dtype, getattr(value, "strides", None))
 
-    def evicted(self, value: Any) -> Outline:
-        return self.outline(value)
-
     def empty(self, outline: Outline) -> Any:
         """A new array of that shape, dtype and order of axes in memory; whatever in it."""
         raise NotImplementedError

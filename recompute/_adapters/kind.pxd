@@ -19,6 +19,7 @@ cdef class Kind:
     cdef public object restored
     cdef public object signature
     cdef public bint silent
+    cdef public bint outlines
     cdef public object timer
     cdef public object vacate
     cdef public object watch

@@ -26,6 +26,7 @@ class Kind:
         "handle",
         "inert",
         "nbytes",
+        "outlines",
         "outlive",
         "part_of_result",
         "plain",
@@ -62,6 +63,8 @@ class Kind:
     remember: Callable[[Any], Callable[[], Any] | None] | None
     silent: bool
     """An eviction is no news to it."""
+    outlines: bool
+    """All that it wants of an evicted value is the outline, for a Recomputable that reads it."""
     readonce: bool
     handle: bool
     """A Recomputable."""

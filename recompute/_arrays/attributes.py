@@ -28,6 +28,7 @@ class Attributes(Recomputable[Any]):
     """An array as far as its attributes go. To set one refers to a new version of the array, as all changes do."""
 
     __slots__ = ("_memory", "_origin")  # both unset until a view of it is taken
+    _reads_outline = True
     _memory: Memory | None
     _origin: Origin | None
 

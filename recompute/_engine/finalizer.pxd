@@ -30,6 +30,9 @@ cdef class Departure:
     cdef public dict weak
     cdef public object why
 
+    @cython.locals(kind=Kind, value=Value)
+    cpdef tell_adapters(self, object note, object settle)
+
 
 cdef class Finalizer:
     cdef public Machine machine
@@ -39,6 +42,6 @@ cdef class Finalizer:
     cdef public dict departures
     cdef public object interrupts
 
-    @cython.locals(kind=Kind, value=Value)
+    @cython.locals(departure=Departure, kind=Kind, value=Value)
     cpdef depart(self, Storage storage, bint watch, object copy=*)
     cpdef destroy_garbage(self)

@@ -213,7 +213,9 @@ class Finalizer:
             value = values[0]
             payload = value.payload
             kind = kinds.get(type(payload))  # without an adapter that is asked for the first time
-            if kind is not None and (kind.silent or not value.referred):
+            if kind is not None and (
+                kind.silent or value.references is None or (kind.outlines and not value.outlined)
+            ):  # no adapter has to be told
                 buffer = storage.buffer
                 if (
                     not watch
@@ -229,7 +231,7 @@ class Finalizer:
         departure = Departure(storage, watch, copy)
         self.departures[departure] = None  # first: an interrupt must not lose what is in no storage any more
         departure.take()
-        self.machine.depart(departure)
+        self.machine.depart(departure.pool, departure.size)
         return departure
 
     def destroy_garbage(self) -> None:

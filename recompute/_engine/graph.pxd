@@ -25,6 +25,7 @@ cdef class Value:
     cdef public object references
     cdef public object users
     cdef public bint pinned
+    cdef public bint outlined
     cdef public object remains
 
 

@@ -119,7 +119,7 @@ class Operation:
 class Value:
     """One output of an operation, or a source: what a `Recomputable` refers to."""
 
-    __slots__ = ("number", "operation", "payload", "pinned", "references", "remains", "storage", "users")
+    __slots__ = ("number", "operation", "outlined", "payload", "pinned", "references", "remains", "storage", "users")
 
     def __init__(self) -> None:
         self.payload: Any = EVICTED
@@ -133,6 +133,8 @@ class Value:
         self.users: Operation | dict[Operation, None] | None = None
         """The operations that take it: mostly one, so no dict is made for that."""
         self.pinned = False
+        self.outlined = False
+        """Whether a Recomputable that referred to it reads its outline while it is evicted."""
         self.remains: Remains | None = None
 
     @property

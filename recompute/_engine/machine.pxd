@@ -33,6 +33,8 @@ cdef class Machine:
     cpdef resize(self, Storage storage, long long size, long long pins)
     cpdef reserve(self, Pool pool, long long size)
     cpdef give_back(self, Pool pool, long long size)
+    cpdef depart(self, Pool pool, long long size)
+    cpdef departed(self, Pool pool, long long size)
 
 
 @cython.locals(kind=int, value=Value)

@@ -199,15 +199,15 @@ class Machine:
         pool.used -= size
         pool.fixed -= size
 
-    def depart(self, departure: Departure) -> None:
+    def depart(self, pool: Pool, size: int) -> None:
         """Payloads are on their way out: their bytes count on, until `departed`."""
-        departure.pool.used += departure.size
-        departure.pool.departing += departure.size
+        pool.used += size
+        pool.departing += size
 
-    def departed(self, departure: Departure) -> None:
+    def departed(self, pool: Pool, size: int) -> None:
         """The payloads are destroyed, written, put back, or held outside."""
-        departure.pool.used -= departure.size
-        departure.pool.departing -= departure.size
+        pool.used -= size
+        pool.departing -= size
 
     def hold(self, held: Held) -> None:
         """The program holds what was evicted: it counts as used, once."""
@@ -256,7 +256,7 @@ class Machine:
             pool.sources = pool.movable = pool.pinned = 0
             pool.candidates.clear()
         for departure in leaving:
-            self.depart(departure)
+            self.depart(departure.pool, departure.size)
         for held in self.held:
             held.pool.used += held.size
             held.pool.held += held.size

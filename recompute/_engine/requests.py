@@ -334,6 +334,7 @@ def _exchange(one: Any, other: Any) -> None:
     second.forget_reference(others)
     first.refer(others)
     second.refer(mine)
+    first.outlined = second.outlined = first.outlined or second.outlined
 
 
 def set_limits(engine: Engine, limits: Limits) -> None:

@@ -398,6 +398,8 @@ def attach(handle: Any, engine: Any, value: Value, callback: Callable[[Reference
     """Let a new Recomputable refer to a value."""
     handle._engine = engine
     handle._node = value
+    if handle._reads_outline:
+        value.outlined = True
     reference = Reference(handle, callback)
     if value.references is None:
         reference.value = value

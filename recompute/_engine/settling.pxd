@@ -1,11 +1,12 @@
 cimport cython
 
 from recompute._engine.changes cimport Changes
-from recompute._engine.finalizer cimport Finalizer
+from recompute._engine.finalizer cimport Departure, Finalizer
 from recompute._engine.graph cimport Storage, Value
 from recompute._engine.journal cimport Journal
 from recompute._engine.memory cimport Memory
 from recompute._engine.meter cimport Meter
+from recompute._engine.pool cimport Pool
 from recompute._engine.references cimport References
 from recompute._engine.scheduler cimport Scheduler
 
@@ -22,6 +23,17 @@ cdef class Settling:
     cdef list _unwanted
 
     cpdef settle(self, bint blocking=*)
+    cdef bint _seen_to(self, bint blocking) except -1
+    cdef _process(self, object reference)
+    @cython.locals(departure=Departure)
+    cpdef settle_departures(self, bint others=*)
+    cdef _give_up(self, Departure departure)
+    cpdef bint takes_over(self, Departure departure) except -1
+    cdef _depart(self, Departure departure)
+    @cython.locals(pool=Pool, storage=Storage, scheduler=Scheduler)
+    cdef _departed(self, Departure departure)
+    @cython.locals(departure=Departure)
+    cpdef bint mine_depart(self, Pool pool) except -1
     cpdef going(self, object handle, Value value)
     cpdef drain(self)
 

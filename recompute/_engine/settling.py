@@ -78,17 +78,17 @@ class Settling:
         """
         finalizer = self._finalizer
         while finalizer.queue or self._unwanted:
-            if not self._seen_to(blocking=blocking):
+            if not self._seen_to(blocking):
                 return  # the holder of the lock will do that
-            self.settle_departures(others=blocking)
+            self.settle_departures(blocking)
         if finalizer.garbage or finalizer.departures:
-            self.settle_departures(others=blocking)
+            self.settle_departures(blocking)
         if self._journal.events:
             self._journal.deliver()
         if finalizer.interrupts:
             finalizer.raise_interrupts()
 
-    def _seen_to(self, *, blocking: bool) -> bool:
+    def _seen_to(self, blocking: bool) -> bool:
         """Whether the lock could be had, and references have been seen to."""
         changes = self._changes
         if blocking:
@@ -128,7 +128,7 @@ class Settling:
             kinds = (Released, Forgotten) if held.alone else (LetGo,)
             self._journal.events += [kind(self._meter.now, held.pool.used, held.number) for kind in kinds]
 
-    def settle_departures(self, *, others: bool = True) -> None:
+    def settle_departures(self, others: bool = True) -> None:
         """Destroy what was evicted, once its adapters know; then its bytes are free. Without the lock.
 
         `others`: also what another thread has evicted, and was kept from seeing to.
@@ -198,7 +198,7 @@ class Settling:
             self._put_back(departure)  # first: an interrupt must not lose what nothing can make again
         payloads, departure.payloads = departure.payloads, []
         finalizer.garbage.append(payloads)
-        self._memory.machine.departed(departure)
+        self._memory.machine.departed(pool, departure.size)
         held = departure.held
         if held is not None and (held.reference is None or held.reference.is_dead):
             held = None
