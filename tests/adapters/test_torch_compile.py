@@ -188,6 +188,37 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], error: type[Exc
         rt.compile(nn.Linear(2, 2), **options)
 
 
+def test_planned_is_a_decorator() -> None:
+    """With a budget alone it takes the step afterwards; wrong arguments are errors before that."""
+
+    @rt.compile(budget="1MB", costs="estimated", dynamic=False)
+    def step(x: Tensor) -> Tensor:
+        return (x * x).sum()
+
+    step(image()).backward()
+    assert rt.plans(step).budget == 1_000_000
+    with pytest.raises(ValueError, match="of_peak=0.5"):
+        rt.compile(budget=0.5)
+    with pytest.raises(TypeError, match=re.escape("@planned(budget='1MB')")):
+        rt.compile("1MB")  # type: ignore[call-overload]  # on purpose
+
+
+@pytest.mark.parametrize("decorator", [True, False])
+def test_a_class_is_refused_as_it_is(*, decorator: bool) -> None:
+    """Torch would change the class, of which there may be many objects."""
+    before = dict(vars(Broken))
+    with pytest.raises(TypeError, match=re.escape("planned(Broken(...), budget)")):
+        rt.compile(budget="1MB")(Broken) if decorator else rt.compile(Broken, "1MB")
+    assert dict(vars(Broken)) == before
+
+
+@pytest.mark.parametrize("step", [print, [].append, nn.Linear(2, 2)])
+def test_where_compiling_is_disabled_the_step_comes_back_as_it_is(step: Any) -> None:
+    """As torch returns it: nothing is set on what is not ours."""
+    assert rt.compile(step, "1MB", disable=True) is step
+    assert not hasattr(step, "plan")
+
+
 def test_another_version_of_torch_is_refused() -> None:
     """With what to install, and what works with any."""
     _compile.check_version(f"{_compile.NEWEST}.1+cpu")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import torch
 from torch import fx
@@ -217,6 +217,7 @@ def recompute(module: fx.GraphModule, inputs: Sequence[Any], *, options: dict[st
 recompute.reset = _asked.clear  # type: ignore[attr-defined]  # torch.compiler.reset() calls it
 
 
+@overload
 def planned(
     step: F,
     budget: int | str | None = None,
@@ -227,7 +228,30 @@ def planned(
     graphs: int = 1,
     compiler: str = "boxed",
     **options: Any,
-) -> F:
+) -> F: ...
+@overload
+def planned(
+    step: None = None,
+    budget: int | str | None = None,
+    *,
+    of_peak: float | str | None = None,
+    costs: Costs = "measured",
+    effort: float = 0.3,
+    graphs: int = 1,
+    compiler: str = "boxed",
+    **options: Any,
+) -> Callable[[F], F]: ...
+def planned(
+    step: Callable[..., Any] | None = None,
+    budget: int | str | None = None,
+    *,
+    of_peak: float | str | None = None,
+    costs: Costs = "measured",
+    effort: float = 0.3,
+    graphs: int = 1,
+    compiler: str = "boxed",
+    **options: Any,
+) -> Any:
     """`torch.compile` with a budget for what a step takes beside parameters and inputs.
 
     That is: what the forward keeps for the backward, gradients, and what operators need while they run. Best given a
@@ -256,23 +280,33 @@ def planned(
     options
         Those of `torch.compile`: fullgraph, dynamic and others, but not of its backends.
 
-    The result has an attribute `plan`, which is what `plans` returns for it. `compile` is another name of this.
+    The result has an attribute `plan`, which is what `plans` returns for it. `compile` is another name of this, and
+    `@compile(budget="2GB")` is a decorator. Where torch.compile is disabled, the step comes back as it is.
 
     Raises ValueError or TypeError for wrong arguments; the first call of the step raises `recompute.BudgetError`, which
     says the least that works, if the budget is too small.
     """
-    if not callable(step):
-        raise TypeError(f"planned takes a function or a module first, not {step!r}")
+    if not (step is None or callable(step)):
+        raise TypeError(
+            f"planned takes a function or a module first, not {step!r}; as a decorator: @planned(budget={step!r})"
+        )
     for name in _OF_BACKENDS:
         if name in options:
             raise TypeError(f"planned takes no {name}, which is for another backend; it has compiler='inductor'")
-    backend = Backend(Options(budget, of_peak, costs, effort, graphs, compiler))
-    compiled: Any = torch.compile(step, backend=backend, **options)
-    if type(compiled) is OptimizedModule:
-        compiled.__class__ = _PlannedModule
-    else:
-        compiled.plan = backend.plans_of(step)
-    return cast(F, compiled)
+    asked = Options(budget, of_peak, costs, effort, graphs, compiler)
+
+    def compiled(step: Callable[..., Any]) -> Any:
+        if isinstance(step, type):
+            raise TypeError(f"planned takes no class, but an object of one: planned({step.__name__}(...), budget)")
+        backend = Backend(asked)
+        made: Any = torch.compile(step, backend=backend, **options)
+        if type(made) is OptimizedModule:
+            made.__class__ = _PlannedModule
+        elif made is not step:
+            made.plan = backend.plans_of(step)
+        return made
+
+    return compiled if step is None else compiled(step)
 
 
 class _PlannedModule(OptimizedModule):
