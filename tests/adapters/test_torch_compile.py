@@ -99,6 +99,18 @@ def test_the_plan_is_what_happens() -> None:
     assert plan.planned <= plan.budget < plan.plain
 
 
+def test_the_peak_is_that_of_one_pass() -> None:
+    """A forward whose backward never runs measures nothing, and what another pass holds does not count."""
+    module = network(DEEP)
+    step = compiled(module, 0.6)
+    step(image())
+    assert step.plan.peak is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sum([step(image()) for _ in range(3)]).backward()
+    assert 0.98 * step.plan[0].planned <= step.plan.peak <= step.plan[0].planned + SCALAR
+
+
 def test_an_operator_may_run_more_than_twice() -> None:
     """A chain in little memory runs the start of it again and again, each run with its random numbers."""
     torch.manual_seed(0)
@@ -197,7 +209,7 @@ def test_planned_is_a_decorator() -> None:
 
     step(image()).backward()
     assert rt.plans(step).budget == 1_000_000
-    with pytest.raises(ValueError, match="of_peak=0.5"):
+    with pytest.raises(ValueError, match=r"of_peak=0\.5"):
         rt.compile(budget=0.5)
     with pytest.raises(TypeError, match=re.escape("@planned(budget='1MB')")):
         rt.compile("1MB")  # type: ignore[call-overload]  # on purpose
@@ -286,6 +298,22 @@ def test_graphs_share_a_budget() -> None:
         assert same(expected, left(module, step, image()))
     assert [plan.budget for plan in rt.plans(step)] == [200_000] * 3
     assert "3 graphs share a budget: 200 kB + 200 kB + 200 kB = 600 kB" in str(rt.plans(step))
+
+
+def test_a_graph_that_is_small_beside_another_is_not_refused_for_a_share() -> None:
+    """A metric after the loss takes what it takes, and the share holds for the rest of the step."""
+    module = network(DEEP)
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = module(x)
+        torch._dynamo.graph_break()
+        return (loss - 1).abs()
+
+    made = compiled(step, 0.7, graphs=2)
+    made(image()).backward()
+    first, second = made.plan
+    assert first.peak <= 0.7 * first.plain + SCALAR
+    assert second.budget == second.plain < 0.1 * first.plain
 
 
 def test_other_shapes_keep_the_plan() -> None:

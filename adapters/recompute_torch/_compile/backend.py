@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -22,7 +23,7 @@ from torch._dynamo.symbolic_convert import tls
 import recompute as rc
 from recompute.planners import smallest
 from recompute.text import bytes_or_peak, format_bytes, parse_budget
-from recompute_torch._compile.costs import Costs, Prices, check, drawing_elsewhere
+from recompute_torch._compile.costs import Allocations, Costs, Meter, Prices, check, drawing_elsewhere
 from recompute_torch._compile.partition import OVER, Amount, Boxed, Parts, TooSmall
 from recompute_torch._compile.report import GraphPlan, MakeInputs, Plans
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from recompute_torch._compile.inductor import Inductor
 
 F = TypeVar("F", bound=Callable[..., Any])
+_SMALL: Final = 0.1  # of the peak of another graph
+_FORWARDS: Final = 8  # of a graph that are watched until one of their backwards runs
 Split = Callable[[Amount, GraphPlan], Parts]
 """Plans a graph for so many bytes, notes what came of it, and returns its parts. Raises TooSmall."""
 
@@ -103,11 +106,10 @@ class Backend:
         self.plans: list[GraphPlan] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        whole = isinstance(self._budget, float) and self._budget >= 1
-        plan = GraphPlan(f"graph {len(self.plans)}", 0, 0, 0, whole=whole)
-        ways = partial(self._partition, plan), partial(self._watched, plan)
+        plan = GraphPlan(f"graph {len(self.plans)}", 0, 0, 0)
+        watch = _Watch(plan, self._compiler.meter)
         try:
-            compiled = self._compiler.compile(module, inputs, plan, *ways)
+            compiled = self._compiler.compile(module, inputs, plan, partial(self._partition, plan), watch.part)
         except TooSmall as error:
             raise _Refused(f"{plan.name}: {error}") from None
         if plan.budget:
@@ -138,13 +140,19 @@ class Backend:
     def _split(self, plan: GraphPlan, split: Split) -> Parts:
         """The parts of a graph, planned for its part of the budget."""
         plan.code = self._count()
-        return split(self._share, plan)
+        return split(partial(self._share, plan), plan)
 
-    def _share(self, plain: int) -> int:
-        """Bytes for a graph: its part of the budget, or so much of what it takes without a plan."""
-        if isinstance(self._budget, float):
-            return parse_budget(self._budget, whole=plain)
-        return max(1, self._budget // self._graphs)
+    def _share(self, plan: GraphPlan, plain: int) -> int:
+        """Bytes for a graph: its part of the budget, or so much of what it takes without a plan.
+
+        Of what is small beside another graph of the step that is all: much of it may be a single operator.
+        """
+        if isinstance(self._budget, int):
+            return max(1, self._budget // self._graphs)
+        largest = max([other.plain for other in self.plans if other.code != plan.code], default=0)
+        share = 1.0 if plain <= _SMALL * largest else self._budget
+        plan.whole = share == 1
+        return parse_budget(share, whole=plain)
 
     def _count(self) -> Hashable:
         """One more graph; another compilation of the same code, for other shapes say, is none. Which code it is."""
@@ -162,32 +170,54 @@ class Backend:
             )
         return code
 
-    def _watched(
-        self, plan: GraphPlan, late: bool, run: Callable[[list[Any]], Any], placeholders: Sequence[str]
-    ) -> Callable[..., Any]:
-        """A boxed graph; the first time through it is watched."""
+
+class _Watch:
+    """Measures a step through a graph: a forward, and the backward that takes what it saved."""
+
+    def __init__(self, plan: GraphPlan, meter: type[Meter | Allocations]) -> None:
+        self._plan = plan
+        self._meter = meter
+        self._forwards: deque[Meter | Allocations] = deque(maxlen=_FORWARDS)
+
+    def part(
+        self, late: bool, run: Callable[[list[Any]], Any], placeholders: Sequence[str]
+    ) -> Callable[[list[Any]], Any]:
+        """A boxed graph, the backward if `late`; it is watched until a step has been measured."""
         new = [number for number, name in enumerate(placeholders) if "tangents" in name]
-        watched = False
+        saved = [number for number, name in enumerate(placeholders) if not name.startswith(("tangents", "primals"))]
 
         def boxed(args: list[Any]) -> Any:
-            nonlocal watched
-            if watched:
+            if self._plan.peak is not None:
                 return run(args)
-            watched = True
             if not late:
-                plan.meter = self._compiler.meter()
-            result = run(args) if plan.meter is None else plan.meter.watch(run, args, new)
-            if late and plan.meter is not None and plan.meter.peak > OVER * plan.budget:
-                warnings.warn(
-                    f"{plan.name} took {format_bytes(plan.meter.peak)}, more than its budget of "
-                    f"{format_bytes(plan.budget)}; planned were {format_bytes(plan.planned)}, for the shapes that it "
-                    "was compiled with",
-                    stacklevel=2,
-                )
-            return result
+                self._forwards.append(self._meter())
+                return self._forwards[-1].watch(run, args, [])
+            if not self._forwards:
+                return run(args)
+            return self._measured(self._forward_of([args[number] for number in saved]), run, args, new)
 
         boxed._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
         return boxed
+
+    def _forward_of(self, saved: Sequence[Any]) -> Meter | Allocations:
+        """The meter of the forward that saved this, or of the latest one."""
+        return next((meter for meter in self._forwards if meter.made(saved)), self._forwards[-1])
+
+    def _measured(
+        self, meter: Meter | Allocations, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]
+    ) -> Any:
+        plan = self._plan
+        result = meter.watch(run, args, new)
+        self._forwards.clear()
+        plan.peak = meter.peak or None
+        if meter.peak > OVER * plan.budget:
+            warnings.warn(
+                f"{plan.name} took {format_bytes(meter.peak)}, more than its budget of "
+                f"{format_bytes(plan.budget)}; planned were {format_bytes(plan.planned)}, for the shapes that it "
+                "was compiled with",
+                stacklevel=3,
+            )
+        return result
 
 
 def _code() -> Hashable:
@@ -264,7 +294,8 @@ def planned(
     budget
         Bytes ("2GB"). They hold for the shapes that a graph was compiled with.
     of_peak
-        Instead: a share (0.5, "50%") of the peak of each graph if every operator runs once.
+        Instead: a share (0.5, "50%") of the peak of each graph if every operator runs once. What is small beside
+        another graph of the step, such as a metric after the loss, takes what it takes.
     costs
         "measured": every operator of the graph is timed once, on made-up tensors. "estimated": from FLOPs and bytes, so
         that the plan is the same on every machine of a kind.

@@ -251,16 +251,17 @@ class Meter:
         self._used = 0
         self._live: dict[int, ref[torch.UntypedStorage]] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, and of one that is pickled: what was seen; storages are this process's."""
-        return {"peak": self.peak, "_used": 0, "_live": {}}
-
     def watch(self, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]) -> Any:
         """Run a boxed graph; of its arguments, those with the numbers `new` came to be for it."""
         for number in new:
             self.add(args[number])
         with _Watching(self):
             return run(args)
+
+    def made(self, values: Any) -> bool:
+        """Whether the tensors in these values came to be in what was watched."""
+        storages = [_storage(leaf) for leaf in tree_leaves(values)]
+        return all(storage._cdata in self._live for storage in storages if storage is not None)
 
     def add(self, value: Any, room: int = 0) -> None:
         """Count the storages of tensors in a value, until they are gone; so much more was in use for a moment."""
@@ -300,6 +301,10 @@ class Allocations:
             self._used += change
             self.peak = max(self.peak, self._used)
         return result
+
+    def made(self, _: Any) -> bool:
+        """All steps through a graph allocate the same."""
+        return True
 
 
 class _Watching(TorchDispatchMode):

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from recompute import planners
 from recompute.text import format_bytes
-from recompute_torch._compile.costs import Allocations, Meter
 from recompute_torch._compile.program import Joint
 
 _LINES: Final = 12
@@ -46,7 +45,7 @@ class GraphPlan:
     split: str = PLANNED
     """By inductor it may be "min-cut at 1", which fits as it is, or at less, which costs less than the plan."""
     whole: bool = False
-    """Whether the budget is a share that is all that a step takes without a plan, or more."""
+    """Whether the budget is all that the graph takes without a plan."""
     share: float = 1.0
     """Of the budget, that was planned for: less than 1 if kernels took more than was planned."""
     span: int | None = None
@@ -55,22 +54,15 @@ class GraphPlan:
     """Which code it is of: other plans of the same code are for other shapes, say."""
     missed: set[str] = field(default_factory=set)
     """The splits that were compiled and took too much."""
-    meter: Meter | Allocations | None = None
-
-    @property
-    def peak(self) -> int | None:
-        """Bytes at the peak of the first step, as they were; None: none has run yet."""
-        return self.meter.peak if self.meter is not None and self.meter.peak else None
+    peak: int | None = None
+    """Bytes at the peak of the first step, as they were; None: no backward has run yet."""
 
     def to_json(self) -> str:
         """All figures as one JSON object."""
         return json.dumps(self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        told = {
-            part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("code", "meter", "missed")
-        }
-        return {**told, "peak": self.peak}
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name not in ("code", "missed")}
 
     def __str__(self) -> str:
         measured = "not run yet" if self.peak is None else format_bytes(self.peak)
