@@ -300,6 +300,29 @@ def test_graphs_share_a_budget() -> None:
     assert "3 graphs share a budget: 200 kB + 200 kB + 200 kB = 600 kB" in str(rt.plans(step))
 
 
+@pytest.mark.parametrize("name", ["gelu", "glu"])
+def test_a_loop_that_breaks_is_warned_of(name: str) -> None:
+    """Torch leaves such a function as it is, and compiles what is called in it, unless that is its own."""
+    layers = [LAYERS[name]() for _ in range(3)]
+
+    def step(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x * 2)
+            torch._dynamo.graph_break()
+        return x.sum()
+
+    made, given = compiled(step, "1MB"), torch.ones(4, 8, 12, 12, requires_grad=True)
+    with pytest.warns(UserWarning, match="breaks within a loop"):
+        loss = made(given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (loss + made(given)).backward()
+        assert len(made.plan) == int(name == "glu")
+        torch.compiler.reset()
+        with torch.no_grad():
+            made(given)
+
+
 def test_a_graph_that_is_small_beside_another_is_not_refused_for_a_share() -> None:
     """A metric after the loss takes what it takes, and the share holds for the rest of the step."""
     module = network(DEEP)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import torch
 from torch import fx
-from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+from torch._dynamo.eval_frame import OptimizeContext, OptimizedModule, innermost_backend
 from torch._dynamo.exc import ShortenTraceback, Unsupported
 from torch._dynamo.symbolic_convert import tls
+from torch._dynamo.utils import counters
 
 import recompute as rc
 from recompute.planners import smallest
@@ -331,13 +332,40 @@ def planned(
             raise TypeError(f"planned takes no class, but an object of one: planned({step.__name__}(...), budget)")
         backend = Backend(asked)
         made: Any = torch.compile(step, backend=backend, **options)
+        if made is step:  # compiling is disabled
+            return made
+        _context_of(made).enter_exit_hooks.append(_called)
         if type(made) is OptimizedModule:
             made.__class__ = _PlannedModule
-        elif made is not step:
+        else:
             made.plan = backend.plans_of(step)
         return made
 
     return compiled if step is None else compiled(step)
+
+
+def _called() -> Callable[[], None]:
+    """A call of a step begins; what is returned is called when it is over, and warns of what was not compiled in it."""
+    before, handled = _not_compiled(), sys.exc_info()[1]
+
+    def over() -> None:
+        failed = sys.exc_info()[1] is not handled
+        if _not_compiled() > before and torch.is_grad_enabled() and not failed:
+            warnings.warn(
+                "torch compiles a part of the step only: it leaves a function as it is if it breaks within a loop, for "
+                "example. What is not compiled is not planned, and what it keeps for its backward is not within the "
+                "budget. fullgraph=True shows where the step breaks; mend that, or train in a block `with "
+                "rt.budget(...)`, which works with any step",
+                stacklevel=3,
+            )
+
+    return over
+
+
+def _not_compiled() -> int:
+    """How many functions dynamo gave up in this process."""
+    frames = counters["frames"]
+    return frames["total"] - frames["ok"]
 
 
 class _PlannedModule(OptimizedModule):
@@ -367,22 +395,23 @@ def plans(step: Callable[..., Any]) -> Plans:
     return backend.plans_of(model)
 
 
+def _context_of(step: Any) -> Any:
+    """What torch enters for a call of a compiled step; None: it did not compile it."""
+    cells = getattr(getattr(step, "__func__", step), "__closure__", None) or ()
+    contexts = [getattr(step, "dynamo_ctx", None), *[cell.cell_contents for cell in cells]]
+    return next((context for context in contexts if isinstance(context, OptimizeContext)), None)
+
+
 def _backend_of(step: Any) -> Backend | None:
-    context = getattr(step, "dynamo_ctx", None)
-    callbacks = [context.callback] if context is not None else []
-    function = getattr(step, "__func__", step)
-    for cell in getattr(function, "__closure__", None) or ():
-        if hasattr(cell.cell_contents, "_torchdynamo_orig_backend"):
-            callbacks.append(cell.cell_contents)
-    for callback in callbacks:
-        wrapper: Any = innermost_backend(callback)
-        compiler = getattr(wrapper, "compiler_fn", wrapper)
-        if isinstance(compiler, Backend):
-            return compiler
-        if compiler is recompute:
-            options = wrapper.kwargs.get("options", {})
-            return _asked[id(options)][1] if id(options) in _asked else Backend(_options(options))
-    return None
+    context = _context_of(step)
+    if context is None:
+        return None
+    wrapper: Any = innermost_backend(context.callback)
+    compiler = getattr(wrapper, "compiler_fn", wrapper)
+    if compiler is recompute:
+        options = wrapper.kwargs.get("options", {})
+        return _asked[id(options)][1] if id(options) in _asked else Backend(_options(options))
+    return compiler if isinstance(compiler, Backend) else None
 
 
 Rung = GraphPlan | TooSmall
