@@ -152,6 +152,21 @@ def test_a_program_gives_the_bits_of_eager_mode(name: str) -> None:
     assert plan.overhead > 1
 
 
+def test_memory_that_a_shape_does_not_tell_is_planned() -> None:
+    """What folds patches back leaves a margin behind the picture, which is in memory as long as that is."""
+    torch.manual_seed(0)
+    first, last, x = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(72, 16), torch.randn(4, 3, 16, 16)
+
+    def loss(x: Tensor) -> Tensor:
+        patches = nn.functional.unfold(torch.tanh(first(x)), 3, padding=1)
+        return torch.tanh(last(patches.transpose(1, 2))).square().mean()
+
+    step = compiled(loss, 1.0)
+    left(last, step, x)
+    (plan,) = rt.plans(step)
+    assert 0.98 * plan.planned <= plan.peak <= plan.budget + 4
+
+
 def test_results_that_share_memory_stay_what_they_are() -> None:
     """Views of one result, an input as it is, and numbers, all returned."""
     torch.manual_seed(0)

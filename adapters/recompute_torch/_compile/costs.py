@@ -159,8 +159,8 @@ class Prices:
             return Price(_reckoned(node), flops=_flops(node))
         with elsewhere():
             made: Any = tree_map(lambda value: value.make() if isinstance(value, Shape) else value, (args, kwargs))
-            seconds, room = _taken(partial(node.target, *made[0], **made[1]))
-            return Price(seconds * 1e6 if self._measured else _reckoned(node), room, _flops(node))
+            seconds, room, hidden = _taken(partial(node.target, *made[0], **made[1]))
+            return Price(seconds * 1e6 if self._measured else _reckoned(node), room, hidden, _flops(node))
 
 
 def room_of(target: Any, args: Any, kwargs: Any) -> int:
@@ -174,8 +174,8 @@ def room_of(target: Any, args: Any, kwargs: Any) -> int:
     )
 
 
-def _taken(run: Callable[[], Any]) -> tuple[float, int]:
-    """Seconds of the fastest of a few runs, and bytes at the worst moment of one beyond what it returns."""
+def _taken(run: Callable[[], Any]) -> tuple[float, int, tuple[int, ...]]:
+    """Seconds of the fastest of a few runs, bytes at the worst moment of one beyond what it returns, and `hidden`."""
     run()  # what the first run alone allocates is kept by libraries
     most, best, spent = 0, float("inf"), 0.0
     for number in range(_MAX_RUNS):
@@ -188,11 +188,21 @@ def _taken(run: Callable[[], Any]) -> tuple[float, int]:
         if changes:
             used = list(accumulate(changes))
             most = max(0, *used) - used[-1]
+        hidden = tuple(map(_hidden, tree_leaves(result)))
         del result
         best, spent = min(best, took), spent + took
         if spent > _ENOUGH_SECONDS:
             break
-    return best, most
+    return best, most, hidden
+
+
+def _hidden(result: Any) -> int:
+    """Bytes that its memory has beyond its last element: `col2im` leaves a margin there, for one."""
+    storage = _storage(result)
+    if storage is None:
+        return 0
+    last = result.storage_offset() + Shape(result, channels_last=False).length
+    return max(0, storage.nbytes() - int(last * result.dtype.itemsize))
 
 
 @contextmanager

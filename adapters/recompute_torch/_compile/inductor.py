@@ -211,7 +211,7 @@ class _Splits:
     def _choice(self, name: str, graph: fx.Graph, price: Callable[[fx.Node], Price], parts: Parts) -> Choice:
         program = read_fused(graph, self.joint.results, price, frozenset(crossing(graph, self.joint.results))).program
         took = sum(call.cost for call in program.calls)
-        return Choice(name, planners.peak(program), saved(graph, self.joint.results), took, parts)
+        return Choice(name, planners.peak(program), saved(read(graph, self.joint.results, price)), took, parts)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -181,7 +182,7 @@ def _kernels(
     def kernel(new: fx.Node) -> Price:
         alone = price(origin[new])
         inner = max((slowest[source] for source in origin[new].all_input_nodes if source in inside), default=0.0)
-        return Price(max(alone.cost, inner), alone.room)
+        return replace(alone, cost=max(alone.cost, inner))
 
     return graph, origin, kernel
 

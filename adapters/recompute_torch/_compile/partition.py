@@ -78,16 +78,17 @@ class Partitioner:
         joint = self._read(module.graph, results, self._prices)
         plan.plain = planners.peak(joint.program)
         plan.budget = budget(plan.plain)
-        plain = Emission(joint, range(len(joint.calls)))
-        plan.saved_plain = saved(plain.graph, results)
-        way: tuple[Sequence[int], Emission] | None = range(len(joint.calls)), plain
-        if self._peak(joint, plain) > plan.budget:
+        order: Sequence[int] = range(len(joint.calls))
+        emission = Emission(joint, order)
+        emitted = self._emitted(joint, emission)
+        plan.saved_plain = saved(emitted)
+        if planners.peak(emitted.program) > plan.budget:
             way = self.fitted(joint, plan.budget)
-        if way is None:
-            raise TooSmall(partial(self.advice, joint, plan.budget))
-        order, emission = way
-        plan.planned = self._peak(joint, emission)
-        plan.saved = saved(emission.graph, results)
+            if way is None:
+                raise TooSmall(partial(self.advice, joint, plan.budget))
+            order, emission = way
+            emitted = self._emitted(joint, emission)
+        plan.planned, plan.saved = planners.peak(emitted.program), saved(emitted)
         plan.operators = len(joint.calls)
         plan.again = repeated(joint, order)
         took = cost(joint, order)
@@ -141,7 +142,7 @@ class Partitioner:
             if plan is None:
                 return None
             order = plan.order
-            peak = self._peak(joint, Emission(joint, order))
+            peak = planners.peak(self._emitted(joint, Emission(joint, order)).program)
             if peak <= budget:
                 return KnownPlan(tuple(order), peak, cost(joint, order), self.flops(joint, order))
             given = max(1, given - (peak - budget))
@@ -161,10 +162,9 @@ class Partitioner:
             "smaller"
         )
 
-    def _peak(self, joint: Joint, emission: Emission) -> int:
-        """Of what was emitted, read again."""
-        again = self._read(emission.graph, joint.results, as_before(self._prices, emission))
-        return planners.peak(again.program)
+    def _emitted(self, joint: Joint, emission: Emission) -> Joint:
+        """What was emitted, read again."""
+        return self._read(emission.graph, joint.results, as_before(self._prices, emission))
 
 
 def cost(joint: Joint, order: Iterable[int]) -> float:
@@ -184,10 +184,9 @@ def _without_statistics(graph: fx.Graph) -> None:
             node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
-def saved(graph: fx.Graph, results: int) -> int:
+def saved(joint: Joint) -> int:
     """Bytes of what the forward of a split graph makes and its backward uses."""
-    joint = read(graph, results)
-    held = {value for node in crossing(graph, results) for value in joint.holds[node] if value}
+    held = {value for node in crossing(joint.graph, joint.results) for value in joint.holds[node] if value}
     return sum(map(joint.builder.nbytes, held))
 
 

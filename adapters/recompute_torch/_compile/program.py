@@ -38,6 +38,8 @@ class Price:
     """Microseconds."""
     room: int = 0
     """Bytes that it needs beside its results while it runs."""
+    hidden: tuple[int, ...] = ()
+    """Bytes that the memory of each result has beyond what its shape says."""
     flops: float = 0.0
     """Floating-point operations by torch's formulas, which know matrix products and convolutions."""
 
@@ -222,7 +224,8 @@ def _fill(joint: Joint, price: Callable[[Node], Price]) -> None:
         if number == joint.turn:
             arrive()
         made, priced = _made(joint, node), price(node)
-        sizes = {value: size(*value) for value in made}
+        hidden = dict(enumerate(priced.hidden))
+        sizes = {value: size(*value) + hidden.get(value[1], 0) for value in made}
         room = builder.call(describe(node), _used(joint, node), sizes, priced.cost, priced.room)
         builder.program.steps.extend(("drop", value) for value in room)
         can = repeatable(joint, node)
