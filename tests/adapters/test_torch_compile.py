@@ -150,6 +150,22 @@ def test_plans_follow_the_protocol() -> None:
     assert (later.budget, later.peak, later.overhead) == (None, None, 1.0)
 
 
+def test_random_operators_on_small_tensors_stand_in_no_plans_way() -> None:
+    """The state that one would draw from again takes about as much as what it makes, so something else runs again."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.2)) for _ in range(8)])
+
+    def loss(x: Tensor) -> Tensor:
+        found: Tensor = module(x).square().mean()
+        return found
+
+    given = torch.randn(80, 16)
+    expected = left(module, loss, given)
+    step = compiled(loss, 0.9)
+    assert same(expected, left(module, step, given))
+    assert step.plan.peak <= step.plan.budget + SCALAR
+
+
 def test_a_budget_that_random_states_alone_exceed_is_refused() -> None:
     """The states of generators that operators would need to run again are more than there is."""
     torch.manual_seed(0)

@@ -13,13 +13,12 @@ from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from recompute_torch._compile.program import BATCH_NORM, STATE_BYTES, STATISTICS, Joint, seeded
+from recompute_torch._compile.program import BATCH_NORM, STATISTICS, Joint, seeded, state_bytes
 
 Node = fx.Node
 
 _NORM_AGAIN: Final = torch.ops.aten._native_batch_norm_legit.no_stats
 _TAGS: Final = "is_forward", "is_backward"
-_STATE_BYTES_ELSEWHERE: Final = 16  # bytes of the state of a generator on another device
 
 
 class Emission:
@@ -154,4 +153,4 @@ def _state(node: Node) -> Any:
     """What stands for the state of the generator that an operator draws from."""
     like = next(leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, FakeTensor))
     with like.fake_mode:
-        return torch.empty(STATE_BYTES if like.device.type == "cpu" else _STATE_BYTES_ELSEWHERE, dtype=torch.uint8)
+        return torch.empty(state_bytes(node), dtype=torch.uint8)

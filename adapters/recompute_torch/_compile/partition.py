@@ -34,12 +34,11 @@ from recompute.text import format_bytes
 from recompute.traces import Program
 from recompute_torch._compile.costs import Meter, Prices
 from recompute_torch._compile.emit import Emission, crossing
-from recompute_torch._compile.program import Joint, Price, read
+from recompute_torch._compile.program import Joint, Price, read, with_states
 from recompute_torch._compile.report import GraphPlan, floor, holders, least, repeated
 
 OVER: Final = 1.05
 """Times the budget that a peak may be."""
-_TRIES: Final = 4  # plans, each for less, until what is emitted fits
 _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budget works
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 _MAX_PLANS: Final = 64
@@ -128,24 +127,19 @@ class Partitioner:
     def _searched(self, joint: Joint, budget: int, effort: float, start: Sequence[int] = ()) -> KnownPlan | None:
         """A plan that fits once it is emitted, from an order of runs if there is one. None: none was found.
 
-        What is emitted may need a little more than was planned: the states of generators.
+        If the states of generators are too much for it, they are planned for, too.
         """
-        given = budget
-        for _ in range(_TRIES):
-            try:
+        for program in (joint.program, with_states(joint)):
+            with suppress(planners.PlanError):
                 if start:
-                    plan = planners.replan(joint.program, given, start, effort)
+                    plan = planners.replan(program, budget, start, effort)
                 else:
-                    plan = planners.plan(joint.program, given, effort=effort)
-            except planners.PlanError:
-                return None
-            if plan is None:
-                return None
-            order = plan.order
-            peak = planners.peak(self._emitted(joint, Emission(joint, order)).program)
-            if peak <= budget:
-                return KnownPlan(tuple(order), peak, cost(joint, order), self.flops(joint, order))
-            given = max(1, given - (peak - budget))
+                    plan = planners.plan(program, budget, effort=effort)
+                if plan is None:
+                    continue
+                peak = planners.peak(self._emitted(joint, Emission(joint, plan.order)).program)
+                if peak <= budget:
+                    return KnownPlan(tuple(plan.order), peak, cost(joint, plan.order), self.flops(joint, plan.order))
         return None
 
     def advice(self, joint: Joint, allowed: int, share: float = 1.0) -> str:

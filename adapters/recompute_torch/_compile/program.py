@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -26,7 +26,8 @@ BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit_functional.default
 STATISTICS: Final = (3, 4)  # results of a batch norm: the new running statistics
 COPIED: Final = "recompute: copied"
 """In the meta of an input: it is copied as it comes in, and the copy is in memory until its last use."""
-STATE_BYTES: Final = 5056  # bytes of the state of torch's generator on the CPU
+_STATE_BYTES: Final = {"cpu": 5056}  # bytes of the state of torch's generator
+_STATE_BYTES_ELSEWHERE: Final = 16
 _UNKNOWN_BYTES: Final = 4096  # what a size counts as that depends on data
 
 
@@ -108,6 +109,27 @@ def seeded(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
+def state_bytes(node: Node) -> int:
+    """Of the generator that a random operator draws from."""
+    made = next(leaf for leaf in tree_leaves(node.meta["val"]) if is_tensor(leaf))
+    return _STATE_BYTES.get(made.device.type, _STATE_BYTES_ELSEWHERE)
+
+
+def with_states(joint: Joint) -> Program:
+    """The program, if random operators that may run again keep the state of their generator until the last run."""
+    program = joint.program.copy()
+    steps, program.steps = program.steps, []
+    for kind, which in steps:
+        node = joint.calls[which] if kind == "call" else None
+        if node is None or not seeded(node) or not repeatable(joint, node):
+            program.steps.append((kind, which))
+            continue
+        call, state = program.calls[which], program.add_source(state_bytes(node))
+        program.calls[which] = replace(call, arguments=(*call.arguments, state))
+        program.steps += [(kind, which), ("drop", state)]
+    return program
+
+
 def repeatable(joint: Joint, node: Node) -> bool:
     """Whether a call may run twice. Not what has effects, is no plain operator, or reads what is overwritten."""
     target = node.target
@@ -120,7 +142,7 @@ def repeatable(joint: Joint, node: Node) -> bool:
     if seeded(node):
         if node.kwargs.get("generator") is not None or "generator" in target._overloadname:
             return False  # the state that is kept is the default one's
-        if sum(nbytes(leaf) for leaf in tree_leaves(node.meta["val"]) if is_tensor(leaf)) <= STATE_BYTES:
+        if sum(nbytes(leaf) for leaf in tree_leaves(node.meta["val"]) if is_tensor(leaf)) <= state_bytes(node):
             return False  # that state takes as much
     return not any(value[0] in joint.overwritten for value in _used(joint, node))
 
