@@ -24,14 +24,15 @@ from torch._dynamo.utils import counters
 import recompute as rc
 from recompute.planners import smallest
 from recompute.text import bytes_or_peak, format_bytes, parse_budget
-from recompute_torch._compile.costs import Allocations, Costs, Meter, Prices, check, drawing_elsewhere
-from recompute_torch._compile.partition import OVER, Amount, Boxed, Parts, TooSmall
+from recompute_torch._compile.costs import Allocations, Costs, Meter, Prices, Run, check, drawing_elsewhere
+from recompute_torch._compile.partition import Amount, Boxed, Parts, TooSmall, Watched
 from recompute_torch._compile.report import GraphPlan, MakeInputs, Plans
 
 if TYPE_CHECKING:
     from recompute_torch._compile.inductor import Inductor
 
 F = TypeVar("F", bound=Callable[..., Any])
+_OVER: Final = 1.05  # times the budget that a peak may be
 _SMALL: Final = 0.1  # of the peak of another graph
 _FORWARDS: Final = 8  # of a graph that are watched until one of their backwards runs
 Split = Callable[[Amount, GraphPlan], Parts]
@@ -85,15 +86,6 @@ class _Refused(ShortenTraceback, rc.BudgetError):
 _Refused.__module__, _Refused.__name__, _Refused.__qualname__ = "recompute", "BudgetError", "BudgetError"
 
 
-def _compiler(options: Options) -> Boxed | Inductor:
-    prices = Prices(options.costs)
-    if options.compiler == "boxed":
-        return Boxed(prices, options.effort)
-    from recompute_torch._compile.inductor import Inductor  # takes seconds
-
-    return Inductor(prices, options.effort)
-
-
 class Backend:
     """Compiles the graphs of one step, each within its share of the budget."""
 
@@ -102,15 +94,18 @@ class Backend:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._budget, self._graphs = options.amount, options.graphs
-        self._compiler = _compiler(options)
+        compiler: type[Boxed | Inductor] = Boxed
+        if options.compiler == "inductor":
+            from recompute_torch._compile.inductor import Inductor as compiler  # takes seconds
+        self._compiler = compiler(Prices(options.costs), options.effort)
         self._codes: set[Hashable] = set()
         self.plans: list[GraphPlan] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         plan = GraphPlan(f"graph {len(self.plans)}", 0, 0, 0)
-        watch = _Watch(plan, self._compiler.meter)
+        watched = _watching(plan, self._compiler.meter)
         try:
-            compiled = self._compiler.compile(module, inputs, plan, partial(self._partition, plan), watch.part)
+            compiled = self._compiler.compile(module, inputs, plan, partial(self._partition, plan), watched)
         except TooSmall as error:
             raise _Refused(f"{plan.name}: {error}") from None
         if plan.budget:
@@ -157,7 +152,11 @@ class Backend:
 
     def _count(self) -> Hashable:
         """One more graph; another compilation of the same code, for other shapes say, is none. Which code it is."""
-        code = _code()
+        context = getattr(tls, "current_tx", None)
+        code: Hashable = None
+        if context is not None:  # unlike its number, this is the same after `torch.compiler.reset()`, and elsewhere
+            now = context.f_code
+            code = now.co_filename, now.co_firstlineno, now.co_name, now.co_names, now.co_code
         if code in self._codes:
             return code
         self._codes.add(code)
@@ -172,62 +171,39 @@ class Backend:
         return code
 
 
-class _Watch:
-    """Measures a step through a graph: a forward, and the backward that takes what it saved."""
+def _watching(plan: GraphPlan, meter_of_step: type[Meter | Allocations]) -> Watched:
+    """Measures one step through a graph: a forward, and the backward that takes what it saved."""
+    forwards: deque[Meter | Allocations] = deque(maxlen=_FORWARDS)
 
-    def __init__(self, plan: GraphPlan, meter: type[Meter | Allocations]) -> None:
-        self._plan = plan
-        self._meter = meter
-        self._forwards: deque[Meter | Allocations] = deque(maxlen=_FORWARDS)
-
-    def part(
-        self, late: bool, run: Callable[[list[Any]], Any], placeholders: Sequence[str]
-    ) -> Callable[[list[Any]], Any]:
-        """A boxed graph, the backward if `late`; it is watched until a step has been measured."""
+    def watched(late: bool, run: Run, placeholders: Sequence[str]) -> Run:
         new = [number for number, name in enumerate(placeholders) if "tangents" in name]
         saved = [number for number, name in enumerate(placeholders) if not name.startswith(("tangents", "primals"))]
 
         def boxed(args: list[Any]) -> Any:
-            if self._plan.peak is not None:
+            if plan.peak is not None or (late and not forwards):
                 return run(args)
             if not late:
-                self._forwards.append(self._meter())
-                return self._forwards[-1].watch(run, args, [])
-            if not self._forwards:
-                return run(args)
-            return self._measured(self._forward_of([args[number] for number in saved]), run, args, new)
+                forwards.append(meter_of_step())
+                return forwards[-1].watch(run, args, [])
+            kept = [args[number] for number in saved]
+            meter = next((meter for meter in forwards if meter.made(kept)), forwards[-1])
+            forwards.clear()
+            del kept
+            result = meter.watch(run, args, new)
+            plan.peak = meter.peak or None
+            if meter.peak > _OVER * plan.budget:
+                warnings.warn(
+                    f"{plan.name} took {format_bytes(meter.peak)}, more than its budget of "
+                    f"{format_bytes(plan.budget)}; planned were {format_bytes(plan.planned)}, for the shapes that it "
+                    "was compiled with",
+                    stacklevel=2,
+                )
+            return result
 
         boxed._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
         return boxed
 
-    def _forward_of(self, saved: Sequence[Any]) -> Meter | Allocations:
-        """The meter of the forward that saved this, or of the latest one."""
-        return next((meter for meter in self._forwards if meter.made(saved)), self._forwards[-1])
-
-    def _measured(
-        self, meter: Meter | Allocations, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]
-    ) -> Any:
-        plan = self._plan
-        result = meter.watch(run, args, new)
-        self._forwards.clear()
-        plan.peak = meter.peak or None
-        if meter.peak > OVER * plan.budget:
-            warnings.warn(
-                f"{plan.name} took {format_bytes(meter.peak)}, more than its budget of "
-                f"{format_bytes(plan.budget)}; planned were {format_bytes(plan.planned)}, for the shapes that it "
-                "was compiled with",
-                stacklevel=3,
-            )
-        return result
-
-
-def _code() -> Hashable:
-    """What dynamo compiles now: the same after `torch.compiler.reset()` and in another process, unlike its number."""
-    current = getattr(tls, "current_tx", None)
-    if current is None:
-        return None
-    code = current.f_code
-    return code.co_filename, code.co_firstlineno, code.co_name, code.co_names, code.co_code
+    return watched
 
 
 _OF_BACKENDS: Final = ("backend", "mode", "options")
@@ -237,12 +213,15 @@ _asked: Final[dict[int, tuple[Any, Backend]]] = {}
 """Of `torch.compile(backend="recompute")`, which hands in nothing but these options: by their id, and the options."""
 
 
-def recompute(module: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Any:
+def recompute(module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Any:
     """What torch finds by the name "recompute"."""
-    given = options if options is not None else {}
-    if id(given) not in _asked:
-        _asked[id(given)] = given, Backend(_options(given))
-    return _asked[id(given)][1](module, inputs)
+    return _backend_for(options)(module, inputs)
+
+
+def _backend_for(options: Mapping[str, Any] | None) -> Backend:
+    if id(options) not in _asked:
+        _asked[id(options)] = options, Backend(_options(options or {}))
+    return _asked[id(options)][1]
 
 
 recompute.reset = _asked.clear  # type: ignore[attr-defined]  # torch.compiler.reset() calls it
@@ -409,8 +388,7 @@ def _backend_of(step: Any) -> Backend | None:
     wrapper: Any = innermost_backend(context.callback)
     compiler = getattr(wrapper, "compiler_fn", wrapper)
     if compiler is recompute:
-        options = wrapper.kwargs.get("options", {})
-        return _asked[id(options)][1] if id(options) in _asked else Backend(_options(options))
+        return _backend_for(wrapper.kwargs.get("options"))
     return compiler if isinstance(compiler, Backend) else None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
+from math import prod
 from time import perf_counter
 from typing import Any, Final, Literal, get_args
 from weakref import ref
@@ -24,9 +25,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from recompute import extend
-from recompute_torch._compile.program import Price
+from recompute_torch._compile.program import FAR, Price
 from recompute_torch._memory import storage_of
 
+Run = Callable[[list[Any]], Any]
+"""A boxed graph."""
 _UNKNOWN_SIZE: Final = 64  # what a size counts as that depends on data
 
 
@@ -247,10 +250,7 @@ def _flops(node: fx.Node) -> float:
 
 def elements(tensor: torch.Tensor) -> int:
     """How many it has; symbols count as their hints."""
-    total = 1
-    for size in tensor.shape:
-        total *= as_int(size)
-    return total
+    return prod(map(as_int, tensor.shape))
 
 
 class Meter:
@@ -261,7 +261,7 @@ class Meter:
         self._used = 0
         self._live: dict[int, ref[torch.UntypedStorage]] = {}
 
-    def watch(self, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]) -> Any:
+    def watch(self, run: Run, args: list[Any], new: Sequence[int]) -> Any:
         """Run a boxed graph; of its arguments, those with the numbers `new` came to be for it."""
         for number in new:
             self.add(args[number])
@@ -302,7 +302,7 @@ class Allocations:
         self.peak = 0
         self._used = 0
 
-    def watch(self, run: Callable[[list[Any]], Any], args: list[Any], new: Sequence[int]) -> Any:
+    def watch(self, run: Run, args: list[Any], new: Sequence[int]) -> Any:
         """Run a boxed graph; of its arguments, those with the numbers `new` came to be for it."""
         arrived = sum(args[number].untyped_storage().nbytes() for number in new)
         with allocations(wanted=True) as changes:
@@ -344,10 +344,7 @@ def _storage(value: Any) -> torch.UntypedStorage | None:
         return None
 
 
-Run = Callable[[list[Any]], Any]
-
 _PLAIN: Final = (operator.getitem, run_and_save_rng_state, run_with_rng_state)
-_FAR: Final = ("_c10d_functional", "c10d")  # other processes take part
 
 
 class Part:
@@ -408,4 +405,4 @@ def _harmless(node: fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or target in _PLAIN or is_sym_node(node):
         return node.op != "call_module"
-    return isinstance(target, torch._ops.OpOverload) and not has_effects(target) and target.namespace not in _FAR
+    return isinstance(target, torch._ops.OpOverload) and not has_effects(target) and target.namespace not in FAR

@@ -73,58 +73,14 @@ class Choice:
     """Of a plan."""
 
 
-class FusedPartitioner:
-    """Splits joint graphs for inductor."""
-
-    def __init__(self, prices: Prices, effort: float, compile_inner: Callable[..., Any]) -> None:
-        self.prices = prices
-        self.effort = effort
-        self.compile_inner = compile_inner
-        self.planner = Partitioner(prices, effort, read_fused)
-
-    def split(
-        self, module: fx.GraphModule, results: int, budget: Amount, plan: GraphPlan, lasting: Sequence[int] | None
-    ) -> Parts:
-        """The forward and the backward; `plan` is filled. Raises TooSmall.
-
-        What torch does by default is taken if it fits, else the plan, and where there is none, what torch does at some
-        ratio. Of what torch does, what would change gradients is not taken.
-        """
-        start = perf_counter()
-        module.graph = fx_graph_cse(module.graph)  # as torch's partitioner does
-        module.graph.eliminate_dead_code()
-        keep_overwritten(module.graph, results)
-        mark(module, results)
-        splits = _Splits(self, module, results, lasting)
-        joint, default = splits.joint, splits.cut(1.0)
-        plan.plain, plan.saved_plain = default.peak, default.saved
-        if not default.right:
-            plan.plain = max(plan.plain, planners.peak(joint.program))
-        plan.budget = budget(plan.plain)
-        allowed = int(plan.share * plan.budget)
-        choices = splits.choices(default, allowed)
-        best = next((choice for choice in choices if choice.right and choice.peak <= allowed), None)
-        best = best or splits.last_resort(default, plan)
-        if best is None:
-            raise TooSmall(partial(self.planner.advice, joint, allowed, plan.share))
-        plan.split, plan.planned, plan.saved, plan.again = best.name, best.peak, best.saved, best.again
-        plan.span, plan.operators = best.span, len(joint.calls)
-        plan.overhead = best.cost / (joint.program.model_time or 1.0)
-        plan.work = best.cost * joint.program.unit
-        plan.seconds = perf_counter() - start
-        return best.parts
-
-
 class _Splits:
     """The ways to split one joint graph, which is marked."""
 
-    def __init__(
-        self, partitioner: FusedPartitioner, module: fx.GraphModule, results: int, lasting: Sequence[int] | None
-    ) -> None:
-        self._by = partitioner
+    def __init__(self, by: Inductor, module: fx.GraphModule, results: int, lasting: Sequence[int] | None) -> None:
+        self._by = by
         self._module = module
         self._lasting = lasting
-        self.joint = read_fused(module.graph, results, partitioner.prices)
+        self.joint = read_fused(module.graph, results, by.prices)
 
     def choices(self, default: Choice, allowed: int) -> Iterator[Choice]:
         """From the best on, as far as is asked for."""
@@ -162,10 +118,13 @@ class _Splits:
 
     def cut(self, ratio: float) -> Choice:
         """By torch, which may run again what draws other numbers then, or reads what was overwritten."""
-        cut = min_cut(self._module, self.joint.results, ratio, self._lasting)
-        again = [node for node in self.joint.calls if node.name in cut.again]
+        results = self.joint.results
+        parts = min_cut(self._module, results, ratio, self._lasting)
+        first, second = ({node.name for node in part.graph.nodes if node.op == "call_function"} for part in parts)
+        again = [node for node in self.joint.calls if node.name in first & second]
         right = not any(seeded(node) or not repeatable(self.joint, node) for node in again)
-        choice = self._choice(f"min-cut at {ratio:g}", cut.graph, self._by.prices, cut.parts)
+        joined = _joined(*parts, results, self._module.graph.output_node())
+        choice = self._choice(f"min-cut at {ratio:g}", joined, self._by.prices, parts)
         choice.again, choice.right = Counter([describe(node) for node in again]), right
         return choice
 
@@ -187,25 +146,26 @@ class _Splits:
     def _schedule(self, choice: Choice, span: int | None) -> None:
         """Let the peak be that of the kernels of inductor, in their order."""
         choice.span = span
-        peak = estimate(choice.parts, self.joint.results, span, self._by.compile_inner)
+        peak = estimate(choice.parts, self.joint.results, span)
         if peak is not None:
             choice.peak = peak
 
     def _planned(self, budget: int) -> Choice | None:
         """By the planner, if it finds a way."""
-        planned = self._by.planner.fitted(self.joint, budget)
-        return None if planned is None else self._ordered(*planned)
+        order = self._by.planner.fitted(self.joint, budget)
+        return None if order is None else self._ordered(order)
 
     def _remembered(self, plan: Scheduled) -> Choice:
         """As it was chosen before."""
-        choice = self._ordered(plan.order, Emission(self.joint, plan.order))
+        choice = self._ordered(plan.order)
         choice.span, choice.peak = plan.span, plan.peak
         return choice
 
-    def _ordered(self, order: Sequence[int], emission: Emission) -> Choice:
+    def _ordered(self, order: tuple[int, ...]) -> Choice:
+        emission = Emission(self.joint, order)
         parts = extracted(self._module, emission.graph, self.joint.results)
         choice = self._choice(PLANNED, emission.graph, as_before(self._by.prices, emission), parts)
-        choice.again, choice.order = repeated(self.joint, order), tuple(order)
+        choice.again, choice.order = repeated(self.joint, order), order
         return choice
 
     def _choice(self, name: str, graph: fx.Graph, price: Callable[[fx.Node], Price], parts: Parts) -> Choice:
@@ -214,33 +174,16 @@ class _Splits:
         return Choice(name, planners.peak(program), saved(read(graph, self.joint.results, price)), took, parts)
 
 
-@dataclass(frozen=True)
-class MinCut:
-    """Forward and backward, and both as one graph."""
-
-    parts: tuple[fx.GraphModule, fx.GraphModule]
-    graph: fx.Graph
-    again: frozenset[str]
-    """The names of the nodes that both compute."""
-
-
-def min_cut(module: fx.GraphModule, results: int, ratio: float, lasting: Sequence[int] | None) -> MinCut:
+def min_cut(module: fx.GraphModule, results: int, ratio: float, lasting: Sequence[int] | None) -> Parts:
     """Split a copy of a joint graph; `lasting` are the numbers of the inputs that are parameters.
 
     Raises RuntimeError where torch finds no cut. Some seconds for some thousand nodes, more for a ratio below 1.
     """
-    graph = fx.Graph()
-    image: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        image[node] = graph.node_copy(node, image.__getitem__)
-    copy = fx.GraphModule(module, graph)
     static = None if lasting is None else list(lasting)
     with functorch_config.patch(activation_memory_budget=ratio):
-        parts = min_cut_rematerialization_partition(
-            copy, None, num_fwd_outputs=results, static_lifetime_input_indices=static
+        return min_cut_rematerialization_partition(
+            copied(module), None, num_fwd_outputs=results, static_lifetime_input_indices=static
         )
-    first, second = ({node.name for node in part.graph.nodes if node.op == "call_function"} for part in parts)
-    return MinCut(parts, _joined(*parts, results, module.graph.output_node()), frozenset(first & second))
 
 
 def _joined(forward: fx.GraphModule, backward: fx.GraphModule, results: int, output: fx.Node) -> fx.Graph:
@@ -311,7 +254,41 @@ class Inductor:
     meter = Allocations
 
     def __init__(self, prices: Prices, effort: float) -> None:
-        self.split = FusedPartitioner(prices, effort, _compile_inner).split
+        self.prices = prices
+        self.effort = effort
+        self.planner = Partitioner(prices, effort, read_fused)
+
+    def split(
+        self, module: fx.GraphModule, results: int, budget: Amount, plan: GraphPlan, lasting: Sequence[int] | None
+    ) -> Parts:
+        """The forward and the backward; `plan` is filled. Raises TooSmall.
+
+        What torch does by default is taken if it fits, else the plan, and where there is none, what torch does at some
+        ratio. Of what torch does, what would change gradients is not taken.
+        """
+        start = perf_counter()
+        module.graph = fx_graph_cse(module.graph)  # as torch's partitioner does
+        module.graph.eliminate_dead_code()
+        keep_overwritten(module.graph, results)
+        mark(module, results)
+        splits = _Splits(self, module, results, lasting)
+        joint, default = splits.joint, splits.cut(1.0)
+        plan.plain, plan.saved_plain = default.peak, default.saved
+        if not default.right:
+            plan.plain = max(plan.plain, planners.peak(joint.program))
+        plan.budget = budget(plan.plain)
+        allowed = int(plan.share * plan.budget)
+        choices = splits.choices(default, allowed)
+        best = next((choice for choice in choices if choice.right and choice.peak <= allowed), None)
+        best = best or splits.last_resort(default, plan)
+        if best is None:
+            raise TooSmall(partial(self.planner.advice, joint, allowed, plan.share))
+        plan.split, plan.planned, plan.saved, plan.again = best.name, best.peak, best.saved, best.again
+        plan.span, plan.operators = best.span, len(joint.calls)
+        plan.overhead = best.cost / (joint.program.model_time or 1.0)
+        plan.work = best.cost * joint.program.unit
+        plan.seconds = perf_counter() - start
+        return best.parts
 
     def compile(
         self,
@@ -356,7 +333,7 @@ class Inductor:
         def inner(graph: fx.GraphModule, given: Any, **options: Any) -> Any:
             part, late = Part(graph.graph), bool(options.get("is_backward"))
             with fused_nearby(plan.span):
-                run = _compile_inner(graph, given, **options)
+                run = compile_fx_inner(graph, given, **options)
             if options.get("is_inference"):
                 return run
             rehearsal.knows(part, run, late=late)
@@ -366,11 +343,6 @@ class Inductor:
         both = functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True)
         with config.patch(custom_partitioner_fn=_By(partition)), both:
             return compile_fx(module, inputs, inner_compile=inner)
-
-
-def _compile_inner(graph: fx.GraphModule, given: Any, **options: Any) -> Any:
-    """Kernels of one graph."""
-    return compile_fx_inner(graph, given, **options)
 
 
 class _By(CustomPartitionerFn):

@@ -20,6 +20,7 @@ from torch._functorch.compile_utils import get_aten_target
 from torch._functorch.partitioners import get_default_op_list
 from torch._inductor import config, memory
 from torch._inductor.choices import InductorChoices
+from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomSchedulerPass
 from torch._inductor.exc import InductorError
 from torch._inductor.graph import GraphLowering
@@ -35,7 +36,6 @@ from recompute_torch._compile.program import (
     Joint,
     Price,
     Value,
-    is_tensor,
     nbytes,
     read,
     repeatable,
@@ -216,10 +216,10 @@ def fused_nearby(span: int | None) -> Iterator[None]:
         yield
 
 
-def estimate(parts: Parts, results: int, span: int | None, compile_inner: Callable[..., Any]) -> int | None:
+def estimate(parts: Parts, results: int, span: int | None) -> int | None:
     """Bytes at the peak of a step, by the order in which inductor would run its kernels; no code is made.
 
-    `span`: as of `fused_nearby`; `compile_inner` is inductor's. None: it cannot be told. It takes as long as lowering
+    `span`: as of `fused_nearby`. None: it cannot be told. It takes as long as lowering
     and scheduling, a small part of compiling.
     """
     forward, backward = parts
@@ -237,19 +237,17 @@ def estimate(parts: Parts, results: int, span: int | None, compile_inner: Callab
                 kept[storage] = size
     held = sum(size for storage, size in kept.items() if storage not in used)
     with fused_nearby(span):
-        early = _part(forward, elsewhere, compile_inner, late=False)
-        late = _part(backward, elsewhere, compile_inner, late=True)
+        early = _part(forward, elsewhere, late=False)
+        late = _part(backward, elsewhere, late=True)
     return None if early is None or late is None else max(early, held + late)
 
 
-def _part(
-    module: fx.GraphModule, elsewhere: Collection[str], compile_inner: Callable[..., Any], *, late: bool
-) -> int | None:
+def _part(module: fx.GraphModule, elsewhere: Collection[str], *, late: bool) -> int | None:
     given = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     stop = _Stop(elsewhere)
     with config.patch(fx_graph_cache=False, _post_fusion_custom_pass=stop):
         try:
-            compile_inner(copied(module), given, is_backward=late, is_inference=False)
+            compile_fx_inner(copied(module), given, is_backward=late, is_inference=False)
         except InductorError:
             if stop.peak is None:
                 raise
@@ -291,7 +289,9 @@ def _peak(nodes: list[Any], elsewhere: Collection[str]) -> int:
 
 def _storages(node: fx.Node) -> dict[int, int]:
     """The memory of a node, and its bytes."""
-    return {storage_key(leaf): nbytes(leaf) for leaf in tree_leaves(node.meta.get("val")) if is_tensor(leaf)}
+    return {
+        storage_key(leaf): nbytes(leaf) for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)
+    }
 
 
 class _Nearby(InductorChoices):

@@ -32,13 +32,12 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 from recompute import planners
 from recompute.text import format_bytes
 from recompute.traces import Program
-from recompute_torch._compile.costs import Meter, Prices
+from recompute_torch._compile.costs import Meter, Prices, Run
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.program import Joint, Price, read, with_states
-from recompute_torch._compile.report import GraphPlan, floor, holders, least, repeated
+from recompute_torch._compile.report import GraphPlan, floor, holders, repeated
 
-OVER: Final = 1.05
-"""Times the budget that a peak may be."""
+_PROBES: Final = 8  # budgets that are tried to say which works
 _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budget works
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 _MAX_PLANS: Final = 64
@@ -82,10 +81,10 @@ class Partitioner:
         emitted = self._emitted(joint, emission)
         plan.saved_plain = saved(emitted)
         if planners.peak(emitted.program) > plan.budget:
-            way = self.fitted(joint, plan.budget)
-            if way is None:
+            fitted = self.fitted(joint, plan.budget)
+            if fitted is None:
                 raise TooSmall(partial(self.advice, joint, plan.budget))
-            order, emission = way
+            order, emission = fitted, Emission(joint, fitted)
             emitted = self._emitted(joint, emission)
         plan.planned, plan.saved = planners.peak(emitted.program), saved(emitted)
         plan.operators = len(joint.calls)
@@ -98,8 +97,8 @@ class Partitioner:
         plan.seconds = perf_counter() - start
         return parts
 
-    def fitted(self, joint: Joint, budget: int) -> tuple[list[int], Emission] | None:
-        """The cheapest order that was found, and the graph that follows it, whose peak is within the budget.
+    def fitted(self, joint: Joint, budget: int) -> tuple[int, ...] | None:
+        """The cheapest order that was found; the peak of the graph that follows it is within the budget.
 
         With more memory it never costs more than it did with less in this process.
         """
@@ -116,8 +115,7 @@ class Partitioner:
             chosen = _known_plans[program, budget, effort] = best(known, new)
             while len(_known_plans) > _MAX_PLANS:
                 del _known_plans[next(iter(_known_plans))]
-        order = list(chosen.order)
-        return order, Emission(joint, order)
+        return chosen.order
 
     def flops(self, joint: Joint, order: Iterable[int]) -> float:
         """Of all runs."""
@@ -145,14 +143,18 @@ class Partitioner:
     def advice(self, joint: Joint, allowed: int, share: float = 1.0) -> str:
         """What to say where no plan fits what is allowed, which is a share of the budget. O(some plans).
 
-        Whatever was planned before, it is the same.
+        Whatever that was, and whatever was planned before, it is the same.
         """
-        effort = _PROBE * self._effort
-        enough = ceil(least(joint, allowed, lambda given: self._searched(joint, given, effort) is not None) / share)
+        peak = planners.peak(joint.program)
+
+        def fits(given: int) -> bool:
+            return given > allowed and self._searched(joint, given, _PROBE * self._effort) is not None
+
+        enough = ceil(planners.smallest(fits, floor(joint).nbytes - 1, peak, tries=_PROBES) / share)
         return (
             f"the budget of {format_bytes(round(allowed / share))} is too small: the least that a plan was found for "
             f"is {format_bytes(enough)} ({enough} bytes); without a plan the peak is "
-            f"{format_bytes(planners.peak(joint.program))}; {holders(joint)}; give at least that, or make the batch "
+            f"{format_bytes(peak)}; {holders(joint)}; give at least that, or make the batch "
             "smaller"
         )
 
@@ -195,17 +197,14 @@ def extracted(module: fx.GraphModule, graph: fx.Graph, results: int) -> Parts:
     return parts[0], parts[1]
 
 
-Watched = Callable[[bool, Callable[[list[Any]], Any], Sequence[str]], Callable[[list[Any]], Any]]
+Watched = Callable[[bool, Run, Sequence[str]], Run]
 """Takes a part: whether it is the backward, how it runs, and the names of its arguments. How it runs, watched."""
 
 
-class Boxed:
+class Boxed(Partitioner):
     """A compiler: how joint graphs are split, what becomes of the parts, and how a step is watched."""
 
     meter = Meter
-
-    def __init__(self, prices: Prices, effort: float) -> None:
-        self.split = Partitioner(prices, effort).split
 
     def compile(
         self,
@@ -217,7 +216,7 @@ class Boxed:
     ) -> Any:
         """The graph, split by `partition`."""
 
-        def part(late: bool, graph: fx.GraphModule, given: Any) -> Callable[[list[Any]], Any]:
+        def part(late: bool, graph: fx.GraphModule, given: Any) -> Run:
             names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
             return watched(late, boxed_nop(graph, given), names)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._higher_order_ops.effects import has_effects
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils._pytree import tree_leaves
@@ -24,6 +25,7 @@ Value = tuple[Node, int]
 
 BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit_functional.default
 STATISTICS: Final = (3, 4)  # results of a batch norm: the new running statistics
+FAR: Final = ("_c10d_functional", "c10d")  # namespaces of operators that other processes take part in
 COPIED: Final = "recompute: copied"
 """In the meta of an input: it is copied as it comes in, and the copy is in memory until its last use."""
 _STATE_BYTES: Final = {"cpu": 5056}  # bytes of the state of torch's generator
@@ -111,7 +113,7 @@ def seeded(node: Node) -> bool:
 
 def state_bytes(node: Node) -> int:
     """Of the generator that a random operator draws from."""
-    made = next(leaf for leaf in tree_leaves(node.meta["val"]) if is_tensor(leaf))
+    made = next(leaf for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, Tensor))
     return _STATE_BYTES.get(made.device.type, _STATE_BYTES_ELSEWHERE)
 
 
@@ -137,12 +139,12 @@ def repeatable(joint: Joint, node: Node) -> bool:
         return bool(node.args[5])  # in training it does not read its statistics
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or has_effects(target):
         return False
-    if target.namespace in ("_c10d_functional", "c10d") or target._schema.name in HIDDEN:
+    if target.namespace in FAR or target._schema.name in HIDDEN:
         return False
     if seeded(node):
         if node.kwargs.get("generator") is not None or "generator" in target._overloadname:
             return False  # the state that is kept is the default one's
-        if sum(nbytes(leaf) for leaf in tree_leaves(node.meta["val"]) if is_tensor(leaf)) <= state_bytes(node):
+        if sum(nbytes(leaf) for leaf in tree_leaves(node.meta["val"]) if isinstance(leaf, Tensor)) <= state_bytes(node):
             return False  # that state takes as much
     return not any(value[0] in joint.overwritten for value in _used(joint, node))
 
@@ -171,8 +173,10 @@ def _look(joint: Joint, node: Node) -> None:
     """What kind of node it is, and whose memory its value is."""
     made = tree_leaves(node.meta.get("val"))
     if node.op in ("placeholder", "get_attr"):
-        joint.kinds[node] = "leaf" if any(map(is_tensor, made)) or node.op == "get_attr" else "scalar"
-        joint.holds[node] = [(node, 0) if is_tensor(leaf) else None for leaf in made]
+        joint.kinds[node] = (
+            "leaf" if any(isinstance(leaf, Tensor) for leaf in made) or node.op == "get_attr" else "scalar"
+        )
+        joint.holds[node] = [(node, 0) if isinstance(leaf, Tensor) else None for leaf in made]
         return
     target = node.target
     if target is operator.getitem:
@@ -192,7 +196,7 @@ def _look(joint: Joint, node: Node) -> None:
     mutable = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
     held: list[Value | None] = []
     for number, leaf in enumerate(made):
-        held.append(owners.get(storage_key(leaf), (node, number)) if is_tensor(leaf) else None)
+        held.append(owners.get(storage_key(leaf), (node, number)) if isinstance(leaf, Tensor) else None)
     joint.holds[node] = held
     if not node.users and (mutable or not any(held)):
         joint.kinds[node] = "effect"
@@ -299,17 +303,11 @@ def _last_uses(joint: Joint) -> tuple[list[list[Value]], list[Value]]:
 
 def _main_device(joint: Joint) -> torch.device:
     """The one with the most bytes: the budget is for that."""
-    held: dict[torch.device, int] = {torch.device("cpu"): 0}
-    for node in joint.calls:
-        for leaf in tree_leaves(node.meta.get("val")):
-            if is_tensor(leaf):
-                held[leaf.device] = held.get(leaf.device, 0) + nbytes(leaf)
-    return max(held, key=lambda device: held[device])
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether it may have memory."""
-    return isinstance(value, torch.Tensor)
+    held = Counter({torch.device("cpu"): 0})
+    for leaf in tree_leaves([node.meta.get("val") for node in joint.calls]):
+        if isinstance(leaf, Tensor):
+            held[leaf.device] += nbytes(leaf)
+    return max(held, key=held.__getitem__)
 
 
 def storage_key(tensor: Any) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from recompute import planners
 from recompute.text import format_bytes
 from recompute_torch._compile.program import Joint
 
@@ -183,7 +182,6 @@ class Plans:
         return f"<plans of {len(self.graphs)} graphs>"
 
 
-_PROBES: Final = 8  # budgets that are tried to say which works
 _NAMED: Final = 4  # of what is in memory at the worst moment
 
 
@@ -220,15 +218,6 @@ def floor(joint: Joint) -> Floor:
             there.add(storage)
             held += program.sizes[storage]
     return worst
-
-
-def least(joint: Joint, budget: int, fits: Callable[[int], bool]) -> int:
-    """About the smallest budget that a plan is found for, where for `budget` there was none. O(some plans).
-
-    Whatever that was, the same budgets are tried, so that the answer is the same.
-    """
-    low, high = floor(joint).nbytes - 1, planners.peak(joint.program)
-    return planners.smallest(lambda given: given > budget and fits(given), low, high, tries=_PROBES)
 
 
 def holders(joint: Joint) -> str:
