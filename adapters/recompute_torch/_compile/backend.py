@@ -186,7 +186,7 @@ def _watching(plan: GraphPlan, meter_of_step: type[Meter | Allocations]) -> Watc
                 forwards.append(meter_of_step())
                 return forwards[-1].watch(run, args, [])
             kept = [args[number] for number in saved]
-            meter = next((meter for meter in forwards if meter.made(kept)), forwards[-1])
+            meter = next((meter for meter in reversed(forwards) if meter.made(kept)), forwards[-1])
             forwards.clear()
             del kept
             result = meter.watch(run, args, new)

@@ -60,21 +60,21 @@ class Emission:
         for number in sequence:
             if len(done) == joint.turn and not self._late:
                 returned = self._finish(outputs[: joint.results])
-                self._late = True
             self._run(joint.calls[number], again=number in done, repeated=runs[number] > 1)
             done.add(number)
         if not self._late:
             returned = self._finish(outputs[: joint.results])
-            self._late = True
         returned += self._finish(outputs[joint.results :])
         self.graph.output(returned).meta = dict(joint.graph.output_node().meta)
 
     def _finish(self, outputs: Sequence[Any]) -> list[Any]:
-        """Write what the part writes at its end; the names of what it returns."""
+        """Write what the part writes at its end, where the backward begins if it is the forward; what it returns."""
         for node in self._joint.order:
             if self._joint.kinds[node] == "effect" and (node in self._joint.backward) is self._late:
                 self._copy(node)
-        return [self._named(output) if isinstance(output, Node) else output for output in outputs]
+        returned = [self._named(output) if isinstance(output, Node) else output for output in outputs]
+        self._late = True
+        return returned
 
     def _run(self, node: Node, *, again: bool, repeated: bool) -> None:
         if again and node.target is BATCH_NORM:

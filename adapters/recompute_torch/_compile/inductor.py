@@ -200,13 +200,10 @@ def _joined(forward: fx.GraphModule, backward: fx.GraphModule, results: int, out
                 image[node].meta["partitioner_tag"] = tag
         if part is forward:
             saved = {node.name: new for node, new in image.items()}
-    returned = [*_returned(forward)[:results], *_returned(backward)]
+    first, second = (tree_leaves(part.graph.output_node().args) for part in (forward, backward))
+    returned = [*first[:results], *second]
     graph.output([image[node] if isinstance(node, fx.Node) else node for node in returned]).meta = dict(output.meta)
     return graph
-
-
-def _returned(part: fx.GraphModule) -> list[Any]:
-    return tree_leaves(part.graph.output_node().args)
 
 
 def keep_overwritten(graph: fx.Graph, results: int) -> None:
@@ -236,13 +233,11 @@ def _views(leaf: fx.Node) -> dict[fx.Node, None]:
     """The views of a node, and the views of these, in order."""
     views: dict[fx.Node, None] = {}
     for node in leaf.graph.nodes:
-        if _is_view(node) and any(source is leaf or source in views for source in node.all_input_nodes):
+        target = node.target
+        is_view = target is operator.getitem or (isinstance(target, torch._ops.OpOverload) and target.is_view)
+        if is_view and any(source is leaf or source in views for source in node.all_input_nodes):
             views[node] = None
     return views
-
-
-def _is_view(node: fx.Node) -> bool:
-    return node.target is operator.getitem or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view)
 
 
 _TRIES: Final = 4  # compilations, until kernels fit
