@@ -3,7 +3,7 @@
 The modules are those of `recompute._form.MODULES`. The extensions go beside the `.py`: into the wheel, or into the
 checkout if it is installed as editable. RECOMPUTE_PLAIN=1 builds none; RECOMPUTE_REQUIRE_COMPILED=1 makes the build
 fail if they cannot be built. RECOMPUTE_BUILD_CACHE names a folder where extensions are kept for the next build of the
-same sources.
+same sources, and their C sources for another Python's.
 """
 
 from __future__ import annotations
@@ -76,22 +76,23 @@ class Hook(BuildHookInterface[Any]):
 
     def kept(self, form: ModuleType) -> dict[str, Path]:
         """As `compile`; from a folder where they are kept, if one is named."""
-        if not os.environ.get("RECOMPUTE_BUILD_CACHE"):
+        cache = os.environ.get("RECOMPUTE_BUILD_CACHE")
+        if not cache:
             return self.compile(form)
         import Cython
 
         made_of = [form.digest(name, self.root) for name in form.MODULES]
         made_of += [Cython.__version__, form.SUFFIX, repr(FLAGS), repr(DIRECTIVES)]
-        folder = Path(os.environ["RECOMPUTE_BUILD_CACHE"], sha256("\n".join(made_of).encode()).hexdigest())
+        folder = Path(cache, sha256("\n".join(made_of).encode()).hexdigest())
         kept = {name: folder / (name + form.SUFFIX) for name in form.EXTENSIONS}
         if not all(file.exists() for file in kept.values()):
             folder.mkdir(parents=True, exist_ok=True)
-            for name, file in self.compile(form).items():
+            for name, file in self.compile(form, str(Path(cache, "c"))).items():
                 put(file, kept[name])
         return kept
 
-    def compile(self, form: ModuleType) -> dict[str, Path]:
-        """The extensions, by module, in a folder of their own."""
+    def compile(self, form: ModuleType, cache: str | bool = False) -> dict[str, Path]:
+        """The extensions, by module, in a folder of their own. `cache`: where Cython keeps what it makes."""
         from Cython.Build import cythonize
         from setuptools import Distribution, Extension
         from setuptools.command.build_ext import build_ext
@@ -110,6 +111,7 @@ class Hook(BuildHookInterface[Any]):
                 shared_utility_qualified_name=form.SHARED,  # a third less to compile
                 nthreads=jobs if jobs > 1 else 0,
                 quiet=True,
+                cache=cache,
             )
             command = build_ext(Distribution({"ext_modules": extensions}))
             command.build_lib, command.build_temp = str(self.folder / "lib"), str(self.folder / "temp")

@@ -18,7 +18,7 @@ _LONGEST = float(os.environ.get("LONGEST_TEST", "400"))  # seconds; Hypothesis s
 _stderr: list[int] = []  # the real one, which pytest does not capture
 
 settings.register_profile("default", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("default"), max_examples=100, derandomize=True)
+settings.register_profile("ci", settings.get_profile("default"), max_examples=50, derandomize=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
 settings.register_profile("draft", settings.get_profile("default"), phases=[Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

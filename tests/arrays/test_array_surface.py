@@ -68,6 +68,16 @@ def rematerializations(cache: rc.Cache) -> int:
 # Wrapping
 
 
+def test_what_is_wrapped_after_its_eviction_is_brought_back_once_to_tell_its_shape(cache: rc.Cache) -> None:
+    """The outline of an evicted array is kept as soon as `rc.array` has wrapped it, and not before."""
+    plain = rc.ap(np.ones, (3, 4))
+    assert plain.evict()
+    x = rc.array(plain)
+    assert (x.shape, x.dtype, rematerializations(cache)) == ((3, 4), np.float64, 1)
+    assert plain.evict()
+    assert (x.shape, x.dtype, rematerializations(cache)) == ((3, 4), np.float64, 1)
+
+
 def test_an_array_that_is_wrapped_is_neither_copied_nor_frozen(cache: rc.Cache) -> None:
     """The wrapper holds the caller's memory; the caller may write to it as before."""
     plain = grid()
