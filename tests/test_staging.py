@@ -351,10 +351,26 @@ def test_random_numbers_from_outside_cannot_be_planned() -> None:
     assert seeded(vector(1)) == seeded(vector(1))
 
 
+def test_a_decorator() -> None:
+    """Without a function, what is returned takes one."""
+
+    @rc.planned(budget="1kB", time_limit=0.1)
+    def doubled(x: Any) -> Any:
+        """Twice."""
+        return double(x)
+
+    assert (doubled(vector(2)), doubled.__doc__) == (added(vector(2)), "Twice.")
+    assert doubled.plan.budget == 1000
+
+
 def test_what_cannot_be_planned_says_so() -> None:
     """No function, a result of another cache, and arguments without an end."""
-    with pytest.raises(TypeError, match="planned takes a function, not 3"):
-        rc.planned(3, of_peak=1.0)  # type: ignore[call-overload]
+    with pytest.raises(
+        TypeError, match=r"planned takes a function first, not '1MB'; as a decorator: @planned\(budget='1MB'"
+    ):
+        rc.planned("1MB", of_peak=1.0)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="give either"):
+        rc.planned(method="own")  # where the decorator is written, not at the first call
     other = rc.Cache()
 
     def elsewhere(x: Any) -> Any:

@@ -6,8 +6,8 @@ A call of the plan searches for nothing, counts nothing and takes no lock: it co
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import update_wrapper
-from typing import Any, Generic, TypeVar, overload
+from functools import partial, update_wrapper
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from recompute._budget import bytes_or_peak, format_bytes
 from recompute._errors import StagingError
@@ -24,32 +24,30 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
+class _How(TypedDict, total=False):
+    of_peak: float | str | None
+    method: str
+    time_limit: float
+
+
 @overload
 def planned(
-    function: Callable[..., Recomputable[R]],
-    budget: int | str | None = None,
-    *,
-    of_peak: float | str | None = None,
-    method: str = "own",
-    time_limit: float = 60.0,
+    function: Callable[..., Recomputable[R]], budget: int | str | None = None, **how: Unpack[_How]
 ) -> Staged[R]: ...
 @overload
+def planned(function: Callable[..., Any], budget: int | str | None = None, **how: Unpack[_How]) -> Staged[Any]: ...
+@overload
 def planned(
-    function: Callable[..., Any],
+    function: None = None, budget: int | str | None = None, **how: Unpack[_How]
+) -> Callable[[Callable[..., Any]], Staged[Any]]: ...
+def planned(
+    function: Callable[..., Any] | None = None,
     budget: int | str | None = None,
     *,
     of_peak: float | str | None = None,
     method: str = "own",
     time_limit: float = 60.0,
-) -> Staged[Any]: ...
-def planned(
-    function: Callable[..., Any],
-    budget: int | str | None = None,
-    *,
-    of_peak: float | str | None = None,
-    method: str = "own",
-    time_limit: float = 60.0,
-) -> Staged[Any]:
+) -> Any:
     """A function that does what `function` does, within a budget, by a plan made in advance.
 
     The first call runs `function` once to record it, with its arguments as the example, and plans what was recorded.
@@ -72,11 +70,15 @@ def planned(
     The first call raises StagingError if the graph depends on a value (`get` or `detach` while it is recorded),
     PlanError if nothing fits, and what the function raises; the next call then is the first one again. Later calls
     raise StagingError if arguments or results are not as planned. Threads that call it first at the same time each
-    record and plan.
+    record and plan. `@planned(budget="512MB")` is a decorator.
     """
     bytes_or_peak(budget, of_peak)
+    if function is None:
+        return partial(planned, budget=budget, of_peak=of_peak, method=method, time_limit=time_limit)
     if not callable(function):
-        raise TypeError(f"planned takes a function, not {function!r}")
+        raise TypeError(
+            f"planned takes a function first, not {function!r}; as a decorator: @planned(budget={function!r})"
+        )
     return Staged(function, budget, of_peak, {"method": method, "time_limit": time_limit})
 
 

@@ -34,6 +34,7 @@ assert_type(rc.planned(double, "1MB")(4), int)
 rc.planned(both, "1MB")(4)
 rc.planned(several, of_peak=0.5)(4)
 rc.planned(named, of_peak=0.5, method="own")(4)
+rc.planned(budget="1MB", method="own")(named)(4)
 assert_type(rc.stage(double, of_peak=0.5).plan, rc.planners.ProgramPlan)
 
 
