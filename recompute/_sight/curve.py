@@ -37,6 +37,8 @@ DRAWING: Final = """
 """
 
 _WHY: Final = {"oom": "does not fit", "thrash": "takes too long"}
+_SAMPLES: Final = {"today": ("today", 6.0), "segments": ("segments", 5.0), "plan": ("plan-dot", 4.0)}
+"""Class and size of the points in the legend."""
 
 
 def document(study: Study, today: Mark | None) -> str:
@@ -101,7 +103,7 @@ class _Curve:
         self._line("policy", study.curve, "dot")
         for kind, mark in (("segments", study.segments), ("today", self.today)):
             if mark is not None and mark.overhead is not None and mark.overhead <= self.most:
-                self._shape(kind, kind, mark)
+                self._mark(kind, kind, mark)
         self._put("line", {"class": "cursor", "x1": -9, "x2": -9, "y1": self.top, "y2": self.bottom})
         self._legend()
         title = f"<title>Overhead against budget</title><desc>{escape(described(study))}</desc>"
@@ -175,16 +177,18 @@ class _Curve:
             self._put("path", {"class": kind, "d": path})
         for mark in marks:
             if mark.overhead is not None and mark.overhead <= self.most:
-                self._shape(f"{kind}-dot", shape, mark)
+                self._mark(f"{kind}-dot", shape, mark)
 
-    def _shape(self, kind: str, shape: str, mark: Mark) -> None:
+    def _mark(self, kind: str, shape: str, mark: Mark) -> None:
         assert mark.overhead is not None
-        x, y = self.x(mark.share), self.y(mark.overhead)
         told = f"<title>{format_bytes(mark.budget)}, {mark.share:.1%}: overhead {mark.overhead:.3f}</title>"
+        size = {"dot": 3.5, "today": 7.0, "segments": 7.0}.get(shape, 4.0)
+        self._shape(kind, shape, self.x(mark.share), self.y(mark.overhead), size, told)
+
+    def _shape(self, kind: str, shape: str, x: float, y: float, size: float, told: str = "") -> None:
         if shape in ("dot", "today"):
-            self._put("circle", {"class": kind, "cx": x, "cy": y, "r": 3.5 if shape == "dot" else 7.0}, told)
+            self._put("circle", {"class": kind, "cx": x, "cy": y, "r": size}, told)
         else:
-            size = 7.0 if shape == "segments" else 4.0
             turn = {} if shape == "square" else {"transform": f"rotate(45 {x:.1f} {y:.1f})"}
             box = {"x": x - size, "y": y - size, "width": 2 * size, "height": 2 * size}
             self._put("rect", {"class": kind, **box, **turn}, told)
@@ -210,20 +214,12 @@ class _Curve:
             x, y = self.left + wide * (number % columns), self.bottom + 56.0 + 18 * (number // columns)
             if kind == "hole":
                 self._put("rect", {"class": kind, "x": x, "y": y - 10, "width": 22, "height": 12})
-            elif kind in ("today", "segments", "plan"):
-                self._sample(kind, x + 11, y - 4)
+            elif kind in _SAMPLES:
+                shown, size = _SAMPLES[kind]
+                self._shape(shown, kind, x + 11, y - 4, size)
             else:
                 self._put("path", {"class": kind, "d": f"M{x:.1f} {y - 4:.1f}h22"})
             self._text(x + 28, y, text, "start", "strong")
-
-    def _sample(self, kind: str, x: float, y: float) -> None:
-        if kind == "today":
-            self._put("circle", {"class": kind, "cx": x, "cy": y, "r": 6.0})
-        else:
-            turned = {"transform": f"rotate(45 {x:.1f} {y:.1f})"}
-            size = 4.0 if kind == "plan" else 5.0
-            box = {"x": x - size, "y": y - size, "width": 2 * size, "height": 2 * size}
-            self._put("rect", {"class": "plan-dot" if kind == "plan" else kind, **box, **turned})
 
 
 def _ticks(most: float, count: int) -> list[float]:

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any, Final
 
 from recompute._pictures.bars import bars
-from recompute._sight.memory_viz import arriving
+from recompute._sight.recording import arriving
 from recompute._simulator.order import Numbers
 from recompute._simulator.published_replay import baseline
 from recompute._simulator.run import Status

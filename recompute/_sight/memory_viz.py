@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from recompute._sight.recording import RecordedRun
+from recompute._sight.recording import RecordedRun, arriving
 from recompute._traces.program import file_and_line
-from recompute.events import Added, Event, Evicted, Fetched, Forgotten, LetGo, Performed, TakenBack
+from recompute.events import Evicted, Forgotten, LetGo, TakenBack
 
 _COLOURS: Final = 10
 _START: Final = 1 << 32
@@ -81,15 +81,6 @@ def memory_viz(recording: RecordedRun) -> Iterator[str]:
     ]
     yield json.dumps({"segments": segments, "device_traces": list(traces.values()), "devices": names})
     yield "\n"
-
-
-def arriving(event: Event) -> list[tuple[int, int]]:
-    """(storage, bytes) of what an event brings into memory, some of which may be there already."""
-    if isinstance(event, Performed):
-        return list(zip(event.storages, event.nbytes, strict=True))
-    if isinstance(event, Added | TakenBack | Fetched):
-        return [(event.storage, event.nbytes)]
-    return []
 
 
 def _categories(recording: RecordedRun, places: dict[int, tuple[str, str]]) -> dict[tuple[str, str], str]:

@@ -180,6 +180,3 @@ def _inlined(study: Study, paste: Any) -> dict[str, Any]:
         "values": values,
         "looks": [{**asdict(look), "paste": paste(look.budget)} for look in study.looks],
     }
-
-
-__all__ = ["MOST", "exact", "first_shown", "page"]

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from recompute._sight.nest import NestedRun, trees, walk
-from recompute._sight.recording import RecordedRun
-from recompute.events import Added, Event, Evicted, Fetched, Forgotten, LetGo, Moved, Performed, TakenBack
+from recompute._sight.recording import RecordedRun, arriving
+from recompute.events import Evicted, Forgotten
 
 _DEEPEST: Final = 400
 """Slices inside each other: Perfetto draws about 500."""
@@ -117,7 +117,8 @@ def _memory(recording: RecordedRun, at: _Clock) -> Iterator[dict[str, Any]]:
         yield _counter("budget", 0, recording.budget)
     for event in recording.events:
         now = at(event.time)
-        for storage in _there(event, sizes):
+        for storage, size in arriving(event):
+            sizes[storage] = size
             leave(storage)
         if isinstance(event, Evicted):
             device = devices.get(event.storage, "cpu")
@@ -139,18 +140,6 @@ def _memory(recording: RecordedRun, at: _Clock) -> Iterator[dict[str, Any]]:
             yield from counters(on, event.used)
     if recording.budget is not None:
         yield _counter("budget", now, recording.budget)
-
-
-def _there(event: Event, sizes: dict[int, int]) -> tuple[int, ...]:
-    """The storages that an event brings into memory; notes how large they are."""
-    if isinstance(event, Performed):
-        sizes.update(zip(event.storages, event.nbytes, strict=True))
-        return event.storages
-    if isinstance(event, Added | TakenBack | Fetched):
-        sizes[event.storage] = event.nbytes
-        return (event.storage,)
-    assert isinstance(event, Event | Moved | LetGo)
-    return ()
 
 
 def _counter(name: str, now: int, value: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from recompute._simulator.published_replay import baseline
 from recompute._simulator.simulate import by_amount, simulate
 from recompute._traces.program import Program
 from recompute._traces.read import read, recorded_events
-from recompute.events import Added, Event, Performed
+from recompute.events import Added, Event, Fetched, Performed, TakenBack
 
 DEAREST: Final = 20.0
 """The overhead above which a replay is given up: below the least budget it could recompute for days, and then fail."""
@@ -51,6 +51,15 @@ class RecordedRun:
             elif isinstance(event, Added):
                 devices[event.storage] = event.device
         return devices
+
+
+def arriving(event: Event) -> list[tuple[int, int]]:
+    """(storage, bytes) of what an event brings into memory, some of which may be there already."""
+    if isinstance(event, Performed):
+        return list(zip(event.storages, event.nbytes, strict=True))
+    if isinstance(event, Added | TakenBack | Fetched):
+        return [(event.storage, event.nbytes)]
+    return []
 
 
 def open_recording(path: str | Path, budget: int | float | None = None) -> RecordedRun:
