@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from recompute._budget import bytes_or_share
+from recompute._cli.arguments import count
 from recompute._cli.output import CommandError, print_json, print_list
 from recompute._cli.plugins import DISTRIBUTION, NOT_INSTALLED, how_to_get, missing_package, plugins, version_of
 from recompute._live import Live, bar
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         return _list(points, as_json=options.json)
     point = _choose(points, options.name)
     budget = _share(options.budget)
-    extra = {} if options.iterations is None else {"iterations": _count(options.iterations)}
+    extra = {} if options.iterations is None else {"iterations": count("--iterations", options.iterations)}
     demo = _load(point)
     if extra and "iterations" not in inspect.signature(demo).parameters:
         raise CommandError(f"the demo {point.name!r} has no iterations")
@@ -155,9 +156,3 @@ def _share(text: str) -> float:
         if isinstance(share, float):
             return share
     raise CommandError(f"the budget of a demo is a share of its memory, such as 5%, not {text!r}")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise CommandError(f"--iterations must be a whole number, at least 1, not {text!r}")
-    return int(text)

@@ -200,26 +200,6 @@ def _make(programs: Sequence[Program], job: PlanJob) -> Planned:
     return make(programs[job.program], job)
 
 
-def make_many(
-    programs: Sequence[Program],
-    jobs: Sequence[PlanJob],
-    *,
-    done: Callable[[int], None],
-    progress: Progress | None = None,
-) -> Iterator[Planned]:
-    """The plans of `jobs`, in order, on the cores there are; `done` is told how many are ready.
-
-    `progress` hears how far the plan at hand is, if there is only one at a time. Raises CommandError, see `make`.
-    """
-    work = sum(len(programs[job.program].calls) for job in jobs)
-    processes = min(len(jobs), cores(), max(1, work // _WORTH_A_PROCESS))
-    here = lambda programs, job: make(programs[job.program], job, progress)
-    made = spread(_make if processes > 1 else here, list(programs), jobs, processes)
-    for ready, planned in enumerate(made, 1):
-        yield planned
-        done(ready)
-
-
 def plan_all(
     programs: Sequence[Program],
     methods: Sequence[Sequence[str]],
@@ -235,23 +215,27 @@ def plan_all(
             ratios = [budget if isinstance(budget, float) else budget / max(1, peak) for budget in budgets]
             for method in methods[number]:
                 jobs += [PlanJob(number, method, *size, **options) for size in zip(sizes, ratios, strict=True)]
-    ready, share, best = [0], [0.0], [0.0]
+    made: list[Planned] = []
+    now = [0.0, 0.0]  # of the plan at hand: the share of the search, and the least overhead
 
-    def watch(done: float, least: float) -> None:
-        share[0], best[0] = done, least
+    def watch(share: float, least: float) -> None:
+        now[:] = share, least
 
     def parts() -> list[str]:
-        told = [bar(ready[0], len(jobs)), f"{ready[0]} of {len(jobs)} plans"]
-        if best[0]:
-            told.append(f"this one {share[0]:.0%} searched, overhead {best[0]:.4f}")
+        told = [bar(len(made), len(jobs)), f"{len(made)} of {len(jobs)} plans"]
+        if now[1]:
+            told.append(f"this one {now[0]:.0%} searched, overhead {now[1]:.4f}")
         return told
 
-    def done(count: int) -> None:
-        ready[0], share[0], best[0] = count, 0.0, 0.0
-
+    work = sum(len(programs[job.program].calls) for job in jobs)
+    processes = min(len(jobs), cores(), max(1, work // _WORTH_A_PROCESS))
+    here = lambda programs, job: make(programs[job.program], job, watch)
     with Live(parts):
-        made = make_many(programs, jobs, done=done, progress=watch)
-        return [plan for names in methods for plan in monotone(list(islice(made, len(names) * len(budgets))))]
+        for planned in spread(_make if processes > 1 else here, list(programs), jobs, processes):
+            made.append(planned)
+            now[:] = 0.0, 0.0
+    plans = iter(made)
+    return [plan for names in methods for plan in monotone(list(islice(plans, len(names) * len(budgets))))]
 
 
 def monotone(plans: Sequence[Planned]) -> list[Planned]:
