@@ -219,8 +219,8 @@ LAYERS = {
         _foresight.repetition _foresight.rounds""",
     "pictures": """_pictures.style _pictures.bars _pictures.residency _pictures.memory _pictures.overheads
         _pictures.chain pictures""",
-    "arrays": """_arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.parts _arrays.attributes
-        _arrays.array _arrays.namespace""",
+    "arrays": """_arrays.sharing _arrays.operate _arrays.writes _arrays.dispatch _arrays.attributes _arrays.array
+        _arrays.namespace""",
     "sight": """_sight.recording _sight.nest _sight.perfetto _sight.speedscope _sight.memory_viz _sight.exports
         _sight.look _sight.study _sight.curve _sight.page _sight.report
         _sight.why _sight.story""",
@@ -253,7 +253,7 @@ FOR_TYPES = {
     "_cache": "_context _handle _watching",
     "_recomputable": "_cache",  # whose values have stories
     "_traces.write": "_cache",
-    "_arrays.array": "_arrays.dispatch _arrays.parts",
+    "_arrays.array": "_arrays.dispatch",
 }
 """What modules below it import, for annotations alone."""
 
