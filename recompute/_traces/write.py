@@ -165,18 +165,13 @@ class _Quoted(dict[str, str]):
 _quoted: Final = _Quoted()
 
 
-def _plain(kind: type[Event], *fields: str) -> tuple[type[Event], Callable[[Any], str]]:
-    """The lines of events whose fields are numbers alone."""
+def _line(kind: type[Event], *fields: str) -> tuple[type[Event], Callable[[Any], str]]:
+    """The lines of events whose fields are numbers, and texts if there are any."""
     template = f'{{"event":"{kind.__name__}",' + ",".join(f'"{field}":%s' for field in fields) + "}\n"
     values = attrgetter(*fields)
-    return kind, lambda event: template % values(event)
-
-
-def _added(event: Added) -> str:
-    return (
-        f'{{"event":"Added","time":{event.time},"used":{event.used},"storage":{event.storage},'
-        f'"nbytes":{event.nbytes},"device":{_quoted[event.device]}}}\n'
-    )
+    if not {"device", "tier", "state"}.intersection(fields):
+        return kind, lambda event: template % values(event)
+    return kind, lambda event: template % tuple([_quoted[one] if type(one) is str else one for one in values(event)])
 
 
 def _evicted(event: Evicted) -> str:
@@ -184,13 +179,6 @@ def _evicted(event: Evicted) -> str:
         f'{{"event":"Evicted","time":{event.time},"used":{event.used},"storage":{event.storage},'
         f'"nbytes":{event.nbytes},"why":"{event.why}","held":{"true" if event.held else "false"},'
         f'"ghosts":{_list(event.ghosts)},"tier":{_quoted[event.tier]}}}\n'
-    )
-
-
-def _transferred(event: Moved | Fetched) -> str:
-    return (
-        f'{{"event":"{type(event).__name__}","time":{event.time},"used":{event.used},"storage":{event.storage},'
-        f'"nbytes":{event.nbytes},"tier":{_quoted[event.tier]},"seconds":{event.seconds}}}\n'
     )
 
 
@@ -206,13 +194,6 @@ def _performed(event: Performed) -> str:
     )
 
 
-def _foresaw(event: Foresaw) -> str:
-    return (
-        f'{{"event":"Foresaw","time":{event.time},"used":{event.used},"state":{_quoted[event.state]},'
-        f'"why":{json.dumps(event.why)}}}\n'
-    )
-
-
 def _list(numbers: tuple[int, ...]) -> str:
     return f"[{numbers[0]}]" if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
 
@@ -220,19 +201,19 @@ def _list(numbers: tuple[int, ...]) -> str:
 _LINES: Final[dict[type[Event], Callable[[Any], str]]] = dict(
     (
         (Performed, _performed),
-        (Added, _added),
+        _line(Added, "time", "used", "storage", "nbytes", "device"),
         (Evicted, _evicted),
-        (Moved, _transferred),
-        (Fetched, _transferred),
-        _plain(LetGo, "time", "used", "storage"),
-        _plain(Accessed, "time", "used", "value"),
-        _plain(Released, "time", "used", "value"),
-        _plain(Pinned, "time", "used", "value"),
-        _plain(Unpinned, "time", "used", "value"),
-        _plain(Detached, "time", "used", "value"),
-        _plain(TakenBack, "time", "used", "storage", "nbytes"),
-        (Foresaw, _foresaw),
-        _plain(Forgotten, "time", "used", "storage"),
+        _line(Moved, "time", "used", "storage", "nbytes", "tier", "seconds"),
+        _line(Fetched, "time", "used", "storage", "nbytes", "tier", "seconds"),
+        _line(LetGo, "time", "used", "storage"),
+        _line(Accessed, "time", "used", "value"),
+        _line(Released, "time", "used", "value"),
+        _line(Pinned, "time", "used", "value"),
+        _line(Unpinned, "time", "used", "value"),
+        _line(Detached, "time", "used", "value"),
+        _line(TakenBack, "time", "used", "storage", "nbytes"),
+        _line(Foresaw, "time", "used", "state", "why"),
+        _line(Forgotten, "time", "used", "storage"),
     )
 )
 
