@@ -244,7 +244,12 @@ class Call:
         if not isinstance(result, (tuple, list, dict)):
             return result
         leaves: list[Any] = []
-        self.structure = _flatten(result, leaves)
+
+        def take(leaf: Any) -> object:
+            leaves.append(leaf)
+            return _LEAF
+
+        self.structure = _mapped(result, take)
         return Outputs(leaves) if len(leaves) > 1 else leaves[0] if leaves else None
 
     def size_key(self) -> Hashable:
@@ -258,7 +263,8 @@ class Call:
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """The nest that the function returned, with other leaves."""
-        return leaves[0] if self.structure is None else _build(self.structure, iter(leaves))
+        left = iter(leaves)
+        return leaves[0] if self.structure is None else _mapped(self.structure, lambda _: next(left))
 
 
 def _fill(part: Any, left: Iterator[Any]) -> Any:
@@ -292,26 +298,15 @@ def rebuilt(like: tuple[Any, ...], parts: list[Any]) -> Any:
 _LEAF: Final = object()
 
 
-def _flatten(result: Any, leaves: list[Any]) -> Any:
-    """The leaves of a nest in order; returns the nest without them."""
-    if isinstance(result, tuple):
-        return rebuilt(result, [_flatten(part, leaves) for part in result])
-    if type(result) is list:
-        return [_flatten(part, leaves) for part in result]
-    if type(result) is dict:
-        return {name: _flatten(part, leaves) for name, part in result.items()}
-    leaves.append(result)
-    return _LEAF
-
-
-def _build(structure: Any, leaves: Iterator[Any]) -> Any:
-    if structure is _LEAF:
-        return next(leaves)
-    if isinstance(structure, tuple):
-        return rebuilt(structure, [_build(part, leaves) for part in structure])
-    if type(structure) is list:
-        return [_build(part, leaves) for part in structure]
-    return {name: _build(part, leaves) for name, part in structure.items()}
+def _mapped(nest: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same tuples, lists and dicts, with `leaf` of everything else, in order."""
+    if isinstance(nest, tuple):
+        return rebuilt(nest, [_mapped(part, leaf) for part in nest])
+    if type(nest) is list:
+        return [_mapped(part, leaf) for part in nest]
+    if type(nest) is dict:
+        return {name: _mapped(part, leaf) for name, part in nest.items()}
+    return leaf(nest)
 
 
 class _Known:
