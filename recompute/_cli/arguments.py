@@ -182,12 +182,13 @@ def add_tier(parser: argparse.ArgumentParser, text: str = _TIER_HELP) -> None:
 
 
 def tier(options: argparse.Namespace) -> str | None:
-    if options.tier is not None:
-        try:
-            SimulatedTier.read(options.tier)
-        except ValueError as error:
-            raise CommandError(f"--tier: {error}") from None
-    return None if options.tier is None else str(options.tier)
+    text: str | None = options.tier
+    try:
+        if text is not None:
+            SimulatedTier.read(text)
+    except ValueError as error:
+        raise CommandError(f"--tier: {error}") from None
+    return text
 
 
 def add_rounds(parser: argparse.ArgumentParser, text: str) -> None:
