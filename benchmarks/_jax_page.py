@@ -92,24 +92,22 @@ class Result:
         return min(fitting, key=lambda configuration: configuration.times(self.plain), default=None)
 
 
-def page(results: Sequence[Result], about: dict[str, str]) -> str:
-    """The whole page."""
-    lines = [HEAD, *goals(results)]
+def parts(results: Sequence[Result]) -> list[str]:
+    """All of the page but the machine."""
+    found = [HEAD, "\n".join(goals(results))]
     for result in results:
         plain = result.plain
-        lines.append(f"\n## {result.what[0].upper()}{result.what[1:]}\n")
-        lines.append(
+        found.append(f"## {result.what[0].upper()}{result.what[1:]}")
+        found.append(
             f"{result.equations:,} equations; plain jit: {plain.temporaries:.1f} MB, {plain.gflop:.2f} GFLOP, "
             f"{plain.milliseconds:.1f} ms, compiled in {plain.compile_seconds:.1f} s; timed again "
             f"{result.again.milliseconds:.1f} ms; {len(plain.seconds)} rounds. {result.tried} configurations of "
             'jax.checkpoint were compiled; "best checkpoint" is the fastest that needs no more memory than the budget. '
-            "The last columns are GFLOP and time of remat divided by those of the best checkpoint.\n"
+            "The last columns are GFLOP and time of remat divided by those of the best checkpoint."
         )
-        lines.append(markdown(_HEADER, [_row(result, found) for found in result.planned]))
-        lines += [f"\nRefused, {megabytes:.1f} MB: {error}\n" for megabytes, error in result.refused]
-    lines.append("\n## Machine\n")
-    lines += [f"* {name}: {value}" for name, value in about.items()]
-    return "\n".join(lines) + "\n"
+        found.append(markdown(_HEADER, [_row(result, one) for one in result.planned]))
+        found += [f"Refused, {megabytes:.1f} MB: {error}" for megabytes, error in result.refused]
+    return found
 
 
 _HEADER: Final = (

@@ -6,6 +6,7 @@ import gc
 import random
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -91,19 +92,22 @@ def kept(count: int, budget: str | None = None, step: Step = trivial) -> float:
         return (perf_counter() - began) / count
 
 
-def last_kept(count: int, budget: str | None = None) -> float:
-    """A chain with only the last value kept: each step also releases the one before it, which is evicted."""
-    with rc.Cache(budget):
+def last_kept(count: int, cache: rc.Cache) -> float:
+    """A chain with only the last value kept: each step also releases the one before it, which is evicted.
+
+    What the cache does at its end, such as to complete a trace, is included.
+    """
+    began = perf_counter()
+    with cache:
         value = rc.pure(0)
-        began = perf_counter()
         for _ in range(count):
             value = rc.ap(trivial, value)
-        return (perf_counter() - began) / count
+    return (perf_counter() - began) / count
 
 
-def get_resident(count: int) -> float:
+def get_resident(count: int, trace: Path | None = None) -> float:
     """`get` of a value that is in memory."""
-    with rc.Cache():
+    with rc.Cache(trace=trace):
         value = rc.ap(trivial, rc.pure(0))
         began = perf_counter()
         for _ in range(count):

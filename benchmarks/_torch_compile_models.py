@@ -171,9 +171,9 @@ class _Bert(nn.Module):
         return found
 
 
-def llama(run: Run, quick: bool, *, published: bool = False, dropout: float = 0.0, layers: int = 32) -> Step:
+def llama(run: Run, quick: bool, *, dropout: float = 0.0, layers: int = 32) -> Step:
     """Llama, 32 layers of width 128, 4 heads, MLP 344, 2 x 256 tokens of 1,000"""
-    words, width, heads, hidden, length = (32_000, 256, 8, 688, 1_024) if published else (1_000, 128, 4, 344, 256)
+    words, width, heads, hidden, length = 1_000, 128, 4, 344, 256
     depth, length = (4, 32) if quick else (layers, length)
     return _text(_Llama(run, words, width, depth, heads, hidden, length, dropout), words, 2, length)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -10,17 +9,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, Final
 
 import torch
+from _common import ROOT
 from torch import Tensor
-from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile
+from torch._C import _autograd, _profiler
 
 import recompute as rc
 import recompute_torch as rt
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "docs" / "examples"))
+sys.path.append(str(ROOT / "docs" / "examples"))
 
 from _torch_training import Task  # it lies in the examples
 
@@ -93,36 +92,26 @@ def patience(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def allocated(run: Callable[[], None]) -> int:
-    """The most bytes that were allocated at once during a run, beyond what there was before, by torch's profiler."""
-    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        run()
-    events = list(found.profiler.kineto_results.experimental_event_tree())
-    changes: list[tuple[int, int]] = []
-    while events:
-        event = events.pop()
-        events += event.children
-        if event.tag == _EventType.Allocation:
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
-    total = most = 0
-    for _, size in sorted(changes, key=lambda change: change[0]):
-        total += size
-        most = max(most, total)
-    return most
+FORWARD_IS_OVER: Final = "the forward is over"
+"""What a step records there (`torch.profiler.record_function`), for `allocated`."""
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the lines that the profiler writes on standard error from C++."""
-    sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
+def allocated(run: Callable[[], Any]) -> tuple[int, int]:
+    """Bytes in use at the end of the forward, and at most, beyond those before, by the allocator's own account."""
+    state, options = _profiler.ProfilerState.CPU, _profiler._ExperimentalConfig()
+    _autograd._enable_profiler_legacy(_profiler.ProfilerConfig(state, False, True, False, False, False, options))
     try:
-        yield
+        run()
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+        threads = _autograd._disable_profiler_legacy()
+    used = most = kept = 0
+    for event in threads[0]:
+        if str(event.kind()) == "memory_alloc":
+            used += event.cpu_memory_usage()
+            most = max(most, used)
+        elif event.name() == FORWARD_IS_OVER:
+            kept = used
+    return kept, most
 
 
 def begin(make: Make) -> Task:
@@ -149,7 +138,7 @@ def peak(make: Make) -> int:
         for _ in range(2):
             task.step()
 
-    return allocated(steps)
+    return allocated(steps)[1]
 
 
 def timed(task: Task, steps: int) -> tuple[float, dict[str, Tensor]]:
@@ -164,18 +153,22 @@ def timed(task: Task, steps: int) -> tuple[float, dict[str, Tensor]]:
     return best, losses
 
 
-def within(make: Make, budget: int | None, plain: Reference, steps: int, most: float = 60.0) -> Taken:
-    """The same steps in a block. What finds no room, or takes longer than `most` seconds, says so in `failed`."""
+def within(make: Make, budget: int | None, plain: Reference | None, steps: int, most: float = 60.0) -> Taken:
+    """The same steps in a block. What finds no room, or takes longer than `most` seconds, says so in `failed`.
+
+    `plain`: what the bits should be; None: that is not looked at.
+    """
     taken = Taken(budget)
     try:
         task = begin(make)
         with rt.budget(budget, native=True) as block, patience(most):
             taken.seconds, losses = timed(task, steps)
             stats = block.stats()
-        state = losses | task.state()
-        taken.same = list(state) == list(plain.state) and all(
-            torch.equal(tensor, plain.state[name]) for name, tensor in state.items()
-        )
+        if plain is not None:
+            state = losses | task.state()
+            taken.same = list(state) == list(plain.state) and all(
+                torch.equal(tensor, plain.state[name]) for name, tensor in state.items()
+            )
         taken.peak, taken.overshoot = stats.peak, stats.overshoot
         taken.operations, taken.again, taken.overhead = stats.operations, stats.rematerializations, stats.overhead
     except rc.BudgetError:
@@ -183,17 +176,3 @@ def within(make: Make, budget: int | None, plain: Reference, steps: int, most: f
     except Late:
         taken.failed = "too slow"
     return taken
-
-
-def fits(make: Make, budget: int, most: float) -> Taken | None:
-    """Three steps within a budget, if there is room and patience for them."""
-    task = begin(make)
-    try:
-        with rt.budget(budget, native=True) as block, patience(most):
-            seconds, _ = timed(task, 3)
-            stats = block.stats()
-    except (rc.BudgetError, Late):
-        return None
-    return Taken(
-        *(budget, stats.peak, stats.overshoot, seconds, stats.operations, stats.rematerializations, stats.overhead)
-    )

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 Run = Callable[..., Any]
 """Calls a block with what it is given."""
@@ -16,6 +17,11 @@ Run = Callable[..., Any]
 def straight(block: Any, *given: Any) -> Any:
     """A block of a model as it is."""
     return block(*given)
+
+
+def checkpointed(block: Any, *given: Any) -> Any:
+    """A block of a model under torch.utils.checkpoint."""
+    return checkpoint(block, *given, use_reentrant=False)
 
 
 class Training:

@@ -9,16 +9,13 @@ soon as they are made, and that time is included, as it is in the bare call.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from _common import MICRO, NOT_INSTALLED, Measure, facts, in_turns, markdown, number, plain, say
+from _common import MICRO, NOT_INSTALLED, Measure, arguments, facts, in_turns, markdown, number, page, say, write
 
 import recompute as rc
 
@@ -144,16 +141,17 @@ def times(found: dict[str, float], who: str) -> str:
     return number(found[who] / found["bare"]) if who in found else NOT_INSTALLED
 
 
-def text(found: Found, machine: dict[str, str], table: Callable[..., str]) -> str:
-    """The page: microseconds over the bare operation for small arrays, then ratios for all sizes."""
+def parts(found: Found) -> list[str]:
+    """Of the page: microseconds over the bare operation for small arrays, then ratios for all sizes."""
     first = {name: sizes[SMALL] for name, sizes in found.items()}
     reached = [figures["wrapped"] - figures["bare"] for figures in first.values()]
     parts = [
+        HEAD,
         f"## Added to the bare operation, {SMALL} elements",
         f"Microseconds. A wrapped operation should add at most {TARGET:.0f}: "
         f"{sum(ratio <= TARGET for ratio in reached)} of {len(reached)} operations meet this target; "
         f"the smallest figure is {number(min(reached))}, the largest {number(max(reached))}.",
-        table(
+        markdown(
             ("operation", "bare", *(f"+ {who}" for who in PEERS), ""),
             [
                 (f"`{name}`", number(figures["bare"]), *(over(figures, who) for who in PEERS), "")
@@ -167,24 +165,17 @@ def text(found: Found, machine: dict[str, str], table: Callable[..., str]) -> st
             (f"{size:,}", f"{number(figures['bare'])} us", *(times(figures, who) for who in PEERS), "")
             for size, figures in sizes.items()
         ]
-        parts += [f"`{name}`", table(("elements", "bare", *PEERS, ""), lines)]
-    parts += ["## Machine", table(("", "", ""), [(name, value, "") for name, value in machine.items()])]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"`{name}`", markdown(("elements", "bare", *PEERS, ""), lines)]
+    return parts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few sizes and few repetitions, to check that it runs")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, help="where arrays.md and arrays.json go")
-    options = parser.parse_args()
-    machine = facts()
+    options = arguments((__doc__ or "").partition("\n\n")[0], into=None, quick=True).parse_args()
+    machine = facts("autograd", "dask")
     found = measure(options.quick)
-    print(text(found, machine, plain), end="")
-    if options.into is not None:
-        options.into.mkdir(parents=True, exist_ok=True)
-        (options.into / "arrays.md").write_text(HEAD + text(found, machine, markdown), encoding="utf-8")
-        figures = {"machine": machine, "microseconds": found}
-        (options.into / "arrays.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    text = page(*parts(found), machine=machine)
+    print(text, end="")
+    write(options.into, "arrays", text, {"machine": machine, "microseconds": found})
 
 
 if __name__ == "__main__":

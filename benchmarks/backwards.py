@@ -6,7 +6,7 @@ recomputed segment by segment, and the cache. Then a chain of 3,000 values of 8 
 same share of its memory. Its functions do nothing, so all the time is the library's. Last, eight threads in one cache,
 each with its own chain.
 
-    python benchmarks/backwards.py [--quick] [--markdown FILE] [--json FILE]
+    python benchmarks/backwards.py [--quick]
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any  # noqa: E402
 import _operations as operations  # noqa: E402
 import numpy as np  # noqa: E402
 from _common import Report, Row, Target, in_turns, main, say  # noqa: E402
+from _ways import Chain  # noqa: E402
 
 import recompute as rc  # noqa: E402
 from recompute import _form  # noqa: E402
@@ -59,41 +60,11 @@ class Model:
                 path.append(int(np.searchsorted(likely, draw.random() * likely[-1])))
         return paths
 
-    def kept(self) -> list[list[int]]:
-        messages = [self.start]
-        for step in range(self.steps):
-            messages.append(self.forward(messages[-1], step))
-        return self.sample(lambda _: messages.pop())
 
-    def by_hand(self) -> list[list[int]]:
-        """Every n-th message, and one segment at a time: together a tenth of all of them."""
-        room = self.steps // SHARE
-        every = next(n for n in range(2, isqrt(self.steps) + room) if self.steps // n + n <= room)
-        marks, message = {}, self.start
-        for step in range(self.steps):
-            if step % every == 0:
-                marks[step] = message
-            message = self.forward(message, step)
-        segment: list[Any] = []
-
-        def get(step: int) -> Any:
-            if not segment:
-                first = step - step % every
-                message = marks.pop(first)
-                for number in range(first, step + 1):
-                    message = self.forward(message, number)
-                    segment.append(message)
-            return segment.pop()
-
-        return self.sample(get)
-
-    def cached(self) -> tuple[list[list[int]], rc.Stats]:
-        with rc.Cache(8 * STATES * (self.steps // SHARE)) as cache:
-            messages = [rc.pure(self.start)]
-            for step in range(self.steps):
-                messages.append(rc.ap(self.forward, messages[-1], step))
-            found = self.sample(lambda _: messages.pop().get())
-            return found, cache.stats()
+def distance(steps: int) -> int:
+    """Between checkpoints, so that these and one segment are together a tenth of all messages."""
+    room = steps // SHARE
+    return next(n for n in range(2, isqrt(steps) + room) if steps // n + n <= room)
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -139,19 +110,21 @@ def in_threads(count: int, length: int) -> float:
         return count * length / (perf_counter() - began)
 
 
-def measure(quick: bool) -> list[Report]:
+def measure(quick: bool) -> Report:
     steps, repetitions = (500, 1) if quick else (5_000, 3)
     report = Report("Chains read backwards", f"In a tenth of their memory; the core is {_form.name()}.")
     model = Model(steps)
-    expected = model.kept()
-    assert model.by_hand() == expected
-    found, stats = model.cached()
+    chain = Chain(model.start, steps, model.forward, model.sample)
+    every, budget = distance(steps), 8 * STATES * (steps // SHARE)
+    expected = chain.kept()
+    assert chain.by_hand(every) == expected
+    found, stats = chain.cached(budget)
     assert found == expected
     say(f"{steps:,} steps of {STATES:,} states")
     ways: dict[str, Callable[[], Any]] = {
-        "all messages kept": model.kept,
-        "checkpoints by hand": model.by_hand,
-        "the cache": model.cached,
+        "all messages kept": chain.kept,
+        "checkpoints by hand": lambda: chain.by_hand(every),
+        "the cache": lambda: chain.cached(budget),
     }
     times = in_turns({name: (lambda work=work: timed(work)) for name, work in ways.items()}, repetitions)
     for name, seconds in times.items():
@@ -161,7 +134,7 @@ def measure(quick: bool) -> list[Report]:
     report.rows.append(Row("recomputations by the cache", repeats, repeats, "per step"))
     report.rows.append(Row("peak of the cache", peak, peak, "MB", f"of {steps * STATES * 8 / 1e6:.3g}"))
     ratio = min(times["the cache"]) / min(times["checkpoints by hand"])
-    report.targets.append(Target("the model, compared with checkpoints by hand", 1.25, ratio, "times", "CPU time."))
+    report.targets.append(Target("the model, compared with checkpoints by hand", 1.25, ratio, "times the CPU time"))
 
     length = 300 if quick else 3_000
     say(f"{length:,} values there and back")
@@ -170,7 +143,7 @@ def measure(quick: bool) -> list[Report]:
     seconds, runs = min(there_and_back(length) for _ in range(repetitions))
     added = (seconds - runs * bare) / runs / floor
     report.rows.append(Row("forwards and backwards: added to each run", added, added, "floors", f"{runs:,} runs"))
-    report.targets.append(Target("forwards and backwards", 40, added, "floors a run", "All but the bare calls."))
+    report.targets.append(Target("forwards and backwards", 40, added, "floors a run"))
 
     length = 2_000 if quick else 20_000
     say("threads")
@@ -180,10 +153,8 @@ def measure(quick: bool) -> list[Report]:
     }
     for count, rate in rates.items():
         report.rows.append(Row(f"{count} thread{'s' * (count > 1)} in one cache", rate, rate, "operations a second"))
-    report.targets.append(
-        Target("throughput of one thread / of eight", 1.0, rates[1] / rates[8], "times", "They take turns.")
-    )
-    return [report]
+    report.targets.append(Target("throughput of one thread / of eight", 1.0, rates[1] / rates[8], "times"))
+    return report
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ same with xarray, by month. Prints a table, and draws pictures/dask-means.svg.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import xarray as xr
-from _common import facts, markdown, say
+from _common import arguments, facts, markdown, page, say
 from distributed import Client, LocalCluster
 
 import recompute_dask as rd
@@ -161,10 +160,7 @@ def draw(found: list[Run], into: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="only see that it runs")
-    parser.add_argument("--into", type=Path, metavar="FOLDER", help="where the folder of pictures is")
-    given = parser.parse_args()
+    given = arguments(__doc__, into=None, quick=True).parse_args()
     rows, length = (40, 10_000) if given.quick else (400, 100_000)
     lines = []
     for program in (means, months):
@@ -179,8 +175,8 @@ def main() -> None:
             [program.__name__, run.name, f"{run.peak / 1e6:.0f}", f"{run.seconds:.1f}", f"{run.loads / rows:.2f}"]
             for run in found
         ]
-    print(markdown(["program", "way", "most memory, MB", "seconds", "loads of a row"], lines))
-    print("\n".join(f"- {name}: {value}" for name, value in facts().items()))
+    table = markdown(["program", "way", "most memory, MB", "seconds", "loads of a row"], lines)
+    print(page(table, machine=facts("dask", "distributed")))
 
 
 if __name__ == "__main__":

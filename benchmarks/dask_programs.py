@@ -10,7 +10,6 @@ the worker sleeps as long as that would take. (Not named dask.py, because `impor
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import resource
@@ -20,7 +19,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from threading import Event, Lock, Thread
 from time import perf_counter, process_time, sleep
 from typing import Any, Final
@@ -29,12 +27,11 @@ import dask
 import dask.array as da
 import distributed
 import numpy as np
-from _common import facts, say
+from _common import RESULTS, arguments, facts, page, say, write
 from distributed import Client, LocalCluster, wait
 
 import recompute_dask as rd
 
-RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 PICTURE: Final = RESULTS.parent / "pictures" / "dask.png"
 SLOW: Final = 200_000_000  # bytes a second
 CHUNK: Final = 4_000_000  # bytes
@@ -391,27 +388,24 @@ def draw(found: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="check that it runs; print, and write nothing")
+    parser = arguments(__doc__, quick=True)
     parser.add_argument("--fits", action="store_true", help="only what does not depend on time")
-    parser.add_argument("--into", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    quick = arguments.quick
-    page_at = arguments.into / "dask.md"
-    if arguments.fits:
+    options = parser.parse_args()
+    quick = options.quick
+    if options.fits:
         text = fits(quick)
         if not quick:
-            page_at.write_text(page_at.read_text().partition(FITS.partition("\n")[0])[0].rstrip() + "\n\n" + text)
+            before = (options.into / "dask.md").read_text().partition(FITS.partition("\n")[0])[0]
+            write(options.into, "dask", before + text)
         return
     times, size = (1, 10_000) if quick else (3, 60_000)
     shape = (
         {"chunks": 20, "reads": 40, "room": 16_000_000} if quick else {"chunks": 200, "reads": 600, "room": 80_000_000}
     )
-    machine = {**facts(), "distributed": distributed.__version__}
-    page = HEAD + "\n".join(f"- {name}: {value}" for name, value in machine.items()) + "\n\n"
-    page += THREADS.format(times=times) + "\n".join(measure_threads(times, size)) + "\n"
+    machine = facts("dask", "distributed")
+    threads = THREADS.format(times=times) + "\n".join(measure_threads(times, size))
     steps = 10
-    page += CLUSTER.format(
+    cluster = CLUSTER.format(
         chunks=shape["chunks"], reads=shape["reads"], room=shape["room"] // 1_000_000, steps=steps, times=times
     )
     pictured = {}
@@ -429,12 +423,12 @@ def main() -> None:
                 f"{ours['written'] / 1e6:.0f} MB | {ours['again']:.0f} |"
             )
             say(line)
-            page += line + "\n"
+            cluster += line + "\n"
             if graph == "shallow" and slow:
                 pictured = {"Dask's own spilling": own, "recompute or spill": ours}
-    page += "\n" + fits(quick)
+    text = page(HEAD, threads, cluster, machine=machine) + "\n" + fits(quick)
     if not quick:
-        page_at.write_text(page)
+        write(options.into, "dask", text)
         draw(pictured)
     say(f"peak of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB")
 

@@ -3,30 +3,22 @@
 Each way runs in its own process, so that the peak of the process's memory is its own, too. The third problem, the
 frames of a film, is in `memoize.py`.
 
-    python benchmarks/first_hour.py                   all ways, as docs/results/first_hour.md
-    python benchmarks/first_hour.py --way sweep cache one way, as JSON
+    python benchmarks/first_hour.py     writes docs/results/first_hour.md
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache, lru_cache
-from pathlib import Path
-from time import perf_counter, process_time
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
-from _common import facts
+from _common import arguments, facts, markdown, page, write
+from _ways import Chain, Taken, all_ways, taken
 
 import recompute as rc
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "first_hour.md"
 BUDGET = 40_000_000
 
 # A hidden Markov model: posteriors of many sequences, read backwards through all forward messages
@@ -55,51 +47,8 @@ def posteriors(get: Callable[[int], Any]) -> float:
     return float(total @ np.arange(STATES))
 
 
-def hmm_list() -> float:
-    messages = [START]
-    for step in range(STEPS):
-        messages.append(forward(messages[-1], step))
-    return posteriors(lambda step: messages.pop())
-
-
-def hmm_checkpoints() -> float:
-    every = 40
-    kept, message = {}, START
-    for step in range(STEPS):
-        if step % every == 0:
-            kept[step] = message
-        message = forward(message, step)
-    segment: dict[int, Any] = {}
-
-    def get(step: int) -> Any:
-        if step not in segment:
-            first = step - step % every
-            message = kept.pop(first)
-            for number in range(first, step + 1):
-                message = segment[number] = forward(message, number)
-        return segment.pop(step)
-
-    return posteriors(get)
-
-
-def hmm_joblib() -> float:
-    import joblib
-
-    with tempfile.TemporaryDirectory() as folder:
-        stored = joblib.Memory(folder, verbose=0).cache(forward)
-        references, message = [], START
-        for step in range(STEPS):
-            references.append(stored.call_and_shelve(message, step))
-            message = references[-1].get()
-        return posteriors(lambda step: references.pop().get())
-
-
-def hmm_recompute() -> float:
-    with rc.Cache(BUDGET):
-        messages = [rc.pure(START)]
-        for step in range(STEPS):
-            messages.append(rc.ap(forward, messages[-1], step))
-        return posteriors(lambda step: messages.pop().get())
+MESSAGES = Chain(START, STEPS, forward, posteriors)
+EVERY = 40
 
 
 # A sweep of settings: three stages; the outermost loop is over the settings of the last one
@@ -154,10 +103,10 @@ def sweep_recompute() -> float:
 
 WAYS: dict[str, dict[str, tuple[str, Callable[[], float]]]] = {
     "hmm": {
-        "list": ("a list: everything kept", hmm_list),
-        "checkpoints": ("every 40th message kept by hand", hmm_checkpoints),
-        "joblib": ("`joblib.Memory`, files", hmm_joblib),
-        "recompute": ("`rc.ap`, 40 MB", hmm_recompute),
+        "list": ("a list: everything kept", MESSAGES.kept),
+        "checkpoints": (f"every {EVERY}th message kept by hand", lambda: MESSAGES.by_hand(EVERY)),
+        "joblib": ("`joblib.Memory`, files", MESSAGES.in_files),
+        "recompute": ("`rc.ap`, 40 MB", lambda: MESSAGES.cached(BUDGET)[0]),
     },
     "sweep": {
         "none": ("nothing remembered", lambda: sweep(lambda function: function)),
@@ -173,59 +122,30 @@ TITLES = {
 }
 
 
-def measure(problem: str, way: str) -> dict[str, float]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start, busy = perf_counter(), process_time()
-    result = WAYS[problem][way][1]()
-    return {
-        "seconds": perf_counter() - start,
-        "processor": process_time() - busy,
-        "memory": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before),
-        "result": result,
-    }
+HEAD = """# The first hour
+
+Two problems that a newcomer may try first, solved with this library and with the usual alternatives. All solutions of a
+problem give the same numbers. Memory is the growth of the process's resident memory, temporary arrays included.
+Measured by `python benchmarks/first_hour.py`. A third problem, the frames of a film, is in
+[a cache of calls](memoize.md).
+"""
 
 
-def page() -> str:
-    lines = [
-        "# The first hour",
-        "",
-        "Two problems that a newcomer may try first, solved with this library and with the usual alternatives. All",
-        "solutions of a problem give the same numbers. Memory is the growth of the process's resident memory,",
-        "temporary arrays included. Measured by `python benchmarks/first_hour.py`. A third problem, the frames of a",
-        "film, is in [a cache of calls](memoize.md).",
-    ]
-    for problem, ways in WAYS.items():
-        lines += [
-            "",
-            f"## {TITLES[problem]}",
-            "",
-            "| way | CPU time | elapsed | memory |",
-            "| --- | ---: | ---: | ---: |",
-        ]
-        results = set()
-        for way, (name, _) in ways.items():
-            told = subprocess.run(
-                [sys.executable, __file__, "--way", problem, way], stdout=subprocess.PIPE, check=True
-            ).stdout
-            found = json.loads(told)
-            print(problem, way, found, file=sys.stderr)
-            results.add(found["result"])
-            lines.append(
-                f"| {name} | {found['processor']:.1f} s | {found['seconds']:.1f} s | {found['memory'] / 1e6:,.0f} MB |"
-            )
-        assert len(results) == 1, f"the ways differ: {results}"
-    lines += ["", "| | |", "| --- | --- |", *[f"| {name} | {value} |" for name, value in facts().items()]]
-    return "\n".join(lines) + "\n"
+def measure(problem: str, way: str) -> Taken:
+    return taken(WAYS[problem][way][1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--way", nargs=2, metavar=("PROBLEM", "WAY"), help="one way, in this process")
-    options = parser.parse_args()
-    if options.way:
-        print(json.dumps(measure(*options.way)))
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
+    options = arguments(__doc__).parse_args()
+    machine = facts("joblib")
+    parts = [HEAD]
+    for problem, ways in WAYS.items():
+        lines = [
+            (ways[way][0], f"{one.processor:.1f} s", f"{one.seconds:.1f} s", f"{one.memory / 1e6:,.0f} MB")
+            for way, one in all_ways(ways, partial(measure, problem)).items()
+        ]
+        parts += [f"## {TITLES[problem]}", markdown(("way", "CPU time", "elapsed", "memory"), lines)]
+    write(options.into, "first_hour", page(*parts, machine=machine))
 
 
 if __name__ == "__main__":

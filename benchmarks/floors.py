@@ -12,6 +12,7 @@ import gc
 import _operations as operations
 from _common import Measure, Report, Row, Target, in_turns, main, say
 
+import recompute as rc
 from recompute import _form
 
 ROOM = "10 GB"
@@ -29,7 +30,7 @@ GOALS = {
 """What the compiled and the plain form should take at most."""
 
 
-def measure(quick: bool) -> list[Report]:
+def measure(quick: bool) -> Report:
     count, repetitions = (5_000, 2) if quick else (50_000, 7)
     form = _form.name()
     report = Report(
@@ -41,7 +42,7 @@ def measure(quick: bool) -> list[Report]:
         "floor": lambda: operations.floor(count),
         "tracked, kept, no budget": lambda: operations.kept(count),
         "tracked, kept, budget never reached": lambda: operations.kept(count, ROOM),
-        "tracked, only the last kept, budget never reached": lambda: operations.last_kept(count, ROOM),
+        "tracked, only the last kept, budget never reached": lambda: operations.last_kept(count, rc.Cache(ROOM)),
         "the same, a closure": lambda: operations.kept(count, ROOM, operations.closure()),
         "the same, a method of an object": lambda: operations.kept(count, ROOM, operations.Adder().add),
         "get of a resident value": lambda: operations.get_resident(10 * count),
@@ -69,9 +70,9 @@ def measure(quick: bool) -> list[Report]:
         if name in found or name == KEPT:
             value = found.get(name, size * floor) / floor
             most = compiled if form == "compiled" else plain
-            report.targets.append(Target(name, most, value, "bytes" if name == KEPT else "floors", ""))
+            report.targets.append(Target(name, most, value, "bytes" if name == KEPT else "floors"))
     report.rows.append(Row("a minimal node", 1.0, 1.0, "floors", f"{1e6 * floor:.3g} us"))
-    return [report]
+    return report
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ effort 1 it takes a quarter of an hour on two cores. `--differ` names the traces
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -17,13 +16,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
-from _common import facts, say
+from _common import arguments, facts, markdown, page, say, write
 from varied import varied
 
 from recompute.simulator import Job, Replay, Run, baseline, simulate_many
 from recompute.traces import Program, read
-
-RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 BEST: Final = {
     "unet": {0.8: 1.025, 0.5: 1.096, 0.4: 1.141, 0.3: 1.283},
@@ -86,8 +83,7 @@ class Varied:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", metavar="FOLDER", type=Path, help="with unet.jsonl and the others")
+    parser = arguments(__doc__, traces=True)
     parser.add_argument("--effort", type=float, default=1.0, help="effort of a plan; default 1, about ten seconds")
     parser.add_argument("--rounds", type=int, default=8, help="how many rounds that differ; default %(default)s")
     parser.add_argument("--only", metavar="NAME[,..]", default=",".join(BEST), help="traces; default %(default)s")
@@ -95,23 +91,26 @@ def main() -> None:
         "--differ", metavar="NAME[,..]", default="unet,resnet32,transformer", help="default %(default)s"
     )
     parser.add_argument("--processes", type=int, default=2, help="how many at a time; default %(default)s")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, default=RESULTS, help="where the page goes")
     options = parser.parse_args()
     if options.rounds <= LEARNT:
         parser.error(f"--rounds must be more than {LEARNT}")
     machine = facts()
     names = options.only.split(",")
     folder, effort, processes = options.traces, options.effort, options.processes
-    parts = [HEAD, SAME.format(aim=AIM), *same_rounds(folder, names, effort, processes)]
-    parts += [DIFFERENT.format(costs=COSTS, first=LEARNT + 1, last=options.rounds)]
-    parts += different_rounds(folder, options.differ.split(","), effort / 10, options.rounds, processes)
-    parts += [f"\nThe effort of a plan was {effort:g}; an effort of 1 takes about ten seconds.\n\n"]
-    parts += ["## Machine\n\n", *[f"* {key}: {value}\n" for key, value in machine.items()]]
-    (options.into / "foresight.md").write_text("".join(parts), encoding="utf-8")
-    print("".join(parts))
+    text = page(
+        HEAD,
+        SAME.format(aim=AIM),
+        same_rounds(folder, names, effort, processes),
+        DIFFERENT.format(costs=COSTS, first=LEARNT + 1, last=options.rounds),
+        different_rounds(folder, options.differ.split(","), effort / 10, options.rounds, processes),
+        f"The effort of a plan was {effort:g}; an effort of 1 takes about ten seconds.",
+        machine=machine,
+    )
+    write(options.into, "foresight", text)
+    print(text)
 
 
-def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: int) -> list[str]:
+def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: int) -> str:
     """The table of a program repeated as it is."""
     programs = [program_of(folder, name) for name in names]
     jobs = [
@@ -144,14 +143,14 @@ def same_rounds(folder: Path, names: Sequence[str], effort: float, processes: in
             )
         )
     head = ("trace", "budget", "best known", "round 1", "round 2 without foresight", "round 3", "against best known")
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def shown(run: Run) -> str:
     return run.status if run.overhead is None else f"{run.overhead:.4f}"
 
 
-def different_rounds(folder: Path, names: Sequence[str], effort: float, rounds: int, processes: int) -> list[str]:
+def different_rounds(folder: Path, names: Sequence[str], effort: float, rounds: int, processes: int) -> str:
     """The table of copies that differ."""
     jobs = [
         (folder, name, budget, inserted, effort, rounds) for name in names for budget in VARIED for inserted in INSERTED
@@ -164,7 +163,7 @@ def different_rounds(folder: Path, names: Sequence[str], effort: float, rounds: 
             worst = max([after - before for before, after in pairs if before and after], default=0.0)
             start = (found.trace, f"{found.budget:g}", f"{found.inserted:.0%}")
             rows.append((*start, averaged(found.online), averaged(found.ahead), f"{worst:+.3f}"))
-    return table(("trace", "budget", "new operations", "without foresight", "with foresight", "worst round"), rows)
+    return markdown(("trace", "budget", "new operations", "without foresight", "with foresight", "worst round"), rows)
 
 
 def vary(folder: Path, name: str, budget: float, inserted: float, effort: float, rounds: int) -> Varied:
@@ -199,12 +198,6 @@ def averaged(overheads: Sequence[float | None]) -> str:
 @cache
 def program_of(folder: Path, name: str) -> Program:
     return read(str(folder / f"{name}.jsonl"))
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of Markdown: a name, then figures."""
-    marks = ["---", *["---:"] * (len(head) - 1)]
-    return [f"| {' | '.join(row)} |\n" for row in (head, marks, *rows)] + ["\n"]
 
 
 if __name__ == "__main__":

@@ -9,19 +9,17 @@ takes some ten minutes. The default policy runs as in the library, a published o
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulator"))
-from _common import markdown
+from _common import ROOT, arguments, markdown, page, say, write
+
+sys.path.insert(0, str(ROOT / "tests" / "simulator"))
 from grids import Grid, grid, measure, noisy  # where the tests that use them are, too
 
 from recompute.traces import read
 
-RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 TRACES: Final = ("unet", "resnet32", "transformer", "treelstm", "unroll_gan")
 NOISY: Final = ("unet", "resnet32")
 DRAWN: Final = 0.31
@@ -38,13 +36,11 @@ benchmarks/holes.py FOLDER`.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", type=Path, help="the folder with unet.jsonl and the others")
+    parser = arguments(__doc__, traces=True)
     parser.add_argument("--step", type=float, default=0.004, help="between budgets, as a share of the peak")
     parser.add_argument("--least", type=float, default=0.05, help="the smallest budget")
     parser.add_argument("--noise", type=int, default=4, help="how many seeds for noisy costs")
     parser.add_argument("--policy", default="default", help="policies, separated by commas")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, default=RESULTS, help="where the results go")
     options = parser.parse_args()
     budgets = grid(options.least, 0.9, options.step)
     rows: list[tuple[str, ...]] = []
@@ -56,32 +52,24 @@ def main() -> None:
             found = measure(program, budgets, policy)
             rows.append((name, policy, *_row(found)))
             drawn.append(f"{name:<12}{policy:<9}{_strip(found)}")
-            print(f"{name}, {policy}: {perf_counter() - start:.0f} s", file=sys.stderr)
+            say(f"{name}, {policy}: {perf_counter() - start:.0f} s")
     noise: list[tuple[str, ...]] = []
     for name in NOISY:
         program = read(options.traces / f"{name}.jsonl")
         for seed in range(1, options.noise + 1):
             noise.append((name, str(seed), *_row(measure(noisy(program, seed), budgets))))
     names = ("smallest that works", "holes", "worse", "largest ratio to a smaller one")
-    lines = [
+    text = page(
+        HEAD.format(least=f"{options.least:g}", step=f"{options.step:g}"),
         markdown(("trace", "policy", *names), rows),
-        "",
         f"The same from {options.least:g} to {DRAWN}; above that, all work: "
         "`#` works, `.` fails, `+` works but is worse than a smaller one.",
-        "",
-        "```console",
-        *drawn,
-        "```",
-        "",
+        "\n".join(["```console", *drawn, "```"]),
         "The default policy, with every cost multiplied by a random number from 0.6 to 1.67:",
-        "",
         markdown(("trace", "seed", *names), noise),
-        "",
-    ]
-    text = HEAD.format(least=f"{options.least:g}", step=f"{options.step:g}") + "\n".join(lines)
+    )
     print(text)
-    options.into.mkdir(parents=True, exist_ok=True)
-    (options.into / "holes.md").write_text(text, encoding="utf-8")
+    write(options.into, "holes", text)
 
 
 def _row(found: Grid) -> tuple[str, ...]:

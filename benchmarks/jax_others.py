@@ -8,22 +8,16 @@ temporaries.
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import jax
 import numpy as np
-from _common import facts, markdown, say
+from _common import apart, arguments, facts, markdown, page, say, write
 from _jax_other_programs import PROGRAMS, Program
 
 import recompute as rc
@@ -151,23 +145,16 @@ def zero_gradients() -> list[list[str]]:
 
 def cached_twice() -> list[list[str]]:
     """Seconds to plan and to compile in two processes with one persistent compilation cache."""
-    lines = []
     with tempfile.TemporaryDirectory() as directory:
-        for number in ("first", "second"):
-            environment = {
-                **os.environ,
-                "JAX_COMPILATION_CACHE_DIR": directory,
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-            }
-            made = subprocess.run(
-                [sys.executable, __file__, "--cached"], env=environment, capture_output=True, text=True, check=True
-            )
-            lines.append([number, *made.stdout.split()])
-    return lines
+        os.environ |= {
+            "JAX_COMPILATION_CACHE_DIR": directory,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        }  # for the processes that begin now: this one has read them
+        return [[number, *apart(in_this_process)] for number in ("first", "second")]
 
 
-def in_this_process() -> None:
+def in_this_process() -> list[str]:
     """Seconds to plan and compile the haiku program, and the sum of its results."""
     program = PROGRAMS["haiku"]()
     planned = remat(program.fn, of_peak=program.shares[0])
@@ -177,7 +164,7 @@ def in_this_process() -> None:
     started = perf_counter()
     planned.lower(*program.args).compile()
     total = sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(planned(*program.args)))
-    print(f"{planning:.1f} {perf_counter() - started:.1f} {total:.9g}")
+    return [f"{planning:.1f}", f"{perf_counter() - started:.1f}", f"{total:.9g}"]
 
 
 def _size(closed: Any) -> int:
@@ -190,58 +177,56 @@ def _copied(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, tree)
 
 
-def page(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: list[list[str]]) -> str:
-    right = sum(line.is_right for line in lines)
-    text = HEAD + f"Correct and within the budget: {right} of {len(lines)}.\n\n"
-    text += markdown(
-        [
-            "program",
-            "equations",
-            "plain, MB",
-            "compile plain, s",
-            "budget",
-            "budget, MB",
-            "planned, MB",
-            "overhead",
-            "planning, s",
-            "compile planned, s",
-            "difference",
-        ],
-        [
-            [
-                line.name,
-                f"{line.equations:,}",
-                _mega(line.plain),
-                f"{line.compile_seconds:.1f}",
-                f"{line.share:.0%}",
-                _mega(line.budget),
-                _mega(line.compiled) if line.compiled else "none fits",
-                f"{line.overhead:.3f}" if line.compiled else "",
-                f"{line.planning_seconds:.1f}",
-                f"{line.planned_compile_seconds:.1f}",
-                f"{line.difference:.1e}" if line.compiled else "",
-            ]
-            for line in lines
-        ],
-    )
-    text += "\n\nThe programs:\n\n" + "\n".join(
-        f"* {name}: {what}" for name, what in dict.fromkeys((line.name, line.what) for line in lines)
-    )
+def parts(lines: list[Line], missing: list[str], zeros: list[list[str]], cache: list[list[str]]) -> list[str]:
+    """All of the page but the machine."""
+    found = [HEAD, f"Correct and within the budget: {sum(line.is_right for line in lines)} of {len(lines)}."]
+    found.append(markdown(HEADER, [_cells(line) for line in lines]))
+    names = dict.fromkeys((line.name, line.what) for line in lines)
+    found += ["The programs:", "\n".join(f"* {name}: {what}" for name, what in names)]
     for line in lines:
         if not line.is_right:
             size = f", {line.compiled:,} of {line.budget:,} bytes" if line.compiled else ""
-            text += f"\n\nNot met: {line.name} at {line.share:.0%}: {line.where}{size}."
+            found.append(f"Not met: {line.name} at {line.share:.0%}: {line.where}{size}.")
     if missing:
-        text += "\n\nNot measured: " + "; ".join(missing) + "."
+        found.append("Not measured: " + "; ".join(missing) + ".")
     if zeros:
-        text += "\n\n## Gradients that are zero\n\n" + ZEROS + markdown(HEADER_OF_ZEROS, zeros)
+        found += ["## Gradients that are zero", ZEROS, markdown(HEADER_OF_ZEROS, zeros)]
     if cache:
-        text += (
-            "\n\n## The persistent compilation cache\n\n"
-            + CACHE
-            + markdown(["process", "planning, s", "compiling, s", "sum of results"], cache)
-        )
-    return text + "\n"
+        header = ["process", "planning, s", "compiling, s", "sum of results"]
+        found += ["## The persistent compilation cache", CACHE, markdown(header, cache)]
+    return found
+
+
+HEADER: Final = [
+    "program",
+    "equations",
+    "plain, MB",
+    "compile plain, s",
+    "budget",
+    "budget, MB",
+    "planned, MB",
+    "overhead",
+    "planning, s",
+    "compile planned, s",
+    "difference",
+]
+
+
+def _cells(line: Line) -> list[str]:
+    fits = bool(line.compiled)
+    return [
+        line.name,
+        f"{line.equations:,}",
+        _mega(line.plain),
+        f"{line.compile_seconds:.1f}",
+        f"{line.share:.0%}",
+        _mega(line.budget),
+        _mega(line.compiled) if fits else "none fits",
+        f"{line.overhead:.3f}" if fits else "",
+        f"{line.planning_seconds:.1f}",
+        f"{line.planned_compile_seconds:.1f}",
+        f"{line.difference:.1e}" if fits else "",
+    ]
 
 
 ZEROS: Final = """Adding the same number to all scores of a softmax changes nothing, so the gradient with respect to the
@@ -268,47 +253,27 @@ def _mega(size: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--into", type=Path, help="a directory for jax-others.md")
+    parser = arguments(__doc__.split("\n", 1)[0], into=None)
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, separated by commas")
-    parser.add_argument("--cached", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.cached:
-        in_this_process()
-        return
+    machine = facts("jax", "jaxlib", *PACKAGES)
     lines: list[Line] = []
     missing: list[str] = []
     zeros: list[list[str]] = []
     cache: list[list[str]] = []
-    chosen = options.programs.split(",")
-    extras: dict[str, Callable[[], None]] = {
-        "nnx transformer": lambda: zeros.extend(zero_gradients()),
-        "haiku": lambda: cache.extend(cached_twice()),
-    }
-    for name in chosen:
+    for name in options.programs.split(","):
         say(name)
         try:
             lines += measure(PROGRAMS[name]())
-            extras.get(name, lambda: None)()
+            if name == "nnx transformer":
+                zeros = zero_gradients()
+            if name == "haiku":
+                cache = cached_twice()
         except ImportError as error:
             missing.append(f"{name} ({error.name} is not installed)")
-        text = page(lines, missing, zeros, cache) + "\n" + _about()
-        if options.into:
-            options.into.mkdir(parents=True, exist_ok=True)
-            (options.into / "jax-others.md").write_text(text, encoding="utf-8")
+        text = page(*parts(lines, missing, zeros, cache), machine=machine)
+        write(options.into, "jax-others", text)
     print(text)
-
-
-def _about() -> str:
-    about = facts() | {name: _version(name) for name in ("jax", "jaxlib", *PACKAGES)}
-    return "## Machine and versions\n\n" + "\n".join(f"* {name}: {value}" for name, value in about.items()) + "\n"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

@@ -7,15 +7,13 @@ much memory XLA needs. The plain function is traced, lowered and compiled with t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from time import process_time
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
-from _common import facts, markdown, say
+from _common import arguments, facts, markdown, page, say, write
 from jax import lax
 
 import recompute as rc
@@ -155,19 +153,17 @@ def measure(name: str) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--into", type=Path, help="a directory for jax-planning.md")
+    parser = arguments(__doc__.split("\n", 1)[0], into=None)
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="names, with commas between them")
     options = parser.parse_args()
     jax.jit(jnp.sin).lower(1.0).compile()
-    about = facts() | {"jax": jax.__version__}
+    machine = facts("jax")
     lines: list[list[str]] = []
     for name in options.programs.split(","):
         say(name)
         lines += measure(name)
-        text = HEAD + markdown(HEADER, lines) + "\n\n" + "\n".join(f"* {key}: {value}" for key, value in about.items())
-        if options.into:
-            (options.into / "jax-planning.md").write_text(text + "\n", encoding="utf-8")
+        text = page(HEAD, markdown(HEADER, lines), machine=machine)
+        write(options.into, "jax-planning", text)
     print(text)
 
 

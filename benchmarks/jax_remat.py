@@ -11,11 +11,8 @@ equations.
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from math import ceil
 from pathlib import Path
 from time import perf_counter, process_time
@@ -23,17 +20,23 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from _common import facts, say
+from _common import arguments, facts, page, say, write
 from _jax_models import MODELS, Model
-from _jax_page import Found, Result, page
-from _jax_rivals import MEGA, gflop, rivals, temporaries
+from _jax_page import Found, Result, parts
 
 import recompute as rc
 from recompute import pictures
 from recompute_jax import remat
+from recompute_jax._program.costs import flops as flops_of
 from recompute_jax._program.jaxpr import flatten
 
 ROUNDS: Final = (3, 21)  # at least and at most
+MEGA: Final = 1e6
+MEMORY: Final = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+LOOKING: Final = {"xla_backend_optimization_level": 0}
+HOPELESS: Final = 1.25  # times the memory of what has no more FLOPs
+
+Configuration = tuple[Callable[..., Any], dict[str, Any]]
 
 
 def measure(model: Model, seconds: float) -> Result:
@@ -85,6 +88,76 @@ def measure(model: Model, seconds: float) -> Result:
     return result
 
 
+# Ways to use jax.checkpoint
+
+
+def rivals(model: Model, args: Any) -> tuple[list[Found], dict[str, Configuration], int]:
+    """Those that nothing beats; how to compile each; how many were compiled.
+
+    All are compiled with the scheduler for memory. With the other one only those that come near: it changes no FLOPs
+    and rarely needs less memory.
+    """
+    tried: list[Found] = []
+    known: dict[str, Configuration] = {}
+    for name, function in _functions(model):
+        full = f"{name}, memory scheduler"
+        known[full] = function, MEMORY
+        tried.append(_look(full, model, args, *known[full]))
+    best = front(tried)
+    for found in list(tried):
+        if any(_is_hopeless(found, other) for other in best):
+            continue
+        name = found.name.removesuffix(", memory scheduler")
+        known[name] = known[found.name][0], {}
+        tried.append(_look(name, model, args, *known[name]))
+    return front(tried), known, len(tried)
+
+
+def front(found: Sequence[Found]) -> list[Found]:
+    """Those with fewer FLOPs than all that need no more memory."""
+    best: list[Found] = []
+    for checkpoint in sorted(found, key=lambda one: (one.temporaries, one.gflop)):
+        if not best or checkpoint.gflop < best[-1].gflop * 0.9995:
+            best.append(checkpoint)
+    return best
+
+
+def temporaries(compiled: Any) -> float:
+    """MB."""
+    return float(compiled.memory_analysis().temp_size_in_bytes) / MEGA
+
+
+def gflop(model: Model, function: Callable[..., Any], compiled: Any, args: Any) -> float:
+    """By XLA's count, but for scans, whose bodies it counts once: there by the equations."""
+    if model.scanned:
+        flat = flatten(jax.make_jaxpr(function)(*args), inline_custom=True)
+        return sum(map(flops_of, flat.equations)) / 1e9
+    return float(compiled.cost_analysis()["flops"]) / 1e9
+
+
+def _functions(model: Model) -> Iterator[tuple[str, Callable[..., Any]]]:
+    yield "plain", model.function()
+    for block in (0, *model.blocks):
+        name = "whole" if not block else "each layer" if block == 1 else f"blocks of {block}"
+        for policy in model.policies:
+            save = getattr(jax.checkpoint_policies, policy)
+            wrap = lambda f, save=save: jax.checkpoint(f, policy=save)
+            yield f"{name}, {policy}", model.function(wrap, block)
+
+
+def _look(name: str, model: Model, args: Any, function: Callable[..., Any], options: dict[str, Any]) -> Found:
+    """Compiled without LLVM's optimizations, which change neither memory nor FLOPs."""
+    compiled = jax.jit(function, compiler_options={**options, **LOOKING}).lower(*args).compile()
+    return Found(name, temporaries(compiled), gflop(model, function, compiled, args))
+
+
+def _is_hopeless(one: Found, other: Found) -> bool:
+    return one.gflop >= other.gflop and one.temporaries > HOPELESS * other.temporaries
+
+
+# Times
+
+
 def compile_fully(function: Callable[..., Any], args: Any, options: dict[str, Any]) -> tuple[Any, float]:
     """The compiled function, and the seconds to trace, lower and compile it."""
     jax.clear_caches()
@@ -121,8 +194,7 @@ def draw(file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--into", type=Path, help="a directory for jax.md and jax.json")
+    parser = arguments(__doc__.split("\n", 1)[0], into=None)
     parser.add_argument("--models", default=",".join(MODELS), help="names, with commas between them")
     parser.add_argument("--seconds", type=float, default=30.0, help="of running what was compiled, for each model")
     parser.add_argument("--picture", type=Path, help="draw the residency chart of a plan into this file, and end")
@@ -130,16 +202,13 @@ def main() -> None:
     if options.picture:
         draw(options.picture)
         return
-    about = facts() | {"jax": version("jax"), "jaxlib": version("jaxlib"), "device": str(jax.devices()[0])}
+    machine = facts("jax", "jaxlib", device=str(jax.devices()[0]))
     results: list[Result] = []
     for name in options.models.split(","):
         results.append(measure(MODELS[name](), options.seconds))
-        text = page(results, about)
-        if options.into:
-            options.into.mkdir(parents=True, exist_ok=True)
-            (options.into / "jax.md").write_text(text, encoding="utf-8")
-            content = {"facts": about, "results": [asdict(result) for result in results]}
-            (options.into / "jax.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        text = page(*parts(results), machine=machine)
+        figures = {"facts": machine, "results": [asdict(result) for result in results]}
+        write(options.into, "jax", text, figures)
     print(text)
 
 

@@ -4,26 +4,19 @@ Each way runs in its own process, so that the peak of the process's memory is it
 number, smoothed in space, averaged with its neighbours, and compared with the average; then a few passes ask for what
 looks interesting, forwards and backwards.
 
-    python benchmarks/memoize.py                  all ways, as docs/results/memoize.md
-    python benchmarks/memoize.py --way joblib     one way, as JSON
+    python benchmarks/memoize.py     writes docs/results/memoize.md
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache, lru_cache
-from pathlib import Path
-from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
-from _common import facts
+from _common import arguments, facts, markdown, page, write
+from _ways import Taken, all_ways, counts, note_files, taken
 
 import recompute as rc
 
@@ -31,15 +24,13 @@ FRAMES = 120
 SHAPE = (512, 512)
 BYTES = 8 * SHAPE[0] * SHAPE[1]
 BUDGET = 100_000_000
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "memoize.md"
 
-computed = [0]
 Remember = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def load(number: int) -> Any:
     """A frame: moving waves and noise. Expensive."""
-    computed[0] += 1
+    counts["computed"] += 1
     rows, columns = np.indices(SHAPE)
     noise = np.random.default_rng(number).normal(size=SHAPE)
     return np.sin(rows / 9 + number / 3) * np.cos(columns / 7 - number / 5) + noise / 4
@@ -47,7 +38,7 @@ def load(number: int) -> Any:
 
 def smooth(frame: Any) -> Any:
     """A frame, smoothed in space. Expensive, too."""
-    computed[0] += 1
+    counts["computed"] += 1
     for _ in range(6):
         frame = (
             frame + np.roll(frame, 1, 0) + np.roll(frame, -1, 0) + np.roll(frame, 1, 1) + np.roll(frame, -1, 1)
@@ -57,7 +48,7 @@ def smooth(frame: Any) -> Any:
 
 def average(*frames: Any) -> Any:
     """Cheap."""
-    computed[0] += 1
+    counts["computed"] += 1
     return sum(frames) / len(frames)
 
 
@@ -116,10 +107,8 @@ def of_cachetools() -> list[float]:
     import cachetools
 
     shared: Any = cachetools.LRUCache(BUDGET, getsizeof=lambda value: value.nbytes)
-    names: list[str] = []
 
     def remember(function: Callable[..., Any]) -> Callable[..., Any]:
-        names.append(function.__name__)
         name = function.__name__
         return cachetools.cached(shared, key=lambda number: (name, number))(function)  # type: ignore[no-any-return]
 
@@ -152,13 +141,6 @@ def of_diskcache() -> list[float]:
         return scores
 
 
-disk = [0]
-
-
-def note_files(folder: str) -> None:
-    disk[0] = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-
-
 WAYS: dict[str, tuple[str, Callable[[], list[float]]]] = {
     "none": ("nothing remembered", lambda: plain(lambda function: function)),
     "cache": ("`functools.cache`: everything kept", lambda: plain(cache)),
@@ -175,67 +157,32 @@ WAYS: dict[str, tuple[str, Callable[[], list[float]]]] = {
 }
 
 
-def measure(way: str) -> dict[str, Any]:
-    """One way, in this process."""
+HEAD = f"""# A cache of calls, measured
+
+A program creates {FRAMES} frames of {BYTES / 1e6:.1f} MB, smooths each, and averages it with its neighbours:
+{3 * FRAMES} values, {3 * FRAMES * BYTES / 1e6:,.0f} MB in all. It reads the results forwards, at 20 places, and
+backwards, with a budget of {BUDGET / 1e6:.0f} MB for results. All ways give the same numbers. Memory is the growth of
+the process's resident memory, the functions' temporary arrays included. Measured by `python benchmarks/memoize.py`; the
+guide is [a cache of calls](../memoize.md).
+"""
+
+
+def measure(way: str) -> Taken:
     load(0), smooth(load(0))
-    computed[0] = 0
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start, busy = perf_counter(), process_time()
-    scores = WAYS[way][1]()
-    return {
-        "seconds": perf_counter() - start,
-        "processor": process_time() - busy,
-        "memory": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before),
-        "disk": disk[0],
-        "computed": computed[0],
-        "result": float(np.sum(scores)),
-    }
-
-
-def page() -> str:
-    found = {}
-    for way in WAYS:
-        told = subprocess.run([sys.executable, __file__, "--way", way], stdout=subprocess.PIPE, check=True).stdout
-        found[way] = json.loads(told)
-        print(way, found[way], file=sys.stderr)
-    assert len({figures["result"] for figures in found.values()}) == 1, "the ways differ"
-    lines = [
-        "# A cache of calls, measured",
-        "",
-        f"A program creates {FRAMES} frames of {BYTES / 1e6:.1f} MB, smooths each, and averages it with its",
-        f"neighbours: {3 * FRAMES} values, {3 * FRAMES * BYTES / 1e6:,.0f} MB in all. It reads the results forwards,",
-        f"at 20 places, and backwards, with a budget of {BUDGET / 1e6:.0f} MB for results. All ways give the same",
-        "numbers.",
-        "Measured by `python benchmarks/memoize.py`; the guide is [a cache of calls](../memoize.md).",
-        "",
-        "| way | CPU time | elapsed | memory | on disk | calls computed |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for way, figures in found.items():
-        written = f"{figures['disk'] / 1e6:,.0f} MB" if figures["disk"] else ""
-        lines.append(
-            f"| {WAYS[way][0]} | {figures['processor']:.1f} s | {figures['seconds']:.1f} s | "
-            f"{figures['memory'] / 1e6:,.0f} MB | {written} | {figures['computed']:,} |"
-        )
-    lines += [
-        "",
-        "Memory is the growth of the process's resident memory, the functions' temporary arrays included.",
-        "",
-        "| | |",
-        "| --- | --- |",
-    ]
-    lines += [f"| {name} | {value} |" for name, value in facts().items()]
-    return "\n".join(lines) + "\n"
+    counts.clear()
+    return taken(lambda: float(np.sum(WAYS[way][1]())))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--way", choices=WAYS, help="one way, in this process")
-    options = parser.parse_args()
-    if options.way:
-        print(json.dumps(measure(options.way)))
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
+    options = arguments(__doc__).parse_args()
+    machine = facts("cachetools", "cachey", "joblib", "diskcache")
+    lines = [
+        (WAYS[way][0], f"{one.processor:.1f} s", f"{one.seconds:.1f} s", f"{one.memory / 1e6:,.0f} MB", one.written,
+         f"{one.computed:,}")
+        for way, one in all_ways(WAYS, measure).items()
+    ]  # fmt: skip
+    table = markdown(("way", "CPU time", "elapsed", "memory", "on disk", "calls computed"), lines)
+    write(options.into, "memoize", page(HEAD, table, machine=machine))
 
 
 if __name__ == "__main__":

@@ -7,18 +7,15 @@ writes plans.md. Every plan is verified. The planner searches until the time lim
 
 from __future__ import annotations
 
-import argparse
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Final
 
-from _common import facts
+from _common import arguments, facts, markdown, page, write
 
 from recompute.planners import PlanError, plan, verify
 from recompute.simulator import simulate
 from recompute.traces import read
 
-RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 BUDGETS: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
 TRACES: Final = ("unet", "resnet32", "transformer", "treelstm")
 METHODS: Final = ("own", "chen-greedy", "chen-sqrt")
@@ -41,10 +38,8 @@ no figure is known. Every plan was checked by the verifier. Made by `python benc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", type=Path, help="the folder with unet.jsonl and the others")
+    parser = arguments(__doc__, traces=True)
     parser.add_argument("--time-limit", type=float, default=15.0, help="seconds for each plan of the library's planner")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, default=RESULTS, help="where the results go")
     options = parser.parse_args()
     machine = facts()
     jobs = [
@@ -55,20 +50,18 @@ def main() -> None:
     ]
     with ProcessPoolExecutor(2) as pool:
         found = dict(zip(jobs, pool.map(_overhead, jobs), strict=True))
-    lines: list[str] = []
+    parts: list[str] = []
     for name in TRACES:
         path = str(options.traces / f"{name}.jsonl")
         rows = [(method, [found[path, budget, method, options.time_limit] for budget in BUDGETS]) for method in METHODS]
         rows.append(("known before", [BEFORE.get(name, {}).get(budget) for budget in BUDGETS]))
         rows.append(("default policy", [found[path, budget, "default", options.time_limit] for budget in BUDGETS]))
-        lines += [f"## {name}", "", f"| method | {' | '.join(map(str, BUDGETS))} |", "|---" * (len(BUDGETS) + 1) + "|"]
-        lines += [f"| {label} | {' | '.join(f'{cell:.4f}' if cell else '' for cell in row)} |" for label, row in rows]
-        lines.append("")
-    lines += [f"The library's planner had {options.time_limit:g} seconds on one core for each plan.", ""]
-    lines += ["## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]
-    text = HEAD + "\n".join(lines)
+        lines = [(label, *(f"{cell:.4f}" if cell else "" for cell in row)) for label, row in rows]
+        parts += [f"## {name}", markdown(("method", *map(str, BUDGETS)), lines)]
+    parts.append(f"The library's planner had {options.time_limit:g} seconds on one core for each plan.")
+    text = page(HEAD, *parts, machine=machine)
     print(text)
-    (options.into / "plans.md").write_text(text, encoding="utf-8")
+    write(options.into, "plans", text)
 
 
 def _overhead(job: tuple[str, float, str, float]) -> float | None:

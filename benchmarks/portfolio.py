@@ -8,7 +8,6 @@ start that fits, and which one's was the cheapest. Nothing is timed, and plannin
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from _common import markdown, say
+from _common import arguments, markdown, page, say, write
 from random_programs import random_program
 
 import recompute as rc
@@ -30,7 +29,6 @@ from recompute.planners import PlanError, least, peak, plan
 from recompute.simulator import baseline, iterate
 from recompute.traces import Program, read
 
-RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 TRACES: Final = ("unet", "resnet32", "transformer", "treelstm", "unroll_gan")
 BUDGETS: Final = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1)
 SAME: Final = 1e-9
@@ -189,11 +187,9 @@ def torch_programs() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("traces", metavar="FOLDER", type=Path, help="with unet.jsonl and the others")
+    parser = arguments(__doc__, traces=True)
     parser.add_argument("--effort", type=float, default=0.1, help="of each plan; default %(default)s")
     parser.add_argument("--only", metavar="GROUP[,..]", help="groups of programs; default all")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, default=RESULTS, help="where the page goes")
     options = parser.parse_args()
     folder, effort = options.traces, options.effort
     groups: dict[str, tuple[str, Callable[[], None]]] = {
@@ -213,9 +209,9 @@ def main() -> None:
         with Watch() as watch:
             run()
         head = ["member", "fits", "cheapest", "the only cheapest"]
-        parts.append(f"## {title}\n\n{watch.cases} cases.\n\n{markdown(head, watch.rows())}\n\n")
+        parts.append(f"## {title}\n\n{watch.cases} cases.\n\n{markdown(head, watch.rows())}")
         print(parts[-1])
-    (options.into / "portfolio.md").write_text("".join(parts).rstrip() + "\n", encoding="utf-8")
+    write(options.into, "portfolio", page(*parts))
 
 
 if __name__ == "__main__":

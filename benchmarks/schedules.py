@@ -7,7 +7,6 @@ writes schedules.md. It counts steps and modelled seconds, the same on every mac
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from _common import facts, say
+from _common import arguments, facts, page, say, write
 from checkpoint_schedules import (
     EndReverse,
     Forward,
@@ -30,7 +29,6 @@ from checkpoint_schedules import (
 
 from recompute_schedules import Schedule
 
-RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 LARGE: Final = 10**9
 KNOWN: Final = {"mixed": (6.85, 3.92, 2.82, 2.13, 1.95, 1.93), "revolve": (7.28, 4.62, 3.74, 3.09, 2.94, None)}
 
@@ -246,18 +244,15 @@ def draw(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--into", type=Path, default=RESULTS)
-    parser.add_argument("--quick", action="store_true")
+    parser = arguments(__doc__, quick=True)
     parser.add_argument("--picture", type=Path, help="draw a schedule into this file, and measure nothing")
     options = parser.parse_args()
     if options.picture:
         draw(options.picture)
         return
     machine = facts()
-    page = HEAD + "".join((*known_length(), *two_tiers(), *unequal(), *unknown_length(options.quick)))
-    page += "\n## Machine\n\n" + "".join(f"* {name}: {value}\n" for name, value in machine.items())
-    (options.into / "schedules.md").write_text(page)
+    parts = "".join((*known_length(), *two_tiers(), *unequal(), *unknown_length(options.quick)))
+    write(options.into, "schedules", page(HEAD, parts, machine=machine))
 
 
 if __name__ == "__main__":

@@ -8,22 +8,18 @@ policies come from one run. The figures of the published simulator are in tests/
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-from _common import facts, markdown
+from _common import ROOT, arguments, facts, markdown, page, say, write
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulator"))
+sys.path.insert(0, str(ROOT / "tests" / "simulator"))
 from published_figures import BUDGETS, FIGURES  # where the tests that use them are, too
 
 from recompute.simulator import Run, baseline, simulate
 from recompute.traces import Program, read
 
-RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 TRACES: Final = ("unet", "resnet32", "transformer", "treelstm")
 POLICIES: Final = ("default", "dtr-eq", "dtr", "dtr-local", "msps", "lru", "size")
 
@@ -40,12 +36,9 @@ overhead is above 2. Made by `python benchmarks/simulator.py FOLDER`.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", type=Path, help="the folder with unet.jsonl and the others")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, default=RESULTS, help="where the results go")
-    options = parser.parse_args()
+    options = arguments(__doc__, traces=True).parse_args()
     machine = facts()
-    lines: list[str] = []
+    parts: list[str] = []
     everything: list[dict[str, Any]] = []
     speeds: list[tuple[str, ...]] = []
     for name in TRACES:
@@ -53,9 +46,12 @@ def main() -> None:
         program = read(options.traces / f"{name}.jsonl")
         parsed = perf_counter() - start
         peak = baseline(program)
-        runs = {policy: [_run(program, policy, budget, peak) for budget in BUDGETS] for policy in POLICIES}
+        runs = {
+            policy: [simulate(program, of_peak=budget, policy=policy, peak=peak) for budget in BUDGETS]
+            for policy in POLICIES
+        }
         everything += [{**run.as_dict(), "trace": name} for group in runs.values() for run in group]
-        lines += _overheads(name, program, runs)
+        parts += _overheads(name, program, runs)
         for policy, group in runs.items():
             slowest = max(group, key=lambda run: run.seconds)
             known = AUTHORS.get(name) if policy == "dtr-eq" else None
@@ -69,22 +65,12 @@ def main() -> None:
                     f"{known / slowest.seconds:.0f} times faster than {known} s" if known else "",
                 )
             )
-        print(f"{name}: read in {parsed:.2f} s", file=sys.stderr)
-    lines += ["## How long a replay takes", ""]
+        say(f"{name}: read in {parsed:.2f} s")
     head = ("trace", "policy", "all nine budgets, s", "slowest, s", "slowest budget")
-    lines.append(markdown((*head, "compared with the authors' simulator"), speeds))
-    lines += ["", "## Machine", "", *[f"* {key}: {value}" for key, value in machine.items()], ""]
-    text = HEAD + "\n".join(lines)
+    parts += ["## How long a replay takes", markdown((*head, "compared with the authors' simulator"), speeds)]
+    text = page(HEAD, *parts, machine=machine)
     print(text)
-    options.into.mkdir(parents=True, exist_ok=True)
-    (options.into / "simulator.md").write_text(text, encoding="utf-8")
-    (options.into / "simulator.json").write_text(
-        json.dumps({"machine": machine, "runs": everything}, indent=1) + "\n", encoding="utf-8"
-    )
-
-
-def _run(program: Program, policy: str, budget: float, peak: dict[str, int]) -> Run:
-    return simulate(program, of_peak=budget, policy=policy, peak=peak)
+    write(options.into, "simulator", text, {"machine": machine, "runs": everything})
 
 
 def _overheads(name: str, program: Program, runs: dict[str, list[Run]]) -> list[str]:
@@ -96,11 +82,8 @@ def _overheads(name: str, program: Program, runs: dict[str, list[Run]]) -> list[
     peak = runs["default"][0].baseline_peak_bytes
     return [
         f"## {name}",
-        "",
         f"{len(program.calls):,} operations, {len(program.sizes):,} storages, a peak of {peak:,} bytes.",
-        "",
         markdown(("policy", *[f"{budget:.1f}" for budget in BUDGETS], "largest difference from published"), rows),
-        "",
     ]
 
 

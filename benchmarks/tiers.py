@@ -8,23 +8,21 @@ several runs, and depend on the machine. It takes about three minutes on two cor
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from _common import facts, say
+from _common import arguments, facts, page, say, write
+from _ways import fastest
 
 import recompute as rc
 from recompute.planners import PlanError, plan, smallest, verify
 from recompute.simulator import Run, baseline, simulate
 from recompute.traces import Program, read
-
-RESULTS: Final = Path(__file__).resolve().parent.parent / "docs" / "results"
 
 POINTS: Final = (
     *(("unet", 0.3), ("resnet32", 0.3), ("resnet32", 0.1), ("transformer", 0.3), ("transformer", 0.1)),
@@ -216,29 +214,11 @@ def chain(_: list[Path]) -> float:
     return float(adjoint.sum())
 
 
-@dataclass
-class Timed:
-    """The least of several runs."""
-
-    seconds: float
-    result: float
-    written: int
-    read: int
-
-
-def timed(program: Callable[[list[Path]], float], paths: list[Path], **options: Any) -> Timed:
-    best: Timed | None = None
-    for _ in range(ROUNDS):
-        with rc.Cache(**options) as cache:
-            start = perf_counter()
-            result = program(paths)
-            seconds = perf_counter() - start
-            tiers = cache.stats().tiers
-        if best is None or seconds < best.seconds:
-            best = Timed(seconds, result, sum(tier.written for tier in tiers), sum(tier.read for tier in tiers))
-        del cache
-    assert best is not None
-    return best
+def timed(program: Callable[[list[Path]], float], paths: list[Path], **options: Any) -> tuple[float, float, str]:
+    """The least seconds of several runs, the result, and the megabytes that were moved."""
+    seconds, result, stats = fastest(lambda: program(paths), partial(rc.Cache, **options), ROUNDS)
+    written, read = (sum(getattr(tier, name) for tier in stats.tiers) / 1e6 for name in ("written", "read"))
+    return seconds, result, f" ({written:.0f}, {read:.0f} MB)" if stats.tiers else ""
 
 
 def on_disk() -> Iterator[str]:
@@ -253,40 +233,30 @@ def on_disk() -> Iterator[str]:
             again = timed(program, paths, budget=budget)
             for words, bandwidth in (("200 MB/s", "200MB"), ("full speed", None)):
                 disk = rc.Disk(folder=folder, bandwidth=bandwidth)
-                moving = timed(
-                    program,
-                    paths,
-                    budget=budget,
-                    policy="lru",
-                    tiers=[rc.Disk(folder=folder, bandwidth=bandwidth, always=True)],
-                )
-                both = timed(program, paths, budget=budget, tiers=[disk])
-                ahead = timed(program, paths, budget=budget, tiers=[replace(disk, ahead=True)])
-                assert whole.result == again.result == moving.result == both.result == ahead.result
-                cells = [f"{run.seconds / whole.seconds:.2f}" for run in (again, moving, both, ahead)]
-                for number, run in ((1, moving), (2, both), (3, ahead)):
-                    cells[number] += f" ({run.written / 1e6:.0f}, {run.read / 1e6:.0f} MB)"
+                runs = [again, timed(program, paths, budget=budget, policy="lru", tiers=[replace(disk, always=True)])]
+                runs += [
+                    timed(program, paths, budget=budget, tiers=[tier]) for tier in (disk, replace(disk, ahead=True))
+                ]
+                assert {result for _, result, _ in runs} == {whole[1]}
+                cells = [f"{seconds / whole[0]:.2f}{moved}" for seconds, _, moved in runs]
                 say(f"{program.__name__} {words}: {cells}")
                 yield f"| {program.__name__} | {words} | {' | '.join(cells)} |\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", type=Path)
-    parser.add_argument("--only", choices=("simulated", "disk"))
-    parser.add_argument("--into", type=Path, default=RESULTS)
+    parser = arguments(__doc__, traces=True)
+    parser.add_argument("--only", choices=("simulated", "disk"), help="print only these, and write nothing")
     options = parser.parse_args()
     machine = facts()
-    page = HEAD
+    parts: list[str] = []
     if options.only != "disk":
-        page += "".join(simulated(options.traces)) + "".join(planned(options.traces))
+        parts += [*simulated(options.traces), *planned(options.traces)]
     if options.only != "simulated":
-        page += "".join(on_disk())
-    page += "\n## Machine\n\n" + "".join(f"* {name}: {value}\n" for name, value in machine.items())
+        parts += on_disk()
+    text = page(HEAD, "".join(parts), machine=machine)
+    print(text)
     if options.only is None:
-        (options.into / "tiers.md").write_text(page)
-    else:
-        print(page)
+        write(options.into, "tiers", text)
 
 
 if __name__ == "__main__":

@@ -9,30 +9,27 @@ runs. It takes about five minutes on two cores.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
-from time import perf_counter
 from typing import Any, Final
 
 import torch
-from _common import facts, say
+from _common import ROOT, arguments, facts, page, say, write
 from _torch_measures import files
+from _ways import fastest
 from torch.nn import functional
 
 import recompute as rc
 import recompute_torch as rt
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "examples"))
 
-import inference  # noqa: E402  # an example
-import newton  # noqa: E402
-from _torch_networks import Transformer  # noqa: E402
+import inference  # an example
+import newton
+from _torch_networks import Transformer
 
 RUNS: Final = 2
 STEPS: Final = 4
@@ -62,23 +59,6 @@ of the bytes in the storages of tensors.
 |---|---|---|---|
 """
 
-Program = Callable[[], Any]
-
-
-def least(program: Program, around: Callable[[], Any]) -> tuple[float, Any, rc.Stats | None]:
-    """Seconds, what it gives, and what the cache did, of the fastest run."""
-    best: tuple[float, Any, rc.Stats | None] | None = None
-    for _ in range(RUNS):
-        with around() as cache:
-            start = perf_counter()
-            result = program()
-            seconds = perf_counter() - start
-            stats = None if cache is None else cache.stats()
-        if best is None or seconds < best[0]:
-            best = seconds, result, stats
-    assert best is not None
-    return best
-
 
 def cell(seconds: float, whole: float, stats: rc.Stats) -> str:
     moved = "".join(f", {tier.written / 1e6:.0f}, {tier.read / 1e6:.0f} MB" for tier in stats.tiers)
@@ -90,18 +70,16 @@ def arrays(folder: str) -> Iterator[str]:
     problem = newton.load()
     pictures = inference.spoil(inference.load())
     weights = inference.learn(pictures)
-    programs: dict[str, Program] = {
+    programs: dict[str, Callable[[], Any]] = {
         "Newton-CG": lambda: newton.digests(newton.fit(problem, 6)[0]),
         "inference": lambda: inference.ask(inference.make(*rc.array((weights, list(pictures))))),
     }
     for name, program in programs.items():
-        whole, expected, stats = least(program, rc.Cache)
-        assert stats is not None
+        whole, expected, stats = fastest(program, rc.Cache, RUNS)
         budget = stats.peak // 5
         cells = [f"{whole:.2f} s, {stats.peak / 1e6:.0f} MB"]
         for tiers in ((), (rc.Disk(folder=folder),), (rc.Disk(folder=folder, bandwidth="200MB"),)):
-            seconds, found, stats = least(program, partial(rc.Cache, budget, tiers=tiers))
-            assert stats is not None
+            seconds, found, stats = fastest(program, partial(rc.Cache, budget, tiers=tiers), RUNS)
             assert found == expected
             cells.append(cell(seconds, whole, stats))
             say(f"{name}: {cells[-1]}")
@@ -127,13 +105,12 @@ def trained() -> tuple[list[float], list[torch.Tensor], int]:
 
 def training(folder: str) -> Iterator[str]:
     torch.set_num_threads(1)
-    whole, (losses, parameters, floor), _ = least(trained, lambda: nullcontext())
-    peak = least(trained, rt.budget)[2]
-    assert peak is not None
+    whole, (losses, parameters, floor), _ = fastest(trained, nullcontext, RUNS)
+    peak = fastest(trained, rt.budget, RUNS)[2]
     weights = sum(parameter.numel() for parameter in parameters) / 1e6
     yield TRAINING.format(weights=weights, steps=STEPS, floor=floor / 1e6)
     yield f"| plain | {peak.peak / 1e6:.0f} MB | {whole:.2f}, x 1.00 | |\n"
-    seconds, _, _ = least(trained, partial(files, folder))
+    seconds, _, _ = fastest(trained, partial(files, folder), RUNS)
     with rt.budget(native=False) as block, files(folder):
         trained()
         most = block.stats().peak
@@ -147,11 +124,10 @@ def training(folder: str) -> Iterator[str]:
     ):
         how = "`rt.budget`" + (" and a disk" if tiers else "")
         try:
-            seconds, found, stats = least(trained, partial(rt.budget, budget, tiers=tiers, foresight=False))
+            seconds, found, stats = fastest(trained, partial(rt.budget, budget, tiers=tiers, foresight=False), RUNS)
         except rc.BudgetError as error:
             yield f"| {how} | {budget / 1e6:.0f} MB | does not fit | {error} |\n"
             continue
-        assert stats is not None
         assert found[0] == losses
         assert all(torch.equal(one, other) for one, other in zip(found[1], parameters, strict=True))
         text = cell(seconds, whole, stats)
@@ -160,14 +136,11 @@ def training(folder: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--into", type=Path, default=ROOT / "docs" / "results")
-    options = parser.parse_args()
-    machine = facts() | {"torch": torch.__version__}
+    options = arguments(__doc__).parse_args()
+    machine = facts("torch")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        page = HEAD.format(runs=RUNS) + "".join(arrays(folder)) + "".join(training(folder))
-    page += "\n## Machine\n\n" + "".join(f"* {name}: {value}\n" for name, value in machine.items())
-    (options.into / "tiers-in-use.md").write_text(page)
+        parts = [*arrays(folder), *training(folder)]
+    write(options.into, "tiers-in-use", page(HEAD.format(runs=RUNS), "".join(parts), machine=machine))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ those of `backend="aot_eager"`, bit for bit. Steps are timed in turns on one thr
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -22,10 +21,10 @@ from typing import Any, Final
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
-from _common import facts, markdown, say
+from _common import arguments, facts, markdown, page, say, write
 from _torch_compile_models import Step, bert, llama
-from _torch_sizes_models import Run
-from torch_compile import Bench, checkpointed, compiled, ours, ratio
+from _torch_sizes_models import Run, checkpointed
+from torch_compile import Bench, compiled, ours, ratio
 
 RATIOS: Final = "0.05,0.1,0.15,0.2,0.3,0.5,0.75"
 MODELS: Final[dict[str, Callable[..., Step]]] = {"llama": llama, "bert": bert}
@@ -99,8 +98,8 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
     return kept
 
 
-def page(told: dict[str, Any]) -> str:
-    """The figures of all cases, as a page."""
+def page_of(told: dict[str, Any]) -> str:
+    """The figures of all cases, each with its machine."""
     parts = ["# Every budget of the published case", ABOUT]
     parts.append("`python benchmarks/torch_budgets.py --into docs/results` writes this page.")
     parts.append("![peaks and operations by budget](../pictures/torch-budgets.svg)")
@@ -111,7 +110,7 @@ def page(told: dict[str, Any]) -> str:
             parts.append(case["remark"])
         parts.append("\n".join(f"- {name}: {value}" for name, value in case["machine"].items()))
         parts.append(table(case["rows"]))
-    return "\n\n".join(parts) + "\n"
+    return page(*parts)
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
@@ -218,7 +217,7 @@ def picture(told: dict[str, Any], into: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, into=None, quick=True)
     parser.add_argument("--model", choices=MODELS, default="llama")
     parser.add_argument("--compiler", choices=BACKENDS, default="boxed")
     parser.add_argument("--layers", type=int, default=32)
@@ -226,9 +225,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, default=20)
     parser.add_argument("--ratios", default=RATIOS, help="of torch; %(default)s")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--page", action="store_true")
-    parser.add_argument("--into", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     kept = given.into / "torch_budgets.json" if given.into else None
@@ -241,10 +238,8 @@ def main() -> None:
         say(title)
 
         def keep(bench: Bench) -> None:
-            machine = {**facts(), "torch": torch.__version__, "threads": 1}
-            told[case] = {"title": title, "machine": machine, "rows": rows(bench)}
-            if kept is not None:
-                kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            told[case] = {"title": title, "machine": facts("torch", threads="1"), "rows": rows(bench)}
+            write(given.into, "torch_budgets", page_of(told), told)
 
         def make(run: Run, quick: bool) -> Step:
             return MODELS[given.model](run, quick, dropout=given.dropout, layers=given.layers)
@@ -253,9 +248,9 @@ def main() -> None:
         bench = measure(make, given.quick, 4 if given.quick else given.budgets, ratios, keep, given.compiler)
         bench.time(given.rounds)
         keep(bench)
-    print(page(told))
+    print(page_of(told))
     if given.into is not None:
-        (given.into / "torch_budgets.md").write_text(page(told), encoding="utf-8")
+        write(given.into, "torch_budgets", page_of(told), told)
         pictures = given.into.parent / "pictures"
         pictures.mkdir(exist_ok=True)
         picture(told, pictures)

@@ -10,12 +10,10 @@ measured peak of that way as its budget.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from types import FunctionType
 from typing import Any, Final
@@ -24,14 +22,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import torch  # after the number of threads
 import torch._dynamo.backends.debugging as debugging
-from _common import facts, markdown, say
+from _common import arguments, facts, markdown, page, say, write
 from _torch_compile_models import MODELS, Step
-from _torch_sizes_models import Run, straight
+from _torch_measures import FORWARD_IS_OVER, allocated
+from _torch_sizes_models import Run, checkpointed, straight
 from torch import Tensor
 from torch._inductor.utils import fresh_cache
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 import recompute as rc
@@ -151,7 +149,7 @@ class Bench:
         def run() -> Tensor:
             step.module.zero_grad()
             found = loss(step.x, step.y)
-            with record_function("the forward is over"):
+            with record_function(FORWARD_IS_OVER):
                 pass
             found.backward()  # type: ignore[no-untyped-call]  # as it is in torch
             return found.detach()
@@ -194,26 +192,6 @@ class Bench:
                     way.seconds = min(way.seconds, perf_counter() - start)
 
 
-def allocated(run: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes in use at the end of the forward, and at most, beyond those before, by the allocator's own account."""
-    from torch._C import _autograd, _profiler
-
-    state, options = _profiler.ProfilerState.CPU, _profiler._ExperimentalConfig()
-    _autograd._enable_profiler_legacy(_profiler.ProfilerConfig(state, False, True, False, False, False, options))
-    try:
-        run()
-    finally:
-        threads = _autograd._disable_profiler_legacy()
-    used = most = kept = 0
-    for event in threads[0]:
-        if str(event.kind()) == "memory_alloc":
-            used += event.cpu_memory_usage()
-            most = max(most, used)
-        elif event.name() == "the forward is over":
-            kept = used
-    return kept, most
-
-
 def flops(run: Callable[[], Any]) -> float:
     """Floating-point operations of a step, in compiled graphs or, if it has none, altogether."""
     global counted
@@ -231,10 +209,6 @@ def flops(run: Callable[[], Any]) -> float:
 def ratio(share: float) -> Iterator[None]:
     with torch._functorch.config.patch(activation_memory_budget=share):
         yield
-
-
-def checkpointed(block: Any, *given: Any) -> Any:
-    return checkpoint(block, *given, use_reentrant=False)
 
 
 def ours(bench: Bench, name: str, budget: int | float, compiler: str = "boxed") -> None:
@@ -376,23 +350,16 @@ def of_ways(bench: Bench, cells: dict[str, Callable[[Way], str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, into=None, quick=True)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--inductor", action="store_true")
-    parser.add_argument("--into", type=Path)
     given = parser.parse_args()
-    title, about, name_of_page = "# torch.compile within a budget", ABOUT, "torch_compile.md"
+    name_of_page, title, about = "torch_compile", "# torch.compile within a budget", ABOUT
     if given.inductor:
-        title, about, name_of_page = (
-            "# torch.compile with inductor, within a budget",
-            ABOUT_INDUCTOR,
-            "torch_inductor.md",
-        )
+        name_of_page, title, about = "torch_inductor", "# torch.compile with inductor, within a budget", ABOUT_INDUCTOR
     torch.set_num_threads(2)
-    machine = {**facts(), "torch": torch.__version__}
-    parts = [title, about, "## Machine", ""]
-    parts[3] = "\n".join(f"- {name}: {value}" for name, value in machine.items())
+    machine = facts("torch")
+    parts = [title, about]
     for name in given.models.split(","):
         make = MODELS[name]
         say(name)
@@ -404,8 +371,7 @@ def main() -> None:
             told = f"A step of aot_eager: {bench.ways[1].seconds:.3f} s.\n\n{table(bench)}"
         parts.append(f"## {make.__doc__}\n\n{told}")
         print(parts[-1], flush=True)
-        if given.into is not None:  # after each, since they take minutes
-            (given.into / name_of_page).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        write(given.into, name_of_page, page(*parts, machine=machine))  # after each, since they take minutes
 
 
 if __name__ == "__main__":

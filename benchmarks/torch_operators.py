@@ -7,18 +7,16 @@ prints the counts, and writes torch_operators.md. With three samples of each ope
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
-from pathlib import Path
 from textwrap import fill
 from typing import Final
 
 import torch
+from _common import ROOT, arguments, facts, page, write
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "adapters"))
+sys.path.insert(0, str(ROOT / "tests" / "adapters"))
 
-from _common import facts
 from _torch_operators import SLOW, VARIANTS, compared, dtype_of, name_of, operators, samples, uncomparable
 
 import recompute_torch as rt
@@ -30,15 +28,14 @@ SLOW_SAMPLES: Final = 3
 
 def main() -> None:
     """Try them all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, into=None)
     parser.add_argument("--samples", type=int, default=1000, help="how many of each operator, at most")
-    parser.add_argument("--into", type=Path, help="a folder for torch_operators.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    text = "\n".join(report(options.samples))
+    machine = facts("torch")
+    text = page("\n".join(report(options.samples)), machine=machine)
     print(text)
-    if options.into:
-        (options.into / "torch_operators.md").write_text(text + "\n")
+    write(options.into, "torch_operators", text)
 
 
 def report(most: int) -> list[str]:
@@ -111,9 +108,6 @@ def report(most: int) -> list[str]:
             120,
             break_on_hyphens=False,
         ),
-        "",
-        *[f"- {name}: {value}" for name, value in facts().items()],
-        f"- torch: {torch.__version__}",
     ]
 
 

@@ -9,28 +9,26 @@ of their peak. A figure is the least CPU time, which other work on the machine h
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from time import process_time
 from typing import Any, Final
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
-from _common import MICRO, facts, markdown, say
-from _torch_sizes_models import Training, gpt2_of, straight
+from _common import MICRO, ROOT, arguments, facts, markdown, page, say, write
+from _torch_sizes_models import gpt2_of, straight
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
 import recompute_torch as rt
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "docs" / "examples"))
+sys.path.append(str(ROOT / "docs" / "examples"))
 
 from _torch_training import treelstm  # it lies in the examples
 
@@ -53,40 +51,16 @@ class Passing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def unary(x: Tensor) -> Tensor:
-    return x.neg()
-
-
-def binary(x: Tensor) -> Tensor:
-    return x + x
-
-
-def scalar(x: Tensor) -> Tensor:
-    return x * 0.5
-
-
-def in_place(x: Tensor) -> Tensor:
-    return x.mul_(1.0)
-
-
-def view(x: Tensor) -> Tensor:
-    return x.view(16)
-
-
-def linear(x: Tensor) -> Tensor:
-    return torch.addmm(_BIAS, x.view(4, 4), _WEIGHT).view(16)
-
-
 _BIAS: Final = torch.ones(4)
 _WEIGHT: Final = torch.eye(4)
 
 WHAT: Final[dict[str, tuple[Callable[[Tensor], Tensor], int]]] = {
-    "neg": (unary, 1),
-    "add": (binary, 1),
-    "multiply by a number": (scalar, 1),
-    "mul_ in place": (in_place, 1),
-    "view": (view, 1),
-    "addmm and two views": (linear, 3),
+    "neg": (lambda x: x.neg(), 1),
+    "add": (lambda x: x + x, 1),
+    "multiply by a number": (lambda x: x * 0.5, 1),
+    "mul_ in place": (lambda x: x.mul_(1.0), 1),
+    "view": (lambda x: x.view(16), 1),
+    "addmm and two views": (lambda x: torch.addmm(_BIAS, x.view(4, 4), _WEIGHT).view(16), 3),
 }
 """Each with the number of operators."""
 
@@ -122,11 +96,6 @@ def overheads() -> list[dict[str, Any]]:
                 best[name] = min(best[name], burst(function, way))
         found.append({"what": what} | {name: least / operators / MICRO for name, least in best.items()})
     return found
-
-
-def _gpt2() -> Callable[[], Any]:
-    training: Training = gpt2_of(straight, width=256, depth=3, length=64, batch=2, words=1_000)
-    return training.step
 
 
 def _treelstm() -> Callable[[], Any]:
@@ -196,21 +165,16 @@ def _cnn() -> Callable[[], Any]:
     return stepping(model, torch.optim.SGD(model.parameters(), 0.01), lambda: model(x).square().mean())
 
 
-def _gpt2_of_six() -> Callable[[], Any]:
-    training: Training = gpt2_of(straight, width=384, depth=6, length=64, batch=24, words=1_000)
-    return training.step
-
-
 WITHIN: Final[dict[str, Callable[[], Callable[[], Any]]]] = {
     "TreeLSTM, binary, 32 leaves of 32 x 64, SGD": _binary_tree,
     "MLP, 8 layers of width 128, batch 1024, Adam": _mlp,
     "CNN, 6 layers of 16 channels, 8 images of 16 x 16, SGD": _cnn,
-    "GPT-2, 6 blocks of width 384, 24 x 64 tokens, AdamW": _gpt2_of_six,
+    "GPT-2, 6 blocks of width 384, 24 x 64 tokens, AdamW": lambda: gpt2_of(straight, 384, 6, 64, 24, 1_000).step,
 }
 """Each begins a training, of which it gives the step."""
 
 TRAININGS: Final[dict[str, Callable[[], Callable[[], Any]]]] = {
-    "GPT-2, 3 blocks of width 256, 2 x 64 tokens, AdamW": _gpt2,
+    "GPT-2, 3 blocks of width 256, 2 x 64 tokens, AdamW": lambda: gpt2_of(straight, 256, 3, 64, 2, 1_000).step,
     "TreeLSTM, 20 leaves, width 96, batch 128, Adagrad": _treelstm,
 }
 """Each begins a training, of which it gives the step."""
@@ -227,14 +191,7 @@ def steps() -> list[dict[str, Any]]:
             step()
         for _ in range(ROUNDS):
             for name, way in WAYS.items():
-                step = begin()
-                with way():
-                    for _ in range(2):
-                        step()
-                    for _ in range(STEPS):
-                        began = process_time()
-                        step()
-                        best[name] = min(best[name], process_time() - began)
+                best[name] = min(best[name], timed(begin, way()))
         say(f"{what}: {best}")
         found.append({"what": what, "operators": counting.operators} | best)
     return found
@@ -255,7 +212,7 @@ def within() -> list[dict[str, Any]]:
         plain = float("inf")
         best = dict.fromkeys(budgets, float("inf"))
         repeated = dict.fromkeys(budgets, 0.0)
-        for _ in range(ROUNDS // 3 if begin is not _gpt2_of_six else 1):  # its steps take seconds
+        for _ in range(ROUNDS // 3 if not what.startswith("GPT-2") else 1):  # its steps take seconds
             plain = min(plain, timed(begin, nullcontext()))
             for way, budget in budgets.items():
                 try:
@@ -285,12 +242,7 @@ def timed(begin: Callable[[], Callable[[], Any]], way: AbstractContextManager[An
     return best
 
 
-def page(
-    trainings: list[dict[str, Any]],
-    budgets: list[dict[str, Any]],
-    bursts: list[dict[str, Any]],
-    machine: dict[str, str],
-) -> str:
+def parts(trainings: list[dict[str, Any]], budgets: list[dict[str, Any]], bursts: list[dict[str, Any]]) -> list[str]:
     """Ratios first: to plain torch, and to the mode that only passes on."""
     ratios = [
         (
@@ -301,35 +253,41 @@ def page(
         )
         for training in trainings
     ]
-    return "\n\n".join(
-        [
-            "# PyTorch: what a block costs without memory pressure",
-            "`plain` is PyTorch by itself, `mode` an empty dispatch mode, which only passes calls on, `free` a block "
-            "without a limit, and `large` a block with a budget that is never reached, both on the Python path; "
-            "`native` is the same on the native path. Times are CPU time, the least of many runs taken in turns. "
-            "Measured by `python benchmarks/torch_overhead.py --into docs/results`, in one run on one thread.",
-            "## Steps",
-            "The goals: `free` takes at most 1.25 times as long as `mode`, `large` at most 1.5 times; on the TreeLSTM, "
-            "`free` takes at most twice as long as `plain`.",
-            markdown(
-                ("", "plain, us per operator", "mode / plain", "free / plain", "large / plain", "native free / plain",
-                 "native large / plain", "free / mode", "large / mode"), ratios
+    return [
+        "# PyTorch: what a block costs without memory pressure",
+        "`plain` is PyTorch by itself, `mode` an empty dispatch mode, which only passes calls on, `free` a block "
+        "without a limit, and `large` a block with a budget that is never reached, both on the Python path; "
+        "`native` is the same on the native path. Times are CPU time, the least of many runs taken in turns. "
+        "Measured by `python benchmarks/torch_overhead.py --into docs/results`, in one run on one thread.",
+        "## Steps",
+        "The goals: `free` takes at most 1.25 times as long as `mode`, `large` at most 1.5 times; on the TreeLSTM, "
+        "`free` takes at most twice as long as `plain`.",
+        markdown(
+            (
+                "",
+                "plain, us per operator",
+                "mode / plain",
+                "free / plain",
+                "large / plain",
+                "native free / plain",
+                "native large / plain",
+                "free / mode",
+                "large / mode",
             ),
-            "## Steps within a budget",
-            "Times plain torch, and in brackets how many operators ran again in a step. A share is one of the peak "
-            "without a limit on the same path; the native one counts what kernels take while they run, too. `-`: less "
-            "than what must be in memory together.",
-            markdown(("", "plain, ms", "path", *map(_share, SHARES)), [_row(budget) for budget in budgets]),
-            "## Operators",
-            "Microseconds per call, on tensors with 16 elements.",
-            markdown(
-                ("", *WAYS),
-                [(burst["what"], *(f"{burst[name]:.1f}" for name in WAYS)) for burst in bursts],
-            ),
-            "## Machine",
-            markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]),
-        ]
-    ) + "\n"  # fmt: skip
+            ratios,
+        ),
+        "## Steps within a budget",
+        "Times plain torch, and in brackets how many operators ran again in a step. A share is one of the peak "
+        "without a limit on the same path; the native one counts what kernels take while they run, too. `-`: less "
+        "than what must be in memory together.",
+        markdown(("", "plain, ms", "path", *map(_share, SHARES)), [_row(budget) for budget in budgets]),
+        "## Operators",
+        "Microseconds per call, on tensors with 16 elements.",
+        markdown(
+            ("", *WAYS),
+            [(burst["what"], *(f"{burst[name]:.1f}" for name in WAYS)) for burst in bursts],
+        ),
+    ]
 
 
 def _share(share: float | None) -> str:
@@ -343,14 +301,11 @@ def _row(found: dict[Any, Any]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--into", metavar="FOLDER", type=Path, help="write torch_overhead.md there")
-    options = parser.parse_args()
+    options = arguments((__doc__ or "").partition("\n\n")[0], into=None).parse_args()
     torch.set_num_threads(1)
-    machine = facts() | {"torch": torch.__version__, "threads": "1"}
-    text = page(steps(), within(), overheads(), machine)
-    if options.into:
-        (options.into / "torch_overhead.md").write_text(text, encoding="utf-8")
+    machine = facts("torch", threads="1")
+    text = page(*parts(steps(), within(), overheads()), machine=machine)
+    write(options.into, "torch_overhead", text)
     print(text)
 
 

@@ -10,16 +10,11 @@ allocated, which is what it counts itself, and one on the Python path as many as
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any, Final
@@ -27,9 +22,9 @@ from typing import Any, Final
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
-from _common import facts, markdown, say
+from _common import apart, arguments, facts, markdown, page, say, write
 from _torch_measures import allocated, files
-from _torch_sizes_models import MODELS, Training, straight
+from _torch_sizes_models import MODELS, Training, checkpointed, straight
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import recompute as rc
@@ -73,13 +68,8 @@ def products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoi
     return CheckpointPolicy.MUST_SAVE if operator in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def checkpointed(block: Any, *given: Any) -> Any:
-    """A block of a model under torch.utils.checkpoint."""
-    return torch.utils.checkpoint.checkpoint(block, *given, use_reentrant=False)
-
-
 def selective(block: Any, *given: Any) -> Any:
-    """The same, but matrix products are kept."""
+    """As `checkpointed`, but matrix products are kept."""
     return torch.utils.checkpoint.checkpoint(
         block, *given, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(products)
     )
@@ -156,42 +146,39 @@ def measure(model: str, way: str, small: bool, steps: int) -> Taken:
                 for _ in range(2):
                     again.step()
 
-        taken.allocated = allocated(two) + sum(parameter.nbytes for parameter in again.module.parameters())
+        taken.allocated = allocated(two)[1] + sum(parameter.nbytes for parameter in again.module.parameters())
     return taken
 
 
-def apart(model: str, way: str, small: bool, steps: int) -> Taken:
+def alone(model: str, way: str, small: bool, steps: int) -> Taken:
     """The same, from outside."""
-    command = [sys.executable, __file__, "--one", model, way, "--steps", str(steps), *(["--small"] if small else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        taken = Taken(way, 0.0, failed=lines[-1][:80] if lines else f"exit {done.returncode}")
-    else:
-        taken = Taken(**json.loads(done.stdout.splitlines()[-1]))
+    try:
+        taken = apart(measure, model, way, small, steps)
+    except Exception as error:  # what one way cannot do says nothing about the next
+        taken = Taken(way, 0.0, failed=f"{type(error).__name__}: {error}"[:80])
     say(f"{model}, {way}: {taken.failed or f'{taken.seconds:.3f} s, {taken.counted / 1e6:.0f} MB counted'}")
     return taken
 
 
 def all_of(model: str, small: bool, steps: int) -> list[Taken]:
     """Plain, shares of its activations, and every other way, each with blocks of as much memory."""
-    plain = apart(model, "plain", small, steps)
-    found = [plain, *(apart(model, f"{kind} none", small, steps) for kind in BLOCKS)]
+    plain = alone(model, "plain", small, steps)
+    found = [plain, *(alone(model, f"{kind} none", small, steps) for kind in BLOCKS)]
     stays = MODELS[model](straight, small).stays
     for share in SHARES:
         budget = int(stays + share * (plain.allocated - stays))
-        found.append(apart(model, f"block {budget}", small, steps))
+        found.append(alone(model, f"block {budget}", small, steps))
     for other in OTHERS:
-        theirs = apart(model, other, small, steps)
+        theirs = alone(model, other, small, steps)
         found.append(theirs)
         if theirs.failed or not theirs.counted:
             continue
         for kind, budget in zip(BLOCKS, (theirs.allocated, theirs.counted), strict=True):
-            found.append(apart(model, f"{kind} {budget}", small, steps))
+            found.append(alone(model, f"{kind} {budget}", small, steps))
     return found
 
 
-def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
+def parts(found: dict[str, list[Taken]]) -> list[str]:
     """A table for each model, times as multiples of plain torch."""
     parts = [
         "# PyTorch at realistic sizes",
@@ -218,31 +205,20 @@ def page(found: dict[str, list[Taken]], machine: dict[str, str]) -> str:
         parts.append(
             markdown(("", "storages, MB", "allocated, MB", "resident, MB", "time", "repeated", "same loss"), rows)
         )
-    parts.append("## Machine\n\n" + markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]))
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser = arguments((__doc__ or "").partition("\n\n")[0], into=None)
     parser.add_argument("--models", default=",".join(MODELS), help="some of these, separated by commas; %(default)s")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, help="write torch_sizes.md and torch_sizes.json there")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--one", nargs=2, metavar=("MODEL", "WAY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(asdict(measure(*options.one, options.small, options.steps))))
-        return
-    machine = facts() | {"torch": torch.__version__, "threads": str(THREADS)}
+    machine = facts("torch", threads=str(THREADS))
     found = {name: all_of(name, options.small, options.steps) for name in options.models.split(",")}
-    text = page(found, machine)
-    if options.into:
-        figures = {
-            "machine": machine,
-            "models": {name: [asdict(run) for run in runs] for name, runs in found.items()},
-        }
-        (options.into / "torch_sizes.md").write_text(text, encoding="utf-8")
-        (options.into / "torch_sizes.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    text = page(*parts(found), machine=machine)
+    figures = {"machine": machine, "models": {name: [asdict(run) for run in runs] for name, runs in found.items()}}
+    write(options.into, "torch_sizes", text, figures)
     print(text)
 
 
