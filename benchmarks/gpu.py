@@ -9,7 +9,8 @@ It writes gpu.md and gpu.json there; `--parts torch,tests` chooses. Each part is
     shortage training in less memory than it needs, with "auto": allocations fail, and are retried
     streams  training on a separate stream, compared with the default stream
     compile  a loss and its gradients under torch.compile: inductor's kernels, CUDA graphs, and `rt.compile`
-    cupy     benchmarks/cupy_device.py --quick
+    cupy     random array programs on wrapped arrays of CuPy's, and the examples of the documentation that know CuPy
+    cupy-steps   a step of training on CuPy's arrays, within budgets, and under limits of the allocator
     jax      gradients under jit in several ways: the peak of bytes in use by the device's statistics, milliseconds
 
 Without a device it says so, writes nothing, and the exit status is 2; it is 1 if a part failed.
@@ -17,23 +18,24 @@ Without a device it says so, writes nothing, and the exit status is 2; it is 1 i
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from operator import eq
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from time import perf_counter
 from typing import Any, Final
 
-from _common import facts, markdown, say
+from _common import ROOT, arguments, facts, markdown, page, say, write
+from _gpu_arrays import Row, cupy, cupy_steps, jax_peaks, said
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 SHARES: Final = (0.8, 0.6, 0.5, 0.4)
 MODELS: Final = ("gpt2", "resnet", "unet", "vit")
 BATCHES: Final = {"gpt2": 16, "resnet": 16, "unet": 16, "vit": 16}
@@ -48,19 +50,15 @@ statistics. *Repeated* operators are those of one step, and *foresight* is what 
 it was timed. Where plain training, run *again*, has other losses, its kernels are not deterministic, and other losses
 in a block say nothing."""
 
-Row = dict[str, Any]
-"""What was seen, by whatever name."""
-
 Table = list[Row]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser = arguments((__doc__ or "").partition("\n\n")[0], into=None)
     parser.add_argument("--parts", default=",".join(PARTS), help="some of these, separated by commas; %(default)s")
-    parser.add_argument("--into", metavar="FOLDER", type=Path, help="write gpu.md and gpu.json there")
     parser.add_argument("--limit", type=float, default=1800, help="seconds for all parts; %(default)s")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to check that it runs")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=SUPPRESS)
     options = parser.parse_args()
     names = devices()
     if not names:
@@ -74,11 +72,11 @@ def main() -> None:
     machine = facts() | {"devices": ", ".join(names)} | versions()
     end = perf_counter() + options.limit
     for part in options.parts.split(","):
-        found[part] = apart(part, options.small, end - perf_counter())
+        found[part] = in_time(part, options.small, end - perf_counter())
         print(section(part, found[part]), flush=True)
-        if options.into:  # after each part: if the time of a machine is up, something is there
-            (options.into / "gpu.md").write_text(page(found, machine), encoding="utf-8")
-            (options.into / "gpu.json").write_text(json.dumps({"machine": machine, "parts": found}, indent=1) + "\n")
+        sections = [section(name, table) for name, table in found.items()]
+        text = page("# On a GPU", ABOUT, *sections, machine=machine)
+        write(options.into, "gpu", text, {"machine": machine, "parts": found})  # now: the machine's time may be up
     if any("failed" in row for table in found.values() for row in table):
         raise SystemExit(1)
 
@@ -117,7 +115,7 @@ def versions() -> dict[str, str]:
     return found | ({"driver": driver.read_text(encoding="utf-8").splitlines()[0]} if driver.exists() else {})
 
 
-def apart(part: str, small: bool, seconds: float) -> Table:
+def in_time(part: str, small: bool, seconds: float) -> Table:
     """A part in a process of its own, which must end in time: its rows, and why there are no more, if it failed."""
     say(part)
     command = [sys.executable, __file__, "--one", part, *(["--small"] if small else [])]
@@ -135,14 +133,6 @@ def apart(part: str, small: bool, seconds: float) -> Table:
     return [*table, {"failed": failed}] if failed else table
 
 
-def page(found: dict[str, Table], machine: dict[str, str]) -> str:
-    """A table for each part."""
-    parts = ["# On a GPU", ABOUT]
-    parts += [section(part, table) for part, table in found.items()]
-    parts.append("## Machine\n\n" + markdown(("", "", ""), [(name, value, "") for name, value in machine.items()]))
-    return "\n\n".join(parts) + "\n"
-
-
 def section(part: str, table: Table) -> str:
     """The table of a part, with what was seen by whatever name."""
     columns = list(dict.fromkeys(name for row in table for name in row))
@@ -153,14 +143,13 @@ def section(part: str, table: Table) -> str:
 
 
 def tests(small: bool) -> Iterator[Row]:
-    """Those whose names say that they need a device, and CuPy's."""
+    """Those whose names say that they need a device, CuPy's, and those of arrays on CuPy's."""
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
     files = sorted({*(ROOT / "tests").rglob("test_*gpu*.py"), *(ROOT / "tests" / "adapters").glob("test_cupy*.py")})
     for path in files:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        lines = done.stdout.strip().splitlines()
-        row = {"file": path.relative_to(ROOT).as_posix(), "said": lines[-1] if lines else ""}
-        yield row if done.returncode in (0, 5) else row | {"failed": done.returncode}
+        yield said(path.relative_to(ROOT).as_posix(), [*pytest, str(path)])
+    if find_spec("cupy"):
+        yield said("tests/arrays, with CuPy", [*pytest, str(ROOT / "tests" / "arrays")], ARRAY_LIBRARY="cupy")
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -205,14 +194,12 @@ def steps(task: Any, count: int, block: Any = None) -> tuple[float, int, list[fl
 def ways(model: str, small: bool) -> dict[str, Callable[[], tuple[Any, AbstractContextManager[Any]]]]:
     """A training, and the context in which its steps run, by what the table calls it."""
     import torch
+    from _torch_sizes_models import checkpointed
 
     import recompute as rc
     import recompute_torch as rt
 
     batch = 2 if small else BATCHES[model]
-
-    def checkpointed(block: Any, *given: Any) -> Any:
-        return torch.utils.checkpoint.checkpoint(block, *given, use_reentrant=False)
 
     def within(**options: Any) -> Callable[[], tuple[Any, AbstractContextManager[Any]]]:
         return lambda: (training(model, small, batch), rt.budget(**options))
@@ -415,71 +402,9 @@ def gradients(step: Any, module: Any, x: Any, y: Any) -> tuple[float, int]:
     return median(seconds), most
 
 
-# --- Others -----------------------------------------------------------------------------------------------------------
-
-
-def cupy(small: bool) -> Iterator[Row]:
-    """Its own benchmark."""
-    with TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "benchmarks" / "cupy_device.py"), "--quick", "--into", folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = (done.stdout + done.stderr).strip().splitlines()
-            yield {"failed": lines[-1] if lines else done.returncode}
-        yield from ({"file": path.name, "characters": path.stat().st_size} for path in sorted(Path(folder).iterdir()))
-
-
-def jax_peaks(small: bool) -> Iterator[Row]:
-    """A deep chain of layers under jit, in several ways. Each is a process of its own, since that has one peak."""
-    plain: tuple[float, str] | None = None
-    for way in ("plain", "jax.checkpoint for each layer", "of_peak=0.8", "of_peak=0.6", "of_peak=0.4", "of_peak=0.3"):
-        done = subprocess.run(
-            [sys.executable, "-c", _JAX, str(16 if small else 4096), way], capture_output=True, text=True, check=False
-        )
-        lines = (done.stdout or done.stderr).strip().splitlines()
-        if done.returncode:
-            yield {"way": way, "failed": lines[-1] if lines else ""}
-            continue
-        row = json.loads(lines[-1])
-        digest = row.pop("digest")
-        plain = plain or (row["ms"], digest)
-        yield row | {"times plain": round(row["ms"] / plain[0], 2), "same bits": digest == plain[1]}
-
-
-_JAX: Final = """
-import hashlib, json, sys
-from statistics import median
-from time import perf_counter
-import jax, jax.numpy as np
-import recompute_jax as rj
-width, way = int(sys.argv[1]), sys.argv[2]
-keys = jax.random.split(jax.random.key(0), 33)
-weights = [jax.random.normal(key, (width, width)) / width ** 0.5 for key in keys[:32]]
-def layer(x, weight):
-    return np.tanh(x @ weight)
-def loss(weights, x):
-    for weight in weights:
-        x = (jax.checkpoint(layer) if "checkpoint" in way else layer)(x, weight)
-    return (x ** 2).sum()
-gradient = jax.grad(loss)
-x = jax.random.normal(keys[32], (4 * width, width))
-step = jax.jit(rj.remat(gradient, of_peak=float(way.partition("=")[2])) if "=" in way else gradient)
-found = jax.block_until_ready(step(weights, x))
-digest = hashlib.sha256(b"".join(one.tobytes() for one in jax.device_get(found))).hexdigest()
-del found
-seconds = []
-for _ in range(3):
-    began = perf_counter()
-    jax.block_until_ready(step(weights, x))
-    seconds.append(perf_counter() - began)
-stats = jax.devices()[0].memory_stats() or {}
-print(json.dumps({"way": way, "ms": round(1e3 * median(seconds), 2), "digest": digest,
-                  "peak MB": stats.get("peak_bytes_in_use", 0) // 10**6}))
-"""
-
 PARTS: Final[dict[str, Callable[[bool], Iterator[Row]]]] = {
     "tests": tests, "torch": torch_steps, "batch": largest, "shortage": shortage, "streams": streams,
-    "compile": compiled, "cupy": cupy, "jax": jax_peaks,
+    "compile": compiled, "cupy": cupy, "cupy-steps": cupy_steps, "jax": jax_peaks,
 }  # fmt: skip
 
 
