@@ -1,160 +1,79 @@
-"""Makes the pictures of the documentation: `python benchmarks/pictures.py TRACES_DIR docs/pictures`.
+"""Makes the pictures of docs/simulator.md: `python benchmarks/pictures.py TRACES_FOLDER`.
 
-Each recorded program in the folder is replayed under policies and planned in advance; nothing here is timed. A picture
-is written as PNG, and as SVG, too, where that is small.
+`recompute plot` draws them: each recorded program is replayed under policies and planned in advance; nothing here is
+timed. The uniform chain is drawn from here, because no trace has it.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
-from collections.abc import Sequence
+import subprocess
+import sys
+from math import isqrt
 from pathlib import Path
-from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from _common import ROOT, arguments, say
 
 from recompute import pictures
-from recompute._cli.arguments import COMPARED
-from recompute._cli.plot import chain_points
-from recompute._cli.points import floors, plan_all, points, replay_all
-from recompute._engine.events import Event
 from recompute._traces.chain import chain
+from recompute.events import Event
 from recompute.planners import plan
-from recompute.simulator import Run, baseline, simulate
-from recompute.traces import Program, read
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from recompute.simulator import baseline, simulate
+from recompute.traces import read
 
 NAMES: Final = ("unet", "resnet32", "transformer", "treelstm")
-BUDGETS: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-PLANNERS: Final = ("own", "chen-sqrt", "chen-greedy")
-LENGTHS: Final = (16, 32, 64, 128, 256, 512, 1024)
-LARGEST: Final = 80_000  # bytes of an SVG that is kept
+BUDGETS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+LENGTHS: Final = "16,32,64,128,256,512,1024"
 LEGIBLE: Final = 0.3
-LEAST: Final = 0.001  # of the peak: smaller values are no rows of the residency charts
+"""Memory is drawn for this share of the peak at least: below, lines lie on the axis."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("traces", metavar="TRACES_DIR", type=Path, help="recorded programs, .jsonl or .jsonl.gz")
-    parser.add_argument("into", metavar="FOLDER", type=Path, help="where the pictures go")
-    parser.add_argument("--time-limit", metavar="SECONDS", type=float, default=20.0, help="for each plan; %(default)s")
+    parser = arguments(__doc__, traces=True, into=ROOT / "docs" / "pictures")
+    parser.add_argument("--time-limit", metavar="SECONDS", default="20", help="for each plan; default %(default)s")
     options = parser.parse_args()
-    if not options.traces.is_dir():
-        parser.error(f"there is no directory {options.traces}")
-    paths = sorted([*options.traces.glob("*.jsonl"), *options.traces.glob("*.jsonl.gz")], key=_place)
-    if not paths:
-        parser.error(f"there are no traces in {options.traces}")
-    options.into.mkdir(parents=True, exist_ok=True)
-    draw_all([read(path) for path in paths], options.into, options.time_limit)
-
-
-def draw_all(programs: Sequence[Program], into: Path, time_limit: float) -> None:
-    """Every picture."""
-    names = COMPARED.split(",")
-    keep("chain", pictures.chain_cost(chain_points(LENGTHS, names)), into)
+    into, limit = options.into, ["--time-limit", options.time_limit]
+    paths = [options.traces / f"{name}.jsonl" for name in NAMES]
     draw_chain(into)
-    runs = replay_all(programs, names, BUDGETS)
-    keep("accesses", pictures.accesses(runs), into)
-    for program in programs:
-        draw_program(program, runs, into, time_limit)
-    plans = plan_all(programs, [PLANNERS] * len(programs), BUDGETS, time_limit=time_limit)
-    rounds = replay_all(programs, ["default"], BUDGETS, iterations=3, effort=time_limit / 10)
-    runs += [run for run in rounds if run.iteration > 1]
-    keep("overhead", pictures.overhead(points(runs, plans), floors=floors(programs)), into)
+    plot("chain", into / "chain.png", "--sizes", LENGTHS)
+    plot("accesses", into / "accesses.png", *paths)
+    for path in paths:
+        share = least(path)
+        plot("residency", into / f"residency-{path.stem}.png", path, "--budget", share)
+        policies = ["--policy", "default,dtr-eq,lru", "--method", "own", *limit]
+        plot("memory", into / f"memory-{path.stem}.png", path, "--budget", max(share, LEGIBLE), *policies)
+    rounds = ["--iterations", "3", "--effort", str(float(options.time_limit) / 10)]
+    plot("overhead", into / "overhead.png", *paths, "--method", "own,chen-sqrt,chen-greedy", *limit, *rounds)
+
+
+def plot(kind: str, picture: Path, *given: object) -> None:
+    """By the command."""
+    say(f"{picture}")
+    subprocess.run([sys.executable, "-m", "recompute", "plot", kind, *map(str, given), "--output", picture], check=True)
+
+
+def least(path: Path) -> float:
+    """The smallest of the budgets that the default policy survives."""
+    program = read(path)
+    peak = baseline(program)
+    return next(share for share in BUDGETS if simulate(program, of_peak=share, peak=peak).overhead is not None)
 
 
 def draw_chain(into: Path, n: int = 64) -> None:
     """When the values of the uniform chain were in memory, under the default policy and in the optimal plan."""
-    program, budget = chain(n), 2 * math.isqrt(n)
+    program, budget = chain(n), 2 * isqrt(n)
     events: list[Event] = []
     run = simulate(program, budget, listener=events.append)
-    title = f"chain of {n} steps in {budget} values, default policy, overhead {run.overhead or 0:.2f}"
-    draw_residency("residency-chain", program, events, budget, title, into, unit="operations")
     best = plan(program, budget, "revolve")
-    title = f"chain of {n} steps in {budget} values, Revolve, overhead {best.overhead:.2f}"
-    draw_residency(
-        "residency-chain-revolve", program, pictures.plan_events(program, best), budget, title, into, unit="operations"
-    )
+    for name, how, overhead, drawn in (
+        ("residency-chain", "default policy", run.overhead, events),
+        ("residency-chain-revolve", "Revolve", best.overhead, pictures.plan_events(program, best)),
+    ):
+        title = f"chain of {n} steps in {budget} values, {how}, overhead {overhead or 0:.2f}"
+        marks = pictures.moments(drawn, program.marks)
+        figure = pictures.residency(drawn, title=title, budget=budget, marks=marks, unit="operations")
+        pictures.save(figure, into / f"{name}.png")
 
-
-def draw_program(program: Program, runs: Sequence[Run], into: Path, time_limit: float) -> None:
-    """Residency and memory of one program under the least budget that the default policy survives.
-
-    Memory is drawn for `LEGIBLE` of the peak at least: below, lines lie on the axis.
-    """
-    survived = [
-        run.budget_ratio
-        for run in runs
-        if (run.trace, run.policy) == (program.name, "default") and run.overhead is not None
-    ]
-    if not survived:
-        print(f"{program.name}: the default policy survives no budget")
-        return
-    name, share, peak = stem(program), min(survived), baseline(program)
-    events: list[Event] = []
-    run = simulate(program, of_peak=share, listener=events.append, peak=peak)
-    title = f"{name} in {share:.0%} of its memory, default policy, {told(run)}"
-    draw_residency(f"residency-{name}", program, events, run.budget_bytes, title, into, program.unit)
-
-    share = max(share, LEGIBLE)
-    tracks: dict[str, list[Event]] = {}
-    for policy in ("default", "dtr-eq", "lru"):
-        events = []
-        run = simulate(program, of_peak=share, policy=policy, listener=events.append, peak=peak)
-        tracks[f"{policy} ({told(run)})"] = events
-    (best,) = plan_all([program], [["own"]], [share], time_limit=time_limit)
-    if best.plan is not None:
-        tracks[f"own (overhead {best.overhead:.2f})"] = pictures.plan_events(program, best.plan)
-    whole: list[Event] = []
-    simulate(program, 1 << 62, policy="none", listener=whole.append, peak=peak)
-    figure = pictures.memory(
-        tracks,
-        budget=run.budget_bytes,
-        whole=whole,
-        title=f"{name} in {share:.0%} of its memory",
-        marks={track: pictures.moments(events, program.marks) for track, events in tracks.items()},
-        unit=program.unit,
-    )
-    keep(f"memory-{name}", figure, into)
-
-
-def told(run: Run) -> str:
-    return run.status if run.overhead is None else f"overhead {run.overhead:.2f}"
-
-
-def draw_residency(
-    name: str, program: Program, events: list[Event], budget: int, title: str, into: Path, unit: float | str
-) -> None:
-    marks = pictures.moments(events, program.marks)
-    least = 0.0 if isinstance(unit, str) else LEAST  # all values of the chain are alike
-    keep(name, pictures.residency(events, title=title, budget=budget, least=least, marks=marks, unit=unit), into)
-
-
-def keep(name: str, figure: Figure, into: Path) -> None:
-    """Write a picture, and say how large it is."""
-    png, svg = pictures.save(figure, into / f"{name}.png"), pictures.save(figure, into / f"{name}.svg")
-    sizes = f"{png.stat().st_size / 1000:.0f} kB"
-    if svg.stat().st_size > LARGEST:
-        svg.unlink()
-    else:
-        sizes += f", as SVG {svg.stat().st_size / 1000:.0f} kB"
-    print(f"{perf_counter() - START:6.1f} s  {name}: {sizes}", flush=True)
-
-
-def stem(program: Program) -> str:
-    """The name of the trace without its endings."""
-    return program.name.partition(".")[0]
-
-
-def _place(path: Path) -> tuple[int, str]:
-    """The traces of the paper first, in its order."""
-    name = path.name.partition(".")[0]
-    return (NAMES.index(name) if name in NAMES else len(NAMES), name)
-
-
-START: Final = perf_counter()
 
 if __name__ == "__main__":
     main()
