@@ -1,4 +1,4 @@
-"""The parts of gpu.py about arrays of CuPy and JAX, each the rows of a table."""
+"""The parts of gpu.py that run tests, and those about arrays of CuPy and JAX, each the rows of a table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
+from importlib.util import find_spec
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -30,7 +31,17 @@ def said(what: str, command: Sequence[str], **environment: str) -> Row:
     return row if done.returncode in (0, 5) else row | {"failed": done.returncode}
 
 
-def cupy(small: bool) -> Iterator[Row]:
+def tests(small: bool) -> Iterator[Row]:
+    """Those whose names say that they need a device, CuPy's, and those of arrays on CuPy's."""
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    files = sorted({*(ROOT / "tests").rglob("test_*gpu*.py"), *(ROOT / "tests" / "adapters").glob("test_cupy*.py")})
+    for path in files:
+        yield said(path.relative_to(ROOT).as_posix(), [*pytest, str(path)])
+    if find_spec("cupy"):
+        yield said("tests/arrays, with CuPy", [*pytest, str(ROOT / "tests" / "arrays")], ARRAY_LIBRARY="cupy")
+
+
+def programs(small: bool) -> Iterator[Row]:
     """Random array programs, half of the arrays evicted after every line, and on plain ones; then examples."""
     sys.path.append(str(ROOT / "tests"))
     import recompute as rc
@@ -88,7 +99,7 @@ def Peak() -> Any:
     return Peak()
 
 
-def cupy_steps(small: bool) -> Iterator[Row]:
+def steps(small: bool) -> Iterator[Row]:
     """A step on plain arrays, within budgets, and under limits of the allocator, as shares of the first one's peak."""
     import cupy
     import numpy as np
