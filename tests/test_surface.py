@@ -211,7 +211,7 @@ LAYERS = {
         _memoize extend events policies adapters""",
     "traces": """_traces.program _traces.chain _traces.published _traces.recorded _traces.read _traces.write traces""",
     "simulator": """_simulator.tier _simulator.run _simulator.victims _simulator.published _simulator.replay
-        _simulator.published_replay _simulator.simulate _simulator.order _simulator.many simulator""",
+        _simulator.published_replay _simulator.simulate _simulator.many simulator""",
     "plans": """_plans.schedule _plans.problem _plans.liveness _plans.timeline _plans.chen _plans.chains
         _plans.exact _plans.future _plans.improve _plans.checkmate _plans.own _plans.verify _plans.fetching _plans.plan
         planners""",

@@ -134,7 +134,7 @@ def online(
 
     `seen`: its steps as the problem has them.
     """
-    from recompute._simulator.order import order_of_runs  # it imports the whole cache, which most planners do not need
+    from recompute._simulator.replay import order_of_runs  # it imports the whole cache, which most planners do not need
 
     steps = order_of_runs(program, problem.room + problem.constant)
     return None if steps is None else woven(problem, numbered(problem, seen(steps)))

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from recompute._pictures.bars import bars
 from recompute._sight.recording import arriving
-from recompute._simulator.order import Numbers
 from recompute._simulator.published_replay import baseline
+from recompute._simulator.replay import Numbers
 from recompute._simulator.run import Status
 from recompute._simulator.simulate import simulate
 from recompute._traces.program import Program

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from recompute._sight.recording import DEAREST, budget_of
 from recompute._sight.why import Why
-from recompute._simulator.order import Numbers
 from recompute._simulator.published_replay import baseline
-from recompute._simulator.replay import Replay
+from recompute._simulator.replay import Numbers, Replay
 from recompute._simulator.simulate import budgets_of, by_amount
 from recompute._traces.program import Program
 from recompute.events import Added, Event, Performed, Step, Steps

@@ -15,7 +15,7 @@ from small_programs import programs
 from recompute._plans.liveness import prune, schedule, settled
 from recompute._plans.own import Effort, Meter, online, portfolio
 from recompute._plans.problem import problem_of
-from recompute._simulator.order import Numbers, order_of_runs
+from recompute._simulator.replay import Numbers, order_of_runs
 from recompute._traces.chain import chain
 from recompute._traces.program import Program, Step
 from recompute.events import Accessed, Detached, Event, Performed
