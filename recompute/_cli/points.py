@@ -21,6 +21,7 @@ from recompute._pictures.overheads import Floor, Point, points_of
 from recompute._pictures.style import FORMATS, new_figure, save
 from recompute._plans.chains import not_uniform
 from recompute._plans.fetching import tier_of
+from recompute._plans.own import Progress
 from recompute._plans.plan import plan
 from recompute._plans.problem import problem_of
 from recompute._plans.schedule import PlanError, ProgramPlan
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 _SMALL: Final = 60  # operations that checkmate can be expected to solve
 _WORTH_A_PROCESS: Final = 2_000  # operations: fewer are planned before another Python has started
-
-Progress = Callable[[float, float], None]
-
 
 # Replays
 

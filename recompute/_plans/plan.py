@@ -187,10 +187,8 @@ def _run(
 def _size(program: Program, budget: int | str | None, of_peak: float | str | None) -> int:
     """Bytes."""
 
-    def peak() -> int:
-        from recompute._simulator.published_replay import (
-            baseline,  # it imports the whole cache, which plans do not need
-        )
+    def peak() -> int:  # what it imports is the whole cache, which plans do not need
+        from recompute._simulator.published_replay import baseline
 
         return sum(baseline(program).values())
 
