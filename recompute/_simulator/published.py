@@ -46,12 +46,10 @@ class Frame:
 class Machine:
     """Performs operations within a budget; after an OutOfMemory or Thrashing it is of no further use."""
 
-    def __init__(
-        self, limits: Limits, policy: Policy, search: Search, release: ReleaseMode, most_again: float = inf
-    ) -> None:
+    def __init__(self, limits: Limits, policy: Policy, search: Search, release: ReleaseMode) -> None:
         self.clock = 1.0
         self.remat_time = 0.0
-        self.left = most_again
+        self.left = inf
         """Recomputation that is still allowed."""
         self.release = release
         self.pools: dict[str, Pool] = {}
