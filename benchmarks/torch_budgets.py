@@ -24,7 +24,7 @@ import torch  # after the number of threads
 from _common import arguments, facts, markdown, page, say, write
 from _torch_compile_models import Step, bert, llama
 from _torch_sizes_models import Run, checkpointed
-from torch_compile import Bench, compiled, ours, ratio
+from torch_compile import Bench, by, ours, ratio
 
 RATIOS: Final = "0.05,0.1,0.15,0.2,0.3,0.5,0.75"
 MODELS: Final[dict[str, Callable[..., Step]]] = {"llama": llama, "bert": bert}
@@ -66,25 +66,20 @@ def measure(
     backend = BACKENDS[compiler]
     bench = Bench(make, quick, counts=compiler == "boxed")
 
-    step = bench.step()
-    plain = bench.add(backend, step, compiled(step, backend))
+    plain = bench.add(backend, by(backend))
     keep(bench)
-    step = bench.step()
-    bench.add(EAGER, step, step)
-    step = bench.step(checkpointed)
-    blocks = bench.add(BLOCKS, step, step)
+    bench.add(EAGER)
+    blocks = bench.add(BLOCKS, blocks=checkpointed)
     keep(bench)
     sizes = {max(1, round((0.05 + 0.95 * number / max(1, budgets - 1)) * plain.peak)) for number in range(budgets)}
     for size in sorted({*sizes, blocks.peak}):
         ours(bench, f"rt.compile, {size}", size, compiler)
         keep(bench)
-    step = bench.step(checkpointed)
-    bench.add(BLOCKS_COMPILED, step, compiled(step, backend))
+    bench.add(BLOCKS_COMPILED, by(backend), blocks=checkpointed)
     keep(bench)
     for share in ratios:
-        step = bench.step()
         with ratio(share):
-            bench.add(f"activation_memory_budget, {share}", step, compiled(step, backend))
+            bench.add(f"activation_memory_budget, {share}", by(backend))
         keep(bench)
     return bench
 

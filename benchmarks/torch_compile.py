@@ -108,11 +108,17 @@ was given the measured peak as its budget. The note gives the split that was cho
 `python benchmarks/torch_compile.py --inductor --models gpt2,unet,resnet18,vit --into docs/results` writes this page."""
 
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
 @dataclass
 class Way:
     """One way to run the step, and what it took."""
 
     name: str
+    step: Step
+    loss: Loss
+    """The step as it runs."""
     run: Callable[[], Tensor] | None
     first: float = 0.0
     """Seconds of the first call: compiling and planning."""
@@ -139,12 +145,11 @@ class Bench:
     ways: list[Way] = field(default_factory=list)
     expected: list[Tensor] = field(default_factory=list)
 
-    def step(self, run: Run = straight) -> Step:
+    def add(self, name: str, loss_of: Callable[[Step], Loss] = lambda step: step, *, blocks: Run = straight) -> Way:
+        """Run a new step three times: to compile, for bytes, for operations. `blocks`: how those of the model run."""
         torch.manual_seed(0)
-        return self.make(run, self.quick)
-
-    def add(self, name: str, step: Step, loss: Callable[[Tensor, Tensor], Tensor]) -> Way:
-        """Run it three times: to compile, for bytes, and for operations."""
+        step = self.make(blocks, self.quick)
+        loss = loss_of(step)
 
         def run() -> Tensor:
             step.module.zero_grad()
@@ -155,7 +160,7 @@ class Bench:
             return found.detach()
 
         say(f"  {name}")
-        way = Way(name, run)
+        way = Way(name, step, loss, run)
         self.ways.append(way)
         torch.manual_seed(1)
         start = perf_counter()
@@ -213,11 +218,9 @@ def ratio(share: float) -> Iterator[None]:
 
 def ours(bench: Bench, name: str, budget: int | float, compiler: str = "boxed") -> None:
     """`rt.compile` with a budget: bytes, or a float for a share of the plain peak."""
-    step = bench.step()
     named: dict[str, Any] = {"of_peak" if isinstance(budget, float) else "budget": budget}
-    loss = rt.compile(alone(step), **named, compiler=compiler)
-    way = bench.add(name, step, loss)
-    for plan in rt.plans(loss):
+    way = bench.add(name, lambda step: rt.compile(alone(step), **named, compiler=compiler))
+    for plan in rt.plans(way.loss):
         way.note = f"planned {plan.planned / 1e6:.1f} MB in {plan.seconds:.1f} s, {sum(plan.again.values())} reruns"
         if compiler == "inductor":
             way.note = f"{plan.split}: {way.note}, overhead {plan.overhead:.3f}"
@@ -225,16 +228,12 @@ def ours(bench: Bench, name: str, budget: int | float, compiler: str = "boxed") 
 
 def measure(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
     bench = Bench(make, quick)
-    step = bench.step()
-    plain = bench.add("eager", step, step)
-    step = bench.step()
-    bench.add("aot_eager (min-cut at 1)", step, compiled(step))
+    plain = bench.add("eager")
+    bench.add("aot_eager (min-cut at 1)", by("aot_eager"))
     for share in RATIOS:
-        step = bench.step()
         with ratio(share):
-            bench.add(f"min-cut at {share}", step, compiled(step))
-    step = bench.step(checkpointed)
-    bench.add("checkpoint per block", step, step)
+            bench.add(f"min-cut at {share}", by("aot_eager"))
+    bench.add("checkpoint per block", blocks=checkpointed)
     rivals = [way for way in bench.ways if way.run is not None and way is not plain]
     for share in SHARES:
         ours(bench, f"**rt.compile** at {share:.0%}", share)
@@ -250,27 +249,24 @@ def measure(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
 
 def measure_inductor(make: Callable[[Run, bool], Step], quick: bool) -> Bench:
     bench = Bench(make, quick, counts=False)
-    step = bench.step()
-    plain = bench.add("inductor (min-cut at 1)", step, compiled(step, "inductor"))
-    step = bench.step()
-    bench.add("eager", step, step)
+    plain = bench.add("inductor (min-cut at 1)", by("inductor"))
+    bench.add("eager")
     ours(bench, "**rt.compile** at 100%", 1.0, compiler="inductor")
     for share in RATIOS[:2]:
-        step = bench.step()
         with ratio(share):
-            rival = bench.add(f"min-cut at {share}", step, compiled(step, "inductor"))
+            rival = bench.add(f"min-cut at {share}", by("inductor"))
         if rival.run is not None and rival.peak < 0.98 * plain.peak:
             ours(bench, f"**rt.compile** at the peak of {rival.name}", rival.peak, compiler="inductor")
     bench.time(ROUNDS_INDUCTOR)
     return bench
 
 
-def compiled(step: Step, backend: str = "aot_eager") -> Callable[[Tensor, Tensor], Tensor]:
-    loss: Callable[[Tensor, Tensor], Tensor] = torch.compile(alone(step), backend=backend)
-    return loss
+def by(backend: str) -> Callable[[Step], Loss]:
+    """Has a step compiled."""
+    return lambda step: torch.compile(alone(step), backend=backend)
 
 
-def alone(step: Step) -> Callable[[Tensor, Tensor], Tensor]:
+def alone(step: Step) -> Loss:
     """A function with code of its own: what dynamo compiles belongs to code, and there are many ways here."""
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -281,13 +277,8 @@ def alone(step: Step) -> Callable[[Tensor, Tensor], Tensor]:
 
 def block(bench: Bench, name: str, peak: int) -> None:
     """A block whose budget leaves as many bytes in addition to parameters and batch."""
-    step = bench.step()
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return step(x, y)
-
-    way = bench.add(name, step, loss)
-    inner = way.run
+    way = bench.add(name)
+    step, inner = way.step, way.run
     assert inner is not None, "in plain torch it runs"
 
     def run() -> Tensor:
