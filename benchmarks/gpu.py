@@ -22,9 +22,7 @@ import json
 import subprocess
 import sys
 from argparse import SUPPRESS
-from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
@@ -72,7 +70,9 @@ def main() -> None:
             print(json.dumps(row), flush=True)
         return
     found: dict[str, Table] = {}
-    machine = facts() | {"devices": ", ".join(names)} | versions()
+    driver = Path("/proc/driver/nvidia/version")
+    told = driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else "not known"
+    machine = facts("torch", "cupy-cuda13x", "cupy-cuda12x", "jax", devices=", ".join(names), driver=told)
     end = perf_counter() + options.limit
     for part in options.parts.split(","):
         found[part] = in_time(part, options.small, end - perf_counter())
@@ -106,16 +106,6 @@ def devices() -> list[str]:
         return [device.device_kind for device in jax.devices() if device.platform == "gpu"]
     except (ImportError, RuntimeError):
         return []
-
-
-def versions() -> dict[str, str]:
-    """Of the libraries and the driver."""
-    found = {}
-    for name in ("torch", "cupy-cuda13x", "cupy-cuda12x", "jax"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    driver = Path("/proc/driver/nvidia/version")
-    return found | ({"driver": driver.read_text(encoding="utf-8").splitlines()[0]} if driver.exists() else {})
 
 
 def in_time(part: str, small: bool, seconds: float) -> Table:
