@@ -100,7 +100,7 @@ def arguments(
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table: the first and the last column to the left, the others to the right."""
-    marks = ["---", *["---:"] * (len(header) - 2), "---"]
+    marks = ["---", *["---:"] * (len(header) - 2), "---"][: len(header)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [tuple(header), tuple(marks), *map(tuple, lines)])
 
 
