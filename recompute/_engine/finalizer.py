@@ -165,7 +165,7 @@ class Departure:
                 if self.watch and kind.watch is not None:
                     self.watched = self.watched or weak(kind, payload)
                     self.weak[value.number] = weak_to(payload)
-                if referred and kind.evicted is not None:
+                if referred and kind.evicted is not None and (value.outlined or not kind.outlines):
                     remains_of(value).outline = kind.evicted(payload)
                 if referred and kind.vacate is not None:
                     kind.vacate(payload)
