@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from dis import get_instructions
 from enum import Enum
 from functools import partial
+from itertools import islice
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -36,6 +39,9 @@ _OF_A_PROGRAM: Final = 1 << 9
 
 _FUNCTIONS: Final = 256
 """That are followed by name from one function."""
+
+PARTS: Final = 64
+"""Attributes that are looked at of one object; of a container an eighth of them."""
 
 _MOST: Final = 4096
 """Entries that are remembered; of what code names, all are forgotten when there are more."""
@@ -114,6 +120,36 @@ def _resolve(cls: type) -> Way | Generators:
     if not cls.__flags__ & _OF_A_PROGRAM:
         return NOTHING
     return INSTANCE if cls.__dictoffset__ or hasattr(cls, "__slots__") else NOTHING
+
+
+def members_of(cls: type) -> tuple[Any, ...]:
+    """The descriptors of what an object has: first that of its dict, then those of its slots. None runs code of it."""
+    members = _members.get(cls)
+    if members is None:
+        members = (*islice(_dicts(cls), 1), *_slots(cls))
+        if len(_members) < _MOST:
+            _members[cls] = members
+    return members
+
+
+_members: Final[dict[type, tuple[Any, ...]]] = {}
+_BUILT_IN: Final = (GetSetDescriptorType, MemberDescriptorType)
+
+
+def _dicts(cls: type) -> Iterator[Any]:
+    for base in cls.__mro__:
+        if type(base.__dict__.get("__dict__")) in _BUILT_IN:
+            yield base.__dict__["__dict__"]
+
+
+def _slots(cls: type) -> Iterator[Any]:
+    for base in cls.__mro__[:-1]:
+        names = base.__dict__.get("__slots__", ())
+        for name in islice((names,) if isinstance(names, str) else names, PARTS):
+            private = name[:2] == "__" and name[-2:] != "__"
+            member = base.__dict__.get(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+            if type(member) in _BUILT_IN and name not in ("__dict__", "__weakref__"):
+                yield member
 
 
 # What a function can reach by name

@@ -18,7 +18,6 @@ cdef class _Search:
     cpdef instance(self, object value, int depth)
 
 
-cdef _attributes_of(object value)
 cdef _some_of(object container)
 @cython.locals(search=_Search, value=Value)
 cpdef reached_by(Operation operation)

@@ -6,12 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from types import (
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    ModuleType,
-)
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from recompute._adapters.generators import Generators
@@ -25,12 +20,14 @@ from recompute._engine.reach import (
     METHOD,
     NOTHING,
     PARTIAL,
+    PARTS,
     WRAPPED,
     Chain,
     Found,
     Way,
     attribute,
     defaults_of,
+    members_of,
     reach_of,
     resolved,
     source_of,
@@ -40,9 +37,6 @@ from recompute._engine.reach import (
 
 _OBJECTS: Final = 64
 """That are looked into for one operation."""
-
-_PARTS: Final = 64
-"""Attributes that are looked at of one object; of a container an eighth of them."""
 
 _DEEP: Final = 4
 """Objects within each other."""
@@ -63,7 +57,7 @@ class _Search:
         self.found.setdefault(id(by.identity(generator)), Found(generator, by, self.result))
 
     def at(self, value: Any, depth: int = 0) -> None:
-        way = way_of(type(value))
+        way: Any = ways.get(type(value)) or way_of(type(value))  # mostly known
         if way is NOTHING:
             return
         if not isinstance(way, Way):
@@ -130,36 +124,21 @@ class _Search:
             self.at(resolved(function.__globals__, chain)[0], depth + 1)
 
     def instance(self, value: Any, depth: int) -> None:
-        attributes = _attributes_of(value)
-        if attributes:
-            for part in _first(attributes.values, _PARTS):
+        for member in members_of(type(value)):
+            try:
+                part = member.__get__(value)
+            except AttributeError:  # not set
+                continue
+            if member.__name__ != "__dict__":
                 self.at(part, depth + 1)
-        for cls in type(value).__mro__[:-1]:
-            slots = cls.__dict__.get("__slots__", ())
-            for name in islice((slots,) if isinstance(slots, str) else slots, _PARTS):
-                member = cls.__dict__.get(
-                    f"_{cls.__name__.lstrip('_')}{name}" if name[:2] == "__" and name[-2:] != "__" else name
-                )
-                if member is not None and hasattr(member, "__get__") and name not in ("__dict__", "__weakref__"):
-                    try:
-                        self.at(member.__get__(value, cls), depth + 1)
-                    except AttributeError:  # not set
-                        continue
-
-
-def _attributes_of(value: Any) -> dict[str, Any] | None:
-    """Without code of its class."""
-    for base in type(value).__mro__:
-        descriptor: Any = base.__dict__.get("__dict__")
-        if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
-            attributes = descriptor.__get__(value)
-            return attributes if isinstance(attributes, dict) else None
-    return None
+            elif isinstance(part, dict):
+                for inner in _first(part.values, PARTS):
+                    self.at(inner, depth + 1)
 
 
 def _some_of(container: Any) -> list[Any]:
     base: Any = next(base for base in type(container).__mro__ if base in CONTAINERS)
-    return _first(partial(base.values if base is dict else base.__iter__, container), _PARTS // 8)
+    return _first(partial(base.values if base is dict else base.__iter__, container), PARTS // 8)
 
 
 def _first(parts: Callable[[], Iterable[Any]], most: int) -> list[Any]:
