@@ -363,6 +363,21 @@ def test_a_decorator() -> None:
     assert doubled.plan.budget == 1000
 
 
+def test_a_method() -> None:
+    """A planned function in a class takes the object first; another object is another argument."""
+
+    class Twice:
+        @rc.planned(budget="1kB", time_limit=0.1)
+        def of(self, x: Any) -> Any:
+            return double(x)
+
+    twice = Twice()
+    assert twice.of(vector(2)) == twice.of(vector(2)) == added(vector(2))
+    assert twice.of.plan.budget == Twice.of.plan.budget == 1000
+    with pytest.raises(rc.StagingError, match="argument 0"):
+        Twice().of(vector(2))
+
+
 def test_what_cannot_be_planned_says_so() -> None:
     """No function, a result of another cache, and arguments without an end."""
     with pytest.raises(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, update_wrapper
+from types import MethodType
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from recompute._budget import bytes_or_peak, format_bytes
@@ -121,6 +122,10 @@ class Staged(Generic[R_co]):
         if line is None:
             line = self._line = self._record(args, kwargs)
         return line.run(args, kwargs)  # type: ignore[no-any-return]  # as the function had it
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A method, if it stands in a class: of one object, which is equal in later calls, as all that is no input."""
+        return self if instance is None else MethodType(self, instance)
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Line:
         function, layout = self._function, Layout()
