@@ -292,6 +292,17 @@ def test_the_neighbourhood_counts_ancestors_and_descendants_but_no_cousins() -> 
     assert costs == {"dtr": 1001.0, "dtr-eq": 1101.0, "msps": 1.0}
 
 
+@pytest.mark.parametrize("side", ["above", "below"])
+def test_what_left_before_a_cost_was_asked_for_counts_beyond_the_reach_of_a_walk(side: str) -> None:
+    """A chain whose middle is evicted without pressure: its ends count it all, as if costs had been asked for."""
+    tape = Tape(policy="default")
+    tape.op("t0")
+    for number in range(1, 200):
+        tape.op(f"t{number}", f"t{number - 1}")
+    tape.evict(*(f"t{number}" for number in range(1, 199)))
+    assert tape.neighbours("t199" if side == "above" else "t0") == 198.0
+
+
 def test_a_repriced_operation_changes_its_component() -> None:
     """When a second run turns out cheaper, so does what the neighbours see."""
     tape = Tape()

@@ -62,6 +62,11 @@ cdef class Needs(Neighbourhood):
     cdef tuple _walk_down(self, Storage storage)
     @cython.locals(storage=Storage)
     cdef tuple _extrapolate(self, Py_ssize_t side, double cost, list front, long long walk)
+    cdef tuple _segment(self, Storage storage, Py_ssize_t side)
+    @cython.locals(
+        cost=double, looked=Py_ssize_t, path=list, seen=set, ends=list, visited=Storage, neighbour=Storage, wanted=bint,
+    )
+    cdef tuple _look(self, Storage storage, Py_ssize_t side)
 
 
 cpdef long long _number(Operation operation) except? -1

@@ -369,12 +369,12 @@ class Needs(Neighbourhood):
         return (cost, tuple(ends[:_ENDS])), unneeded
 
     def _extrapolate(self, side: int, cost: float, front: Sequence[Storage], walk: int) -> Segment:
-        """Go on from `front` in the segments that its storages remember from their eviction, along the dearest."""
+        """Go on from `front` in the segments of its storages, along the dearest."""
         ends: tuple[Storage, ...] = ()
         for _ in range(_REACH):
-            segments = [self._segments[storage][side] for storage in front if storage in self._segments]
-            if not segments:
+            if not front:
                 break
+            segments = [self._segment(storage, side) for storage in front]
             beyond, ends = max(segments, key=itemgetter(0))
             front = [storage for storage in ends if storage.dropped and storage.seen != walk]
             for storage in front:
@@ -382,6 +382,35 @@ class Needs(Neighbourhood):
             cost += beyond
             cost += sum([storage.cost for storage in front])
         return cost, ends
+
+    def _segment(self, storage: Storage, side: int) -> Segment:
+        """What an evicted storage remembers from its eviction; what left before costs were asked for looks now."""
+        known = self._segments.get(storage)
+        if known is None:
+            known = self._segments[storage] = self._look(storage, _UP), self._look(storage, _DOWN)
+        return known[side]
+
+    def _look(self, storage: Storage, side: int) -> Segment:
+        """What is evicted on one side, as far as the reach, and some of those where that ends, which may be evicted."""
+        cost = 0.0
+        looked = 0
+        path = [storage]
+        seen = {storage}
+        ends: list[Storage] = []
+        for visited in path:  # grows
+            if visited.resident or looked > self.reach:
+                ends.append(visited)
+                continue
+            if looked:
+                cost += visited.cost
+            looked += 1
+            for neighbour in above(visited) if side == _UP else sample_below(visited, _WIDE)[0]:
+                if neighbour not in seen:
+                    seen.add(neighbour)
+                    wanted = side == _UP or neighbour in self._needs
+                    if (neighbour.dropped and wanted) or (neighbour.resident and neighbour.cost):  # no source
+                        path.append(neighbour)
+        return cost, tuple(ends[:_ENDS])
 
 
 def _number(operation: Operation) -> int:
