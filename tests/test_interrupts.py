@@ -752,3 +752,23 @@ def test_an_interrupt_at_each_line_as_the_last_reference_goes() -> None:
     times = struck_at_each_line(attempt)
     assert times > 40
     assert sum(lost[:times]) <= 2, "none, but at the beginning of the destructor, before any `try`"
+
+
+@in_plain
+def test_an_interrupt_at_each_line_as_one_more_reference_comes() -> None:
+    """A Recomputable that was not finished, and goes, does not take with it what another one refers to."""
+
+    def attempt(arm: Callable[[], None]) -> None:
+        with rc.Cache("1MB") as cache:
+            a = rc.ap(bytes, 100_000)
+            arm()
+            with suppress(Timeout):
+                rc.Recomputable(cache, extend.node_of(a))
+            sys.settrace(None)
+            with suppress(Timeout):
+                cache.stats()  # raises what struck in the destructor
+            check_invariants(cache, [a])
+            a.evict()
+            assert len(a.get()) == 100_000
+
+    assert struck_at_each_line(attempt) > 20

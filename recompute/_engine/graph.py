@@ -143,14 +143,13 @@ class Value:
         return self.references is not None
 
     def reference_of(self, handle: Any) -> Reference | None:
-        """The reference that a Recomputable of this value has; None if it is gone already."""
+        """The reference that a Recomputable of this value has; None if it is gone already, or was not made yet."""
         references = self.references
-        if references is None or type(references) is Reference:
-            return references
-        mine = (
-            reference for reference in getweakrefs(handle) if type(reference) is Reference and reference.value is self
-        )
-        return next(mine, None)
+        if references is None:
+            return None
+        if not isinstance(references, dict):
+            return references if references() is handle else None
+        return next((reference for reference in getweakrefs(handle) if id(reference) in references), None)
 
     def forget_reference(self, reference: Reference) -> bool:
         """One outside reference less; whether it was known."""

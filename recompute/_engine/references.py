@@ -185,8 +185,8 @@ class References:
 
     def dropped(self, reference: Reference) -> None:
         """A Recomputable has gone."""
-        value = reference.value
-        if value.forget_reference(reference) and value.references is None:
+        value = getattr(reference, "value", None)  # None: an interrupt struck while it was made
+        if value is not None and value.forget_reference(reference) and value.references is None:
             self.released(value)
 
     def released(self, value: Value) -> None:
