@@ -93,10 +93,10 @@ class Memoized(Generic[P, R_co]):
                     elif type(entry) is not _Pending:
                         table.hits += 1
                         table.used(key)
-                        return entry
+                        return entry.handle() if type(entry) is _Changeable else entry
                 if pending is not None:
                     made = self._call(cache, args, kwargs, caller)
-                    table.keep(key, pending, made, self._most)
+                    table.keep(key, pending, made if type(made) is Recomputable else _Changeable(made), self._most)
                     return made
             except BaseException:
                 if pending is not None:
@@ -229,6 +229,21 @@ class _Pending:
     def __init__(self) -> None:
         self.owner = get_ident()
         self.over = Event()
+
+
+class _Changeable:
+    """An entry whose Recomputable can be changed in place, as a wrapped array: calls after that give another one."""
+
+    __slots__ = ("_given", "_own")
+
+    def __init__(self, given: Recomputable[Any]) -> None:
+        self._given = given
+        self._own: Recomputable[Any] = Recomputable(given.cache, given._node)
+
+    def handle(self) -> Recomputable[Any]:
+        if self._given._node is not self._own._node:
+            self._given = type(self._given)(self._own.cache, self._own._node)
+        return self._given
 
 
 class _Name(str):

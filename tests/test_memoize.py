@@ -124,6 +124,25 @@ def test_arrays_that_differ_only_in_what_is_said_beside_their_numbers_are_differ
         assert [same(masked(7, hard=hard)).get().hardmask for hard in (True, False)] == [True, False]
 
 
+def test_a_result_that_is_changed_in_place_is_not_what_later_calls_return() -> None:
+    """A wrapped array refers to something else then, whether it was changed itself or through a view."""
+
+    @rc.memoize
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    with rc.Cache():
+        source = rc.array(np.ones(3))
+        first: Any = doubled(source)
+        assert doubled(source) is first
+        first += 1
+        second: Any = doubled(source)
+        assert (first.get().tolist(), second.get().tolist()) == ([3, 3, 3], [2, 2, 2])
+        assert doubled(source) is second
+        second[:1][...] = 7
+        assert (second.get().tolist(), doubled(source).get().tolist()) == ([7, 2, 2], [2, 2, 2])
+
+
 def test_recomputables_count_by_value() -> None:
     """A Recomputable among the arguments is told from others by what it refers to."""
     with rc.Cache() as cache:
