@@ -126,17 +126,13 @@ def test_arrays_that_differ_only_in_what_is_said_beside_their_numbers_are_differ
 
 def test_a_result_that_is_changed_in_place_is_not_what_later_calls_return() -> None:
     """A wrapped array refers to something else then, whether it was changed itself or through a view."""
-
-    @rc.memoize
-    def doubled(x: Any) -> Any:
-        return x * 2
-
+    doubled: Any = rc.memoize(lambda x: x * 2)
     with rc.Cache():
         source = rc.array(np.ones(3))
-        first: Any = doubled(source)
+        first = doubled(source)
         assert doubled(source) is first
         first += 1
-        second: Any = doubled(source)
+        second = doubled(source)
         assert (first.get().tolist(), second.get().tolist()) == ([3, 3, 3], [2, 2, 2])
         assert doubled(source) is second
         second[:1][...] = 7
