@@ -158,8 +158,8 @@ class Value:
             self.references = None
             return True
         if isinstance(known, dict) and known.pop(id(reference), None) is not None:
-            if not known:
-                self.references = None
+            if len(known) < 2:
+                self.references = next(iter(known.values()), None)
             return True
         return False
 

@@ -306,9 +306,9 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
         operation = value.operation
         assert operation is not None, "a source that is written over cannot be made again"
         reference = value.reference_of(handle)
-        value.forget_reference(reference)
         handle._node = by._node
-        by._node.refer(reference)
+        by._node.refer(reference)  # before the other forgets it: an interrupt must not lose it
+        value.forget_reference(reference)
         engine.finalizer.garbage += [value.payload, value.remains]
         value.payload = EVICTED
         value.remains = None
@@ -328,12 +328,14 @@ def exchange(engine: Engine, one: Any, other: Any) -> None:
 
 def _exchange(one: Any, other: Any) -> None:
     first, second = one._node, other._node
-    one._node, other._node = second, first
+    if first is second:
+        return
     mine, others = first.reference_of(one), second.reference_of(other)
+    one._node, other._node = second, first
+    first.refer(others)  # before the others forget them: an interrupt must not lose any
+    second.refer(mine)
     first.forget_reference(mine)
     second.forget_reference(others)
-    first.refer(others)
-    second.refer(mine)
     first.outlined = second.outlined = first.outlined or second.outlined
 
 
