@@ -772,3 +772,24 @@ def test_an_interrupt_at_each_line_as_one_more_reference_comes() -> None:
             assert len(a.get()) == 100_000
 
     assert struck_at_each_line(attempt) > 20
+
+
+@in_plain
+def test_an_interrupt_at_each_line_as_two_references_change_places() -> None:
+    """Each refers to what it did, or to what the other one did, and neither value is lost."""
+
+    def attempt(arm: Callable[[], None]) -> None:
+        with rc.Cache("1MB") as cache:
+            a, b = rc.ap(bytes, 1_000), rc.ap(bytes, 2_000)
+            arm()
+            with suppress(Timeout):
+                cache.extend.exchange(a, b)
+            sys.settrace(None)
+            with suppress(Timeout):
+                cache.stats()
+            check_invariants(cache, [a, b])
+            a.evict()
+            b.evict()
+            assert {len(a.get()), len(b.get())} == {1_000, 2_000}
+
+    assert struck_at_each_line(attempt) > 20
