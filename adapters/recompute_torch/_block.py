@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from threading import get_ident
 from time import perf_counter
@@ -17,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recompute as rc
-from recompute.extend import Settings
+from recompute.extend import Counts, Settings
 from recompute.text import parse_budget
 from recompute_torch import _escapes
 from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, current
@@ -26,7 +27,7 @@ from recompute_torch._limits import Activations, for_cache
 from recompute_torch._native import load
 from recompute_torch._native.block import NativeBudget, limit_of, serves
 from recompute_torch._native.build import NotBuilt, Unavailable
-from recompute_torch._report import Report, Stats, Step, of_python
+from recompute_torch._report import Report, Stats, Step
 from recompute_torch._threads import Interrupts
 from recompute_torch._tracker import Tracker
 
@@ -165,7 +166,6 @@ class budget(Block):
             **named,
         )
         self._activations = None if activations is None else Activations(self.cache, activations)
-        self._lap = 0, perf_counter(), self.cache.extend.counts()
         self._measures = False
         super().__init__()
         self._tracker = Tracker(
@@ -220,7 +220,7 @@ class budget(Block):
             self._tracker.keep(tensor)  # what it is made of, such as gradients, need not stay for it
         self._tracker.stepping.discard(get_ident())
         if self._ends_a_round(optimizer):
-            self._record(self._lapped())
+            self._record_step()
             self.cache.next_iteration()
 
     def _look_at(self, step: Step) -> None:
@@ -233,20 +233,11 @@ class budget(Block):
             if not self._measures:
                 self._tracker.floor = None
 
-    def _lapped(self) -> Step:
-        done, now = self.cache.extend.counts(), perf_counter()
-        before, self._lap = self._lap, (self._lap[0] + 1, now, done)
-        number, began, earlier = before
-        return Step(
-            number=number + 1,
-            peak=sum(self.cache.extend.lap().values()),
-            evictions=done.evictions - earlier.evictions,
-            operations=done.operations - earlier.operations,
-            repeated=done.rematerializations - earlier.rematerializations,
-            compute=done.seconds - earlier.seconds,
-            repeated_compute=done.repeated_seconds - earlier.repeated_seconds,
-            seconds=now - began,
-        )
+    def _counts(self) -> Counts:
+        return self.cache.extend.counts()
+
+    def _lap_peak(self) -> int:
+        return sum(self.cache.extend.lap().values())
 
     def _measure(self) -> Floor:
         """Have all operators of the block measured, not only those of the first step."""
@@ -271,7 +262,8 @@ class budget(Block):
 
     def stats(self) -> Stats:
         """What the cache did and holds, and which path ran."""
-        return of_python(self.cache.stats())
+        stats = self.cache.stats()
+        return Stats(**{field.name: getattr(stats, field.name) for field in fields(rc.Stats)})
 
     def report(self, *, html: str | os.PathLike[str] | None = None) -> Report:
         """What holds memory, what the last steps took, and what more memory would give: `print(block)` shows it.

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from threading import RLock, local
+from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, Self
 from weakref import WeakSet, ref
@@ -15,6 +16,7 @@ from weakref import WeakSet, ref
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from recompute.extend import Counts
 from recompute_torch._report import Report, Step
 from recompute_torch._threads import Interrupts, Threads
 
@@ -69,6 +71,8 @@ class Block(ABC):
 
     path: ClassVar[Literal["python", "native"]]
     """Which one tracks the operators: a dispatch mode, or C++ below it."""
+    _lap: tuple[int, float, Counts]
+    """Steps so far, when the last of them ended, and what had been done by then."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Step], Any]] = []
@@ -97,6 +101,7 @@ class Block(ABC):
                 first = not self._times_entered
                 if first:
                     self._open()
+                    self._lap = 0, perf_counter(), self._counts()
                     with _choosing:
                         blocks.add(self)
                         _threads.open()
@@ -239,12 +244,32 @@ class Block(ABC):
             self._optimizer = ref(optimizer)
         return self._optimizer() is optimizer
 
-    def _record(self, step: Step) -> None:
+    def _record_step(self) -> None:
         """A step is over."""
+        (number, began, before), done, now = self._lap, self._counts(), perf_counter()
+        self._lap = number + 1, now, done
+        step = Step(
+            number=number + 1,
+            peak=self._lap_peak(),
+            evictions=done.evictions - before.evictions,
+            operations=done.operations - before.operations,
+            repeated=done.rematerializations - before.rematerializations,
+            compute=done.seconds - before.seconds,
+            repeated_compute=done.repeated_seconds - before.repeated_seconds,
+            seconds=now - began,
+        )
         self._steps.append(step)
         self._look_at(step)
         for listener in list(self._listeners):
             listener(step)
+
+    @abstractmethod
+    def _counts(self) -> Counts:
+        """What has been done so far."""
+
+    @abstractmethod
+    def _lap_peak(self) -> int:
+        """The most bytes in use since this was last asked."""
 
     @abstractmethod
     def _look_at(self, step: Step) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from statistics import mean
 from typing import Any, Literal
@@ -18,11 +18,6 @@ class Stats(rc.Stats):
 
     path: Literal["python", "native"] = "python"
     """Which one tracked the operators: a dispatch mode, or C++ below it."""
-
-
-def of_python(stats: rc.Stats) -> Stats:
-    """Those of a cache."""
-    return Stats(**{field.name: getattr(stats, field.name) for field in fields(rc.Stats)})
 
 
 _COLUMNS = ("step", "peak", "evicted", "operators", "repeated", "in", "overhead", "took")
@@ -67,17 +62,6 @@ class Step:
         }
 
 
-def together(steps: Sequence[Step]) -> Step:
-    """Several steps as one: the highest peak, and the sums of the rest."""
-    last = steps[-1]
-    return Step(
-        last.number,
-        max(step.peak for step in steps),
-        *[sum(getattr(step, name) for step in steps) for name in ("evictions", "operations", "repeated")],
-        *[sum(getattr(step, name) for step in steps) for name in ("compute", "repeated_compute", "seconds")],
-    )
-
-
 class Watched:
     """The steps of a block since they were last asked for, as loggers take them; `on_step` as of the block."""
 
@@ -86,9 +70,12 @@ class Watched:
         on_step(self._steps.append)
 
     def metrics(self) -> dict[str, float]:
-        """Of all of them together; empty if there was none."""
+        """Of all of them together: the highest peak, and the sums of the rest; empty if there was none."""
         steps, self._steps[:] = tuple(self._steps), []
-        return together(steps).metrics() if steps else {}
+        if not steps:
+            return {}
+        sums = {field.name: sum(getattr(step, field.name) for step in steps) for field in fields(Step)}
+        return Step(**sums | {"peak": max(step.peak for step in steps)}).metrics()
 
 
 @dataclass(frozen=True)

@@ -377,6 +377,15 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def test_release_memory_takes_what_that_of_a_cache_takes() -> None:
+    """A size as text, and the device to release it on: there is nothing on others."""
+    with rt.budget(native=True) as block:
+        x = torch.ones(1000) * 2
+        assert block.cache.release_memory(device="cuda:0") == 0
+        assert block.cache.release_memory("1kB", "cpu") == x.nbytes
+        assert block.cache.release_memory("1kB") == 0
+
+
 @pytest.mark.parametrize("name", [*VIEWS, *READS])
 def test_a_way_out_of_an_evicted_tensor(name: str) -> None:
     """It finds the content, and so does everything afterwards."""

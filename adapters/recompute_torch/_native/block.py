@@ -11,17 +11,18 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from math import inf
 from threading import RLock
 from time import perf_counter
 from typing import Any, ClassVar, Final, Literal, Self
-from weakref import ref
+from weakref import WeakValueDictionary
 
 import torch
 
 import recompute as rc
 from recompute import policies, text
-from recompute.extend import PoolStats, Recomputed
+from recompute.extend import Counts, PoolStats, Recomputed
 from recompute.text import format_bytes, parse_budget, seconds
 from recompute_torch._blocks import CURE, ENTERED_ONCE, OTHERS, Block, blocks
 from recompute_torch._holders import KINDS, Held, Holders, Parts, needs, warn
@@ -104,14 +105,12 @@ class NativeBudget(Block):
         self.budget = budget
         self._smallest = parse_budget(smallest, of="what", what="smallest")
         self._history = history
-        self.cache: Final = Ledger(self)
         self.holders: Final = Holders()
         self._instead = instead  # makes what this block is if another native one is open as it is entered
         self._remembered = 0  # bytes that optimizers remembered before their first step in the block
         self._tightest: tuple[int, int, int, str] | None = None  # of the last step
-        self._hooked: dict[int, ref[Any]] = {}
-        self._last = (0, 0.0, 0, 0, 0, 0.0, 0.0)
-        self._final: tuple[load.Figures, tuple[float, float]] | None = None
+        self._hooked: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._final: load.Figures | None = None
         self._repeated: tuple[Recomputed, ...] = ()
         self._warned = False
         self._searched = False
@@ -138,10 +137,9 @@ class NativeBudget(Block):
         policy = numbers(self._policy)
         powers = (ctypes.c_double * len(policy.powers))(*policy.powers)
         faults = os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"
-        lost = load.left_behind()
-        if lost is not None:
-            lost._wind_up()
         before = load.is_open()
+        if load.open_block is not None and not before:  # an interrupt has left it open as it was entered
+            load.open_block._wind_up()
         if not before:
             load.opened(self)  # first: an interrupt must not leave open what nobody knows
         if before or self._library.rm_open(
@@ -156,7 +154,6 @@ class NativeBudget(Block):
         for block in list(blocks):
             for storage in block._storages():
                 load.belongs_to_another(storage)
-        self._last = (0, perf_counter(), 0, 0, 0, 0.0, 0.0)
 
     def _take_part(self) -> None:
         self._library.rm_take_part(1)
@@ -167,7 +164,7 @@ class NativeBudget(Block):
     def _close(self) -> None:
         try:
             failed, text = load.calling(self._library.rm_close)
-            self._final = load.figures(self._library), load.times(self._library)
+            self._final = load.figures(self._library)
             self._repeated = load.repeated(self._library)
         finally:
             self._state = "over"
@@ -197,10 +194,8 @@ class NativeBudget(Block):
 
     def _hook(self, parameter: Any) -> None:
         """A gradient that has arrived is needed at the step, with all others: it stays until then."""
-        number = id(parameter)
-        known = self._hooked.get(number)
-        if (known is None or known() is not parameter) and parameter.requires_grad and parameter.is_leaf:
-            self._hooked[number] = ref(parameter)
+        if parameter is not self._hooked.get(id(parameter)) and parameter.requires_grad and parameter.is_leaf:
+            self._hooked[id(parameter)] = parameter
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
 
     def _arrived(self, parameter: Any) -> None:
@@ -210,7 +205,7 @@ class NativeBudget(Block):
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._library.rm_stepping(0)
         if self._ends_a_round(optimizer):
-            self._record(self._lapped())
+            self._record_step()
 
     def _look_at(self, step: Step) -> None:
         """After the first step: warn if the next one, in which there is what the optimizer remembers, cannot work."""
@@ -235,8 +230,9 @@ class NativeBudget(Block):
 
     def _look_at_repeats(self) -> None:
         """Now and then, while operators are repeated: warn if most of the computing is."""
-        counts, (compute, repeated) = self._figures()
-        often = counts.repeats > _TIMES * counts.operators or repeated > _TIMES * (compute - repeated)
+        counts = self._figures()
+        repeated = counts.repeated
+        often = counts.repeats > _TIMES * counts.operators or repeated > _TIMES * (counts.compute - repeated)
         if self._warned or self._limit is None or not often or repeated < _LOST:
             return
         self._warned = True
@@ -266,25 +262,23 @@ class NativeBudget(Block):
         explained.device, explained.operation, explained.needed = "cpu", name, needed
         return explained
 
-    def _lapped(self) -> Step:
-        counts, (compute, repeated), now = load.figures(self._library), load.times(self._library), perf_counter()
+    def _counts(self) -> Counts:
+        now = self._figures()
+        return Counts(now.operators, now.evictions, now.repeats, now.compute, now.repeated)
+
+    def _lap_peak(self) -> int:
+        peak = self._figures().lap
         if self._steps or self._tightest is None:
             self._tightest = load.tightest(self._library)
         self._library.rm_next_lap()
-        before = self._last
-        self._last = (before[0] + 1, now, counts.operators, counts.evictions, counts.repeats, compute, repeated)
-        return Step(
-            number=before[0] + 1,
-            peak=counts.lap,
-            evictions=counts.evictions - before[3],
-            operations=counts.operators - before[2],
-            repeated=counts.repeats - before[4],
-            compute=compute - before[5],
-            repeated_compute=repeated - before[6],
-            seconds=now - before[1],
-        )
+        return peak
 
     # What a user asks
+
+    @property
+    def cache(self) -> Ledger:
+        """What there is of a cache."""
+        return Ledger(self)
 
     @property
     def budget(self) -> Any:
@@ -300,7 +294,7 @@ class NativeBudget(Block):
 
     def stats(self) -> Stats:
         """What the tracker did and holds."""
-        counts, (compute, repeated) = self._figures()
+        counts = self._figures()
         over = self._state != "open"
         pool = PoolStats(
             device="cpu",
@@ -323,8 +317,8 @@ class NativeBudget(Block):
             releases=0,
             rematerializations=counts.repeats,
             recoveries=0,
-            model_time=compute - repeated,
-            remat_time=repeated,
+            model_time=counts.compute - counts.repeated,
+            remat_time=counts.repeated,
             scored=counts.scored,
             recomputed=load.repeated(self._library) if self._state == "open" else self._repeated,
             pools=(pool,),
@@ -335,7 +329,7 @@ class NativeBudget(Block):
         """What holds memory, and what the last steps took: `print(block)` shows it. `html` is the Python path's."""
         if html is not None:
             raise ValueError("a page is made of a recording, which takes native=False and trace=...")
-        counts, _ = self._figures()
+        counts = self._figures()
         held = self._held()
         known = sum(size.here for size in held.values())
         held["activations"] = Held(counts.evictable, counts.missing)
@@ -370,12 +364,10 @@ class NativeBudget(Block):
         size = "without a limit" if self._limit is None else f"of {format_bytes(self._limit)}"
         return f"<budget {size}, below Python>"
 
-    def _figures(self) -> tuple[load.Figures, tuple[float, float]]:
-        if self._final is not None:
-            return self._final
+    def _figures(self) -> load.Figures:
         if self._state == "new":
-            return load.Figures(*[0] * len(load.Figures.__dataclass_fields__)), (0.0, 0.0)
-        return load.figures(self._library), load.times(self._library)
+            return load.Figures(*[0] * len(fields(load.Figures)))
+        return self._final or load.figures(self._library)
 
     def _keep(self, tensor: Any) -> None:
         if ordinary(tensor):
@@ -403,15 +395,14 @@ class _NoRoom(rc.BudgetError):
     def __new__(cls, error: Any) -> rc.BudgetError:  # type: ignore[misc]  # an instance of the base class, on purpose
         if isinstance(error, rc.BudgetError):  # it comes while another error is handled, and is asked for twice
             return error
-        block = _open_block()
+        block = load.open_block
         return rc.BudgetError(error) if block is None else block._explained(error)
 
 
 def _look() -> None:
     """What the tracker calls while operators are repeated."""
-    block = _open_block()
-    if block is not None:
-        block._look_at_repeats()
+    if load.open_block is not None:
+        load.open_block._look_at_repeats()
 
 
 def _keep_apart() -> None:
@@ -421,39 +412,31 @@ def _keep_apart() -> None:
         raise RuntimeError(OTHERS)
 
 
-def _open_block() -> NativeBudget | None:
-    return next((block for block in list(blocks) if isinstance(block, NativeBudget)), None)
-
-
 class Ledger:
     """What a native block has of a cache."""
 
     def __init__(self, block: NativeBudget) -> None:
-        self._block = ref(block)
+        self._block = block
 
-    def release_memory(self, nbytes: int | None = None, device: str | None = None) -> int:
+    def release_memory(self, nbytes: int | str | None = None, device: str | None = None) -> int:
         """Evict at least so many bytes, if there are so many; None: all that can be. How many went."""
-        block = self._block()
-        if block is None or block._state != "open":
+        wanted = 1 << 62 if nbytes is None else parse_budget(nbytes, of="what", what="nbytes")
+        if self._block._state != "open" or device not in (None, "cpu"):
             return 0
-        return int(block._library.rm_release((1 << 62) if nbytes is None else nbytes))
+        return int(self._block._library.rm_release(wanted))
 
-    def stats(self) -> Stats | None:
+    def stats(self) -> Stats:
         """Those of the block."""
-        block = self._block()
-        return None if block is None else block.stats()
+        return self._block.stats()
 
     @property
     def budget(self) -> Any:
         """That of the block."""
-        block = self._block()
-        return None if block is None else block.budget
+        return self._block.budget
 
     @budget.setter
     def budget(self, budget: Any) -> None:
-        block = self._block()
-        if block is not None:
-            block.budget = budget
+        self._block.budget = budget
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a block below Python has no cache.{name}; rt.budget(..., native=False) has")

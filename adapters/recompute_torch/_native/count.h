@@ -66,7 +66,7 @@ bool takes_part();  // whether what this thread allocates is the block's
 
 c10::Allocator* ordinary_allocator = nullptr;  // what there was before
 
-struct Counting final : c10::Allocator {
+struct Counting : c10::Allocator {
   static Header* header(void* data) { return reinterpret_cast<Header*>(static_cast<char*>(data) - AHEAD); }
   static void release(void* data) {
     if (!data) return;
@@ -136,10 +136,8 @@ struct Counting final : c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 Counting& counting = *new Counting;
-struct Afterwards final : c10::Allocator {  // the ordinary one, once there has been a block
+struct Afterwards final : Counting {  // what blocks have counted may still go; nothing is counted any more
   at::DataPtr allocate(size_t bytes) override { return ordinary_allocator->allocate(bytes); }
-  c10::DeleterFnPtr raw_deleter() const override { return &Counting::release_raw; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 Afterwards& afterwards = *new Afterwards;
 

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_int, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from recompute_torch._native.build import NotBuilt, Unavailable, build, check, c
 VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
 """Of the environment: 0 forbids the native path."""
 
-_ABI: Final = 2
+_ABI: Final = 3
 _MAX_ERROR: Final = 2000  # bytes
 _MAX_REPEATED: Final = 1 << 20  # bytes of the names and figures of all operators
 _log: Final = logging.getLogger("recompute_torch")
@@ -44,7 +44,6 @@ _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
     "rm_commit": (c_int, [c_char_p, c_int64]),
     "rm_state": (c_int, [c_int64]),
     "rm_figures": (None, [c_void_p]),
-    "rm_times": (None, [c_void_p]),
     "rm_repeated": (None, [c_char_p, c_int64]),
     "rm_needed": (c_int64, []),
     "rm_tightest": (None, [c_void_p, c_int64, c_void_p, c_char_p, c_int64]),
@@ -78,6 +77,10 @@ class Figures:
     evictable: int
     missing: int
     sources: int
+    compute: float
+    """Seconds of all operators."""
+    repeated: float
+    """Seconds of those that ran again."""
 
 
 def forbidden() -> bool:
@@ -131,41 +134,35 @@ def say_once(reason: str, level: int = logging.INFO) -> None:
         _log.log(level, "budget blocks run on the Python path: %s", reason)
 
 
-_open: Any = None
+open_block: Any = None
 """The native block that is open, or is about to be."""
 
 
 def is_open() -> bool:
     """Whether one is, and a thread is in it."""
-    return _open is not None and _open._times_entered > 0
-
-
-def left_behind() -> Any:
-    """The block that an interrupt has left open as it was entered."""
-    return None if is_open() else _open
+    return open_block is not None and open_block._times_entered > 0
 
 
 def opened(block: object) -> None:
     """From now on it is."""
-    global _open
-    _open = block
+    global open_block
+    open_block = block
 
 
 def closed(block: object) -> None:
     """It no longer is; another one may be already."""
-    global _open
-    if _open is block:
-        _open = None
+    if open_block is block:
+        opened(None)
 
 
 def has(storage: Any) -> bool:
     """Whether a storage belongs to the native block that is open."""
-    return _open is not None and bool(_loaded[0].rm_state(storage._cdata))
+    return open_block is not None and bool(_loaded[0].rm_state(storage._cdata))
 
 
 def belongs_to_another(storage: Any) -> None:
     """A block of the Python path has met a storage: the native one refuses it."""
-    if _open is not None:
+    if open_block is not None:
         _loaded[0].rm_belongs_to_another(storage._cdata)
 
 
@@ -176,16 +173,9 @@ def asked() -> int:
 
 def figures(functions: Any) -> Figures:
     """What has been counted since the block was opened."""
-    into = (c_int64 * len(Figures.__dataclass_fields__))()
+    into: Any = (c_int64 * len(fields(Figures)))()
     functions.rm_figures(into)
-    return Figures(*into)
-
-
-def times(functions: Any) -> tuple[float, float]:
-    """Seconds of all operators, and of those that ran again."""
-    into = (c_double * 2)()
-    functions.rm_times(into)
-    return into[0], into[1]
+    return Figures(*into[:-2], *[nanoseconds / 1e9 for nanoseconds in into[-2:]])
 
 
 def repeated(functions: Any) -> tuple[Recomputed, ...]:

@@ -40,14 +40,4 @@ class Lock {
   Lock(const Lock&) = delete;
 };
 
-class TryLock {
- public:
-  TryLock() : owns(mutex.try_lock()) {}
-  ~TryLock() {
-    if (owns) mutex.unlock();
-  }
-  TryLock(const TryLock&) = delete;
-  const bool owns;
-};
-
 thread_local int inside = 0;  // operators that run in this thread below the fallback

@@ -256,8 +256,6 @@ class Operator {
     if (C10_UNLIKELY(M.calls > M.history) && !commit()) M.history = M.calls + M.calls / 8;
   }
 
-  bool draws() const { return rule.seeded; }
-
   bool writes(const StorageImpl* storage) const {
     return std::find(targets.begin(), targets.end(), storage) != targets.end();
   }
@@ -412,7 +410,7 @@ bool ran(const OperatorHandle& op, const Rule& rule, DispatchKeySet keys, Stack*
   Operator here(op, rule, keys, stack);
   const bool again = turn.counts() && !turn.is_alone() && rule.writes.empty() && !rule.seeded;
   std::optional<Lock> drawing;  // one thread at a time draws: a repeat sets a generator back for a while
-  if (here.draws()) drawing.emplace();
+  if (rule.seeded) drawing.emplace();
   try {
     if (!here.before()) {
       drawing.reset();

@@ -140,9 +140,7 @@ bool evict_until_there_is_room(int64_t wanted) {
   return true;
 }
 
-bool evict_some(int64_t wanted) {
-  if (!inside) return false;
-  Lock lock;
+int64_t evict_at_least(int64_t wanted) {  // if there is so much; how much went
   int64_t gone = 0;
   while (gone < wanted) {
     Value* victim = choose();
@@ -150,7 +148,13 @@ bool evict_some(int64_t wanted) {
     gone += victim->bytes;
     evict(victim);
   }
-  return gone > 0;
+  return gone;
+}
+
+bool evict_some(int64_t wanted) {
+  if (!inside) return false;
+  Lock lock;
+  return evict_at_least(wanted) > 0;
 }
 
 // A thread that runs an operator waits for its turn. Others may be helpers of the one that holds the lock, in the middle
@@ -160,8 +164,8 @@ bool make_room(int64_t wanted) {
     Lock lock;
     return evict_until_there_is_room(wanted);
   }
-  TryLock lock;
-  return lock.owns && evict_until_there_is_room(wanted);
+  const std::unique_lock lock(mutex, std::try_to_lock);
+  return lock && evict_until_there_is_room(wanted);
 }
 
 bool may_throw() { return inside > 0 && !lenient; }

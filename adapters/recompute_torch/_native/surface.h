@@ -68,7 +68,7 @@ void give_everything_back(std::string& errors) {
 
 extern "C" {
 
-int rm_abi() { return 2; }
+int rm_abi() { return 3; }
 _object* rm_raised() { return raised; }  // where a function returned 3
 
 // powers: STEPS + 1 numbers; look, keep: functions of Python. Returns 0: open; 1: another block is.
@@ -147,14 +147,7 @@ int rm_set_budget(int64_t budget, char* text, int64_t size) {
 
 int64_t rm_release(int64_t wanted) {  // evict so many bytes, if there are so many; how many went
   Lock lock;
-  int64_t gone = 0;
-  while (gone < wanted) {
-    Value* v = choose();
-    if (!v) break;
-    gone += v->bytes;
-    evict(v);
-  }
-  return gone;
+  return evict_at_least(wanted);
 }
 
 int rm_fix(int64_t storage, char* text, int64_t size) {
@@ -186,20 +179,16 @@ int rm_state(int64_t storage) {  // 0: unknown, 1: source, 2: made, 3: evicted; 
   return !v ? 0 : (!v->resident() ? 3 : v->call ? 2 : 1) + 4 * v->escaped;
 }
 
-void rm_figures(int64_t* into) {
+void rm_figures(int64_t* into) {  // bytes and numbers; the last two are nanoseconds
   Lock lock;
   int64_t sources = 0;
   for (Value* v = M.all.after; v != &M.all; v = v->after)
     if (!v->call && v->resident()) sources += v->bytes;
+  const double unit = 1e9 * M.era.seconds_a_tick();
   const int64_t all[] = {count.used, count.peak, count.lap, count.overshoot, M.operators, M.evictions, M.repeats, M.values,
-      M.calls, M.escapes, M.faults, M.parted, M.scored, int64_t(M.pool.size()), M.pool_bytes, M.missing, sources};
+      M.calls, M.escapes, M.faults, M.parted, M.scored, int64_t(M.pool.size()), M.pool_bytes, M.missing, sources,
+      int64_t(double(M.clock) * unit), int64_t(double(M.repeated_ticks) * unit)};
   std::copy(std::begin(all), std::end(all), into);
-}
-
-void rm_times(double* into) {  // seconds: of all operators, and of those that ran again
-  Lock lock;
-  const double unit = M.era.seconds_a_tick();
-  into[0] = double(M.clock) * unit, into[1] = double(M.repeated_ticks) * unit;
 }
 
 // A line for each operator that ran again: its name, how often, and the seconds that this took.
