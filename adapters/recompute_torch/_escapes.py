@@ -20,40 +20,6 @@ from recompute_torch._memory import storage_of
 from recompute_torch._recipe import tensors
 from recompute_torch._storages import Handle, Storages
 
-Names = dict[Any, tuple[str, ...]]
-"""By their owner."""
-
-READS: Final[Names] = {
-    torch.Tensor: ("__repr__", "__format__", "new_tensor", "tolist"),
-    torch: ("as_tensor", "asarray", "tensor", "tensor_split"),
-}
-"""They are done with the memory when they return."""
-
-HANDS_OUT: Final[Names] = {torch.Tensor: ("data_ptr",)}
-"""They say where the memory is: there it stays from then on."""
-
-LENDS: Final[Names] = {
-    torch.Tensor: ("__dlpack__", "numpy", "untyped_storage"),
-    torch: ("to_dlpack",),
-    torch.utils.dlpack: ("to_dlpack",),
-}
-"""They return what others can write to."""
-
-MOVES: Final[Names] = {
-    torch.Tensor: ("share_memory_",),
-    torch.UntypedStorage: ("_share_fd_cpu_", "_share_filename_cpu_"),
-}
-"""They give a storage other memory, with the same content, by operators that are not to be tracked."""
-
-WRITES: Final[Names] = {torch.Tensor: ("apply_", "map2_", "map_")}
-"""They write to the memory of their first argument, and read that of the others."""
-
-CAPTURES: Final[Names] = {torch.cuda.graph: ("__enter__",), torch.cuda.CUDAGraph: ("capture_begin",)}
-"""They record addresses of memory."""
-
-REPLAYS: Final[Names] = {torch.cuda.CUDAGraph: ("replay",)}
-"""They write to memory at addresses that were recorded."""
-
 _lock: Final = Lock()
 _open = 0
 _before: Final[dict[tuple[Any, str], Any]] = {}
@@ -65,11 +31,10 @@ def guard() -> None:
     with _lock:
         _open += 1
         if _open == 1:
-            for table, surround in _SURROUNDED:
-                for owner, names in table.items():
-                    for name in names:
-                        _before[owner, name] = vars(owner).get(name)
-                        setattr(owner, name, surround(getattr(owner, name)))
+            for owner, names, surround in _SURROUNDED:
+                for name in names:
+                    _before[owner, name] = vars(owner).get(name)
+                    setattr(owner, name, surround(getattr(owner, name)))
 
 
 def unguard() -> None:
@@ -179,12 +144,30 @@ def _committed(function: Callable[..., Any]) -> Any:
     return guarded
 
 
-_SURROUNDED: Final[tuple[tuple[Names, Callable[[Callable[..., Any]], Any]], ...]] = (
-    (READS, partial(_preceded, prepare=_stay)),
-    (HANDS_OUT, partial(_preceded, prepare=_hand_out)),
-    (LENDS, partial(_preceded, prepare=_lend)),
-    (MOVES, partial(_preceded, prepare=_move)),
-    (WRITES, partial(_preceded, prepare=_write)),
-    (CAPTURES, _refused),
-    (REPLAYS, _committed),
+_stays: Final = partial(_preceded, prepare=_stay)
+_handed_out: Final = partial(_preceded, prepare=_hand_out)
+_lent: Final = partial(_preceded, prepare=_lend)
+_moved: Final = partial(_preceded, prepare=_move)
+_written: Final = partial(_preceded, prepare=_write)
+
+_SURROUNDED: Final[tuple[tuple[Any, tuple[str, ...], Callable[[Callable[..., Any]], Any]], ...]] = (
+    # They are done with the memory when they return.
+    (torch.Tensor, ("__repr__", "__format__", "new_tensor", "tolist"), _stays),
+    (torch, ("as_tensor", "asarray", "tensor", "tensor_split"), _stays),
+    # They say where the memory is: there it stays from then on.
+    (torch.Tensor, ("data_ptr",), _handed_out),
+    # They return what others can write to.
+    (torch.Tensor, ("__dlpack__", "numpy", "untyped_storage"), _lent),
+    (torch, ("to_dlpack",), _lent),
+    (torch.utils.dlpack, ("to_dlpack",), _lent),
+    # They give a storage other memory, with the same content, by operators that are not to be tracked.
+    (torch.Tensor, ("share_memory_",), _moved),
+    (torch.UntypedStorage, ("_share_fd_cpu_", "_share_filename_cpu_"), _moved),
+    # They write to the memory of their first argument, and read that of the others.
+    (torch.Tensor, ("apply_", "map2_", "map_"), _written),
+    # They record addresses of memory, and later write to memory at these.
+    (torch.cuda.graph, ("__enter__",), _refused),
+    (torch.cuda.CUDAGraph, ("capture_begin",), _refused),
+    (torch.cuda.CUDAGraph, ("replay",), _committed),
 )
+"""Owners, names, and what stands before the functions."""

@@ -5,11 +5,11 @@ Parameters, gradients, optimizers, inputs and the like, activations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import get_ident
-from typing import Any, Final
-from weakref import ref
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 
@@ -18,9 +18,14 @@ from recompute import text
 from recompute.extend import EVICTED, Pool, Value, node_of
 from recompute.text import format_bytes
 from recompute_torch._memory import storage_of
-from recompute_torch._recipe import ordinary
+from recompute_torch._recipe import ordinary, tensors
 
 Tensor = torch.Tensor
+
+T = TypeVar("T")
+
+Alive = WeakValueDictionary[int, T]
+"""By identity: tensors compare by their elements."""
 
 KINDS: Final = ("parameters", "gradients", "optimizer", "inputs and others", "activations")
 
@@ -70,37 +75,31 @@ class Holders:
     """The parameters and optimizers that a block has met, and so what each storage is there for."""
 
     def __init__(self) -> None:
-        self._parameters: dict[int, ref[Tensor]] = {}  # by identity: tensors compare by their elements
-        self._optimizers: dict[int, ref[torch.optim.Optimizer]] = {}
-        self._entries: dict[int, int] = {}  # of what optimizers remember, by their identity
-        self._handed_out: dict[int, ref[Any]] = {}
+        self._parameters: Alive[Tensor] = WeakValueDictionary()
+        self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            WeakKeyDictionary()
+        )  # and what they remembered
+        self._handed_out: Alive[Any] = WeakValueDictionary()
         self._trains = get_ident()  # the thread of the last step, or of the block
 
     def meet(self, parameter: Tensor) -> None:
         """A parameter takes part."""
-        known = self._parameters
-        number = id(parameter)
-        known[number] = ref(parameter, lambda _: known.pop(number, None))
+        self._parameters[id(parameter)] = parameter
 
     def hand_out(self, storage: Any) -> None:
         """The program refers to the memory of a storage."""
-        known = self._handed_out
-        number = id(storage)
-        known[number] = ref(storage, lambda _: known.pop(number, None))
+        self._handed_out[id(storage)] = storage
 
     def handed_out(self) -> int:
         """Bytes of these that are alive, and in no budget."""
-        alive = [reference() for reference in list(self._handed_out.values())]
-        return sum(storage.nbytes() for storage in alive if storage is not None and not hasattr(storage, "_recompute"))
+        alive = _alive(self._handed_out.valuerefs())
+        return sum(storage.nbytes() for storage in alive if not hasattr(storage, "_recompute"))
 
     def meet_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer makes a step, or has made one."""
         self._trains = get_ident()
-        if id(optimizer) not in self._optimizers:
-            known = self._optimizers
-            number = id(optimizer)
-            known[number] = ref(optimizer, lambda _: known.pop(number, None))
-            self._entries.pop(number, None)
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = 0
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self.meet(parameter)
@@ -108,15 +107,14 @@ class Holders:
     def remembered(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         """What an optimizer remembers, if there is more of it than when this was last asked."""
         entries = sum([len(optimizer.state[parameter]) for parameter in list(optimizer.state)])
-        if entries == self._entries.get(id(optimizer)):
+        if entries == self._optimizers.get(optimizer, 0):
             return []
-        self._entries[id(optimizer)] = entries
-        return [tensor for tensor in _tensors(list(optimizer.state.values())) if _has_storage(tensor)]
+        self._optimizers[optimizer] = entries
+        return [tensor for tensor in tensors(list(optimizer.state.values())) if ordinary(tensor)]
 
     def parameters(self) -> list[Tensor]:
         """Those that are alive."""
-        alive = [reference() for reference in list(self._parameters.values())]
-        return [parameter for parameter in alive if parameter is not None]
+        return _alive(self._parameters.valuerefs())
 
     def groups(self) -> dict[str, list[Tensor]]:
         """What optimizers remember, gradients, and parameters; a tensor of several counts as the last.
@@ -127,28 +125,19 @@ class Holders:
         parameters = self.parameters()
         gradients = [parameter.grad for parameter in parameters] if get_ident() == self._trains else []
         remembered: list[Any] = []
-        for reference in list(self._optimizers.values()):
-            optimizer = reference()
-            if optimizer is not None:
-                remembered += [optimizer.state[parameter] for parameter in list(optimizer.state)]
+        for optimizer in _alive(self._optimizers.keyrefs()):
+            remembered += [optimizer.state[parameter] for parameter in list(optimizer.state)]
         return {
-            "optimizer": list(_tensors(remembered)),
+            "optimizer": list(tensors(remembered)),
             "gradients": [gradient for gradient in gradients if gradient is not None],
             "parameters": parameters,
         }
 
-    def kinds(self) -> dict[int, str]:
-        """What a storage is there for, by its identity; those of activations and others are not in it."""
-        kinds: dict[int, str] = {}
-        for kind, tensors in self.groups().items():
-            for tensor in tensors:
-                if _has_storage(tensor):
-                    kinds[id(storage_of(tensor))] = kind
-        return kinds
-
     def sizes(self, storages: Iterable[Any]) -> dict[str, Held]:
         """The bytes of storages that the cache knows, by kind, in memory and evicted."""
-        kinds = self.kinds()
+        kinds: dict[int, str] = {}  # by the identity of a storage
+        for kind, group in self.groups().items():
+            kinds |= {id(storage_of(tensor)): kind for tensor in group if ordinary(tensor)}
         sizes = {kind: Held() for kind in KINDS}
         for storage in storages:
             node = node_of(storage._recompute)
@@ -160,18 +149,9 @@ class Holders:
         return sizes
 
 
-def _has_storage(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and ordinary(tensor)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)
+def _alive(references: Iterable[ref[T]]) -> list[T]:
+    """What they refer to, of a copy: another thread may add some, or end the life of some."""
+    return [thing for thing in [reference() for reference in references] if thing is not None]
 
 
 _CURE: Final = "rt.least(step) says before a training what it needs"

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,7 +40,7 @@ class Undo(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._rules: dict[Any, Rule] = {}
-        self._made: dict[int, ref[Any]] = {}  # storages made inside, by identity
+        self._made: WeakValueDictionary[int, Any] = WeakValueDictionary()  # storages made inside, by identity
         self._before: dict[int, tuple[Any, Any]] = {}  # storages from outside that were written, and what was there
         self._copied = 0  # bytes of these copies so far
         self._steps = [*_generators(), *_objects()]
@@ -60,7 +60,7 @@ class Undo(TorchDispatchMode):
         taken = {id(storage) for storage in storages(list(tensors(given)))}
         for storage in storages(result):
             if id(storage) not in taken and id(storage) not in self._before:
-                self._made[id(storage)] = ref(storage, partial(_forget, self._made, id(storage)))
+                self._made[id(storage)] = storage
         return result
 
     def _keep(self, storage: Any) -> None:
@@ -92,10 +92,6 @@ class Undo(TorchDispatchMode):
             quietly(partial(storage.copy_, content))
         for step in self._steps:
             step()
-
-
-def _forget(made: dict[int, Any], number: int, _: Any) -> None:
-    made.pop(number, None)
 
 
 def _generators() -> list[Callable[[], Any]]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from ctypes import c_ubyte
 from functools import partial
 from operator import call
@@ -141,12 +140,7 @@ def foreign(storage: Any) -> bool:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two storages of one size have the same bytes."""
-
-    def equal() -> bool:
-        pair = [torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory) for memory in (one, other)]
-        return torch.equal(*pair)
-
-    return quietly(equal)
+    return quietly(lambda: torch.equal(_bytes(one), _bytes(other)))
 
 
 def copy(storage: Any) -> Any:
@@ -216,17 +210,12 @@ def _on_host(storage: Storage) -> Storage:
 
 
 def _copy(source: torch.Tensor, to: torch.Tensor) -> None:
-    with _beside(source.device if source.is_cuda else to.device):
-        to.copy_(source, non_blocking=True)
-
-
-@contextmanager
-def _beside(device: torch.device) -> Iterator[None]:
-    """A stream that nothing else uses, after what was launched before; what it is given is done when the block ends."""
+    """On a stream that nothing else uses, after what was launched before; it is done when this returns."""
+    device = source.device if source.is_cuda else to.device
     stream = _streams.get(device) or _streams.setdefault(device, torch.cuda.Stream(device))
     stream.wait_stream(torch.cuda.current_stream(device))  # the memory may have been that of another tensor until now
     with torch.cuda.stream(stream):
-        yield
+        to.copy_(source, non_blocking=True)
     stream.synchronize()
 
 

@@ -323,9 +323,11 @@ def tensor_on(storage: Storage, geometry: Geometry) -> Tensor:
 
 
 def tensors(result: Any) -> Iterator[Tensor]:
-    """The tensors in what an operator takes or returns."""
+    """The tensors in what an operator takes or returns, or an optimizer remembers."""
     if isinstance(result, Tensor):
         yield result
+    elif isinstance(result, dict):
+        yield from tensors(list(result.values()))
     elif isinstance(result, (tuple, list)):
         for part in result:
             yield from tensors(part)
