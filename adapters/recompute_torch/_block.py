@@ -291,7 +291,7 @@ class budget(Block):
         self._tracker.commit()
         self._interrupts.deliver()
 
-    def _storages(self) -> list[Any]:
+    def _met_storages(self) -> list[Any]:
         return self._tracker.known()
 
     def _own(self, tensor: torch.Tensor) -> None:

@@ -220,13 +220,12 @@ class Block(ABC):
     def _step_out(self) -> None:
         """And no longer."""
 
-    @abstractmethod
-    def _storages(self) -> list[Any]:
-        """Of the program, with a Python object, that belong to this block."""
+    def _met_storages(self) -> list[Any]:
+        """Of the program, with a Python object, that belong to this block; the native tracker knows its own."""
+        return []
 
-    @abstractmethod
     def _after_fork(self) -> None:
-        """In a child process."""
+        """In a child process: what was evicted is made again when it is touched, and no budget holds."""
 
     # Steps of optimizers
 

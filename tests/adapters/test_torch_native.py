@@ -35,8 +35,8 @@ import recompute as rc  # noqa: E402  # after importorskip
 import recompute_torch as rt  # noqa: E402
 from recompute import policies  # noqa: E402
 from recompute_torch._native import build, load  # noqa: E402
+from recompute_torch._native.block import STEPS  # noqa: E402
 from recompute_torch._native.build import Unavailable  # noqa: E402
-from recompute_torch._native.policy import STEPS  # noqa: E402
 
 np = pytest.importorskip("numpy", reason="the extra 'numpy' is not installed")
 

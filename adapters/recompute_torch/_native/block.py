@@ -1,7 +1,8 @@
 """`rt.budget(native=True)`: a block whose operators are tracked below Python.
 
-It has the methods of `budget`. What Python does here is little: it opens the tracker with the core's policy as numbers,
-lets threads take part, and tells of the steps of optimizers.
+It has the methods of `budget`. What Python does here is little: it opens the tracker with the core's policy as numbers
+(who is evicted is asked in the middle of kernels, where no Python can run), lets threads take part, and tells of the
+steps of optimizers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from recompute_torch._holders import KINDS, Held, Holders, Parts, needs, warn
 from recompute_torch._memory import storage_of
 from recompute_torch._native import load
 from recompute_torch._native.build import Unavailable
-from recompute_torch._native.policy import numbers
 from recompute_torch._recipe import ordinary
 from recompute_torch._report import Report, Stats, Step
 
@@ -43,6 +43,22 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "clock": perf_counter,
 }
 """What the native path serves: these values, and no others."""
+
+STEPS: Final = 64
+"""Of the pressure, as in the core."""
+
+_STEEP, _RECENT, _LARGE, _STEEP_ALONE, _DRAWN, _NOTHING = range(6)  # as in room.h, with the line that these stand for
+_FORMS: Final = {
+    policies.Needed: _STEEP,
+    policies.Dtr: _STEEP,
+    policies.DtrLocal: _STEEP,
+    policies.Lru: _RECENT,
+    policies.Size: _LARGE,
+    policies.Msps: _STEEP_ALONE,
+    policies.Random: _DRAWN,
+    policies.Nothing: _NOTHING,
+}
+_AROUND: Final = {"none": 0, "ancestors": 1, "exact": 2, "needed": 3}
 
 _NAMED: Final = 3
 """Operators in a warning."""
@@ -65,11 +81,11 @@ def serves(options: Mapping[str, Any], policy: Any) -> str:
         given = options.get(name, default)
         if given is not default and given != default and not (name == "tiers" and not given):
             return f"it does not serve {name}={given!r}"
-    try:
-        numbers(policies.policy_of("default" if policy is None else policy))
-    except ValueError as error:
-        return str(error)
-    return ""
+    asked = policies.policy_of("default" if policy is None else policy)
+    if type(asked) in _FORMS and asked.neighbourhood in _AROUND:
+        return ""
+    names = ", ".join(name for name, cls in policies.POLICIES.items() if cls in _FORMS)
+    return f"it does not serve policy {asked.name!r}, but {names}"  # code of the user's, say
 
 
 class NativeBudget(Block):
@@ -134,8 +150,10 @@ class NativeBudget(Block):
     def _open(self) -> None:
         if self._state != "new":
             raise RuntimeError(ENTERED_ONCE)
-        policy = numbers(self._policy)
-        powers = (ctypes.c_double * len(policy.powers))(*policy.powers)
+        policy = self._policy
+        steps = [policy.under(step / STEPS).power or 1.0 for step in range(STEPS + 1)]
+        powers = (ctypes.c_double * len(steps))(*steps)
+        numbers = _FORMS[type(policy)], _AROUND[policy.neighbourhood], powers, getattr(policy, "seed", 0)
         faults = os.environ.get("RECOMPUTE_TORCH_GUARD", "fault") != "error"
         before = load.is_open()
         if load.open_block is not None and not before:  # an interrupt has left it open as it was entered
@@ -143,7 +161,7 @@ class NativeBudget(Block):
         if not before:
             load.opened(self)  # first: an interrupt must not leave open what nobody knows
         if before or self._library.rm_open(
-            *(self._limit or 0, self._smallest, self._history, policy.form, policy.around, powers, policy.seed),
+            *(self._limit or 0, self._smallest, self._history, *numbers),
             *(int(faults), id(_NoRoom), id(_look), id(_keep_apart)),
         ):
             raise RuntimeError(
@@ -152,7 +170,7 @@ class NativeBudget(Block):
             )
         self._state = "open"
         for block in list(blocks):
-            for storage in block._storages():
+            for storage in block._met_storages():
                 load.belongs_to_another(storage)
 
     def _take_part(self) -> None:
@@ -171,9 +189,6 @@ class NativeBudget(Block):
             load.closed(self)
         if failed:
             raise RuntimeError(f"tensors could not be brought back at the end of the block: {text}")
-
-    def _after_fork(self) -> None:
-        """In a child process: what was evicted is made again when it is touched, and no budget holds."""
 
     # Steps of optimizers
 
@@ -379,10 +394,6 @@ class NativeBudget(Block):
     def _forget(self, tensor: torch.Tensor) -> None:
         self._keep(tensor)
 
-    def _storages(self) -> list[Any]:
-        """The tracker knows them, and is asked."""
-        return []
-
     def _do(self, function: Any, *arguments: Any) -> None:
         failed, text = load.calling(function, *arguments)
         if failed:
@@ -408,7 +419,7 @@ def _look() -> None:
 def _keep_apart() -> None:
     """What the tracker calls when a storage comes to it that a block of the Python path has met."""
     address = load.asked()
-    if any(storage._cdata == address for block in list(blocks) for storage in block._storages()):
+    if any(storage._cdata == address for block in list(blocks) for storage in block._met_storages()):
         raise RuntimeError(OTHERS)
 
 

@@ -62,27 +62,19 @@ def status() -> Status:
     """Whether there is a build, or can be. Builds nothing."""
     try:
         path = place()
-    except Unavailable as error:
-        return Status(None, str(error))
-    if check(path) == "":
-        return Status(path, "")
-    try:
+        if check(path) == "":
+            return Status(path, "")
         compiler()
-        return Status(None, "")
     except Unavailable as error:
         return Status(None, str(error))
-
-
-def sources() -> list[Path]:
-    """The C++ files."""
-    return sorted([*SOURCE.glob("*.h"), *SOURCE.glob("*.cpp")])
+    return Status(None, "")
 
 
 @cache
 def source_hash() -> str:
     """Of all C++ files and the options of the compiler."""
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for path in sources():
+    for path in sorted([*SOURCE.glob("*.h"), *SOURCE.glob("*.cpp")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -106,20 +98,12 @@ def identity() -> dict[str, str]:
     }
 
 
-def folder() -> Path:
-    """Where builds are kept: $RECOMPUTE_TORCH_CACHE, or a folder in the cache of the user."""
-    given = os.environ.get(FOLDER_VARIABLE)
-    if given:
-        return Path(given)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "recompute" / "torch"
-
-
 def place() -> Path:
-    """The file for the installed torch. Raises Unavailable."""
+    """The file for the installed torch: in $RECOMPUTE_TORCH_CACHE, or in the cache of the user. Raises Unavailable."""
     parts = identity()
     name = "-".join([parts["torch"], parts["git"][:12], parts["abi"], parts["machine"], parts["source"]])
-    return folder() / f"tracker-{name}.so"
+    given, cache = os.environ.get(FOLDER_VARIABLE), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return (Path(given) if given else Path(cache, "recompute", "torch")) / f"tracker-{name}.so"
 
 
 def check(path: Path) -> str:

@@ -83,14 +83,9 @@ class Figures:
     """Seconds of those that ran again."""
 
 
-def forbidden() -> bool:
-    """Whether the environment forbids the native path."""
-    return os.environ.get(VARIABLE, "").lower() in ("0", "false", "no")
-
-
 def library() -> Any:
     """The tracker's functions; it is built if it is not there. Raises Unavailable."""
-    if forbidden():
+    if os.environ.get(VARIABLE, "").lower() in ("0", "false", "no"):
         raise Unavailable(f"the environment forbids it: {VARIABLE}={os.environ[VARIABLE]}")
     with _lock:
         if not _loaded:

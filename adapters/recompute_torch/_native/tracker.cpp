@@ -24,15 +24,13 @@ namespace {
 #include "records.h"   // values and calls: their life and death
 #include "guard.h"     // what a read of an evicted tensor finds that comes past the dispatcher
 #include "evict.h"     // memory leaves a value, and comes back
-#include "policy.h"    // the policy of the core, as numbers
-#include "room.h"      // who is evicted
+#include "room.h"      // who is evicted, by the policy of the core, as numbers
 #include "python_calls.h" // what is asked of Python meanwhile
 #include "rules.h"     // what an operator does, by its schema
 #include "repeat.h"    // a call runs again
 #include "turns.h"     // several threads
 #include "sources.h"   // before a source is written; what a history is worth
-#include "outside.h"   // memory that others may write to
-#include "escapes.h"   // an address gets out of the dispatcher
+#include "escapes.h"   // memory that others may write to, or can since an address got out of the dispatcher
 #include "operators.h" // the fallback
 
 }  // namespace
