@@ -90,7 +90,6 @@ void on_escape(StorageImpl* storage) {
     bury();
     return;
   }
-  M.escapes++;
   escaped(storage);
 }
 

@@ -19,7 +19,6 @@ from recompute_torch._native.build import NotBuilt, Unavailable, build, check, c
 VARIABLE: Final = "RECOMPUTE_TORCH_NATIVE"
 """Of the environment: 0 forbids the native path."""
 
-_ABI: Final = 3
 _MAX_ERROR: Final = 2000  # bytes
 _MAX_REPEATED: Final = 1 << 20  # bytes of the names and figures of all operators
 _log: Final = logging.getLogger("recompute_torch")
@@ -27,7 +26,6 @@ _lock: Final = Lock()
 _loaded: list[Any] = []
 
 _FUNCTIONS: Final[dict[str, tuple[Any, list[Any]]]] = {
-    "rm_abi": (c_int, []),
     "rm_raised": (ctypes.py_object, []),
     "rm_open": (
         c_int,
@@ -69,9 +67,7 @@ class Figures:
     repeats: int
     values: int
     calls: int
-    escapes: int
     faults: int
-    parted: int
     scored: int
     candidates: int
     evictable: int
@@ -108,8 +104,6 @@ def library() -> Any:
             for name, (result, arguments) in _FUNCTIONS.items():
                 function = getattr(functions, name)
                 function.restype, function.argtypes = result, arguments
-            if functions.rm_abi() != _ABI:
-                raise NotBuilt(f"{path} is of another version of this library")
             os.register_at_fork(
                 before=functions.rm_before_fork,
                 after_in_parent=functions.rm_after_fork_in_parent,

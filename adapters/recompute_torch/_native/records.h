@@ -91,7 +91,7 @@ struct Machine {
   Era era;
   std::vector<Tightest> tightest;  // of this lap, the most; in the first lap then the most of all after it, and so on
   bool first_lap = true;           // gradients can be evicted in it
-  int64_t operators = 0, evictions = 0, repeats = 0, values = 0, calls = 0, escapes = 0, faults = 0, parted = 0, scored = 0;
+  int64_t operators = 0, evictions = 0, repeats = 0, values = 0, calls = 0, faults = 0, scored = 0;
   int64_t next_look = 0;  // repeats at which Python is asked whether it is too much
   int64_t patience = INT64_MAX, live = 0;  // repeats, as the block ends, after which so many bytes need no room
   uint64_t repeated_ticks = 0, walks = 0, changes = 0;

@@ -49,7 +49,6 @@ void part(Value* v) {
   v->data = std::move(copy);
   v->impl = nullptr;
   v->escaped = false;
-  M.parted++;
   M.orphans.push_back(v);  // with the reference that the storage had
 }
 

@@ -68,7 +68,6 @@ void give_everything_back(std::string& errors) {
 
 extern "C" {
 
-int rm_abi() { return 3; }
 _object* rm_raised() { return raised; }  // where a function returned 3
 
 // powers: STEPS + 1 numbers; look, keep: functions of Python. Returns 0: open; 1: another block is.
@@ -90,7 +89,7 @@ int rm_open(int64_t budget, int64_t smallest, int64_t history, int form, int aro
   M.clock = 0, M.missing = 0, M.patience = INT64_MAX, M.next_look = OFTEN;
   for (auto& [schema, of] : rules)
     for (auto& rule : of) rule->repeats = rule->repeated_ticks = 0;
-  M.operators = M.evictions = M.repeats = M.escapes = M.faults = M.parted = M.scored = 0;
+  M.operators = M.evictions = M.repeats = M.faults = M.scored = 0;
   M.repeated_ticks = 0;
   M.era = Era();
   M.tightest.clear();
@@ -186,7 +185,7 @@ void rm_figures(int64_t* into) {  // bytes and numbers; the last two are nanosec
     if (!v->call && v->resident()) sources += v->bytes;
   const double unit = 1e9 * M.era.seconds_a_tick();
   const int64_t all[] = {count.used, count.peak, count.lap, count.overshoot, M.operators, M.evictions, M.repeats, M.values,
-      M.calls, M.escapes, M.faults, M.parted, M.scored, int64_t(M.pool.size()), M.pool_bytes, M.missing, sources,
+      M.calls, M.faults, M.scored, int64_t(M.pool.size()), M.pool_bytes, M.missing, sources,
       int64_t(double(M.clock) * unit), int64_t(double(M.repeated_ticks) * unit)};
   std::copy(std::begin(all), std::end(all), into);
 }
