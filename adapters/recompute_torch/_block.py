@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from threading import get_ident
@@ -25,7 +25,7 @@ from recompute_torch._blocks import CURE, ENTERED_ONCE, Block, current
 from recompute_torch._holders import Floor, explain, warn_of
 from recompute_torch._limits import Activations, for_cache
 from recompute_torch._native import load
-from recompute_torch._native.block import NativeBudget, limit_of, serves
+from recompute_torch._native.block import NativeBudget
 from recompute_torch._native.build import NotBuilt, Unavailable
 from recompute_torch._report import Report, Stats, Step
 from recompute_torch._threads import Interrupts
@@ -119,13 +119,19 @@ class budget(Block):
     path: ClassVar[Literal["python", "native"]] = "python"
 
     def __new__(cls, *args: Any, native: bool | None = None, **options: Any) -> budget:
-        """A block of the path that is asked for."""
-        if cls is budget and native is not False:
-            path = _path(native, args[0] if args else None, options)
-            if path is not budget:
-                instead = None if native else partial(cls, *args, native=False, **options)
-                return path(*args, native=native, instead=instead, **options)  # type: ignore[call-arg, return-value]
-        return object.__new__(cls)
+        """A block of the path that is asked for. Raises RuntimeError if it is the native one, and that cannot be."""
+        if cls is not budget or native is False:
+            return object.__new__(cls)
+        if native not in (None, True):
+            raise TypeError(f"native is True, False or None, not {native!r}")
+        instead = None if native else partial(cls, *args, native=False, **options)
+        try:
+            return budget.register(NativeBudget)(*args, instead=instead, **options)  # type: ignore[return-value]
+        except Unavailable as error:
+            if native:
+                raise
+            load.say_once(str(error), logging.WARNING if isinstance(error, NotBuilt) else logging.INFO)
+            return object.__new__(cls)
 
     def __init__(
         self,
@@ -319,25 +325,6 @@ def decheckpoint(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, with its content, which stays; how it was made is forgotten."""
     _block("decheckpoint")._forget(tensor)
     return tensor
-
-
-def _path(native: bool | None, size: Any, options: Mapping[str, Any]) -> type[Block]:
-    """The class of a block. Raises RuntimeError if the native path is asked for and cannot be."""
-    if native not in (None, True):
-        raise TypeError(f"native is True, False or None, not {native!r}")
-    if native is None:
-        level = logging.INFO
-        try:
-            wrong = serves(options, options.get("policy"))
-            if not wrong:
-                limit_of(size)
-                load.library()
-        except Unavailable as error:
-            wrong, level = str(error), logging.WARNING if isinstance(error, NotBuilt) else level
-        if wrong:
-            load.say_once(wrong, level)
-            return budget
-    return budget.register(NativeBudget)
 
 
 def _block(name: str) -> Any:

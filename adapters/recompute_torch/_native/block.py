@@ -75,19 +75,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_entering._at_fork_reinit)  # another thread may have had it
 
 
-def serves(options: Mapping[str, Any], policy: Any) -> str:
-    """Why the native path cannot serve a block with these arguments; empty: it can."""
-    for name, default in _DEFAULTS.items():
-        given = options.get(name, default)
-        if given is not default and given != default and not (name == "tiers" and not given):
-            return f"it does not serve {name}={given!r}"
-    asked = policies.policy_of("default" if policy is None else policy)
-    if type(asked) in _FORMS and asked.neighbourhood in _AROUND:
-        return ""
-    names = ", ".join(name for name, cls in policies.POLICIES.items() if cls in _FORMS)
-    return f"it does not serve policy {asked.name!r}, but {names}"  # code of the user's, say
-
-
 class NativeBudget(Block):
     """A block below Python: see `recompute_torch.budget`. One at a time in a process, on CPU.
 
@@ -106,19 +93,22 @@ class NativeBudget(Block):
         policy: Any = None,
         foresight: bool = True,
         history: int = 100_000,
-        native: bool | None = None,
         instead: Callable[[], Block] | None = None,
         **others: Any,
     ) -> None:
         unknown = sorted(others.keys() - _DEFAULTS.keys())
         if unknown:
             raise TypeError(f"budget has no argument {unknown[0]!r}")
-        wrong = serves(others, policy)
-        if wrong:
-            raise Unavailable(f"the native path: {wrong}; native=False does")
-        self._library = load.library()
+        for name, given in others.items():
+            if given != _DEFAULTS[name] and not (name == "tiers" and not given):
+                raise Unavailable(f"the native path does not serve {name}={given!r}; native=False does")
         self._policy = policies.policy_of("default" if policy is None else policy)
+        if type(self._policy) not in _FORMS or self._policy.neighbourhood not in _AROUND:  # code of the user's, say
+            served = ", ".join(name for name, cls in policies.POLICIES.items() if cls in _FORMS)
+            wrong = f"the native path does not serve policy {self._policy.name!r}, but {served}"
+            raise Unavailable(f"{wrong}; native=False does")
         self.budget = budget
+        self._library = load.library()
         self._smallest = parse_budget(smallest, of="what", what="smallest")
         self._history = history
         self.holders: Final = Holders()
