@@ -51,15 +51,8 @@ class Parts:
         return self.parameters + self.gradients + self.optimizer + self.others + self.operator
 
     def __str__(self) -> str:
-        parts = [
-            f"{what} {format_bytes(size)}"
-            for what, size in (
-                ("parameters", self.parameters),
-                ("gradients", self.gradients),
-                ("optimizer", self.optimizer),
-                ("inputs and others", self.others),
-            )
-        ]
+        sizes = self.parameters, self.gradients, self.optimizer, self.others
+        parts = [f"{kind} {format_bytes(size)}" for kind, size in zip(KINDS[:4], sizes, strict=True)]
         return f"{', '.join(parts)}, and {format_bytes(self.operator)} for {self.name}"
 
 

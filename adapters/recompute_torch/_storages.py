@@ -62,10 +62,6 @@ def _taken(values: deque[Value]) -> Iterator[Value]:
             yield values.popleft()
 
 
-def _can_be_copied(storage: Storage) -> bool:
-    return storage.nbytes() <= _MAX_COPIED_BYTES and storage.data_ptr() % _ALIGNED == 0
-
-
 class Handle(rc.Recomputable[Any]):
     """What a storage of the program has to do with the cache: the value that it holds."""
 
@@ -144,7 +140,9 @@ class Storages:
             others = foreign(storage) and not isinstance(
                 tensor, torch.nn.Parameter
             )  # a model is changed by operators alone
-            if not storage.nbytes() or (others and not _can_be_copied(storage)):
+            if not storage.nbytes() or (
+                others and (storage.nbytes() > _MAX_COPIED_BYTES or storage.data_ptr() % _ALIGNED)
+            ):
                 return None
             parameter = _base_of(tensor) if tensor._is_view() else tensor  # below autograd a matrix may be transposed
             if isinstance(parameter, torch.nn.Parameter):
