@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import string_at
 from threading import RLock
 from typing import Any, Final
 
 import torch
 
 from recompute.extend import Generators
-from recompute_torch._memory import quietly
+from recompute_torch._memory import bytes_of, quietly, storage_of
 
 States = tuple[tuple[torch.Generator, torch.Tensor], ...]
 """Generators, and what state each of them was in."""
@@ -65,12 +64,7 @@ class TorchGenerators(Generators):
 
     def save(self, generator: Any) -> bytes:
         """5 kB on the processor."""
-
-        def read() -> bytes:
-            state = generator.get_state()
-            return string_at(state.data_ptr(), state.nbytes)
-
-        return quietly(read)
+        return quietly(lambda: bytes(bytes_of(storage_of(generator.get_state()))))
 
     def restore(self, generator: Any, state: bytes) -> None:
         quietly(lambda: generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import ref
 
@@ -41,21 +42,13 @@ Geometry = tuple[tuple[torch.dtype, torch.Size, tuple[int, ...]], int, bool, boo
 """(dtype, shape, strides), storage offset, conjugated, negated. No argument of an operator is a tuple otherwise."""
 
 
+@dataclass(frozen=True, slots=True)
 class Blank:
     """Stands for a tensor whose content did not matter: it was overwritten, or has no bytes."""
 
-    __slots__ = ("device", "geometry", "nbytes")
-
-    def __init__(self, tensor: Tensor, nbytes: int) -> None:
-        self.geometry = geometry_of(tensor)
-        self.device = tensor.device
-        self.nbytes = nbytes
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Blank) and (self.geometry, self.device) == (other.geometry, other.device)
-
-    def __hash__(self) -> int:
-        return hash((self.geometry, self.device))
+    geometry: Geometry
+    device: torch.device
+    nbytes: int
 
 
 class Call:

@@ -389,7 +389,7 @@ class Tracker(Storages):
             if handle is None and storage_of(argument).nbytes():  # it is too large to be copied
                 raise NotImplementedError
             if handle is None or any(argument is other for other in blank):
-                return Blank(argument, storage_of(argument).nbytes())
+                return Blank(geometry_of(argument), argument.device, storage_of(argument).nbytes())
             nodes.append(node_of(handle))
             return geometry_of(argument)
         if type(argument) is list:
