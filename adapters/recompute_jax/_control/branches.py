@@ -31,7 +31,6 @@ from recompute_jax._program.jaxpr import (
     read,
     run_equation,
     short,
-    trace,
     typed,
 )
 from recompute_jax._program.segments import Segment, Segments, peak, segment
@@ -250,17 +249,11 @@ def _crossing(segments: Segments, order: Sequence[int], branch: Branch) -> set[V
 def joined(flat: Flat, choice: Choice) -> Flat:
     """The function in which the branches of some groups keep this, and run the rest again."""
     groups = branch_groups(flat)
-    made = flatten(rewrite_branches(flat, [(groups[at], [*map(list, branches)]) for at, branches in choice]))
-    count = len(flat.constvars)
-    return made._replace(
-        constvars=[*made.constvars, *made.invars[:count]],
-        consts=[*made.consts, *flat.consts],
-        invars=made.invars[count:],
-    )
+    return flatten(rewrite_branches(flat, [(groups[at], [*map(list, branches)]) for at, branches in choice]))
 
 
 def rewrite_branches(flat: Flat, choices: Sequence[tuple[BranchGroup, Kept]]) -> ClosedJaxpr:
-    """The same function of its constants and arguments, with the conditionals of these groups keeping this."""
+    """The same function, with the conditionals of these groups keeping this."""
 
     def run(*sources: Any) -> list[Any]:
         emitting = [_Conditionals(group, kept) for group, kept in choices]
@@ -274,7 +267,7 @@ def rewrite_branches(flat: Flat, choices: Sequence[tuple[BranchGroup, Kept]]) ->
                 run_equation(eqn, env)
         return [read(atom, env) for atom in flat.outvars]
 
-    return trace(run, flat.avals)
+    return flat.trace(run)
 
 
 class _Conditionals:

@@ -50,8 +50,6 @@ class Looped:
     before: Flat
     flat: Flat
     shapes: tuple[Shape, ...]
-    constants: tuple[Any, ...]
-    """What it is called with before the arguments."""
     split: Split | None = None
     """What came first: `before` is what became of the function."""
 
@@ -100,7 +98,7 @@ class Loops:
 
     def as_they_are(self) -> Looped:
         """The function with no loop changed."""
-        return Looped(self.flat, self.flat, (), tuple(self.flat.consts))
+        return Looped(self.flat, self.flat, ())
 
     def within(self, room: int) -> Looped:
         """The function with loops that take about so many bytes, or as few as they can."""
@@ -136,9 +134,7 @@ class Loops:
             return self.as_they_are()
         key = tuple([(id(group), parts) for group, parts in changed])
         if key not in self._known:
-            flat = flatten(rewrite(self.flat, changed))
-            constants = (*flat.consts, *self.flat.consts)  # the old ones are arguments of the new function
-            self._known[key] = Looped(self.flat, flat, shapes, constants, self._split)
+            self._known[key] = Looped(self.flat, flatten(rewrite(self.flat, changed)), shapes, self._split)
         return self._known[key]
 
 
@@ -286,11 +282,10 @@ def _body(outer: Body, inside: Mapping[int, _Inner], level: int) -> ClosedJaxpr:
     flat = outer.flat
 
     def run(*sources: Any) -> list[Any]:
-        env: dict[Var, Any] = dict(zip(flat.constvars, flat.consts, strict=True))
-        env.update(zip(flat.invars, sources, strict=True))
+        env: dict[Var, Any] = dict(zip([*flat.constvars, *flat.invars], sources, strict=True))
         for eqn in flat.equations:
             values, inner = [read(atom, env) for atom in eqn.invars], inside.get(id(eqn))
             env.update(zip(eqn.outvars, inner.run(values, level) if inner else bind(eqn, values), strict=True))
         return [read(atom, env) for atom in flat.outvars]
 
-    return trace(run, [var.aval for var in flat.invars])
+    return flat.trace(run)

@@ -21,14 +21,14 @@ from recompute_jax._control.body import Body, Needs, Spread
 from recompute_jax._control.groups import Again, Group
 from recompute_jax._control.shapes import Part
 from recompute_jax._program.costs import nbytes
-from recompute_jax._program.jaxpr import Flat, bind, read, trace
+from recompute_jax._program.jaxpr import Flat, bind, read
 
 Carry = dict[int, Any]
 Stacks = dict[Var, Any]
 
 
 def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> ClosedJaxpr:
-    """The same function of its constants and arguments, with the scans of these groups in these parts."""
+    """The same function, with the scans of these groups in these parts."""
     owner: dict[int, tuple[_Scans, Body]] = {}
 
     def run(*sources: Any) -> list[Any]:
@@ -54,7 +54,7 @@ def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> Close
             env.update(zip(eqn.outvars, results, strict=True))
         return [_whole(read(atom, env)) for atom in flat.outvars]
 
-    made = trace(run, flat.avals)
+    made = flat.trace(run)
     pruned, _ = dce_jaxpr(made.jaxpr, used_outputs=True, instantiate=True)
     return ClosedJaxpr(pruned, made.consts)  # scans within scans make no stacks that nothing reads
 

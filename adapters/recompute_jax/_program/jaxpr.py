@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,10 +45,9 @@ class Flat(NamedTuple):
     outvars: list[Atom]
     equations: list[JaxprEqn]
 
-    @property
-    def avals(self) -> list[Any]:
-        """The types of constants and arguments."""
-        return [var.aval for var in (*self.constvars, *self.invars)]
+    def trace(self, run: Callable[..., Any]) -> ClosedJaxpr:
+        """A function of the constants and arguments, traced with these constants for arguments of these types."""
+        return trace(partial(run, *self.consts), [var.aval for var in self.invars])
 
 
 def flatten(closed: ClosedJaxpr, *, inline_custom: bool = False, source: Any = None) -> Flat:

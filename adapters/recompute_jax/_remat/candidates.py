@@ -379,7 +379,7 @@ class _Bodies:
     def _emitted(self, closed: ClosedJaxpr, candidate: Candidate, room: int, length: int = LENGTH) -> _Body | None:
         gate = self._how.gate
         steps = candidate.regions(max(room, candidate.plan.budget), length)
-        body = as_body(closed, candidate.emitted(steps, gate), candidate.looped.constants)
+        body = as_body(closed, candidate.emitted(steps, gate))
         if body is None:
             return None
         again = (candidate.overhead - 1) * self._of(closed).plain.program.model_time

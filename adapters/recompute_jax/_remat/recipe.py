@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from recompute.planners import ProgramPlan
 from recompute_jax._control.branches import Choice, joined
@@ -23,7 +23,7 @@ from recompute_jax._control.rewrite import rewrite
 from recompute_jax._control.shapes import Part, Shape
 from recompute_jax._program.emit import LENGTH, Region, emit, order_with_moves, regions, regions_of, with_moves
 from recompute_jax._program.gates import Gate
-from recompute_jax._program.jaxpr import Flat, flatten, short, trace
+from recompute_jax._program.jaxpr import Flat, flatten, short
 from recompute_jax._program.segments import Segments, segment
 
 
@@ -128,7 +128,7 @@ class Candidate:
         return regions(self.segments, self.sequence, room, length)
 
     def emitted(self, steps: Sequence[Region], gate: Gate) -> ClosedJaxpr:
-        """The function of constants and arguments that follows the plan."""
+        """The function that follows the plan."""
         return _emitted(self.fitted.flat, self.segments, steps, gate)
 
     def recipe(self, steps: Sequence[Region], gate: Gate) -> Recipe:
@@ -146,25 +146,14 @@ class Candidate:
         )
 
 
-@dataclass(frozen=True)
-class Followed:
-    """The function of constants and arguments that follows a recipe."""
-
-    emitted: ClosedJaxpr
-    constants: tuple[Any, ...]
-    segments: Segments
-
-
-def follow(flat: Flat, recipe: Recipe, name: str) -> Followed:
-    """The planned equations of the function that the recipe was made for."""
+def follow(flat: Flat, recipe: Recipe, name: str) -> tuple[ClosedJaxpr, Segments]:
+    """The planned equations of the function that the recipe was made for, and its segments."""
     if recipe.joined:
         flat = joined(flat, recipe.joined)
     if recipe.split is not None:
         flat = split(flat, recipe.split).flat
-    constants = tuple(flat.consts)
     if recipe.scans:
         flat = flatten(rewrite(flat, _parts(flat, recipe.scans)))
-        constants = (*flat.consts, *constants)
     equations = list(flat.equations)
     for at, params in recipe.bodies.items():
         eqn = equations[int(at)]
@@ -175,23 +164,17 @@ def follow(flat: Flat, recipe: Recipe, name: str) -> Followed:
     steps = regions_of(segments, [recipe.order[start:stop] for start, stop in cuts])
     for number in recipe.free:
         steps[number].is_open = True
-    return Followed(_emitted(flat, segments, steps, recipe.gate), constants, segments)
+    return _emitted(flat, segments, steps, recipe.gate), segments
 
 
 def _emitted(flat: Flat, segments: Segments, steps: Sequence[Region], gate: Gate) -> ClosedJaxpr:
-    run = emit(segments, flat.outvars, steps, gate)
-    return trace(run, flat.avals)
+    return flat.trace(emit(segments, flat.outvars, steps, gate))
 
 
-def as_body(closed: ClosedJaxpr, planned: ClosedJaxpr, constants: Sequence[Any]) -> ClosedJaxpr | None:
+def as_body(closed: ClosedJaxpr, planned: ClosedJaxpr) -> ClosedJaxpr | None:
     """What was planned instead of a body; None: it has other types, or constants of its own."""
-
-    def run(*values: Any) -> list[Any]:
-        return list(jaxpr_as_fun(planned)(*constants, *values))
-
-    body = trace(run, closed.in_avals)
-    same = not body.consts and [*map(str, body.out_avals)] == [*map(str, closed.out_avals)]
-    return body if same else None
+    same = not planned.consts and [*map(str, planned.out_avals)] == [*map(str, closed.out_avals)]
+    return planned if same else None
 
 
 def _scans_of(flat: Flat, shapes: Sequence[Shape]) -> list[list[Any]]:
@@ -234,8 +217,8 @@ def _bodies(params: Mapping[str, Any], planned: Mapping[str, Sequence[Recipe | N
 
 
 def _body(closed: ClosedJaxpr, recipe: Recipe, name: str) -> ClosedJaxpr:
-    followed = follow(flatten(closed), recipe, name)
-    body = as_body(closed, followed.emitted, followed.constants)
+    emitted, _ = follow(flatten(closed), recipe, name)
+    body = as_body(closed, emitted)
     assert body is not None, "it was possible when the recipe was made"
     return body
 

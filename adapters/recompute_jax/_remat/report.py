@@ -278,12 +278,11 @@ def _ratio(part: float, whole: float) -> float:
 
 @dataclass(frozen=True)
 class PlannedProgram:
-    """The plan, and the function of constants and arguments that follows it; None: the function as it is."""
+    """The plan, and the function that follows it; None: the function as it is."""
 
     report: RematPlan
     emitted: ClosedJaxpr | None
-    constants: Sequence[Any]
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         assert self.emitted is not None, "the function is left as it is"
-        return list(jaxpr_as_fun(self.emitted)(*self.constants, *leaves))
+        return list(jaxpr_as_fun(self.emitted)(*leaves))

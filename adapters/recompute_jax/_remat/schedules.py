@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -49,23 +48,21 @@ def look(
     closed: ClosedJaxpr,
     arguments: Sequence[Argument],
     compiler_options: Mapping[str, Any],
-    constants: Sequence[Any] = (),
 ) -> Trial:
-    """Compile a program for a look at its memory. `constants`, its first arguments, are part of it."""
+    """Compile a program for a look at its memory."""
     started = perf_counter()
     options = {**compiler_options, **(_LOOKING if jax.default_backend() == "cpu" else {})}
     context = jax.sharding.get_abstract_mesh()
     is_manual = AxisType.Manual in context.axis_types
-    if is_manual or any(isinstance(value, jax.core.Tracer) for value in constants):
-        constants, arguments = (), [*[Argument()] * len(constants), *arguments]
+    if is_manual or any(isinstance(value, jax.core.Tracer) for value in closed.consts):
+        closed, arguments = lifted(closed), [*[Argument()] * len(closed.consts), *arguments]
     if is_manual:
         with ThreadPoolExecutor(1) as elsewhere:  # where no mesh is in force, so that one can be
             compiled = elsewhere.submit(_compile_manual, closed, context, options).result()
     else:
-        run = partial(jaxpr_as_fun(closed), *constants)
         numbers = tuple([at for at, argument in enumerate(arguments) if argument.donated])
-        function = jax.jit(run, donate_argnums=numbers, compiler_options=options)
-        types = [_placed(*pair) for pair in zip(closed.in_avals[len(constants) :], arguments, strict=True)]
+        function = jax.jit(jaxpr_as_fun(closed), donate_argnums=numbers, compiler_options=options)
+        types = [_placed(*pair) for pair in zip(closed.in_avals, arguments, strict=True)]
         with _in_force(mesh_of(closed, arguments)):
             compiled = function.lower(*types).compile()
     memory: Any = compiled.memory_analysis()
@@ -89,8 +86,8 @@ def mesh_of(closed: ClosedJaxpr, arguments: Sequence[Argument]) -> Mesh | None:
     for argument in arguments:
         if isinstance(argument.sharding, NamedSharding) and isinstance(argument.sharding.mesh, Mesh):
             return argument.sharding.mesh
-    for aval in closed.in_avals:
-        abstract = getattr(getattr(aval, "sharding", None), "mesh", None)
+    for var in (*closed.jaxpr.constvars, *closed.jaxpr.invars):
+        abstract = getattr(getattr(var.aval, "sharding", None), "mesh", None)
         if abstract is not None and not abstract.empty:
             return _mesh(abstract)
     return None
@@ -190,7 +187,7 @@ class Schedules:
             steps = updates_apart(candidate.segments, steps)
         emitted = candidate.emitted(steps, gate)
         what = f"{what}, {len(steps)} regions" if len(steps) > 1 else what
-        compiled = look(what, emitted, self._arguments, self._options.flags, candidate.looped.constants)
+        compiled = look(what, emitted, self._arguments, self._options.flags)
         predicted = int(self.scale * candidate.peak)
         trial = replace(compiled, budget=given, predicted=predicted, overhead=candidate.overhead)
         self.trials.append(trial)
@@ -198,7 +195,7 @@ class Schedules:
 
     def plain(self, what: str, compiler_options: Mapping[str, Any]) -> int:
         """Bytes of temporaries of the function as it is."""
-        self.trials.append(look(what, lifted(self._closed), self._arguments, compiler_options, self._closed.consts))
+        self.trials.append(look(what, self._closed, self._arguments, compiler_options))
         return self.trials[-1].compiled
 
 

@@ -326,6 +326,4 @@ class _Search:
             devices=self.devices,
             plan=best.candidate.plan if best else None,
         )
-        if best is None:
-            return PlannedProgram(report, None, ())
-        return PlannedProgram(report, best.emitted, best.candidate.looped.constants)
+        return PlannedProgram(report, best.emitted if best else None)

@@ -84,13 +84,11 @@ def follow_saved(
             "its arguments, JAX's configuration or its version differ; plan again with planned(fn, budget)"
         )
     recipe = saved.recipe
-    followed = None if recipe is None else follow(flat, recipe, saved.name)
-    segments = segment(flat, saved.name) if followed is None else followed.segments
-    emitted, constants = (followed.emitted, followed.constants) if followed else (None, ())
+    emitted, segments = follow(flat, recipe, saved.name) if recipe else (None, segment(flat, saved.name))
     trials: list[Trial] = []
     compiled, now = saved.compiled, made_with(options.flags)
     if emitted is not None and now != saved.made_with:
-        trials.append(look("the saved plan", emitted, arguments, options.flags, constants))
+        trials.append(look("the saved plan", emitted, arguments, options.flags))
         compiled = trials[0].compiled
         if compiled > saved.budget:
             raise BudgetError(
@@ -100,7 +98,7 @@ def follow_saved(
     order = recipe.order if recipe else range(len(segments.segments))
     seconds = sum(trial.seconds for trial in trials)
     report = report_of(saved, segments, order, compiled=compiled, trials=tuple(trials), seconds=seconds)
-    return PlannedProgram(report, emitted, constants)
+    return PlannedProgram(report, emitted)
 
 
 _NOT_TRACEABLE: Final = (
