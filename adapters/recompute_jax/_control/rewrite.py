@@ -41,43 +41,24 @@ def rewrite(flat: Flat, shapes: Sequence[tuple[Group, Sequence[Part]]]) -> Close
             values = [read(atom, env) for atom in eqn.invars]
             owned = owner.get(id(eqn))
             if owned is None:
-                results = bind(eqn, list(map(_whole, values)))
+                results = bind(eqn, values)
                 if eqn.primitive.name == "broadcast_in_dim" and _widens(eqn):
-                    spread[eqn.outvars[0]] = Spread(eqn, list(map(_whole, values)))
+                    spread[eqn.outvars[0]] = Spread(eqn, values)
             else:
-                constants = len(owned[1].constants)
-                late = [
-                    spread.get(atom, value) if isinstance(atom, Var) else value
-                    for atom, value in zip(eqn.invars, values, strict=True)
-                ]
-                results = owned[0].scan(owned[1], [*late[:constants], *values[constants:]])
+                scans, body = owned
+                for place, atom in enumerate(eqn.invars[: len(body.constants)]):
+                    values[place] = spread.get(atom, values[place]) if isinstance(atom, Var) else values[place]
+                results = scans.scan(body, values)
             env.update(zip(eqn.outvars, results, strict=True))
-        return [_whole(read(atom, env)) for atom in flat.outvars]
+        return [read(atom, env) for atom in flat.outvars]
 
     made = flat.trace(run)
     pruned, _ = dce_jaxpr(made.jaxpr, used_outputs=True, instantiate=True)
-    return ClosedJaxpr(pruned, made.consts)  # scans within scans make no stacks that nothing reads
+    return ClosedJaxpr(pruned, made.consts)  # no stacks that nothing reads, in scans within scans either
 
 
 def _widens(eqn: JaxprEqn) -> bool:
     return all(2 * nbytes(var.aval) <= nbytes(eqn.outvars[0].aval) for var in eqn.invars)
-
-
-class _Stack:
-    """A stack in the parts of its group."""
-
-    def __init__(self, parts: list[Any]) -> None:
-        self.parts = parts
-        self._all: Any = None
-
-    def whole(self) -> Any:
-        if self._all is None:
-            self._all = self.parts[0] if len(self.parts) == 1 else lax.concatenate(self.parts, 0)
-        return self._all
-
-
-def _whole(value: Any) -> Any:
-    return value.whole() if isinstance(value, _Stack) else value
 
 
 @dataclass(frozen=True)
@@ -101,8 +82,8 @@ class _Scans:
     def scan(self, body: Body, values: Sequence[Any]) -> list[Any]:
         """The results of one of the scans."""
         constants, carries = len(body.constants), len(body.carries)
-        self.constants[id(body)] = [_whole(value) for value in values[:constants]]
-        carry: Carry = {at: _whole(value) for at, value in enumerate(values[constants : constants + carries])}
+        self.constants[id(body)] = list(values[:constants])
+        carry: Carry = dict(enumerate(values[constants : constants + carries]))
         outside: Stacks = {}
         for place, value in enumerate(values[constants + carries :]):
             var = self.group.name(body, place)
@@ -118,8 +99,7 @@ class _Scans:
         part, made = self.parts[at], self.stacks[at]
         for var, value in outside.items():
             if var not in made:
-                one = _whole(value)
-                made[var] = one if len(self.parts) == 1 else lax.slice_in_dim(one, part.start, part.stop)
+                made[var] = value if len(self.parts) == 1 else lax.slice_in_dim(value, part.start, part.stop)
         real = part.mode.real
         wanted = tuple(var for var in dict.fromkeys(body.made) if isinstance(var, Var) and var in real)
         wanted += tuple(var for var in body.maker if var in real and self.group.maker.get(var) is None)
@@ -135,8 +115,10 @@ class _Scans:
     def _result(self, atom: Any, length: int) -> Any:
         if not isinstance(atom, Var):
             return lax.broadcast(jnp.asarray(atom.val, atom.aval.dtype), (length,))
-        parts = [made.get(atom) for made in self.stacks]
-        return None if any(part is None for part in parts) else _Stack(parts)
+        parts: list[Any] = [made.get(atom) for made in self.stacks]
+        if any(part is None for part in parts):
+            return None
+        return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
 
 
 @dataclass(frozen=True)
