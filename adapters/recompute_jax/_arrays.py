@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from hashlib import blake2b
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -29,23 +30,9 @@ import recompute as rc
 from recompute.extend import running, spend_elsewhere
 from recompute_jax._program.jaxpr import INTERNAL
 
-_MOST: Final = 1000  # shardings that are remembered
 
-
-class _Pools(dict[Any, str]):
-    """Sharding -> pool; resolved on first sight."""
-
-    def __missing__(self, sharding: Any) -> str:
-        if len(self) > _MOST:
-            self.clear()
-        pool = self[sharding] = _pool(sharding)
-        return pool
-
-
-pools: Final = _Pools()
-
-
-def _pool(sharding: Any) -> str:
+@lru_cache(1000)  # it is asked for each array
+def pool_of(sharding: Any) -> str:
     """The device of an array, or all of them; "cpu" for one that a GPU's program keeps in host memory."""
     kind = sharding.memory_kind
     devices = sorted(sharding.device_set, key=lambda device: device.id)
@@ -79,39 +66,7 @@ def default_pool() -> str:
     device = config.jax_default_device
     if device is None or isinstance(device, str):
         device = jax.local_devices(backend=device)[0]
-    return pools[jax.sharding.SingleDeviceSharding(device)]
-
-
-def device_names() -> list[str]:
-    """The pools of single devices that this process sees."""
-    pool_names = []
-    for platform in dict.fromkeys(["cpu", jax.default_backend()]):
-        try:
-            devices = jax.local_devices(backend=platform)
-        except RuntimeError:  # not all backends are there
-            continue
-        one = platform == "cpu" and len(devices) == 1
-        pool_names += ["cpu"] if one else [f"{label(device)}:{device.id}" for device in devices]
-    return pool_names
-
-
-def free_bytes(pool: str) -> int | None:
-    """Free bytes: the limit of JAX's allocator less what is in use; of several devices the least. None: unknown."""
-    platform, _, numbers = pool.partition(":")
-    ids: set[int] = set()
-    for run in numbers.split("+") if numbers else ["0"]:
-        first, _, last = run.partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
-            return None
-        ids.update(range(int(first), int(last or first) + 1))
-    rooms = []
-    for device in jax.local_devices():
-        if label(device) == platform and device.id in ids:
-            stats = device.memory_stats() or {}
-            if "bytes_limit" not in stats:
-                return None
-            rooms.append(max(0, stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
-    return min(rooms, default=None)
+    return pool_of(jax.sharding.SingleDeviceSharding(device))
 
 
 OUT_OF_MEMORY: Final = (jax.errors.JaxRuntimeError, ValueError)
@@ -132,7 +87,7 @@ def make_room(error: Exception, operands: Iterable[Any], nbytes: int) -> bool:
     frame = running()
     cache: Any = rc.current_cache() if frame is None else frame.engine.cache
     here = next((operand for operand in operands if isinstance(operand, jax.Array)), None)
-    pool = default_pool() if here is None else pools[here.sharding]
+    pool = default_pool() if here is None else pool_of(here.sharding)
     asked = _ASKED.search(text)
     return bool(cache.release_memory(max(1, nbytes, int(asked[1]) if asked else 0), pool))
 
@@ -216,7 +171,7 @@ class JaxAdapter(rc.adapters.ArrayAdapter):
     def device(self, value: Any) -> str:
         """Such as "cpu" or "cuda:0"; of an array on several devices "cuda:0-3", whose budget is that of each one."""
         _words(value)
-        return pools[value.sharding]
+        return pool_of(value.sharding)
 
     def destroyed(self, value: Any) -> str | None:
         """Its type, for an array that was deleted or donated."""
@@ -278,10 +233,6 @@ class JaxAdapter(rc.adapters.ArrayAdapter):
         """The array itself: what would write to a copy makes a new array anyway."""
         return value
 
-    def snapshot(self, value: Any) -> Any:
-        """The array itself."""
-        return value
-
     def place(self, value: Any) -> Hashable | None:
         """An array is all of its memory."""
         return (value.dtype, value.shape)
@@ -289,10 +240,6 @@ class JaxAdapter(rc.adapters.ArrayAdapter):
     def repeated(self) -> AbstractContextManager[Any]:
         """Out of whatever JAX traces now: a `get` in there recomputes a value."""
         return jax.core.eval_context()
-
-    def constant(self, value: Any) -> bool:
-        """Never, though no array can change: what it takes is counted."""
-        return False
 
     def check(self, value: Any) -> None:
         """No traced value, and no ref."""
@@ -302,12 +249,34 @@ class JaxAdapter(rc.adapters.ArrayAdapter):
         return jax.numpy
 
     def devices(self) -> list[str]:
-        """All that this process sees, of all platforms."""
-        return device_names()
+        """The pools of single devices that this process sees, of all platforms."""
+        pool_names = []
+        for platform in dict.fromkeys(["cpu", jax.default_backend()]):
+            try:
+                devices = jax.local_devices(backend=platform)
+            except RuntimeError:  # not all backends are there
+                continue
+            one = platform == "cpu" and len(devices) == 1
+            pool_names += ["cpu"] if one else [f"{label(device)}:{device.id}" for device in devices]
+        return pool_names
 
     def free_memory(self, device: str) -> int | None:
         """What the device's allocator may still take; of several devices the least. None: it does not say (CPU)."""
-        return free_bytes(device)
+        platform, _, numbers = device.partition(":")
+        ids: set[int] = set()
+        for run in numbers.split("+") if numbers else ["0"]:
+            first, _, last = run.partition("-")
+            if not first.isdecimal() or (last and not last.isdecimal()):
+                return None
+            ids.update(range(int(first), int(last or first) + 1))
+        rooms = []
+        for one in jax.local_devices():
+            if label(one) == platform and one.id in ids:
+                stats = one.memory_stats() or {}
+                if "bytes_limit" not in stats:
+                    return None
+                rooms.append(max(0, stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
+        return min(rooms, default=None)
 
 
 def _words(value: Any) -> Any:
