@@ -32,7 +32,6 @@ class Again:
 class Mode:
     """A way to run the scans of a group: which values are stacked in full. Bytes and costs of one step."""
 
-    what: str
     real: frozenset[Var]
     stacked: int
     entry: int
@@ -124,13 +123,13 @@ class Group:
     @cached_property
     def modes(self) -> list[Mode]:
         """Everything stacked, and then by falling bytes what is worth running again: less memory, at a higher cost."""
-        everything = self._mode("all", frozenset(self.maker))
+        everything = self._mode(frozenset(self.maker))
         least = frozenset(self.fixed)
         reads = {
             id(body): list(dict.fromkeys(self.inner[result] for result in body.results if result in self.inner))
             for body in self.bodies
         }
-        modes = [self._mode("none", least)]
+        modes = [self._mode(least)]
         for alone in (False, True):
             options = [
                 choices(body, [var for var in reads[id(body)] if var not in least], least, alone=alone)
@@ -138,7 +137,7 @@ class Group:
             ]
             for level in range(max(map(len, options))):
                 chosen = [ways[min(level, len(ways) - 1)] for ways in options if ways]
-                modes.append(self._mode("some", least.union(*chosen)))
+                modes.append(self._mode(least.union(*chosen)))
         better: list[Mode] = []
         for mode in sorted(modes, key=lambda mode: (mode.stacked, mode.cost)):
             worth = all(mode.cost < known.cost or mode.alone < known.alone for known in better)
@@ -146,7 +145,7 @@ class Group:
                 better.append(mode)
         return [everything, *reversed(better)]
 
-    def _mode(self, what: str, real: frozenset[Var]) -> Mode:
+    def _mode(self, real: frozenset[Var]) -> Mode:
         work, cost, alone = 0, 0.0, 0.0
         for runs in self.readers(real):
             work = max(work, sum(nbytes(var.aval) for again in runs for var in again.wanted))
@@ -156,7 +155,7 @@ class Group:
         carried = self.entries(real)
         entry = sum(nbytes(body.carries[at].aval) for body in self.bodies for at in carried.get(id(body), ()))
         stacked = sum(nbytes(var.aval) for var in real if var not in self.results)
-        return Mode(what, real, stacked, entry, work, cost - spared, alone - spared)
+        return Mode(real, stacked, entry, work, cost - spared, alone - spared)
 
     def _first(self, real: Collection[Var]) -> float:
         """FLOPs of a step of all scans, if they make this for others, and run nothing again."""

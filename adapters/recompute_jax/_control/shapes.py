@@ -22,7 +22,6 @@ from recompute_jax._program.jaxpr import short
 
 _BISECTIONS: Final = 12
 _WORTH: Final = 0.97  # of the bytes of a cheaper way: more are not worth the cost
-_DEPTHS: Final = (1, 2)  # levels of blocks, where nothing has fitted yet
 _NAMED: Final = 4  # kinds of stacks, in a text
 
 
@@ -87,9 +86,8 @@ class _Laid:
 
 def shape(group: Group, room: int) -> Shape:
     """The cheapest that fits in so many bytes, or else the smallest. O(modes squared) trials."""
-    plain = group.modes[0]
     ways = _ways(group)
-    shapes = [_parts(group, [_lay(_Way(plain, 0), group.length, 0, 0)])]
+    shapes = [_parts(group, [_lay(group, ways[0], group.length)])]
     for less, more in combinations(reversed(ways), 2):
         low, high = 0, group.length  # so many steps in the way that needs less
         for _ in range(_BISECTIONS):
@@ -111,7 +109,7 @@ def shape(group: Group, room: int) -> Shape:
 def uniform(group: Group) -> list[Shape]:
     """Each step by itself, for each mode, as `jax.checkpoint` around the body does."""
     ways = [_Way(mode, 1, alone=True) for mode in group.modes[1:]]
-    return [_parts(group, [_lay(way, group.length, 0, 0)]) for way in ways]
+    return [_parts(group, [_lay(group, way, group.length)]) for way in ways]
 
 
 def smallest(group: Group) -> list[Shape]:
@@ -119,41 +117,33 @@ def smallest(group: Group) -> list[Shape]:
 
     XLA has more copies of some than of others, which no count here foresees.
     """
-    way = _Way(group.modes[-1], 1)
-    shapes: list[Shape] = []
-    if len(group.modes) > 1:
-        mode, steps = way.mode, group.length
-        single = _Laid(_Way(mode, 1, alone=True), (steps, 1), steps * (mode.stacked + mode.entry), mode.work)
-        laid = [single, *(_lay(_Way(mode, depth), steps, 0, group.modes[0].stacked) for depth in _DEPTHS)]
-        shapes += [_parts(group, [block]) for block in laid]
-    shapes.append(shape(group, 0))
+    mode = group.modes[-1]
+    ways = [_Way(mode, 1, alone=True), _Way(mode, 1), _Way(mode, 2)] if len(group.modes) > 1 else []
+    shapes = [*(_parts(group, [_lay(group, way, group.length)]) for way in ways), shape(group, 0)]
     return list({made.parts: made for made in shapes}.values())
 
 
 def _ways(group: Group) -> list[_Way]:
     """By falling bytes and rising costs, those worth it if all steps are run in that way."""
-    plain = group.modes[0].stacked
-    first = _Way(group.modes[0], 0)
     ways = [_Way(mode, 1, alone) for mode in group.modes[1:] for alone in (True, False)]
     ways += [_Way(group.modes[-1], depth) for depth in range(2, group.length.bit_length()) if len(group.modes) > 1]
-    shapes = [(_parts(group, [_lay(way, group.length, 0, plain)]), way) for way in ways]
-    worth: list[_Way] = []
-    least = float(group.length * plain)
+    shapes = [(_parts(group, [_lay(group, way, group.length)]), way) for way in ways]
+    worth = [_Way(group.modes[0], 0)]
+    least = float(group.size)
     for made, way in sorted(shapes, key=lambda pair: (pair[0].cost, pair[0].peak)):
         if made.peak <= _WORTH * least:
             least = made.peak
             worth.append(way)
-    return [first, *worth]
+    return worth
 
 
 def _mixed(group: Group, less: _Way, more: _Way, steps: int) -> Shape:
-    plain = group.modes[0].stacked
-    second = _lay(more, group.length - steps, 0, plain)
-    first = _lay(less, steps, second.kept + second.work, plain)
-    return _parts(group, [first, _lay(more, group.length - first.steps, 0, plain)])
+    second = _lay(group, more, group.length - steps)
+    first = _lay(group, less, steps, second.kept + second.work)
+    return _parts(group, [first, _lay(group, more, group.length - first.steps)])
 
 
-def _lay(way: _Way, steps: int, slack: int, plain: int) -> _Laid:
+def _lay(group: Group, way: _Way, steps: int, slack: int = 0) -> _Laid:
     """Steps in blocks of the best size, if `slack` bytes are free by then, and what fills no block is stacked."""
     mode = way.mode
     if not steps or not way.depth:
@@ -166,7 +156,7 @@ def _lay(way: _Way, steps: int, slack: int, plain: int) -> _Laid:
         used = prod(counts) * size
         work = sum(counts[1:]) * mode.entry + size * mode.work
         kept = used * mode.stacked + counts[0] * mode.entry
-        score = kept + max(0, work - slack) + (steps - used) * plain
+        score = kept + max(0, work - slack) + (steps - used) * group.modes[0].stacked
         if best is None or score <= best[0]:
             best = score, (*counts, size), kept, work
     assert best is not None, "blocks of one step are always possible"
@@ -195,10 +185,9 @@ def _even(blocks: int, depth: int) -> tuple[int, ...]:
 
 def _parts(group: Group, laid: list[_Laid]) -> Shape:
     """One after the other, and the steps that are left as they are."""
-    plain = group.modes[0]
     left = group.length - sum(block.steps for block in laid)
     if left:
-        laid = [*laid, _lay(_Way(plain, 0), left, 0, 0)]
+        laid = [*laid, _lay(group, _Way(group.modes[0], 0), left)]
     laid = [block for block in laid if block.steps]
     kept = peak = 0
     for block in laid:

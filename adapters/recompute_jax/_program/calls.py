@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from jax import tree_util
+from jax._src.core import trace_state_clean  # there is no public way to ask
 
 
 class Signature:
@@ -93,7 +94,7 @@ def is_inside(args: Any, kwargs: Any) -> bool:
     """Whether JAX transforms or compiles what calls this."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in tree_util.tree_leaves((args, kwargs))):
         return True
-    return not is_clean()
+    return not trace_state_clean()
 
 
 def shardings_of(args: Any, kwargs: Any) -> Shardings:
@@ -111,20 +112,6 @@ def shardings_of(args: Any, kwargs: Any) -> Shardings:
 def looks_for_nans(args: Any, kwargs: Any) -> bool:
     """Whether JAX runs a function with values instead of tracers, to find the operation that made a NaN."""
     if not (jax.config.values["jax_debug_nans"] or jax.config.values["jax_debug_infs"]):
-        return is_clean()
+        return bool(trace_state_clean())
     leaves = tree_util.tree_leaves((args, kwargs))
     return any(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-
-
-def context() -> Any:
-    """What jit compiles anew for: precision, kinds of random numbers, x64, meshes and so on."""
-    from jax._src.config import trace_context  # there is no public way to ask
-
-    return trace_context()
-
-
-def is_clean() -> bool:
-    """Whether JAX traces nothing."""
-    from jax._src.core import trace_state_clean  # there is no public way to ask
-
-    return bool(trace_state_clean())

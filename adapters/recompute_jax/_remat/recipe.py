@@ -199,7 +199,7 @@ def _parts(flat: Flat, scans: Sequence[Sequence[Any]]) -> list[tuple[Group, list
         group = first[id(flat.equations[number])]
         made: list[Part] = []
         for start, stop, levels, stacks in parts:
-            mode = Mode("loaded", frozenset(group.values[at] for at in stacks), 0, 0, 0, 0.0, 0.0)
+            mode = Mode(frozenset(group.values[at] for at in stacks), 0, 0, 0, 0.0, 0.0)
             made.append(Part(start, stop, tuple(levels), mode))
         shapes.append((group, made))
     return shapes

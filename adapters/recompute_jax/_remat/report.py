@@ -189,26 +189,25 @@ class RematPlan(Figures):
         baseline = "" if self.baseline is None else f", plain {format_bytes(self.baseline)}"
         share = "" if self.of_peak is None else f" ({self.of_peak:.0%} of the plain function's)"
         place = f" on each of {self.devices} devices" if self.devices > 1 else ""
+        regions = "once each" if self.regions else "left as it is"
+        if self.gate:
+            regions = f"{self.regions} regions, gate {self.gate}"
+        again = self.extra_flops / self.flops if self.flops else 0.0
         lines = [
-            f"{self.name}: {len(self.program.calls)} segments, "
-            + (
-                f"{self.regions} regions, gate {self.gate}"
-                if self.gate
-                else "once each"
-                if self.regions
-                else "left as it is"
-            ),
+            f"{self.name}: {len(self.program.calls)} segments, {regions}",
             f"temporaries{place}: budget {format_bytes(self.budget)}{share}, predicted {format_bytes(self.predicted)}, "
             f"compiled {format_bytes(self.compiled)}{baseline}",
-            f"FLOPs: {self.flops:.4g}, and {self.extra_flops:.4g} again ({_ratio(self.extra_flops, self.flops):.1%})",
+            f"FLOPs: {self.flops:.4g}, and {self.extra_flops:.4g} again ({again:.1%})",
         ]
         lines += self.loops
         for title, values in (("kept", self.kept), ("recomputed", self.recomputed)):
             total = sum(value.nbytes for value in values)
             lines.append(f"{title}: {len(values)} values, {format_bytes(total)} together")
-            lines += [f"  {line}{_times(count)}" for line, count in list(Counter(values).items())[:_LINES]]
-            if len(set(values)) > _LINES:
-                lines.append(f"  ... and {len(set(values)) - _LINES} kinds more")
+            kinds = Counter(values)
+            for kind, count in [*kinds.items()][:_LINES]:
+                lines.append(f"  {kind} [{count} of these]" if count > 1 else f"  {kind}")
+            if len(kinds) > _LINES:
+                lines.append(f"  ... and {len(kinds) - _LINES} kinds more")
         lines.append(f"compilations ({self.seconds:.1f} s in all):")
         for trial in self.trials:
             planned = "" if trial.predicted is None else f", predicted {format_bytes(trial.predicted)}"
@@ -266,14 +265,6 @@ def _described(segments: Segments, sequence: Sequence[int], scale: float) -> tup
             elif last.get(var, 0) - first[var] > _LASTING * len(sequence):
                 kept.append(line)
     return tuple(kept), tuple(again)
-
-
-def _times(count: int) -> str:
-    return f" [{count} of these]" if count > 1 else ""
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
 
 
 @dataclass(frozen=True)

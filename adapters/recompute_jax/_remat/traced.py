@@ -17,12 +17,13 @@ from typing import Any, Final, NamedTuple
 
 import jax
 from jax import tree_util
+from jax._src.config import trace_context  # what jit compiles anew for; there is no public way to ask
 from jax._src.core import NamedAxisEffect  # it has no public name
 from jax.extend.core import ClosedJaxpr
 
 from recompute import BudgetError
 from recompute.planners import PlanError
-from recompute_jax._program.calls import Shardings, context, released
+from recompute_jax._program.calls import Shardings, released
 from recompute_jax._program.jaxpr import flatten, lifted, refuse_ref, short
 from recompute_jax._program.segments import segment
 from recompute_jax._remat.differentiated import Call, PlannedCall
@@ -172,7 +173,7 @@ class Traces:
                     f"{self._name}: planned counts bytes, so shapes must be numbers, not those of {short(aval)}: "
                     "export a planned function for each shape, or the function without a plan"
                 )
-        key = inside, shardings, *_signature(args, kwargs), tuple(avals), jax.default_backend(), context()
+        key = inside, shardings, *_signature(args, kwargs), tuple(avals), jax.default_backend(), trace_context()
         known = self._known.get(key)
         if known is not None:
             return known._replace(leaves=leaves)
