@@ -8,6 +8,7 @@ left is for the planner: the order of segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -58,7 +59,7 @@ class Candidates:
         self._how = how if how.depth is not None else replace(how, depth=nesting(flat.equations))
         self._alone = _Alone(flat, self._how)
         self._groups = branch_groups(flat)
-        self._known: dict[Choice, _Alone] = {}
+        self._known: dict[Choice, _Alone] = {(): self._alone}
         self._share = 0.5 if self._groups else 1.0  # of the effort, for the function as it is
         self.flat = flat
         self.plain = self._alone.plain
@@ -80,43 +81,42 @@ class Candidates:
             failure = error
         choices = self._choices(given, effort / 4) if best is None or best.overhead > _SLIGHT else []
         for choice in choices:
-            try:
-                start = before if before and before.joined == choice else None
+            start = before if before and before.joined == choice else None
+            with suppress(PlanError):
                 inner = self._joined(choice).candidate(given, effort / 4 / len(choices), start, length)
-            except PlanError:
-                continue
-            candidate = self._of(inner, choice)
-            if best is None or candidate.overhead < best.overhead:
-                best = candidate
+                candidate = self._of(inner, choice)
+                if best is None or candidate.overhead < best.overhead:
+                    best = candidate
         if best is None:
             raise failure
         return best
 
     def least(self, effort: float) -> Candidate:
         """About the least budget that a plan exists for."""
-        candidates = [self._alone.least(self._share * effort)]
-        if self._groups:
-            candidates.append(self._of(self._joined(self._nothing).least(effort / 2), self._nothing))
+        candidates = [self._of(self._joined(choice).least(self._share * effort), choice) for choice in self._extremes]
         return min(candidates, key=lambda candidate: candidate.peak)
 
     def leasts(self, effort: float) -> Iterator[Candidate]:
         """The same in several shapes."""
-        yield from self._alone.leasts(self._share * effort)
-        if self._groups:
-            for inner in self._joined(self._nothing).leasts(effort / 2):
-                yield self._of(inner, self._nothing)
+        for choice in self._extremes:
+            for inner in self._joined(choice).leasts(self._share * effort):
+                yield self._of(inner, choice)
 
     def uniform(self, effort: float) -> Iterator[Candidate]:
         """With each step of a loop, and each branch, run again by itself; nothing else runs again."""
-        yield from self._alone.uniform(self._share * effort)
-        if self._groups:
-            changed = self._joined(self._nothing)
-            for inner in (changed.as_it_is(), *changed.uniform(effort / 2)):
-                yield self._of(inner, self._nothing)
+        for choice in self._extremes:
+            if choice:
+                yield self._of(self._joined(choice).as_it_is(), choice)
+            for inner in self._joined(choice).uniform(self._share * effort):
+                yield self._of(inner, choice)
+
+    @property
+    def _extremes(self) -> list[Choice]:
+        """Conditionals are as they are; and no branch keeps anything for later ones."""
+        return [(), self._nothing] if self._groups else [()]
 
     @property
     def _nothing(self) -> Choice:
-        """No branch keeps anything for later ones."""
         return tuple([(at, ((),) * len(group.branches)) for at, group in enumerate(self._groups)])
 
     def _choices(self, given: int, effort: float) -> list[Choice]:
