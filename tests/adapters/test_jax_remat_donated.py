@@ -74,6 +74,19 @@ def test_a_donated_step_is_the_same_step() -> None:
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("by", ["number", "name"])
+def test_what_is_donated_is_known_by_number_and_by_name(by: str) -> None:
+    """As in `jax.jit`, a number donates what is passed by name, and a name what is passed by place: plans know it."""
+    donated = {"number": {"donate_argnums": 0}, "name": {"donate_argnames": "state"}}[by]
+    state, x = arguments()
+    places, names = ((), {"state": state, "x": x}) if by == "number" else ((state, x), {})
+    within = remat(step, of_peak=0.8, compilations=3, **donated)
+    plan = within.plan(*places, **names)
+    memory = within.lower(*places, **names).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert memory.temp_size_in_bytes == plan.compiled <= plan.budget
+
+
 @pytest.mark.slow
 def test_too_little_says_what_donation_costs() -> None:
     """The least is more with donation: the error says so, and why."""

@@ -26,7 +26,7 @@ import recompute as rc
 from recompute.extend import EVICTED, common_engine, node_of, outline_of
 from recompute_jax._arrays import Outline, adapter, default_pool, spread
 from recompute_jax._eager.kernels import Kernel, Program, Scan, prepared
-from recompute_jax._program.calls import Signature
+from recompute_jax._program.calls import Chosen
 from recompute_jax._program.jaxpr import INTERNAL, refuse_ref
 
 _CURE: Final = (
@@ -168,16 +168,16 @@ def op_by_op(
     BudgetError if operands and results of one equation do not fit; and whatever tracing raises. The first call for a
     signature traces, and compiles each kind of equation; an operation costs some tens of microseconds (docs/jax.md).
     """
-    signature = Signature(fn, static_argnums, static_argnames)
+    static = Chosen(fn, static_argnums, static_argnames)
     jitted = jax.jit(fn, static_argnums=static_argnums, static_argnames=static_argnames)
 
     @wraps(fn)
     def evaluated(*args: Any, **kwargs: Any) -> Any:
         place = place_of_caller()
         with jax.core.eval_context():
-            dynamic = signature.without(args, kwargs)
+            dynamic = static.without(args, kwargs)
             leaves, tree = jax.tree.flatten(dynamic, is_leaf=is_handle)
-            positional, named = signature.filled(args, kwargs, jax.tree.unflatten(tree, specs(fn, leaves, dynamic)))
+            positional, named = static.filled(args, kwargs, jax.tree.unflatten(tree, specs(fn, leaves, dynamic)))
             made = traced(fn, jitted, positional, named, len(leaves))
             program = prepared(made.jaxpr, unroll_scans=unroll_scans, measure=measure)
             out_tree = made.out_tree

@@ -13,8 +13,8 @@ from jax import tree_util
 from jax._src.core import trace_state_clean  # there is no public way to ask
 
 
-class Signature:
-    """Which arguments are static: numbers and names, each known from the other, as `jax.jit` does."""
+class Chosen:
+    """Arguments that are chosen by number or name, each known from the other as `jax.jit` does: such as static ones."""
 
     def __init__(
         self, fn: Callable[..., Any], numbers: int | Sequence[int] | None, names: str | Iterable[str] | None
@@ -34,23 +34,24 @@ class Signature:
                 elif parameter.name in self._names:
                     self._numbers.add(number)
 
+    def has(self, place: int | str, count: int) -> bool:
+        """Whether an argument is one of them, by its name or by its number among so many."""
+        return place in self._names or (isinstance(place, int) and bool({place, place - count} & self._numbers))
+
     def without(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The dynamic arguments."""
+        """The other arguments."""
         return (
-            [arg for number, arg in enumerate(args) if not self._static(number, len(args))],
-            {name: arg for name, arg in kwargs.items() if name not in self._names},
+            [arg for number, arg in enumerate(args) if not self.has(number, len(args))],
+            {name: arg for name, arg in kwargs.items() if not self.has(name, len(args))},
         )
 
     def filled(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: tuple[list[Any], dict[str, Any]]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], others: tuple[list[Any], dict[str, Any]]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """All arguments, with others instead of the dynamic ones."""
-        rest = iter(dynamic[0])
-        positional = [arg if self._static(number, len(args)) else next(rest) for number, arg in enumerate(args)]
-        return positional, {**kwargs, **dynamic[1]}
-
-    def _static(self, number: int, count: int) -> bool:
-        return bool({number, number - count} & self._numbers)
+        """All arguments, with these instead of those that `without` gives."""
+        rest = iter(others[0])
+        positional = [arg if self.has(number, len(args)) else next(rest) for number, arg in enumerate(args)]
+        return positional, {**kwargs, **others[1]}
 
 
 @tree_util.register_static

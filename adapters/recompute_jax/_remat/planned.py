@@ -14,8 +14,8 @@ from jax import tree_util
 from recompute.planners import Plan
 from recompute.text import bytes_or_peak
 from recompute_jax._program.calls import (
+    Chosen,
     Shardings,
-    Signature,
     held,
     is_function,
     is_inside,
@@ -205,7 +205,7 @@ class PlannedFunction(Generic[P, R]):
         update_wrapper(self, fn, updated=())
         self._fn = fn
         self._run = released(fn)
-        self._signature = Signature(fn, jit_options["static_argnums"], jit_options["static_argnames"])
+        self._chosen = Chosen(fn, jit_options["static_argnums"], jit_options["static_argnames"])
         self._options = options
         self._jit_options = jit_options
         self._static = {name: value for name, value in jit_options.items() if name.startswith("static")}
@@ -271,8 +271,8 @@ class PlannedFunction(Generic[P, R]):
         """Functions among the leaves, as modules of equinox have, are part of the structure: they are not traced."""
         if not any(map(is_function, tree_util.tree_leaves((args, kwargs)))):
             return args, kwargs
-        dynamic = self._signature.without(args, kwargs)
-        return self._signature.filled(args, kwargs, tree_util.tree_map(held, dynamic))
+        dynamic = self._chosen.without(args, kwargs)
+        return self._chosen.filled(args, kwargs, tree_util.tree_map(held, dynamic))
 
     def _jitted(self, inside: bool, shardings: Shardings) -> Any:
         jitted = self._jits.get((inside, shardings))

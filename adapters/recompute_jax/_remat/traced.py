@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr
 
 from recompute import BudgetError
 from recompute.planners import PlanError
-from recompute_jax._program.calls import Shardings, released
+from recompute_jax._program.calls import Chosen, Shardings, released
 from recompute_jax._program.jaxpr import flatten, lifted, refuse_ref, short
 from recompute_jax._program.segments import segment
 from recompute_jax._remat.differentiated import Call, PlannedCall
@@ -133,7 +133,7 @@ class Traces:
         self._name = name_of(fn)
         self._options = options, replace(options, compiler_options={})
         """Of what is compiled here, and of what is part of something that JAX compiles."""
-        self._jit_options = jit_options
+        self._donated = Chosen(fn, jit_options["donate_argnums"], jit_options["donate_argnames"])
         self._known: dict[Any, Traced] = {}
         self.latest: list[RematPlan] = []
         """The plan that was made, or asked for, last."""
@@ -186,7 +186,9 @@ class Traces:
             )
             raise
         _refuse_batch_axes(closed, self._name)
-        donated = _donated(args, kwargs, self._jit_options)
+        donated: list[bool] = []
+        for name, arg in (*enumerate(args), *sorted(kwargs.items())):
+            donated += [self._donated.has(name, len(args))] * len(tree_util.tree_leaves(arg))
         places = dict(shardings)
         flags = [Argument(donated[at], places.get(at)) for at, traced in enumerate(dynamic) if traced]
         call = self._call(closed, flags, inside)
@@ -243,21 +245,6 @@ def _signature(args: Any, kwargs: Any) -> tuple[Any, Any]:
     traced = [(name, None if name in static else arg) for name, arg in named]
     fixed = tuple([(name, type(arg), arg) for name, arg in named if name in static])
     return tree_util.tree_structure(traced), fixed
-
-
-def _donated(args: Any, kwargs: Any, jit_options: dict[str, Any]) -> list[bool]:
-    """For each leaf whether it is donated."""
-    numbers = jit_options["donate_argnums"]
-    names = jit_options["donate_argnames"]
-    chosen = {numbers} if isinstance(numbers, int) else set(numbers or ())
-    chosen = {number % len(args) for number in chosen if args and -len(args) <= number < len(args)}
-    named = {names} if isinstance(names, str) else set(names or ())
-    flags: list[bool] = []
-    for at, arg in enumerate(args):
-        flags += [at in chosen] * len(tree_util.tree_leaves(arg))
-    for name in sorted(kwargs):
-        flags += [name in named] * len(tree_util.tree_leaves(kwargs[name]))
-    return flags
 
 
 def name_of(fn: Any) -> str:
