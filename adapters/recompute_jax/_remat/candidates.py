@@ -200,7 +200,10 @@ class _Alone:
                 yield self._planned(looped, fitted, peak(self._segments(fitted.flat)), effort)
 
     def leasts(self, effort: float) -> Iterator[Candidate]:
-        """With loops in several shapes, by rising cost: XLA may need less for one that should need more."""
+        """That, and more with loops in several shapes, by rising cost: XLA may need less where it should need more."""
+        yield self.least(effort)
+        if not self.loops.groups:
+            return
         for looped in self.loops.smallest():
             yield self._least(looped, effort / 2, Fitted(looped.flat))
         for looped in self.loops.smallest():

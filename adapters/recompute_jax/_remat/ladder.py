@@ -20,7 +20,6 @@ _MIDDLE: Final = 0.3  # of the plain function's bytes: plans for less are made o
 _STEP: Final = 0.93  # of one budget to the next
 _LONG_STEP: Final = 0.82  # where loops can be in many shapes anyway
 _UNIFORM: Final = 1.2  # times the bytes of what costs no more: XLA needs less for uniform loops than for others
-_LEAST: Final = 2  # plans of the series that are tried once more, in the shortest regions
 _SAME: Final = 1e-4  # of the cost of the function: no gain
 
 
@@ -47,15 +46,6 @@ class Ladder:
         plans = self._climb(least.plan.budget, int(_MIDDLE * self._candidates.predicted), least)
         dear = [plan for plan in (least, *plans) if plan.overhead > dearest or not self.common]
         return _worth(dear, [])
-
-    def little(self, most: float) -> list[Candidate]:
-        """Plans for little memory, of which the compiler may make less: those that need at most so many bytes by the
-
-        planner's count, or else the few that need least.
-        """
-        series = sorted([*self.common, *self.scarce], key=lambda plan: plan.peak)[:_LEAST]
-        pool = [*self._candidates.leasts(self._effort / 4), *series]
-        return [plan for plan in pool if plan.peak <= most] or sorted(pool, key=lambda plan: plan.peak)[:2]
 
     def _climb(self, low: int, high: int, before: Candidate | None) -> list[Candidate]:
         count = max(1, ceil(log(max(1.0, high / max(1, low))) / -log(self._step)))

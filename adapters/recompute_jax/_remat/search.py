@@ -5,7 +5,7 @@ What the planner counts is checked against the compiled program, and the planner
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final, NamedTuple
@@ -45,6 +45,7 @@ _TAKEN: Final = 0.95  # of what was left over
 _SCRAP: Final = 0.002  # effort for bodies that are planned once more
 _EXPECTED: Final = 0.8  # of the bytes that the planner counts is what XLA needs for large functions, often, or more
 _KEPT: Final = 0.9  # of what XLA needs less than the planner counts for the plain function it saves of any plan
+_RUNGS: Final = 2  # plans of the series that are tried once more, in the shortest regions
 _STRIDE: Final = 2  # plans that one step of the search passes over
 _NEAR: Final = 1.3  # times the budget: shorter regions may help
 _SHORT: Final = 4  # segments in a region of a large function, when more need too much memory
@@ -116,16 +117,14 @@ class _Search:
         Small functions have a series of plans (`Ladder`), so that more bytes never cost more (`cheapest`). For others a
         plan is made for the bytes that XLA is expected to make the budget of, and another if it needs more or less.
         """
-        equations = size_of(self.closed.jaxpr)
-        best: Schedule | None = None
-        if equations > _SMALL:
+        rungs: list[Candidate] = []
+        if size_of(self.closed.jaxpr) > _SMALL:
             best = self._direct(budget)
-            little = self._little()
         else:
             ladder = Ladder(self.candidates, self.effort)
             best = self._of(ladder.common, budget) or self._of(ladder.scarce, budget)
-            little = iter(() if best else ladder.little(_HOPELESS * budget / self.schedules.scale))
-        best = best or self._smallest(little, budget)
+            rungs = [] if best else [*ladder.common, *ladder.scarce]
+        best = best or self._smallest(rungs, budget)
         if best.trial.compiled > budget:
             least = min(trial.compiled for trial in self.schedules.trials)
             raise BudgetError(
@@ -238,11 +237,6 @@ class _Search:
                 pool.append(self.candidates.candidate(max(2, int(factor * given)), self.effort))
         return min((plan for plan in pool if plan.peak <= given), key=lambda plan: plan.overhead, default=None)
 
-    def _little(self) -> Iterator[Candidate]:
-        """Plans for little memory: the compiler may make less of some than of others."""
-        yield self.candidates.least(self.effort / 4)
-        yield from self.candidates.leasts(self.effort / 4)
-
     def _fitting(
         self, candidate: Candidate, budget: int, way: _Way = _FIRST_WAY, *, can_be_less: bool = False
     ) -> Schedule:
@@ -265,11 +259,19 @@ class _Search:
         assert best is not None, "one is compiled at least"
         return best
 
-    def _smallest(self, candidates: Iterable[Candidate], budget: int) -> Schedule:
-        """The first that fits of some schedules for little memory, or else the one that needs least."""
+    def _smallest(self, rungs: Sequence[Candidate], budget: int) -> Schedule:
+        """The first that fits of some schedules for little memory, or else the one that needs least.
+
+        XLA may make less of some plans than of others. Where all are hopeless, the two are compiled that need least.
+        """
+        by_peak = lambda plan: plan.peak
+        pool: dict[tuple[int, float], Candidate] = {}
+        for plan in (*self.candidates.leasts(self.effort / 4), *sorted(rungs, key=by_peak)[:_RUNGS]):
+            pool.setdefault((plan.peak, plan.overhead), plan)
+        hopeful = [plan for plan in pool.values() if self.schedules.scale * plan.peak <= _HOPELESS * budget]
         best: Schedule | None = None
         other = self.options.other_gate if self.schedules.donated else None
-        for candidate in candidates:
+        for candidate in hopeful or sorted(pool.values(), key=by_peak)[:2]:
             for gate in (None, other) if other else (None,):  # XLA copies donated arguments that a branch reads
                 schedule = self.schedules.compile(candidate, "a plan for little", 1, gate)
                 if best is None or schedule.trial.compiled < best.trial.compiled:
