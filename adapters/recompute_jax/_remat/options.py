@@ -7,22 +7,22 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from time import perf_counter
+from timeit import repeat
 from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal as Constant
 
 from recompute_jax._program.gates import GATES, Gate, zeros
-from recompute_jax._program.jaxpr import run_equation, short
+from recompute_jax._program.jaxpr import Flat, run_equation
 from recompute_jax._program.segments import Segment
+from recompute_jax._remat.recipe import fingerprint
 from recompute_jax._remat.report import SavedPlan
 
 Costs = Literal["estimated", "measured"]
 
 _MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-_TIMES: Final = 3  # runs of a segment, of which the shortest counts
+_TIMES: Final = 4  # runs of a segment, of which the shortest counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,23 +108,12 @@ def measured() -> Callable[[Segment], float]:
     known: dict[str, float] = {}
 
     def price(part: Segment) -> float:
-        kind = _kind(part)
+        kind = fingerprint(Flat([], [], list(part.inputs), list(part.outputs), part.equations))
         if kind not in known:
             known[kind] = _seconds(part)
         return known[kind]
 
     return price
-
-
-def _kind(part: Segment) -> str:
-    names = {var: f"v{at}" for at, var in enumerate(part.inputs)}
-    lines = [",".join(short(var.aval) for var in part.inputs)]
-    for eqn in part.equations:
-        reads = [str(atom.val) if isinstance(atom, Constant) else names[atom] for atom in eqn.invars]
-        for var in eqn.outvars:
-            names[var] = f"v{len(names)}"
-        lines.append(f"{eqn.primitive.name} {reads} {eqn.params} {[short(var.aval) for var in eqn.outvars]}")
-    return "\n".join(lines)
 
 
 def _seconds(part: Segment) -> float:
@@ -139,14 +128,4 @@ def _seconds(part: Segment) -> float:
     with jax.ensure_compile_time_eval():
         inputs = [jnp.asarray(zeros(var.aval)) for var in part.inputs]
         compiled = jax.jit(run).lower(*inputs).compile()
-        _ready(compiled(*inputs))
-        least = math.inf
-        for _ in range(_TIMES):
-            began = perf_counter()
-            _ready(compiled(*inputs))
-            least = min(least, perf_counter() - began)
-    return least
-
-
-def _ready(values: Any) -> None:
-    jax.block_until_ready(values)  # type: ignore[no-untyped-call]  # JAX's
+        return min(repeat(lambda: jax.block_until_ready(compiled(*inputs)), number=1, repeat=_TIMES))  # type: ignore[no-untyped-call]  # JAX's

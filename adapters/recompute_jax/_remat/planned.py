@@ -288,8 +288,9 @@ class PlannedFunction(Generic[P, R]):
             if jax.config.values["jax_disable_jit"] or looks_for_nans(args, kwargs):
                 return self._run(*args, **kwargs)
             traced = self._traces(args, kwargs, inside, shardings)
-            if inside and (not traced.closed.effects or any(map(is_check, traced.closed.effects))):
-                return tree_util.tree_unflatten(traced.tree, traced.call(*traced.closed.consts, *traced.leaves))
+            closed = traced.asked.closed
+            if inside and (not closed.effects or any(map(is_check, closed.effects))):
+                return tree_util.tree_unflatten(traced.tree, traced.call(*closed.consts, *traced.leaves))
             program = self._traces.plan(traced)
             if program.emitted is None:
                 return self._run(*args, **kwargs)

@@ -43,6 +43,16 @@ class Argument(NamedTuple):
     """Over several devices; None: on one, or as its type says."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A traced function that is to be planned, and how."""
+
+    closed: ClosedJaxpr
+    name: str
+    options: Options
+    arguments: Sequence[Argument]
+
+
 def look(
     what: str,
     closed: ClosedJaxpr,
@@ -161,15 +171,12 @@ class Schedule:
 class Schedules:
     """The schedules of one function that were looked at."""
 
-    def __init__(self, closed: ClosedJaxpr, options: Options, arguments: Sequence[Argument]) -> None:
-        self._closed = closed
-        self._options = options
-        self._arguments = arguments
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
         self.trials: list[Trial] = []
         """All compilations, in order."""
-        self.donated = sum(
-            nbytes(var.aval) for var, argument in zip(closed.jaxpr.invars, arguments, strict=True) if argument.donated
-        )
+        pairs = zip(asked.closed.in_avals, asked.arguments, strict=True)
+        self.donated = sum(nbytes(aval) for aval, argument in pairs if argument.donated)
         """Bytes of arguments."""
         self.scale = 1.0
         """What one of several devices has of the bytes of all."""
@@ -181,13 +188,13 @@ class Schedules:
         """
         given = int(self.scale * candidate.plan.budget)
         what = what.format(size=format_bytes(given)) + (f", gate {gate}" if gate else "")
-        gate = gate or self._options.first_gate
+        gate = gate or self._asked.options.first_gate
         steps = candidate.regions(int(given / self.scale), length)
         if self.donated and gate == "branch" and len(steps) > 1:
             steps = updates_apart(candidate.segments, steps)
         emitted = candidate.emitted(steps, gate)
         what = f"{what}, {len(steps)} regions" if len(steps) > 1 else what
-        compiled = look(what, emitted, self._arguments, self._options.flags)
+        compiled = look(what, emitted, self._asked.arguments, self._asked.options.flags)
         predicted = int(self.scale * candidate.peak)
         trial = replace(compiled, budget=given, predicted=predicted, overhead=candidate.overhead)
         self.trials.append(trial)
@@ -195,7 +202,7 @@ class Schedules:
 
     def plain(self, what: str, compiler_options: Mapping[str, Any]) -> int:
         """Bytes of temporaries of the function as it is."""
-        self.trials.append(look(what, self._closed, self._arguments, compiler_options))
+        self.trials.append(look(what, self._asked.closed, self._asked.arguments, compiler_options))
         return self.trials[-1].compiled
 
 

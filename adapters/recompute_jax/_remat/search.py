@@ -10,8 +10,6 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from jax.extend.core import ClosedJaxpr
-
 from recompute import BudgetError
 from recompute.planners import PlanError
 from recompute.text import format_bytes
@@ -21,10 +19,10 @@ from recompute_jax._program.gates import Gate, explicit_sharding
 from recompute_jax._program.jaxpr import flatten
 from recompute_jax._remat.candidates import Candidates, Planning
 from recompute_jax._remat.ladder import Ladder, cheapest
-from recompute_jax._remat.options import Options, host_memory, measured
+from recompute_jax._remat.options import host_memory, measured
 from recompute_jax._remat.recipe import Candidate, fingerprint
 from recompute_jax._remat.report import PlannedProgram, SavedPlan, made_with, report_of
-from recompute_jax._remat.schedules import Argument, Schedule, Schedules, mesh_of
+from recompute_jax._remat.schedules import Asked, Schedule, Schedules, mesh_of
 
 _CLOSE: Final = 1.03  # times the budget: the plain function may fit, if scheduled for memory
 _SLIGHT: Final = 1.005  # overhead not worth another plan
@@ -64,38 +62,32 @@ class _Way(NamedTuple):
 _FIRST_WAY: Final = _Way(LENGTH)
 
 
-def make(closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> PlannedProgram:
-    """Plan a traced function. Raises BudgetError if no schedule is found that fits when compiled."""
-    return _Search(closed, name, options, arguments).make()
-
-
-class _Search:
+class Search:
     """One search."""
 
-    def __init__(self, closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument]) -> None:
+    def __init__(self, asked: Asked) -> None:
         self.started = perf_counter()
-        self.name = name
-        self.options = options
-        self.closed = closed
-        self.schedules = Schedules(closed, options, arguments)
+        self.asked = asked
+        self.options = asked.options
+        self.schedules = Schedules(asked)
         self.baseline: int | None = None
-        self.arguments = arguments
-        mesh = mesh_of(closed, arguments)
+        mesh = mesh_of(asked.closed, asked.arguments)
         self.devices = 1 if mesh is None else mesh.size
         self.effort = 0.0
         """In units of `recompute.planners.plan`."""
-        self.looks = options.compilations
+        self.looks = asked.options.compilations
         """How many schedules may be compiled yet."""
 
     def make(self) -> PlannedProgram:
+        """The planned function. Raises BudgetError if no schedule is found that fits when compiled."""
         options = self.options
         budget = options.budget
         if budget is None:
             self.baseline = self.schedules.plain("the plain function", {})
             budget = int((options.of_peak or 1.0) * self.baseline)
         price = measured() if options.costs == "measured" else None
-        how = Planning(self.name, options.first_gate, options.seed, price, bool(options.tiers) and host_memory())
-        self.candidates = Candidates(flatten(self.closed), how)
+        how = Planning(self.asked.name, options.first_gate, options.seed, price, bool(options.tiers) and host_memory())
+        self.candidates = Candidates(flatten(self.asked.closed), how)
         self.effort = self._effort()
         predicted = self.candidates.predicted
         if self.devices > 1:
@@ -118,7 +110,7 @@ class _Search:
         plan is made for the bytes that XLA is expected to make the budget of, and another if it needs more or less.
         """
         rungs: list[Candidate] = []
-        if size_of(self.closed.jaxpr) > _SMALL:
+        if size_of(self.asked.closed.jaxpr) > _SMALL:
             best = self._direct(budget)
         else:
             ladder = Ladder(self.candidates, self.effort)
@@ -128,9 +120,11 @@ class _Search:
         if best.trial.compiled > budget:
             least = min(trial.compiled for trial in self.schedules.trials)
             raise BudgetError(
-                f"{self.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the least "
-                f"that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least that, or "
-                "let it look longer (compilations=, effort=)" + self._about_donation() + self._about_shardings()
+                f"{self.asked.name}: no schedule was found that fits in {format_bytes(budget)} of temporaries; the "
+                f"least that was found needs {least:,} bytes ({format_bytes(least)}) when compiled: give at least "
+                "that, or let it look longer (compilations=, effort=)"
+                + self._about_donation()
+                + self._about_shardings()
             )
         return self._planned(budget, best.trial.predicted or 0, best.trial.compiled, best)
 
@@ -144,8 +138,8 @@ class _Search:
         )
 
     def _about_shardings(self) -> str:
-        known = any(argument.sharding is not None for argument in self.arguments)
-        if self.devices == 1 or known or any(map(explicit_sharding, self.closed.in_avals)):
+        known = any(argument.sharding is not None for argument in self.asked.arguments)
+        if self.devices == 1 or known or any(map(explicit_sharding, self.asked.closed.in_avals)):
             return ""
         return (
             ". While JAX traces, shardings over automatic axes are not known, and what is not constrained counts "
@@ -154,7 +148,7 @@ class _Search:
 
     def _effort(self) -> float:
         """It grows with the function, as the time of compiling does."""
-        equations = size_of(self.closed.jaxpr)
+        equations = size_of(self.asked.closed.jaxpr)
         first, more = (_PLAN, _PLAN_EQUATION) if equations > _SMALL else (_FIRST, _EQUATION)
         return self.options.effort * (first + more * equations)
 
@@ -307,7 +301,7 @@ class _Search:
             extra = sum(segments.segments[number].flops for number in sequence) - plain.flops
             more = {"extra_flops": extra, "overhead": candidate.overhead, "loops": best.loops, "recipe": best.recipe}
         saved = SavedPlan(
-            name=self.name,
+            name=self.asked.name,
             budget=budget,
             of_peak=self.options.of_peak,
             baseline=self.baseline,

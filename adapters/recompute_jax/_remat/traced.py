@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import update_wrapper
 from hashlib import sha256
@@ -30,22 +30,20 @@ from recompute_jax._remat.differentiated import Call, PlannedCall
 from recompute_jax._remat.options import Options
 from recompute_jax._remat.recipe import fingerprint, follow
 from recompute_jax._remat.report import PlannedProgram, RematPlan, SavedPlan, Trial, made_with, report_of
-from recompute_jax._remat.schedules import Argument, look
-from recompute_jax._remat.search import make
+from recompute_jax._remat.schedules import Argument, Asked, look
+from recompute_jax._remat.search import Search
 
 
-def stored(
-    closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument], make: Callable[[], PlannedProgram]
-) -> PlannedProgram:
-    """The plan that some process made of this program with these options; if there is none, what `make` gives."""
+def _stored(asked: Asked) -> PlannedProgram:
+    """The plan that some process made of this program with these options; if there is none, what a search gives."""
     directory = jax.config.values["jax_compilation_cache_dir"]
-    if not directory or "://" in directory or options.costs == "measured":
-        return make()
-    path = Path(directory) / f"recompute-plan-{_key(closed, options, arguments)}.json"
+    if not directory or "://" in directory or asked.options.costs == "measured":
+        return Search(asked).make()
+    path = Path(directory) / f"recompute-plan-{_key(asked)}.json"
     try:
-        return follow_saved(closed, name, SavedPlan.load(path), options, arguments)
+        return _follow(asked, SavedPlan.load(path))
     except (OSError, PlanError, BudgetError):
-        made = make()
+        made = Search(asked).make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=path.parent, prefix=path.stem) as work:  # so that half a plan is never seen
@@ -53,48 +51,46 @@ def stored(
             made.report.save(file)
             os.replace(file, path)
     except OSError as error:
-        warnings.warn(f"the plan of {name} could not be kept in {directory}: {error}", stacklevel=2)
+        warnings.warn(f"the plan of {asked.name} could not be kept in {directory}: {error}", stacklevel=2)
     return made
 
 
-def _key(closed: ClosedJaxpr, options: Options, arguments: Sequence[Argument]) -> str:
+def _key(asked: Asked) -> str:
     """Of everything that the plan depends on."""
     parts = [
-        fingerprint(flatten(closed)),
-        made_with(options.flags),
-        options,
-        list(arguments),
+        fingerprint(flatten(asked.closed)),
+        made_with(asked.options.flags),
+        asked.options,
+        list(asked.arguments),
         jax.devices()[0].device_kind,
         os.environ.get("XLA_FLAGS"),
     ]
     return sha256(repr(parts).encode()).hexdigest()
 
 
-def follow_saved(
-    closed: ClosedJaxpr, name: str, saved: SavedPlan, options: Options, arguments: Sequence[Argument]
-) -> PlannedProgram:
+def _follow(asked: Asked, saved: SavedPlan) -> PlannedProgram:
     """The function as the saved plan says.
 
     It is compiled for a look at its memory only if the plan was made with other versions or options. Raises PlanError
     if the plan is of another program, BudgetError if it needs more than its budget here.
     """
-    flat = flatten(closed)
+    flat = flatten(asked.closed)
     if fingerprint(flat) != saved.program:
         raise PlanError(
-            f"{name}: the plan, of {saved.name}, was made for another program: the function, the shapes and types of "
-            "its arguments, JAX's configuration or its version differ; plan again with planned(fn, budget)"
+            f"{asked.name}: the plan, of {saved.name}, was made for another program: the function, the shapes and "
+            "types of its arguments, JAX's configuration or its version differ; plan again with planned(fn, budget)"
         )
     recipe = saved.recipe
     emitted, segments = follow(flat, recipe, saved.name) if recipe else (None, segment(flat, saved.name))
     trials: list[Trial] = []
-    compiled, now = saved.compiled, made_with(options.flags)
-    if emitted is not None and now != saved.made_with:
-        trials.append(look("the saved plan", emitted, arguments, options.flags))
+    flags, compiled = asked.options.flags, saved.compiled
+    if emitted is not None and (now := made_with(flags)) != saved.made_with:
+        trials.append(look("the saved plan", emitted, asked.arguments, flags))
         compiled = trials[0].compiled
         if compiled > saved.budget:
             raise BudgetError(
-                f"{name}: the plan was made with {saved.made_with}; with {now} it needs {compiled:,} bytes, more than "
-                f"its budget of {saved.budget:,}: plan again with planned(fn, budget)"
+                f"{asked.name}: the plan was made with {saved.made_with}; with {now} it needs {compiled:,} bytes, "
+                f"more than its budget of {saved.budget:,}: plan again with planned(fn, budget)"
             )
     order = recipe.order if recipe else range(len(segments.segments))
     seconds = sum(trial.seconds for trial in trials)
@@ -112,16 +108,14 @@ _NOT_TRACEABLE: Final = (
 class Traced(NamedTuple):
     """The function for arguments of some types."""
 
-    closed: ClosedJaxpr
+    asked: Asked
     tree: Any
     """The structure of the results."""
-    arguments: list[Argument]
     leaves: list[Any]
     """Its arguments."""
     call: PlannedCall
     planned: list[PlannedProgram]
     """With its plan, once that is made."""
-    inside: bool
 
 
 class Traces:
@@ -146,8 +140,7 @@ class Traces:
     def plan(self, traced: Traced) -> PlannedProgram:
         """The plan, made once."""
         if not traced.planned:
-            options = self._options[traced.inside]
-            traced.planned.append(_make(traced.closed, self._name, options, traced.arguments, self.latest))
+            traced.planned.append(_make(traced.asked, self.latest))
         self.latest[:] = [traced.planned[0].report]
         return traced.planned[0]
 
@@ -191,36 +184,34 @@ class Traces:
             donated += [self._donated.has(name, len(args))] * len(tree_util.tree_leaves(arg))
         places = dict(shardings)
         flags = [Argument(donated[at], places.get(at)) for at, traced in enumerate(dynamic) if traced]
-        call = self._call(closed, flags, inside)
-        traced = Traced(closed, tree_util.tree_structure(shape), flags, leaves, call, [], inside)
+        asked = Asked(closed, self._name, self._options[inside], flags)
+        traced = Traced(asked, tree_util.tree_structure(shape), leaves, _call(asked, self.latest), [])
         if not any(isinstance(const, jax.core.Tracer) for const in closed.consts):
             self._known[key] = traced._replace(leaves=[])
         return traced
 
-    def _call(self, closed: ClosedJaxpr, flags: Sequence[Argument], inside: bool) -> PlannedCall:
-        """The function as one operation of its constants and arguments."""
-        whole = lifted(closed)
-        name, options, latest = self._name, self._options[inside], self.latest  # what keeps no traced value
-        arguments = [*[Argument()] * len(closed.consts), *[flag._replace(donated=False) for flag in flags]]
 
-        def planned(closed: ClosedJaxpr) -> PlannedProgram:
-            return _make(closed, name, options, arguments, latest)
+def _call(asked: Asked, latest: list[RematPlan]) -> PlannedCall:
+    """The function as one operation of its constants and arguments."""
+    whole = ClosedJaxpr(lifted(asked.closed).jaxpr, ())
+    name, options = asked.name, asked.options  # what keeps no traced value
+    undonated = [argument._replace(donated=False) for argument in asked.arguments]
+    arguments = [*[Argument()] * len(asked.closed.consts), *undonated]
 
-        def derived(closed: ClosedJaxpr) -> PlannedProgram:
-            more = [Argument()] * (len(closed.in_avals) - len(arguments))
-            searched = replace(options, saved=None)
-            return _make(closed, f"the gradient of {name}", searched, [*arguments, *more], latest)
+    def planned(closed: ClosedJaxpr) -> PlannedProgram:
+        return _make(Asked(closed, name, options, arguments), latest)
 
-        return PlannedCall(Call(ClosedJaxpr(whole.jaxpr, ()), planned, derived))
+    def derived(closed: ClosedJaxpr) -> PlannedProgram:
+        more = [Argument()] * (len(closed.in_avals) - len(arguments))
+        searched = replace(options, saved=None)
+        return _make(Asked(closed, f"the gradient of {name}", searched, [*arguments, *more]), latest)
+
+    return PlannedCall(Call(whole, planned, derived))
 
 
-def _make(
-    closed: ClosedJaxpr, name: str, options: Options, arguments: Sequence[Argument], latest: list[RematPlan]
-) -> PlannedProgram:
-    if options.saved is None:
-        made = stored(closed, name, options, arguments, lambda: make(closed, name, options, arguments))
-    else:
-        made = follow_saved(closed, name, options.saved, options, arguments)
+def _make(asked: Asked, latest: list[RematPlan]) -> PlannedProgram:
+    saved = asked.options.saved
+    made = _stored(asked) if saved is None else _follow(asked, saved)
     latest[:] = [made.report]
     return made
 
