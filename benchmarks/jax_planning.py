@@ -18,7 +18,7 @@ from jax import lax
 
 import recompute as rc
 from recompute_jax import remat
-from recompute_jax._program.costs import size_of
+from recompute_jax._program.segments import size_of
 
 MEMORY: Final[dict[str, Any]] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 HEAD: Final = """# JAX: what planning costs

@@ -27,7 +27,7 @@ from _jax_page import Found, Result, parts
 import recompute as rc
 from recompute import pictures
 from recompute_jax import remat
-from recompute_jax._program.costs import flops as flops_of
+from recompute_jax._program.segments import flops as flops_of
 from recompute_jax._program.jaxpr import flatten
 
 ROUNDS: Final = (3, 21)  # at least and at most

@@ -10,7 +10,7 @@ import jax
 
 from recompute import BudgetError
 from recompute.text import format_bytes, parse_budget
-from recompute_jax._program.costs import nbytes
+from recompute_jax._program.segments import nbytes
 
 
 def _bytes(budget: Any) -> int:

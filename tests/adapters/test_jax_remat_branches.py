@@ -17,8 +17,8 @@ from jax.extend.core import Var  # noqa: E402  # after importorskip
 from recompute_jax import remat  # noqa: E402  # after importorskip
 from recompute_jax._control.branches import branch_groups as groups_of  # noqa: E402  # after importorskip
 from recompute_jax._control.branches import rewrite_branches as rewrite  # noqa: E402  # after importorskip
-from recompute_jax._program.costs import nbytes  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import bind, flatten  # noqa: E402  # after importorskip
+from recompute_jax._program.segments import nbytes  # noqa: E402  # after importorskip
 from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 
 jnp = jax.numpy

@@ -16,8 +16,8 @@ from recompute import BudgetError
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._program.costs import flops, subjaxprs  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._program.segments import flops, subjaxprs  # noqa: E402  # after importorskip
 from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 from recompute_jax._remat.ladder import Ladder  # noqa: E402  # after importorskip
 from recompute_jax._remat.report import Trial  # noqa: E402  # after importorskip

@@ -13,10 +13,9 @@ from recompute import BudgetError
 jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._program.costs import kind  # noqa: E402  # after importorskip
 from recompute_jax._program.emit import regions, updates_apart  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
-from recompute_jax._program.segments import segment  # noqa: E402  # after importorskip
+from recompute_jax._program.segments import kind, segment  # noqa: E402  # after importorskip
 
 jnp = jax.numpy
 

@@ -18,8 +18,8 @@ from _jax_oracle import FOR_VALUES  # noqa: E402  # after importorskip
 from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 
 from recompute_jax import remat  # noqa: E402  # after importorskip
-from recompute_jax._program.costs import flops, subjaxprs  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._program.segments import flops, subjaxprs  # noqa: E402  # after importorskip
 from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 from recompute_jax._remat.recipe import follow  # noqa: E402  # after importorskip
 from recompute_jax._remat.schedules import Argument, look  # noqa: E402  # after importorskip

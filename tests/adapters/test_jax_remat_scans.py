@@ -23,8 +23,8 @@ from recompute_jax._control.body import Body, choices  # noqa: E402  # after imp
 from recompute_jax._control.groups import groups_of  # noqa: E402  # after importorskip
 from recompute_jax._control.rewrite import rewrite  # noqa: E402  # after importorskip
 from recompute_jax._control.shapes import Shape, shape  # noqa: E402  # after importorskip
-from recompute_jax._program.costs import kind, nbytes  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
+from recompute_jax._program.segments import kind, nbytes  # noqa: E402  # after importorskip
 from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 
 jnp = jax.numpy

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from jax.extend.core import JaxprEqn, Var
 
-from recompute_jax._program.costs import flops, kind, nbytes, weigh
 from recompute_jax._program.jaxpr import Atom, bind, effects, flatten, read, scan_operands
+from recompute_jax._program.segments import flops, kind, nbytes, weigh
 
 
 @dataclass(frozen=True)

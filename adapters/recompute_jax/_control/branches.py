@@ -19,7 +19,6 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 
 from recompute import planners
 from recompute.planners import PlanError
-from recompute_jax._program.costs import VIEWS, nbytes
 from recompute_jax._program.gates import zeros
 from recompute_jax._program.jaxpr import (
     Atom,
@@ -33,7 +32,7 @@ from recompute_jax._program.jaxpr import (
     short,
     typed,
 )
-from recompute_jax._program.segments import Segment, Segments, peak, segment
+from recompute_jax._program.segments import VIEWS, Segment, Segments, nbytes, peak, segment
 
 
 @dataclass(frozen=True)

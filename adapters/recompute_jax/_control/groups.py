@@ -13,8 +13,8 @@ from functools import cached_property
 from jax.extend.core import Var
 
 from recompute_jax._control.body import Body, Needs, choices
-from recompute_jax._program.costs import flops, nbytes
 from recompute_jax._program.jaxpr import Flat
+from recompute_jax._program.segments import flops, nbytes
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from recompute_jax._control.branches import branch_groups, rewrite_branches
 from recompute_jax._control.groups import Group, groups_of
 from recompute_jax._control.rewrite import rewrite
 from recompute_jax._control.shapes import Part, Shape, shape, smallest, uniform
-from recompute_jax._program.costs import flops
 from recompute_jax._program.jaxpr import Flat, bind, flatten, read, scan_operands, trace
+from recompute_jax._program.segments import flops
 
 _NOTICED: Final = 0.05  # of the budget: groups that stack less are left as they are
 _SHARES: Final = (0.6, 0.3)

@@ -20,8 +20,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from recompute_jax._control.body import Body, Needs, Spread
 from recompute_jax._control.groups import Again, Group
 from recompute_jax._control.shapes import Part
-from recompute_jax._program.costs import nbytes
 from recompute_jax._program.jaxpr import Flat, bind, read
+from recompute_jax._program.segments import nbytes
 
 Carry = dict[int, Any]
 Stacks = dict[Var, Any]

@@ -17,8 +17,8 @@ from typing import Final
 from jax.extend.core import Var
 
 from recompute_jax._control.groups import Group, Mode
-from recompute_jax._program.costs import nbytes
 from recompute_jax._program.jaxpr import short
+from recompute_jax._program.segments import nbytes
 
 _BISECTIONS: Final = 12
 _WORTH: Final = 0.97  # of the bytes of a cheaper way: more are not worth the cost

@@ -32,8 +32,8 @@ from jax.extend.core import (
 from recompute.extend import clock_of, running
 from recompute.planners import last_uses
 from recompute_jax._arrays import OUT_OF_MEMORY, make_room
-from recompute_jax._program.costs import nbytes
 from recompute_jax._program.jaxpr import bind, effects, flatten, scan_operands
+from recompute_jax._program.segments import nbytes
 
 _config: Any = jax.config  # which has no types
 

@@ -18,10 +18,9 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from recompute.planners import last_uses
-from recompute_jax._program.costs import kind, nbytes
 from recompute_jax._program.gates import Gate, can_hold, holds, zeros
 from recompute_jax._program.jaxpr import bind, read, trace, typed
-from recompute_jax._program.segments import Segment, Segments
+from recompute_jax._program.segments import Segment, Segments, kind, nbytes
 
 LENGTH: Final = 16  # segments in a region, which XLA orders as it likes
 

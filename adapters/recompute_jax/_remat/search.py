@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 from recompute import BudgetError
 from recompute.planners import PlanError
 from recompute.text import format_bytes
-from recompute_jax._program.costs import size_of
 from recompute_jax._program.emit import LENGTH
 from recompute_jax._program.gates import Gate, explicit_sharding
 from recompute_jax._program.jaxpr import flatten
+from recompute_jax._program.segments import size_of
 from recompute_jax._remat.candidates import Candidates, Planning
 from recompute_jax._remat.ladder import Ladder, cheapest
 from recompute_jax._remat.options import host_memory, measured
