@@ -216,10 +216,9 @@ class Run:
             None if place < 0 else source(self._cache, leaf) for leaf, place in zip(leaves, program.inputs, strict=True)
         ]
         leaves.clear()
-        self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
         # The sizes of results are known beforehand, if they do not depend on how they are spread over devices.
         given = [
-            node_of(handle).storage.pool.device for handle in (*inputs, *self._consts[program]) if handle is not None
+            node_of(handle).storage.pool.device for handle in (*inputs, *self._constants(program)) if handle is not None
         ]
         if any(map(spread, given)) or (program.moves and jax.device_count() > 1):
             self._limited = False
@@ -233,12 +232,8 @@ class Run:
     def run(self, program: Program, inputs: list[Any]) -> list[Any]:
         """The outputs, each a handle or what is stacked later. `inputs` is emptied."""
         alive: list[Any] = [None] * program.places
-        if program.consts:
-            known = self._consts.get(program)
-            if known is None:
-                known = self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
-            for (_, place), handle in zip(program.consts, known, strict=True):
-                alive[place] = handle
+        for (_, place), handle in zip(program.consts, self._constants(program), strict=True):
+            alive[place] = handle
         for place, handle in zip(program.inputs, inputs, strict=True):
             if place >= 0:
                 alive[place] = handle
@@ -260,6 +255,12 @@ class Run:
             for place in dying:
                 alive[place] = None
         return [_literal(output) if isinstance(output, Literal) else alive[output] for output in program.outputs]
+
+    def _constants(self, program: Program) -> list[Handle]:
+        known = self._consts.get(program)
+        if known is None:
+            known = self._consts[program] = [source(self._cache, const) for const, _ in program.consts]
+        return known
 
     def _scan(self, scan: Scan, alive: list[Any], dying: tuple[int, ...]) -> list[Any]:
         """The carries in the end, and what the steps leave, still in pieces."""

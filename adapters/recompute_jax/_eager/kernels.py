@@ -296,8 +296,7 @@ class Program:
 
 def prepared(closed: ClosedJaxpr, *, unroll_scans: bool = False, measure: bool = False) -> Program:
     """The program of a traced function; the same one when asked again in the same configuration of JAX."""
-    config: Any = jax.config  # which has no types
-    way = unroll_scans, measure, config.jax_default_device, config.jax_enable_x64
+    way = unroll_scans, measure, _config.jax_default_device, _config.jax_enable_x64
     ways = _programs.setdefault(closed, {})
     program = ways.get(way)
     if program is None:

@@ -34,40 +34,6 @@ Results = tuple[Any, ...]
 _Plan = Callable[[ClosedJaxpr], PlannedProgram]
 
 
-class Call:
-    """A function without constants that is planned when it is needed, and those that are derived from it."""
-
-    def __init__(self, closed: ClosedJaxpr, plan: _Plan, plan_derived: _Plan) -> None:
-        self.closed = closed
-        self._plan = plan
-        self._planned: PlannedProgram | None = None
-        self._plan_derived = plan_derived
-        self._derived: dict[Any, PlannedCall] = {}
-
-    def run(self, *args: Any) -> Results:
-        """As planned."""
-        if self._planned is None:
-            self._planned = self._plan(self.closed)
-        return self.plain(*args) if self._planned.emitted is None else tuple(self._planned(args))
-
-    def plain(self, *args: Any) -> Results:
-        """As it is."""
-        return tuple(jaxpr_as_fun(self.closed)(*args))
-
-    def made_of(self, closed: ClosedJaxpr) -> PlannedCall:
-        """Another function, made of this one, planned within the same budget."""
-        return PlannedCall(Call(closed, self._plan_derived, self._plan_derived))
-
-    def derived(self, key: Any, fn: Callable[..., Any], avals: Sequence[Any]) -> PlannedCall:
-        """A function of arguments of these types that is made of this one, planned within the same budget."""
-        if key not in self._derived:
-            self._derived[key] = self.made_of(trace(fn, avals))
-        return self._derived[key]
-
-    def __repr__(self) -> str:
-        return "Call"
-
-
 def _chosen(fn: Callable[..., Results], places: Sequence[int], args: Sequence[Any]) -> Callable[..., Results]:
     """A function of the arguments at these places alone."""
 
@@ -120,29 +86,45 @@ class _Operation(_HiPrim):  # type: ignore[misc]  # JAX's
 
 
 class PlannedCall(_Operation):
-    """A planned function."""
+    """A function without constants that is planned when it is needed, and those that are made of it."""
 
-    call: Call
+    jaxpr: ClosedJaxpr
 
-    def __init__(self, call: Call) -> None:
-        self.in_avals = tuple(call.closed.in_avals)
-        self.out_aval = tuple(call.closed.out_avals)
-        self.params = {"jaxpr": call.closed, "call": call}
-        self.effects = frozenset(call.closed.effects)
+    def __init__(self, closed: ClosedJaxpr, plan: _Plan, plan_derived: _Plan) -> None:
+        self.in_avals = tuple(closed.in_avals)
+        self.out_aval = tuple(closed.out_avals)
+        self.params = {"jaxpr": closed}
+        self.effects = frozenset(closed.effects)
+        self._plan = plan
+        self._planned: PlannedProgram | None = None
+        self._plan_derived = plan_derived
+        self._derived: dict[Any, PlannedCall] = {}
         super().__init__()
 
     def plain(self, *args: Any) -> Results:
-        return self.call.plain(*args)
+        return tuple(jaxpr_as_fun(self.jaxpr)(*args))
 
     def expand(self, *args: Any) -> Results:
-        return self.call.run(*args)
+        if self._planned is None:
+            self._planned = self._plan(self.jaxpr)
+        return self.plain(*args) if self._planned.emitted is None else tuple(self._planned(args))
+
+    def made_of(self, closed: ClosedJaxpr) -> PlannedCall:
+        """Another function, made of this one, planned within the same budget."""
+        return PlannedCall(closed, self._plan_derived, self._plan_derived)
+
+    def _made_once(self, key: Any, fn: Callable[..., Any], avals: Sequence[Any]) -> PlannedCall:
+        """That of a function of arguments of these types."""
+        if key not in self._derived:
+            self._derived[key] = self.made_of(trace(fn, avals))
+        return self._derived[key]
 
     def vjp_fwd(self, moving: Any, *args: Any) -> tuple[Any, Any]:
         places = _moving(moving, self.in_avals)
         number = self.number(places)
         if number is None:
             return self(*args), _Kept(places, None, args)
-        made = self.call.derived(places, self._value_and_gradient(places, number), self.in_avals)(*args)
+        made = self._made_once(places, self._value_and_gradient(places, number), self.in_avals)(*args)
         count = len(self.out_aval)
         return made[:count], _Kept(places, number, made[count:])
 
@@ -167,7 +149,7 @@ class PlannedCall(_Operation):
             floats = _inexact(self.out_aval)
             given = [_instantiate(slopes[at]) for at in floats]
             avals = [*self.in_avals, *(self.out_aval[at] for at in floats)]
-            backward = self.call.derived(("back", kept.places), self._backward(kept.places, floats), avals)
+            backward = self._made_once(("back", kept.places), self._backward(kept.places, floats), avals)
             back = backward(*kept.arrays, *given)
         elif not isinstance(factor := slopes[kept.number], Zero):
             back = [gradient * factor.astype(gradient.dtype) for gradient in kept.arrays]
@@ -178,7 +160,7 @@ class PlannedCall(_Operation):
     def _value_and_gradient(self, places: Sequence[int], result: int) -> Callable[..., Results]:
         def run(*args: Any) -> Results:
             def number(*moving: Any) -> tuple[Any, Results]:
-                made = _chosen(self.call.plain, places, args)(*moving)
+                made = _chosen(self.plain, places, args)(*moving)
                 return made[result], made
 
             moving = [args[at] for at in places]
@@ -194,7 +176,7 @@ class PlannedCall(_Operation):
             args, given = values[:count], values[count:]
 
             def differentiable(*moving: Any) -> list[Any]:
-                made = _chosen(self.call.plain, places, args)(*moving)
+                made = _chosen(self.plain, places, args)(*moving)
                 return [made[at] for at in floats]
 
             _, back = jax.vjp(differentiable, *[args[at] for at in places])
@@ -327,9 +309,9 @@ def _rule(*given: Any, _prim: Any) -> Any:
         whole = trace(_prim.plain, map(jax.typeof, values))
         return _checked(*context, whole.jaxpr, whole.consts, enabled, structure, *flat, *values)
     types = [jax.typeof(value) for value in (*flat, *values)]
-    checking, tree, _ = _checking(*context, _prim.call.closed, enabled, structure, *types)
+    checking, tree, _ = _checking(*context, _prim.jaxpr, enabled, structure, *types)
     checked = ClosedJaxpr(lifted(checking).jaxpr, ())
-    return tree_util.tree_unflatten(tree, _prim.call.made_of(checked)(*checking.consts, *flat, *values))
+    return tree_util.tree_unflatten(tree, _prim.made_of(checked)(*checking.consts, *flat, *values))
 
 
 checkify.error_checks[call_hi_primitive_p] = _rule

@@ -129,7 +129,8 @@ class Candidate:
 
     def emitted(self, steps: Sequence[Region], gate: Gate) -> ClosedJaxpr:
         """The function that follows the plan."""
-        return _emitted(self.fitted.flat, self.segments, steps, gate)
+        flat = self.fitted.flat
+        return flat.trace(emit(self.segments, flat.outvars, steps, gate))
 
     def recipe(self, steps: Sequence[Region], gate: Gate) -> Recipe:
         """The same in numbers."""
@@ -164,11 +165,7 @@ def follow(flat: Flat, recipe: Recipe, name: str) -> tuple[ClosedJaxpr, Segments
     steps = regions_of(segments, [recipe.order[start:stop] for start, stop in cuts])
     for number in recipe.free:
         steps[number].is_open = True
-    return _emitted(flat, segments, steps, recipe.gate), segments
-
-
-def _emitted(flat: Flat, segments: Segments, steps: Sequence[Region], gate: Gate) -> ClosedJaxpr:
-    return flat.trace(emit(segments, flat.outvars, steps, gate))
+    return flat.trace(emit(segments, flat.outvars, steps, recipe.gate)), segments
 
 
 def as_body(closed: ClosedJaxpr, planned: ClosedJaxpr) -> ClosedJaxpr | None:

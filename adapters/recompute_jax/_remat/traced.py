@@ -26,7 +26,7 @@ from recompute.planners import PlanError
 from recompute_jax._program.calls import Chosen, Shardings, released
 from recompute_jax._program.jaxpr import flatten, lifted, refuse_ref, short
 from recompute_jax._program.segments import segment
-from recompute_jax._remat.differentiated import Call, PlannedCall
+from recompute_jax._remat.differentiated import PlannedCall
 from recompute_jax._remat.options import Options
 from recompute_jax._remat.recipe import fingerprint, follow
 from recompute_jax._remat.report import PlannedProgram, RematPlan, SavedPlan, Trial, made_with, report_of
@@ -206,7 +206,7 @@ def _call(asked: Asked, latest: list[RematPlan]) -> PlannedCall:
         searched = replace(options, saved=None)
         return _make(Asked(closed, f"the gradient of {name}", searched, [*arguments, *more]), latest)
 
-    return PlannedCall(Call(whole, planned, derived))
+    return PlannedCall(whole, planned, derived)
 
 
 def _make(asked: Asked, latest: list[RematPlan]) -> PlannedProgram:
