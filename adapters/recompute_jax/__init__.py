@@ -8,7 +8,7 @@ How a function becomes a planned function (`planned`), one folder a stage; impor
     _control    conditionals and scans that pass values to each other keep fewer of them: they run equations of a branch
                 again (`branches`), and steps of a scan in blocks (`body`, `groups`, `shapes`, `rewrite`, `loops`)
     _program    the traced function: flat equations (`jaxpr`), the `segments` that XLA makes from them and their costs,
-                and a planned order of segments as equations again (`emit`): regions behind `gates`
+                and a planned order of segments as equations again, in regions behind gates (`emit`)
 
     _eager      the other way: `evaluate` runs the equations one by one through the cache, `ap` a function as one,
                 and in a `budget` block whatever JAX is called for

@@ -19,8 +19,7 @@ jax = pytest.importorskip("jax", reason="the extra 'jax' is not installed")
 from _jax_programs import functions  # noqa: E402  # after importorskip
 from jax.extend.core import jaxpr_as_fun  # noqa: E402  # after importorskip
 
-from recompute_jax._program.emit import regions  # noqa: E402  # after importorskip
-from recompute_jax._program.gates import GATES  # noqa: E402  # after importorskip
+from recompute_jax._program.emit import GATES, regions  # noqa: E402  # after importorskip
 from recompute_jax._program.jaxpr import flatten  # noqa: E402  # after importorskip
 from recompute_jax._remat.candidates import Candidates, Planning  # noqa: E402  # after importorskip
 from recompute_jax._remat.recipe import (  # noqa: E402  # after importorskip

@@ -19,7 +19,6 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 
 from recompute import planners
 from recompute.planners import PlanError
-from recompute_jax._program.gates import zeros
 from recompute_jax._program.jaxpr import (
     Atom,
     Flat,
@@ -31,6 +30,7 @@ from recompute_jax._program.jaxpr import (
     run_equation,
     short,
     typed,
+    zeros,
 )
 from recompute_jax._program.segments import VIEWS, Segment, Segments, nbytes, peak, segment
 

@@ -2,6 +2,14 @@
 
 XLA orders what is in one region as it likes, and one comes after the other. Values that move to the memory of the host
 and come back, instead of being repeated, do so by segments like others.
+
+Gates keep XLA from merging a recomputation with the first run, and from starting it too early. Each makes a recomputed
+region depend on the newest value before it. `holds` is a predicate that is always true, read from the bits of that
+value, so that no compiler can know.
+
+branch    the region is a branch of a conditional: nothing is copied, merged, or fused with what is outside
+select    the smallest operand of what begins the region goes through `select(holds, x, 0)`: XLA may still fuse over it
+barrier   operands go through `jax.lax.optimization_barrier`; XLA on CPU removes it before it merges
 """
 
 from __future__ import annotations
@@ -10,16 +18,16 @@ from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn, Primitive, Var
+from jax.interpreters import ad, batching, mlir
 
 from recompute.planners import last_uses
-from recompute_jax._program.gates import Gate, can_hold, holds, zeros
-from recompute_jax._program.jaxpr import bind, read, trace, typed
+from recompute_jax._program.jaxpr import Atom, bind, explicit_sharding, is_elsewhere, read, trace, typed, zeros
 from recompute_jax._program.segments import Segment, Segments, kind, nbytes
 
 LENGTH: Final = 16  # segments in a region, which XLA orders as it likes
@@ -190,12 +198,63 @@ def _transfer(var: Var, space: Any, result: Var | None) -> JaxprEqn:
     return moving
 
 
+Gate = Literal["branch", "select", "barrier"]
+GATES: Final[tuple[Gate, ...]] = ("branch", "select", "barrier")
+
+_holds: Final = Primitive("recompute_holds")
+
+
+def holds(value: jax.Array) -> jax.Array:
+    """True, but only once `value` (of at least one element) is known; one predicate for a whole batch under vmap."""
+    return _bind(value)  # type: ignore[no-any-return]  # a scalar
+
+
+def _bind(*values: Any) -> Any:
+    return _holds.bind(*values)  # type: ignore[no-untyped-call]  # JAX's own
+
+
+def can_hold(aval: Any) -> bool:
+    """Whether a predicate can be read from such a value."""
+    return hasattr(aval, "dtype") and 0 not in aval.shape and aval.dtype.name != "float0" and not is_elsewhere(aval)
+
+
+def _compute(value: Any) -> Any:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    if explicit_sharding(jax.typeof(value)) is None:
+        first = lax.squeeze(lax.slice(value, (0,) * value.ndim, (1,) * value.ndim), range(value.ndim))
+    else:
+        first = value  # no single element of it can be had by a slice
+    if jnp.issubdtype(first.dtype, jnp.complexfloating):
+        first = lax.real(first)
+    if jnp.issubdtype(first.dtype, jnp.floating):
+        first = lax.bitcast_convert_type(first, f"uint{first.dtype.itemsize * 8}")
+    elif first.dtype == jnp.bool_ or first.dtype.itemsize < 1 or first.dtype.name.endswith(("int4", "int2")):
+        first = lax.convert_element_type(first, jnp.int32)
+    one = lax.full_like(first, 1)
+    bit = lax.ne(lax.bitwise_or(first, one), lax.full_like(first, 0))
+    return jnp.all(bit) if bit.ndim else bit
+
+
+def _batch(arguments: Any, axes: Any) -> Any:
+    return _bind(*arguments), None
+
+
+def _jvp(primals: Any, tangents: Any) -> Any:
+    return _bind(*primals), ad.Zero(jax.core.ShapedArray((), jax.dtypes.float0))
+
+
+_holds.def_impl(jax.jit(_compute))  # type: ignore[no-untyped-call]  # JAX's own
+_holds.def_abstract_eval(lambda value: jax.core.ShapedArray((), jnp.dtype(bool)))  # type: ignore[no-untyped-call]  # JAX's own
+batching.primitive_batchers[_holds] = _batch
+ad.primitive_jvps[_holds] = _jvp
+mlir.register_lowering(_holds, mlir.lower_fun(_compute, multiple_results=False))
+
+
 _CONVOLUTION: Final = "conv_general_dilated"
 
 
-def emit(
-    segments: Segments, outvars: Sequence[Var | Literal], steps: Sequence[Region], gate: Gate
-) -> Callable[..., list[Any]]:
+def emit(segments: Segments, outvars: Sequence[Atom], steps: Sequence[Region], gate: Gate) -> Callable[..., list[Any]]:
     """A function of the sources (constants first) that returns the values of `outvars`."""
     parts = segments.segments
     through = _GATED[gate]

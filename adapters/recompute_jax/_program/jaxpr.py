@@ -1,14 +1,16 @@
-"""A jaxpr as one list of equations: calls are inlined, equations that nothing needs are left out."""
+"""A jaxpr as one list of equations, calls inlined and without what nothing needs; and what types of values say."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
@@ -236,3 +238,33 @@ def where(eqn: Any) -> str:
 def short(aval: Any) -> str:
     """A type as "float32[8,128]"."""
     return str(aval.str_short())
+
+
+def zeros(aval: Any) -> Any:
+    """Zeros of this type; keys of zeros."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        shape = (*aval.shape, *aval.dtype._impl.key_shape)
+        return jax.random.wrap_key_data(jnp.zeros(shape, jnp.uint32), impl=aval.dtype._impl.name)
+    sharding = explicit_sharding(aval)
+    with nullcontext() if sharding is None else jax.sharding.use_abstract_mesh(sharding.mesh):
+        made = lax.full(aval.shape, 0, aval.dtype, sharding=sharding)
+    varying = varying_axes(aval)
+    if varying:
+        made = lax.pcast(made, varying, to="varying")
+    return jax.device_put(made, aval.memory_space) if is_elsewhere(aval) else made
+
+
+def is_elsewhere(aval: Any) -> bool:
+    """Whether such a value is in another memory than that of the device."""
+    return bool(getattr(aval, "memory_space", jax.memory.Space.Device) != jax.memory.Space.Device)
+
+
+def varying_axes(aval: Any) -> tuple[str, ...]:
+    """The axes of a `shard_map` around over which the value differs."""
+    return tuple(sorted(getattr(getattr(aval, "manual_axis_type", None), "varying", ())))
+
+
+def explicit_sharding(aval: Any) -> Any:
+    """The sharding that is part of the type; None: there is none."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding if sharding is not None and any(sharding.spec) else None

@@ -18,8 +18,7 @@ from recompute import planners
 from recompute.planners import PlanError, ProgramPlan
 from recompute_jax._control.branches import Choice, branch_groups, joined, kept
 from recompute_jax._control.loops import Looped, Loops
-from recompute_jax._program.emit import LENGTH, order_with_moves, with_moves
-from recompute_jax._program.gates import Gate
+from recompute_jax._program.emit import LENGTH, Gate, order_with_moves, with_moves
 from recompute_jax._program.jaxpr import Flat, flatten
 from recompute_jax._program.segments import INSIDE, Segment, Segments, inside, nbytes, nesting, peak, segment
 from recompute_jax._remat.recipe import Candidate, Fitted, Recipe, as_body

@@ -23,8 +23,7 @@ from jax.experimental import hijax
 from jax.experimental.hijax import Zero
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, unmapped_aval
 
-from recompute_jax._program.gates import varying_axes
-from recompute_jax._program.jaxpr import lifted, trace
+from recompute_jax._program.jaxpr import lifted, trace, varying_axes
 from recompute_jax._remat.report import PlannedProgram
 
 _HiPrim: Any = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive  # the name before JAX 0.11

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 import jax
 import jax.numpy as jnp
 
-from recompute_jax._program.gates import GATES, Gate, zeros
-from recompute_jax._program.jaxpr import Flat, run_equation
+from recompute_jax._program.emit import GATES, Gate
+from recompute_jax._program.jaxpr import Flat, run_equation, zeros
 from recompute_jax._program.segments import Segment
 from recompute_jax._remat.recipe import fingerprint
 from recompute_jax._remat.report import SavedPlan

@@ -23,7 +23,7 @@ from recompute_jax._program.calls import (
     released,
     shardings_of,
 )
-from recompute_jax._program.gates import Gate
+from recompute_jax._program.emit import Gate
 from recompute_jax._remat.differentiated import is_check
 from recompute_jax._remat.options import Costs, Options
 from recompute_jax._remat.report import RematPlan, SavedPlan

@@ -21,8 +21,7 @@ from recompute_jax._control.groups import Group, Mode, groups_of
 from recompute_jax._control.loops import Looped, split
 from recompute_jax._control.rewrite import rewrite
 from recompute_jax._control.shapes import Part, Shape
-from recompute_jax._program.emit import LENGTH, Region, emit, order_with_moves, regions, regions_of, with_moves
-from recompute_jax._program.gates import Gate
+from recompute_jax._program.emit import LENGTH, Gate, Region, emit, order_with_moves, regions, regions_of, with_moves
 from recompute_jax._program.jaxpr import Flat, flatten, short
 from recompute_jax._program.segments import Segments, segment
 

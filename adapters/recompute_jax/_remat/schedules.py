@@ -23,9 +23,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from recompute.text import format_bytes
-from recompute_jax._program.emit import Region, updates_apart
-from recompute_jax._program.gates import Gate, explicit_sharding, varying_axes
-from recompute_jax._program.jaxpr import lifted
+from recompute_jax._program.emit import Gate, Region, updates_apart
+from recompute_jax._program.jaxpr import explicit_sharding, lifted, varying_axes
 from recompute_jax._program.segments import nbytes, size_of
 from recompute_jax._remat.options import Options
 from recompute_jax._remat.recipe import Candidate, Recipe

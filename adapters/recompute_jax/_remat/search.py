@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 from recompute import BudgetError
 from recompute.planners import PlanError
 from recompute.text import format_bytes
-from recompute_jax._program.emit import LENGTH
-from recompute_jax._program.gates import Gate, explicit_sharding
-from recompute_jax._program.jaxpr import flatten
+from recompute_jax._program.emit import LENGTH, Gate
+from recompute_jax._program.jaxpr import explicit_sharding, flatten
 from recompute_jax._program.segments import size_of
 from recompute_jax._remat.candidates import Candidates, Planning
 from recompute_jax._remat.ladder import Ladder, cheapest
