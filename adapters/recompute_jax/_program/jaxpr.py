@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax._src.interpreters.partial_eval import convert_constvars_jaxpr  # it has no public name
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.ref import AbstractRef
 
 import recompute as rc
@@ -148,14 +149,7 @@ def bind(equation: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 def lifted(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same with its constants as first arguments."""
-    if not closed.consts:
-        return closed
-    count = len(closed.consts)
-
-    def run(*values: Any) -> Any:
-        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, values[:count]))(*values[count:])
-
-    return trace(run, [var.aval for var in (*closed.jaxpr.constvars, *closed.jaxpr.invars)])
+    return ClosedJaxpr(convert_constvars_jaxpr(closed.jaxpr), ()) if closed.consts else closed
 
 
 def trace(fn: Callable[..., Any], avals: Iterable[Any]) -> ClosedJaxpr:

@@ -309,8 +309,7 @@ def _rule(*given: Any, _prim: Any) -> Any:
         return _checked(*context, whole.jaxpr, whole.consts, enabled, structure, *flat, *values)
     types = [jax.typeof(value) for value in (*flat, *values)]
     checking, tree, _ = _checking(*context, _prim.jaxpr, enabled, structure, *types)
-    checked = ClosedJaxpr(lifted(checking).jaxpr, ())
-    return tree_util.tree_unflatten(tree, _prim.made_of(checked)(*checking.consts, *flat, *values))
+    return tree_util.tree_unflatten(tree, _prim.made_of(lifted(checking))(*checking.consts, *flat, *values))
 
 
 checkify.error_checks[call_hi_primitive_p] = _rule

@@ -193,7 +193,6 @@ class Traces:
 
 def _call(asked: Asked, latest: list[RematPlan]) -> PlannedCall:
     """The function as one operation of its constants and arguments."""
-    whole = ClosedJaxpr(lifted(asked.closed).jaxpr, ())
     name, options = asked.name, asked.options  # what keeps no traced value
     undonated = [argument._replace(donated=False) for argument in asked.arguments]
     arguments = [*[Argument()] * len(asked.closed.consts), *undonated]
@@ -206,7 +205,7 @@ def _call(asked: Asked, latest: list[RematPlan]) -> PlannedCall:
         searched = replace(options, saved=None)
         return _make(Asked(closed, f"the gradient of {name}", searched, [*arguments, *more]), latest)
 
-    return PlannedCall(whole, planned, derived)
+    return PlannedCall(lifted(asked.closed), planned, derived)
 
 
 def _make(asked: Asked, latest: list[RematPlan]) -> PlannedProgram:
