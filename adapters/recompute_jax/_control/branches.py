@@ -112,17 +112,12 @@ class BranchGroup:
                 outside.update(atom for atom in eqn.invars if isinstance(atom, Var))
         self.required = [[at for at, var in enumerate(eqn.outvars) if var in outside] for eqn in self.equations]
         """Which results of each conditional others read, by place."""
-        self.optional = [
-            var
-            for eqn, places in zip(self.equations, self.required, strict=True)
-            for at, var in enumerate(eqn.outvars)
-            if at not in places
-        ]
 
     @property
     def size(self) -> int:
         """Bytes of what need not be kept."""
-        return sum(nbytes(var.aval) for var in self.optional)
+        pairs = zip(self.equations, self.required, strict=True)
+        return sum(nbytes(var.aval) for eqn, places in pairs for at, var in enumerate(eqn.outvars) if at not in places)
 
     def wanted(self, branch: Branch, at: int) -> list[Atom]:
         """What the others read of one conditional."""

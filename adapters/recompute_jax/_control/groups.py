@@ -76,11 +76,6 @@ class Group:
         """All that could be stacked, in order: what the scans stack and what their steps make."""
         return list(dict.fromkeys([*self.maker, *(var for body in self.bodies for var in body.maker)]))
 
-    @property
-    def optional(self) -> list[Var]:
-        """The outside variables of the stacks that need not be kept."""
-        return [outer for outer, var in self.inner.items() if var not in self.fixed]
-
     def name(self, body: Body, place: int) -> Var | None:
         """The stack that is read there, by its name; by its outside variable if none of the group makes it."""
         atom = body.stacked[place]

@@ -92,7 +92,6 @@ class Kernel:
         "_cost",
         "_holes",
         "_measure",
-        "_several",
         "_surroundings",
         "_template",
         "nbytes",
@@ -105,7 +104,6 @@ class Kernel:
         self.__name__ = f"{equation.primitive.name} ({where})" if where else equation.primitive.name
         self.once = once  # it has effects
         self._bind = _function_of(equation)
-        self._several = len(equation.outvars) != 1
         self._measure = measure
         self._template = [_array(atom) if isinstance(atom, Literal) else None for atom in equation.invars]
         self._holes = [place for place, atom in enumerate(equation.invars) if isinstance(atom, Var)]
@@ -152,7 +150,7 @@ class Kernel:
                 if self.once or not make_room(error, payloads, sum(self.nbytes)):
                     raise
             else:
-                return results if self._several or type(results) is not list else results[0]
+                return results[0] if len(self.nbytes) == 1 and type(results) is list else results
 
     def _timed(self, payloads: tuple[Any, ...]) -> tuple[Any, float]:
         """Run it more than once, and find out what it costs: the results, seconds."""

@@ -275,8 +275,6 @@ class _Bodies:
         self._how = replace(how, offload=False, depth=max(0, (how.depth or 0) - 1))
         self._candidates: dict[int, tuple[ClosedJaxpr, Candidates]] = {}
         """By id of a body."""
-        self._inside: dict[int, tuple[JaxprEqn, int]] = {}
-        """By id of an equation: bytes in use inside of it."""
         self._planned: dict[tuple[int, int], Candidate] = {}
         """By id of a body, and room."""
 
@@ -286,7 +284,7 @@ class _Bodies:
         outside.update(var for var in flat.outvars if isinstance(var, Var))  # no temporaries
         rooms: dict[int, int] = {}
         for number, eqn in enumerate(flat.equations):
-            needed = self._needed(eqn)
+            needed = inside(eqn)
             around = {var for var in (*eqn.invars, *eqn.outvars) if isinstance(var, Var) and var not in outside}
             room = max(0, int(_INSIDE * (given - sum(nbytes(var.aval) for var in around)))) if needed else 0
             if needed > room:
@@ -316,13 +314,6 @@ class _Bodies:
             fitted = self._fitted(flat, numbers, plan, 0)
             if fitted.bodies:
                 yield fitted
-
-    def _needed(self, eqn: JaxprEqn) -> int:
-        if not _bodies(eqn):
-            return 0
-        if id(eqn) not in self._inside:
-            self._inside[id(eqn)] = eqn, inside(eqn)
-        return self._inside[id(eqn)][1]
 
     def _of(self, closed: ClosedJaxpr) -> Candidates:
         if id(closed) not in self._candidates:

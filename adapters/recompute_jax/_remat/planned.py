@@ -215,8 +215,7 @@ class PlannedFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         args, kwargs = self._hold(args, kwargs)
-        inside = is_inside(args, kwargs)
-        return self._jitted(inside, shardings_of(args, kwargs))(*args, **kwargs)  # type: ignore[no-any-return]  # of `jax.jit`, which forgets it
+        return self._jitted(args, kwargs, inside=is_inside(args, kwargs))(*args, **kwargs)  # type: ignore[no-any-return]  # of `jax.jit`, which forgets it
 
     @property
     def plan(self) -> Plans[P]:
@@ -240,7 +239,7 @@ class PlannedFunction(Generic[P, R]):
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Plan and trace, as `jax.jit(fn).trace` does."""
         args, kwargs = self._hold(args, kwargs)
-        return self._jitted(False, shardings_of(args, kwargs)).trace(*args, **kwargs)
+        return self._jitted(args, kwargs, inside=False).trace(*args, **kwargs)
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The types of the results, as `jax.jit(fn).eval_shape` gives them; nothing is planned."""
@@ -256,7 +255,7 @@ class PlannedFunction(Generic[P, R]):
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Plan and lower, as `jax.jit(fn).lower` does."""
         args, kwargs = self._hold(args, kwargs)
-        return self._jitted(False, shardings_of(args, kwargs)).lower(*args, **kwargs)
+        return self._jitted(args, kwargs, inside=False).lower(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method, if it is an attribute of an instance: as functions are."""
@@ -274,16 +273,11 @@ class PlannedFunction(Generic[P, R]):
         dynamic = self._chosen.without(args, kwargs)
         return self._chosen.filled(args, kwargs, tree_util.tree_map(held, dynamic))
 
-    def _jitted(self, inside: bool, shardings: Shardings) -> Any:
-        jitted = self._jits.get((inside, shardings))
-        if jitted is None:
-            options = None if inside else self._options.flags or None
-            following = self._following(inside, shardings)
-            jitted = jax.jit(following, compiler_options=options, **self._jit_options)
-            self._jits[inside, shardings] = jitted
-        return jitted
+    def _jitted(self, args: Any, kwargs: Any, *, inside: bool) -> Any:
+        shardings = shardings_of(args, kwargs)
+        if (inside, shardings) in self._jits:
+            return self._jits[inside, shardings]
 
-    def _following(self, inside: bool, shardings: Shardings) -> Callable[..., Any]:
         def follow(*args: Any, **kwargs: Any) -> Any:
             if jax.config.values["jax_disable_jit"] or looks_for_nans(args, kwargs):
                 return self._run(*args, **kwargs)
@@ -297,4 +291,6 @@ class PlannedFunction(Generic[P, R]):
             return tree_util.tree_unflatten(traced.tree, program(traced.leaves))
 
         update_wrapper(follow, self._fn, updated=())
-        return follow
+        options = None if inside else self._options.flags or None
+        jitted = self._jits[inside, shardings] = jax.jit(follow, compiler_options=options, **self._jit_options)
+        return jitted
