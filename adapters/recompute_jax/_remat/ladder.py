@@ -6,7 +6,7 @@ uniform shapes, which are what `jax.checkpoint` makes of a scan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from math import ceil, log
@@ -48,21 +48,18 @@ class Ladder:
         return _worth(dear, [])
 
     def _climb(self, low: int, high: int, before: Candidate | None) -> list[Candidate]:
+        """Of those for each budget, made from the one before and anew, the ones that are cheaper than all before."""
         count = max(1, ceil(log(max(1.0, high / max(1, low))) / -log(self._step)))
         plans: list[Candidate] = []
         for place in range(count, -1, -1):
             given = max(2, int(high * self._step**place))
-            for made in self._plans(given, self._effort / (count + 1), before):
-                if before is None or made.overhead < before.overhead - _SAME:
-                    before = made
-                    plans.append(made)
+            for start in (None,) if before is None else (before, None):
+                with suppress(PlanError):
+                    made = self._candidates.candidate(given, self._effort / (count + 1), start)
+                    if before is None or made.overhead < before.overhead - _SAME:
+                        before = made
+                        plans.append(made)
         return plans
-
-    def _plans(self, given: int, effort: float, before: Candidate | None) -> Iterator[Candidate]:
-        """Made from the one before, and anew."""
-        for start in (None,) if before is None else (before, None):
-            with suppress(PlanError):
-                yield self._candidates.candidate(given, effort, start)
 
 
 def _worth(plans: list[Candidate], uniform: list[Candidate]) -> list[Candidate]:
