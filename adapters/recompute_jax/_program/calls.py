@@ -91,17 +91,15 @@ Shardings = tuple[tuple[int, Any], ...]
 """Of the leaves that are on several devices, by number."""
 
 
-def is_inside(args: Any, kwargs: Any) -> bool:
+def is_inside(leaves: Sequence[Any]) -> bool:
     """Whether JAX transforms or compiles what calls this."""
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in tree_util.tree_leaves((args, kwargs))):
-        return True
-    return not trace_state_clean()
+    return not trace_state_clean() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
 
-def shardings_of(args: Any, kwargs: Any) -> Shardings:
+def shardings_of(leaves: Sequence[Any]) -> Shardings:
     """Of the leaves that are on several devices, by number; of those being differentiated, too."""
     shardings: list[tuple[int, Any]] = []
-    for at, leaf in enumerate(tree_util.tree_leaves((args, kwargs))):
+    for at, leaf in enumerate(leaves):
         while isinstance(leaf, jax.core.Tracer):
             leaf = getattr(leaf, "primal", None)
         sharding = getattr(leaf, "sharding", None)

@@ -20,7 +20,6 @@ from recompute_jax._program.calls import (
     is_function,
     is_inside,
     looks_for_nans,
-    released,
     shardings_of,
 )
 from recompute_jax._program.emit import Gate
@@ -204,18 +203,17 @@ class PlannedFunction(Generic[P, R]):
     def __init__(self, fn: Callable[P, R], options: Options, jit_options: dict[str, Any]) -> None:
         update_wrapper(self, fn, updated=())
         self._fn = fn
-        self._run = released(fn)
-        self._chosen = Chosen(fn, jit_options["static_argnums"], jit_options["static_argnames"])
+        self._static = Chosen(fn, jit_options["static_argnums"], jit_options["static_argnames"])
+        self._static_options = {name: value for name, value in jit_options.items() if name.startswith("static")}
         self._options = options
         self._jit_options = jit_options
-        self._static = {name: value for name, value in jit_options.items() if name.startswith("static")}
         self._traces = Traces(fn, options, jit_options)
         self._jits: dict[tuple[bool, Shardings], Any] = {}
         """Part of something that JAX transforms or compiles, or compiled here, for arguments on these devices."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        args, kwargs = self._hold(args, kwargs)
-        return self._jitted(args, kwargs, inside=is_inside(args, kwargs))(*args, **kwargs)  # type: ignore[no-any-return]  # of `jax.jit`, which forgets it
+        args, kwargs, leaves = self._hold(args, kwargs)
+        return self._jitted(leaves, inside=is_inside(leaves))(*args, **kwargs)  # type: ignore[no-any-return]  # of `jax.jit`, which forgets it
 
     @property
     def plan(self) -> Plans[P]:
@@ -223,9 +221,8 @@ class PlannedFunction(Generic[P, R]):
         return Plans(self._plan, self._traces.latest)
 
     def _plan(self, *args: Any, **kwargs: Any) -> RematPlan:
-        args, kwargs = self._hold(args, kwargs)
-        inside = is_inside(args, kwargs)
-        shardings = shardings_of(args, kwargs)
+        args, kwargs, leaves = self._hold(args, kwargs)
+        inside, shardings = is_inside(leaves), shardings_of(leaves)
         made: list[RematPlan] = []
 
         def look(*args: Any, **kwargs: Any) -> int:
@@ -233,18 +230,18 @@ class PlannedFunction(Generic[P, R]):
             return 0
 
         update_wrapper(look, self._fn, updated=())
-        jax.jit(look, **self._static).trace(*args, **kwargs)
+        jax.jit(look, **self._static_options).trace(*args, **kwargs)
         return made[0]
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Plan and trace, as `jax.jit(fn).trace` does."""
-        args, kwargs = self._hold(args, kwargs)
-        return self._jitted(args, kwargs, inside=False).trace(*args, **kwargs)
+        args, kwargs, leaves = self._hold(args, kwargs)
+        return self._jitted(leaves, inside=False).trace(*args, **kwargs)
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The types of the results, as `jax.jit(fn).eval_shape` gives them; nothing is planned."""
-        args, kwargs = self._hold(args, kwargs)
-        plain: Any = jax.jit(self._run, **self._static)
+        args, kwargs, _ = self._hold(args, kwargs)
+        plain: Any = jax.jit(self._traces.run, **self._static_options)
         return plain.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
@@ -254,8 +251,8 @@ class PlannedFunction(Generic[P, R]):
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Plan and lower, as `jax.jit(fn).lower` does."""
-        args, kwargs = self._hold(args, kwargs)
-        return self._jitted(args, kwargs, inside=False).lower(*args, **kwargs)
+        args, kwargs, leaves = self._hold(args, kwargs)
+        return self._jitted(leaves, inside=False).lower(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method, if it is an attribute of an instance: as functions are."""
@@ -266,28 +263,30 @@ class PlannedFunction(Generic[P, R]):
         budget = f"{size:,} bytes" if share is None else f"{share:g} of the peak"
         return f"<{name_of(self._fn)} planned within {budget}>"
 
-    def _hold(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Functions among the leaves, as modules of equinox have, are part of the structure: they are not traced."""
-        if not any(map(is_function, tree_util.tree_leaves((args, kwargs)))):
-            return args, kwargs
-        dynamic = self._chosen.without(args, kwargs)
-        return self._chosen.filled(args, kwargs, tree_util.tree_map(held, dynamic))
+    def _hold(self, args: Any, kwargs: Any) -> tuple[Any, Any, list[Any]]:
+        """The arguments, and their leaves. Functions, as modules of equinox have, become part of the structure."""
+        leaves = tree_util.tree_leaves((args, kwargs))
+        if any(map(is_function, leaves)):
+            dynamic = self._static.without(args, kwargs)
+            args, kwargs = self._static.filled(args, kwargs, tree_util.tree_map(held, dynamic))
+            leaves = tree_util.tree_leaves((args, kwargs))
+        return args, kwargs, leaves
 
-    def _jitted(self, args: Any, kwargs: Any, *, inside: bool) -> Any:
-        shardings = shardings_of(args, kwargs)
+    def _jitted(self, leaves: Sequence[Any], *, inside: bool) -> Any:
+        shardings = shardings_of(leaves)
         if (inside, shardings) in self._jits:
             return self._jits[inside, shardings]
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             if jax.config.values["jax_disable_jit"] or looks_for_nans(args, kwargs):
-                return self._run(*args, **kwargs)
+                return self._traces.run(*args, **kwargs)
             traced = self._traces(args, kwargs, inside, shardings)
             closed = traced.asked.closed
             if inside and (not closed.effects or any(map(is_check, closed.effects))):
                 return tree_util.tree_unflatten(traced.tree, traced.call(*closed.consts, *traced.leaves))
             program = self._traces.plan(traced)
             if program.emitted is None:
-                return self._run(*args, **kwargs)
+                return self._traces.run(*args, **kwargs)
             return tree_util.tree_unflatten(traced.tree, program(traced.leaves))
 
         update_wrapper(follow, self._fn, updated=())

@@ -123,7 +123,8 @@ class Traces:
 
     def __init__(self, fn: Callable[..., Any], options: Options, jit_options: dict[str, Any]) -> None:
         self._fn = fn
-        self._run = released(fn)
+        self.run = released(fn)
+        """The function, of arguments in which functions are held."""
         self._name = name_of(fn)
         self._options = options, replace(options, compiler_options={})
         """Of what is compiled here, and of what is part of something that JAX compiles."""
@@ -155,7 +156,7 @@ class Traces:
             fill = iter(values)
             whole = [next(fill) if traced else leaf for leaf, traced in zip(fixed, dynamic, strict=True)]
             args, kwargs = tree_util.tree_unflatten(structure, whole)
-            return self._run(*args, **kwargs)
+            return self.run(*args, **kwargs)
 
         update_wrapper(run, self._fn, updated=())  # JAX's errors name the function and its line
         avals = [jax.typeof(leaf) for leaf in leaves]
