@@ -52,12 +52,7 @@ class Asked:
     arguments: Sequence[Argument]
 
 
-def look(
-    what: str,
-    closed: ClosedJaxpr,
-    arguments: Sequence[Argument],
-    compiler_options: Mapping[str, Any],
-) -> Trial:
+def look(what: str, closed: ClosedJaxpr, arguments: Sequence[Argument], compiler_options: Mapping[str, Any]) -> Trial:
     """Compile a program for a look at its memory."""
     started = perf_counter()
     options = {**compiler_options, **(_LOOKING if jax.default_backend() == "cpu" else {})}

@@ -103,7 +103,7 @@ class Search:
         return self._search(budget)
 
     def _search(self, budget: int) -> PlannedProgram:
-        """Of the plans that fit, the cheapest that is schedule.
+        """Of the plans that fit, the cheapest that is found.
 
         Small functions have a series of plans (`Ladder`), so that more bytes never cost more (`cheapest`). For others a
         plan is made for the bytes that XLA is expected to make the budget of, and another if it needs more or less.
