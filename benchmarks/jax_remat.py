@@ -27,8 +27,8 @@ from _jax_page import Found, Result, parts
 import recompute as rc
 from recompute import pictures
 from recompute_jax import remat
-from recompute_jax._program.segments import flops as flops_of
 from recompute_jax._program.jaxpr import flatten
+from recompute_jax._program.segments import flops as flops_of
 
 ROUNDS: Final = (3, 21)  # at least and at most
 MEGA: Final = 1e6
