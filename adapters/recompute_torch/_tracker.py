@@ -296,14 +296,13 @@ class Tracker(Storages):
             if isinstance(argument, Tensor):
                 try:
                     storage = storage_below_modes(argument)
-                    handle = storage._recompute  # type: ignore[attr-defined]  # ours
-                except AttributeError:  # it is new
-                    if hasattr(storage, "_passing"):
-                        continue
-                    return False
                 except NotImplementedError:  # it has no storage
                     return False
-                if handle.special or handle.tracker is not self or not node_of(handle).stays:
+                handle = getattr(storage, "_recompute", None)
+                if handle is None:  # it is new
+                    if not hasattr(storage, "_passing"):
+                        return False
+                elif handle.special or handle.tracker is not self or not node_of(handle).stays:
                     return False
             elif type(argument) is list and not self._stay(argument):
                 return False
