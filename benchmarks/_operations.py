@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+import numpy as np
+
 import recompute as rc
 from recompute.testing import ManualClock
 
@@ -159,6 +161,19 @@ def evicting(count: int, steps: int) -> float:
             values.append(rc.ap(work, source, nbytes=SIZE))
         seconds = (perf_counter() - began) / steps
         assert cache.stats().evictions >= steps
+        return seconds
+
+
+def evicting_arrays(steps: int) -> float:
+    """A chain of NumPy arrays of 8 kB, 20 of which fit: each operation copies one, and evicts one."""
+    with rc.Cache(20 * 8_000) as cache:
+        values = [rc.pure(np.ones(1_000))]
+        gc.collect()
+        began = perf_counter()
+        for _ in range(steps):
+            values.append(rc.ap(np.copy, values[-1]))
+        seconds = (perf_counter() - began) / steps
+        assert cache.stats().evictions >= steps - 20
         return seconds
 
 

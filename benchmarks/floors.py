@@ -63,6 +63,8 @@ def measure(quick: bool) -> Report:
         say(f"{candidates:,} candidates")
         runs = [operations.evicting(candidates, 200 if quick else 2_000) for _ in range(2)]
         found[f"an operation that evicts, {candidates:,} candidates"] = min(runs)
+    steps = 200 if quick else 1_500
+    found["an operation that copies and evicts an array"] = min(operations.evicting_arrays(steps) for _ in range(5))
     for name, taken in found.items():
         report.rows.append(Row(name, taken / floor, taken / floor, "floors", f"{1e6 * taken:.3g} us"))
     report.rows.append(Row(KEPT, size, size, "bytes", "by tracemalloc, without the value"))
