@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -23,18 +22,16 @@ from torch._dynamo.utils import counters
 
 import recompute as rc
 from recompute.planners import smallest
-from recompute.text import bytes_or_peak, format_bytes, parse_budget
-from recompute_torch._compile.costs import Allocations, Costs, Meter, Prices, Run, check, drawing_elsewhere
-from recompute_torch._compile.partition import Amount, Boxed, Parts, TooSmall, Watched
+from recompute.text import bytes_or_peak, parse_budget
+from recompute_torch._compile.costs import Costs, Prices, check, drawing_elsewhere
+from recompute_torch._compile.partition import Amount, Boxed, Parts, TooSmall, watching
 from recompute_torch._compile.report import GraphPlan, MakeInputs, Plans
 
 if TYPE_CHECKING:
     from recompute_torch._compile.inductor import Inductor
 
 F = TypeVar("F", bound=Callable[..., Any])
-_OVER: Final = 1.05  # times the budget that a peak may be
 _SMALL: Final = 0.1  # of the peak of another graph
-_FORWARDS: Final = 8  # of a graph that are watched until one of their backwards runs
 Split = Callable[[Amount, GraphPlan], Parts]
 """Plans a graph for so many bytes, notes what came of it, and returns its parts. Raises TooSmall."""
 
@@ -103,7 +100,7 @@ class Backend:
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         plan = GraphPlan(f"graph {len(self.plans)}", 0, 0, 0)
-        watched = _watching(plan, self._compiler.meter)
+        watched = watching(plan, self._compiler.meter)
         try:
             compiled = self._compiler.compile(module, inputs, plan, partial(self._partition, plan), watched)
         except TooSmall as error:
@@ -169,41 +166,6 @@ class Backend:
                 stacklevel=2,
             )
         return code
-
-
-def _watching(plan: GraphPlan, meter_of_step: type[Meter | Allocations]) -> Watched:
-    """Measures one step through a graph: a forward, and the backward that takes what it saved."""
-    forwards: deque[Meter | Allocations] = deque(maxlen=_FORWARDS)
-
-    def watched(late: bool, run: Run, placeholders: Sequence[str]) -> Run:
-        new = [number for number, name in enumerate(placeholders) if "tangents" in name]
-        saved = [number for number, name in enumerate(placeholders) if not name.startswith(("tangents", "primals"))]
-
-        def boxed(args: list[Any]) -> Any:
-            if plan.peak is not None or (late and not forwards):
-                return run(args)
-            if not late:
-                forwards.append(meter_of_step())
-                return forwards[-1].watch(run, args, [])
-            kept = [args[number] for number in saved]
-            meter = next((meter for meter in reversed(forwards) if meter.made(kept)), forwards[-1])
-            forwards.clear()
-            del kept
-            result = meter.watch(run, args, new)
-            plan.peak = meter.peak or None
-            if meter.peak > _OVER * plan.budget:
-                warnings.warn(
-                    f"{plan.name} took {format_bytes(meter.peak)}, more than its budget of "
-                    f"{format_bytes(plan.budget)}; planned were {format_bytes(plan.planned)}, for the shapes that it "
-                    "was compiled with",
-                    stacklevel=2,
-                )
-            return result
-
-        boxed._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
-        return boxed
-
-    return watched
 
 
 _OF_BACKENDS: Final = ("backend", "mode", "options")

@@ -219,8 +219,8 @@ def fused_nearby(span: int | None) -> Iterator[None]:
 def estimate(parts: Parts, results: int, span: int | None) -> int | None:
     """Bytes at the peak of a step, by the order in which inductor would run its kernels; no code is made.
 
-    `span`: as of `fused_nearby`. None: it cannot be told. It takes as long as lowering
-    and scheduling, a small part of compiling.
+    `span`: as of `fused_nearby`. None: it cannot be told. It takes as long as lowering and scheduling, a small part of
+    compiling.
     """
     forward, backward = parts
     returned = [output for output in tree_leaves(forward.graph.output_node().args) if isinstance(output, fx.Node)]

@@ -3,13 +3,15 @@
 Plans are remembered by program: more memory never costs more, and the next process need not plan again. A plan that
 fits a budget fits every larger one. So it is a candidate there; and what is chosen takes neither more time nor more
 floating-point operations than any plan that was chosen for less in this process. What inductor has compiled is kept
-beside its own cache, for the next one.
+beside its own cache, for the next one. The first step through a graph is measured.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -32,13 +34,15 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 from recompute import planners
 from recompute.text import format_bytes
 from recompute.traces import Program
-from recompute_torch._compile.costs import Meter, Prices, Run
+from recompute_torch._compile.costs import Allocations, Meter, Prices, Run
 from recompute_torch._compile.emit import Emission, crossing
 from recompute_torch._compile.program import Joint, Price, read, with_states
 from recompute_torch._compile.report import GraphPlan, floor, holders, repeated
 
 _PROBES: Final = 8  # budgets that are tried to say which works
 _PROBE: Final = 0.25  # of the effort, for each plan that only tells which budget works
+_OVER: Final = 1.05  # times the budget that a peak may be
+_FORWARDS: Final = 8  # of a graph that are watched until one of their backwards runs
 _BATCH_NORM_BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 _MAX_PLANS: Final = 64
 """Plans that are remembered, of all programs: some hundred kilobytes for some thousand operators."""
@@ -199,6 +203,41 @@ def extracted(module: fx.GraphModule, graph: fx.Graph, results: int) -> Parts:
 
 Watched = Callable[[bool, Run, Sequence[str]], Run]
 """Takes a part: whether it is the backward, how it runs, and the names of its arguments. How it runs, watched."""
+
+
+def watching(plan: GraphPlan, meter_of_step: type[Meter | Allocations]) -> Watched:
+    """Measures one step through a graph: a forward, and the backward that takes what it saved."""
+    forwards: deque[Meter | Allocations] = deque(maxlen=_FORWARDS)
+
+    def watched(late: bool, run: Run, placeholders: Sequence[str]) -> Run:
+        new = [number for number, name in enumerate(placeholders) if "tangents" in name]
+        saved = [number for number, name in enumerate(placeholders) if not name.startswith(("tangents", "primals"))]
+
+        def boxed(args: list[Any]) -> Any:
+            if plan.peak is not None or (late and not forwards):
+                return run(args)
+            if not late:
+                forwards.append(meter_of_step())
+                return forwards[-1].watch(run, args, [])
+            kept = [args[number] for number in saved]
+            meter = next((meter for meter in reversed(forwards) if meter.made(kept)), forwards[-1])
+            forwards.clear()
+            del kept
+            result = meter.watch(run, args, new)
+            plan.peak = meter.peak or None
+            if meter.peak > _OVER * plan.budget:
+                warnings.warn(
+                    f"{plan.name} took {format_bytes(meter.peak)}, more than its budget of "
+                    f"{format_bytes(plan.budget)}; planned were {format_bytes(plan.planned)}, for the shapes that it "
+                    "was compiled with",
+                    stacklevel=2,
+                )
+            return result
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows it
+        return boxed
+
+    return watched
 
 
 class Boxed(Partitioner):
