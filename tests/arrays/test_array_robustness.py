@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import gc
-import random
-import signal
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from threading import Barrier, Thread
 from types import FunctionType
 from typing import Any
@@ -15,7 +11,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from interrupts import Interrupts, Storm, modules_in
+from interrupts import Interrupts
 from recompute._arrays import array, attributes, dispatch, namespace, operate, sharing, writes
 from recompute.testing import check_invariants
 from recompute.testing.arrays import serving
@@ -299,54 +295,3 @@ def together(*work: Callable[[], None]) -> None:
         thread.join()
     for error in errors:
         raise error
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers on this system")
-@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
-def test_a_storm_of_signals_while_arrays_change(release: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is struck, an array has what it had or what it was about to have, and all is counted right."""
-    lost: list[Any] = []  # what Python could not raise, since it struck at the beginning of a destructor
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: lost.append(args.exc_type))
-    storm, draw = Storm(modules_in("recompute"), KeyboardInterrupt, 0.0002), random.Random(0)
-
-    def change(array: Any, kind: int) -> None:
-        if kind == 0:
-            array += 1
-        elif kind == 1:
-            array[:3][...] = 0
-        elif kind == 2:
-            array.evict()
-        elif kind == 3:
-            rc.array(array).get()
-
-    for _ in range(150):
-        with rc.Cache(8_000, release=release) as cache:
-            plain = [np.ones(100)]
-            arrays: list[Any] = [rc.array(plain[0])]
-            for _ in range(30):
-                one, other, kind = draw.randrange(len(arrays)), draw.randrange(len(arrays)), draw.randrange(6)
-                made: list[Any] = []
-                with suppress(KeyboardInterrupt), storm.on():
-                    if kind < 4:
-                        change(arrays[one], kind)
-                    else:
-                        made.append(arrays[one] * 0.5 + arrays[other])
-                after = plain[one].copy()
-                if kind < 2:
-                    change(after, kind)
-                with suppress(KeyboardInterrupt):  # one that struck in a destructor
-                    cache.stats()
-                found = arrays[one].get()
-                assert np.array_equal(found, plain[one]) or np.array_equal(found, after)
-                plain[one] = found.copy()
-                del found
-                if made:
-                    plain.append(plain[one] * 0.5 + plain[other])
-                    arrays.append(made.pop())
-                if len(arrays) > 6:
-                    del arrays[1], plain[1]
-                check_invariants(cache, arrays)
-            for array, expected in zip(arrays, plain, strict=True):
-                assert np.array_equal(array.get(), expected)
-    assert storm.strikes > 20
-    assert set(lost) <= {KeyboardInterrupt}
