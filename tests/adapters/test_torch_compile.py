@@ -174,6 +174,24 @@ def test_a_budget_that_random_states_alone_exceed_is_refused() -> None:
         compiled(lambda x: module(x).square().mean(), 0.3, effort=0.01)(torch.randn(64, 16))
 
 
+def test_gradients_may_be_made_again_where_they_are_in_the_way() -> None:
+    """Of a network that is wide at its end, a budget works that holds what is early without the late gradients."""
+    torch.manual_seed(0)
+    early = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)])
+    late = nn.Linear(64, 1500)
+    module = nn.ModuleList([early, late])
+
+    def loss(x: Tensor) -> Tensor:
+        found: Tensor = late(early(x).mean(0)).square().mean()
+        return found
+
+    given = torch.randn(512, 64)
+    expected = left(module, loss, given)
+    step = compiled(loss, 750_000)  # layers take 131 kB each, and the late gradient 384
+    assert same(expected, left(module, step, given))
+    assert step.plan.peak <= step.plan.budget + SCALAR
+
+
 def refusal(module: nn.Module, budget: int) -> tuple[str, int]:
     """What the error says, and the budget that it names."""
     with pytest.raises(rc.BudgetError, match="the least that a plan was found for is") as caught:

@@ -100,7 +100,7 @@ class _Splits:
             kept = Scheduled(allowed, effort, choice.order, choice.span or 0, choice.peak)
             keep_scheduled(program, cache_dir(), kept)
             yield choice
-        if allowed >= floor(self.joint).nbytes:
+        if allowed >= floor(self.joint, repeats=False).nbytes:
             for ratio in _RATIOS:
                 with suppress(RuntimeError):  # there is no such cut
                     yield self.cut(ratio)

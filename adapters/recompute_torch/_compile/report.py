@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from recompute.text import format_bytes
@@ -187,36 +187,46 @@ _NAMED: Final = 4  # of what is in memory at the worst moment
 
 @dataclass(frozen=True)
 class Floor:
-    """Where a step needs most, if each result and each gradient is made once, and nothing else is kept."""
+    """Where a step needs most, if nothing is kept that can be made again."""
 
     call: int
     """The operator."""
     own: int
     """Bytes of what it takes and makes."""
     there: int
-    """Bytes of other results and gradients that are there by then."""
+    """Bytes of other results and gradients that are there by then: they were made, and cannot be made again."""
+    lasting: int
+    """Bytes of all results and gradients: in the end they are there together."""
 
     @property
     def nbytes(self) -> int:
         """No plan does with less."""
-        return self.own + self.there
+        return max(self.own + self.there, self.lasting)
 
 
-def floor(joint: Joint) -> Floor:
-    """The worst moment that no plan can avoid. O(program)."""
+def floor(joint: Joint, *, repeats: bool = True) -> Floor:
+    """The worst moment that no plan can avoid. O(program). Without `repeats`: if each gradient is made once."""
     program = joint.program
     lasting = {program.storages[value] for value in program.outputs}
     there: set[int] = set()
     held = 0
-    worst = Floor(0, 0, 0)
-    for number, call in enumerate(program.calls):
-        own = {program.storages[value] for value in (*call.arguments, *call.results)}
-        taken = sum([program.sizes[storage] for storage in own])
-        beside = held - sum([program.sizes[storage] for storage in own & there])
-        worst = max(worst, Floor(number, taken, beside), key=lambda moment: moment.nbytes)
-        for storage in {program.storages[value] for value in call.results} & lasting - there:
-            there.add(storage)
-            held += program.sizes[storage]
+    worst = Floor(0, 0, 0, sum([program.sizes[storage] for storage in lasting]))
+    for kind, which in program.steps:
+        stay: set[int] = set()
+        if kind == "call":
+            call = program.calls[which]
+            made = {program.storages[value] for value in call.results}
+            own = made.union(program.storages[value] for value in call.arguments)
+            taken = sum([program.sizes[storage] for storage in own])
+            beside = held - sum([program.sizes[storage] for storage in own & there])
+            if taken + beside > worst.own + worst.there:
+                worst = replace(worst, call=which, own=taken, there=beside)
+            stay = set() if repeats else made
+        elif kind == "detach":
+            stay = {program.storages[which]}
+        stay &= lasting - there
+        there |= stay
+        held += sum([program.sizes[storage] for storage in stay])
     return worst
 
 
@@ -229,11 +239,10 @@ def holders(joint: Joint) -> str:
     held = ", ".join(
         f"{joint.name(storage)} {format_bytes(program.sizes[storage])}" for storage in largest if program.sizes[storage]
     )
-    lasting = sum(program.sizes[storage] for storage in {program.storages[value] for value in program.outputs})
     beside = f" beside {format_bytes(worst.there)} of results and gradients" if worst.there else ""
     return (
         f"nothing below {format_bytes(worst.nbytes)} can work: {call.name} holds {format_bytes(worst.own)} while it "
-        f"runs ({held}){beside}; all results and gradients, which stay, are {format_bytes(lasting)}"
+        f"runs ({held}){beside}; all results and gradients, which stay, are {format_bytes(worst.lasting)}"
     )
 
 
