@@ -182,10 +182,14 @@ class RecomputableArray(Coercions):
 
     def detach(self) -> RecomputableArray:
         """As that of any Recomputable; a view shares its memory with no other array any more."""
-        super().detach()
         memory = memory_of(self)
-        if memory is not None and self._origin is not None:
-            memory.leave(self)
+        view = memory is not None and self._origin is not None
+        try:
+            super().detach()
+        finally:
+            if memory is not None and view and self._node.operation is None:
+                self._memory = None  # first: an interrupt may come meanwhile, and at the next call
+                memory.leave(self)
         return self
 
     # Functions and methods of the array's library

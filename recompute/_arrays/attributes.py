@@ -165,9 +165,9 @@ class Attributes(Recomputable[Any]):
         try:
             self._become(view)
         finally:
-            if memory is not None and self._node is node:  # an interrupt may come meanwhile
+            if memory is not None and self._node is node:  # an interrupt may come meanwhile, but not in these lines
                 self._origin = origin
-                memory.leave(view)
+                view._memory = None
 
 
 def attribute_of(array: Wrapped, name: str, caller: FrameType) -> Wrapped:

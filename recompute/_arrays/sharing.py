@@ -29,7 +29,11 @@ class Origin:
 
 
 class Memory:
-    """What an array and its views share. It lives as long as one of them."""
+    """What an array and its views share. It lives as long as one of them.
+
+    An array is on the memory that its `_memory` says, so that it joins or leaves by one assignment, which no interrupt
+    can leave half done. `members` has all that are on it, and maybe one that has left.
+    """
 
     __slots__ = ("members", "root")
 
@@ -45,8 +49,12 @@ class Memory:
 
     def leave(self, array: Any) -> None:
         """Give the array memory of its own."""
+        array._memory = None
         self.members.difference_update([member for member in self.members if member() is array])
-        array._memory = array._origin = None
+
+    def arrays(self) -> list[Any]:
+        """Those that are on it."""
+        return [array for member in list(self.members) if (array := member()) is not None and memory_of(array) is self]
 
 
 class Member(ref):  # type: ignore[type-arg]  # a subclass of ref cannot be generic

@@ -63,7 +63,7 @@ class Version:
         if root is None or root not in root.storage.values:
             raise RuntimeError(_SHARED)
         self.memory = memory
-        self._members = [array for member in list(memory.members) if (array := member()) is not None]
+        self._members = memory.arrays()
         self._paths = [None if array._origin is None else path_of(array._origin) for array in self._members]
         self.wrap = type(self._members[0])
         self.cache = self._members[0].cache
@@ -130,12 +130,10 @@ def change(
 
 def become(array: Any, version: Any) -> None:
     """Let an array that shares its memory with no other refer to a new version, on memory of its own."""
-    memory, node = memory_of(array), version._node
-    try:
-        array._become(version)
-    finally:
-        if memory is not None and array._node is node:  # an interrupt may come meanwhile
-            memory.leave(array)
+    memory = memory_of(array)
+    if memory is not None:  # first: an interrupt may come meanwhile, and nobody else is on the memory
+        memory.leave(array)
+    array._become(version)
 
 
 def is_item(array: Any, key: Any, content: Any, caller: FrameType) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Barrier, Thread
 from types import FunctionType
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from interrupts import Interrupts
+from interrupts import Interrupts, Tracing, modules_in
 from recompute._arrays import array, attributes, dispatch, namespace, operate, sharing, writes
 from recompute.testing import check_invariants
 from recompute.testing.arrays import serving
@@ -139,6 +140,65 @@ def test_an_interrupt_at_any_time(interrupts: Interrupts, budget: int | None, st
         assert cache.stats().used == 0, f"crossing {crossing}"
     completed, x, y = run(cache)
     assert (x.tolist(), y.tolist()) == expected[-1]
+
+
+def alone(x: Any) -> list[Any]:
+    x = x * 1
+    x[:2]  # a view, which goes
+    return [x, x * 2]
+
+
+def view_alone(x: Any) -> list[Any]:
+    view = (x * 1)[::-1]
+    return [view, view * 2]
+
+
+def with_views(x: Any) -> list[Any]:
+    x = x * 1
+    return [x, x[::-1], x[2:]]
+
+
+def add(arrays: list[Any]) -> None:
+    arrays[0] += 1
+
+
+def detach(arrays: list[Any]) -> None:
+    arrays[1] = arrays[1].detach() if isinstance(arrays[1], rc.RecomputableArray) else arrays[1].copy()
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "step"), [(alone, add, 1), (view_alone, add, 1), (with_views, add, 3), (with_views, detach, 1)]
+)
+def test_writes_after_an_interrupt(
+    make: Callable[[Any], list[Any]], change: Callable[[list[Any]], None], step: int
+) -> None:
+    """Wherever in a change one strikes, later writes go to present versions, and are seen by what shares memory."""
+    tracing = Tracing(modules_in("recompute._arrays", "recompute._recomputable"))
+    place = 1
+    while place == 1 or tracing.struck:
+        with rc.Cache() as cache:
+            arrays, plain = make(rc.array(np.arange(6.0))), make(np.arange(6.0))
+            tracing.arm(place)
+            with suppress(KeyboardInterrupt), tracing.on():
+                change(arrays)
+            while cache._engine.finalizer.interrupts:
+                with suppress(KeyboardInterrupt):
+                    cache.stats()
+            if arrays[1]._node.operation is None or not same(arrays, plain):
+                change(plain)
+            for array, expected in zip(arrays, plain, strict=True):
+                for written in (array, expected):
+                    view = written[:2]
+                    view += 5
+                    written *= 2
+                assert same(arrays, plain), tracing.where
+            del view
+            check_invariants(cache, arrays)
+        place += step
+
+
+def same(arrays: list[Any], plain: list[Any]) -> bool:
+    return all(np.array_equal(array.get(), expected) for array, expected in zip(arrays, plain, strict=True))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, MemoryError, SystemExit])
