@@ -793,3 +793,22 @@ def test_an_interrupt_at_each_line_as_two_references_change_places() -> None:
             assert {len(a.get()), len(b.get())} == {1_000, 2_000}
 
     assert struck_at_each_line(attempt) > 20
+
+
+def test_an_interrupt_at_each_line_as_a_copy_in_a_tier_goes() -> None:
+    """Its bytes count no more, wherever in its destructor one strikes."""
+
+    def attempt(arm: Callable[[], None]) -> None:
+        with rc.Cache("1MB", tiers=[rc.Host(always=True)]) as cache:
+            a = rc.ap(bytes, 100_000)
+            a.evict()
+            assert cache.stats().tiers[0].used
+            arm()
+            with suppress(Timeout):
+                del a
+            sys.settrace(None)
+            delivered(cache)
+            assert cache.stats().tiers[0].used == 0
+            check_invariants(cache)
+
+    assert struck_at_each_line(attempt) > 5

@@ -83,8 +83,8 @@ class Store(ABC):
         self.reserved = 0
         """Bytes of copies that are being written."""
         self._kept = 0
-        self._copies: dict[int, ref[Any]] = {}  # number of the key -> copy
-        self._gone: deque[tuple[int, int]] = deque()
+        self._copies: dict[KeyReference, ref[Any]] = {}
+        self._gone: deque[KeyReference] = deque()
 
     # What a tier does
 
@@ -159,36 +159,32 @@ class Store(ABC):
 
     def enter(self, key: Key, copy: Any) -> None:
         """The bytes are written, and belong to a copy."""
-        self.settle()  # one that has gone may have had the same number
         if self._unlimited is None:
             self._patience = 0
-        key.counted = True
+        key.reference = reference = KeyReference(key, self._gone.append)  # nothing in Python: see there
+        reference.nbytes = key.nbytes
         self._kept += key.nbytes
-        self._copies[id(key)] = ref(copy)
+        self._copies[reference] = ref(copy)
 
     def leave(self, key: Key) -> None:
         """The bytes of a key no longer count: they will soon be removed."""
-        if key.counted:
-            key.counted = False
-            self._kept -= key.nbytes
-            self._copies.pop(id(key), None)
+        reference, key.reference = key.reference, None
+        if reference is not None:
+            self._uncount(reference)
 
     def settle(self) -> None:
         """Remove the copies whose values were freed."""
         while self._gone:
-            number, nbytes = self._gone.popleft()
-            if self._copies.pop(number, None) is not None:
-                self._kept -= nbytes
+            self._uncount(self._gone.popleft())
 
-    def went(self, key: Key) -> None:
-        """From the destructor of a key."""
-        if key.counted:
-            self._gone.append((id(key), key.nbytes))
+    def _uncount(self, reference: KeyReference) -> None:
+        if self._copies.pop(reference, None) is not None:
+            self._kept -= reference.nbytes
 
     def oldest(self, most: int) -> Iterator[Any]:
         """So many copies: those that were written, or returned from here, longest ago."""
-        for number in list(islice(self._copies, most)):
-            reference = self._copies[number] = self._copies.pop(number)
+        for key in list(islice(self._copies, most)):
+            reference = self._copies[key] = self._copies.pop(key)
             copy = reference()
             if copy is not None:
                 yield copy
@@ -197,11 +193,23 @@ class Store(ABC):
 class Key:
     """Bytes in a store, which are removed with this key, and how to make a value from them."""
 
-    __slots__ = ("_adapter", "_head", "_parts", "_sizes", "_sums", "_where", "counted", "nbytes", "store")
+    __slots__ = (
+        "__weakref__",
+        "_adapter",
+        "_head",
+        "_parts",
+        "_sizes",
+        "_sums",
+        "_where",
+        "nbytes",
+        "reference",
+        "store",
+    )
 
     def __init__(self, store: Store, value: Any, nbytes: int) -> None:
         """Of a value to `write`. Raises whatever its adapter raises if it cannot be packed."""
-        self.counted = False
+        self.reference: KeyReference | None = None
+        """By which the store counts it; None: it does not."""
         self.store = store
         self.nbytes = nbytes
         self._adapter = adapter_for(value)
@@ -218,7 +226,7 @@ class Key:
     def moved(self, store: Store) -> Key:
         """The same bytes in another store. Raises OSError if they cannot be read, or written."""
         key = Key.__new__(Key)
-        key.counted = False
+        key.reference = None
         key.store = store
         key.nbytes = self.nbytes
         key._adapter, key._head, key._sizes = self._adapter, self._head, self._sizes
@@ -253,8 +261,19 @@ class Key:
     def __del__(self) -> None:
         where = getattr(self, "_where", None)
         if where is not None:  # else it could not be written
-            self.store.went(self)
             self.store.remove(where)
 
     def __str__(self) -> str:
         return self.store.describe(self._where)
+
+
+class KeyReference(ref):  # type: ignore[type-arg]  # a subclass of ref cannot be generic
+    """A weak reference to a key that counts; each is another one.
+
+    Its callback tells the store that the key has gone: a destructor may be cut short by an interrupt.
+    """
+
+    __slots__ = ("nbytes",)
+    nbytes: int
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
