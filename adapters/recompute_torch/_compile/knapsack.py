@@ -104,7 +104,7 @@ class _Choice:
         self._joint: Joint = read(graph, results, Prices(costs))
         self._effort = effort
         self.peak = planners.peak(self._joint.program)
-        self._floor = floor(self._joint).nbytes
+        self._floor = floor(self._joint, repeats=False).nbytes
         self._orders: dict[int, list[int] | None] = {}
 
     @cached_property

@@ -154,7 +154,10 @@ class Partitioner:
         def fits(given: int) -> bool:
             return given > allowed and self._searched(joint, given, _PROBE * self._effort) is not None
 
-        enough = ceil(planners.smallest(fits, floor(joint).nbytes - 1, peak, tries=_PROBES) / share)
+        low, once, high = floor(joint).nbytes - 1, floor(joint, repeats=False).nbytes - 1, peak
+        if once > low:  # mostly making gradients again is no help
+            low, high = (low, once) if fits(once) else (once, high)
+        enough = ceil(planners.smallest(fits, low, high, tries=_PROBES) / share)
         return (
             f"the budget of {format_bytes(round(allowed / share))} is too small: the least that a plan was found for "
             f"is {format_bytes(enough)} ({enough} bytes); without a plan the peak is "
