@@ -542,6 +542,29 @@ def test_after_the_collector_was_frozen() -> None:
 
 
 @in_plain
+@pytest.mark.parametrize("later", [10, 30, 50])
+def test_what_two_interrupts_have_left_needs_no_collection(later: int) -> None:
+    """A result that nobody got goes, even if a second one strikes while the first is being made good."""
+
+    def work(blocks: Blocks) -> None:
+        blocks.values[2].map(block)
+
+    def attempt(blocks: Blocks, tracing: Tracing) -> None:
+        place = tracing.strikes_at[0]
+        tracing.arm(place, place + later)
+        gc.disable()
+        try:
+            with suppress(KeyboardInterrupt), tracing.on():
+                work(blocks)
+            delivered(blocks.cache)
+            assert len(blocks.cache._engine.memory.storages) == len(blocks.values)
+        finally:
+            gc.enable()
+
+    everywhere(work, 60, attempt)
+
+
+@in_plain
 def test_a_handler_that_uses_the_cache() -> None:
     """It may, but for the middle of a change: there it is told so; what it interrupted is not harmed."""
 

@@ -52,9 +52,11 @@ def _living_frames(engine: Engine) -> list[Frame]:
         if bottom.goes_on:
             frames += bottom.stack
         else:
-            del scheduler.stacks[bottom]
             for frame in bottom.stack:
                 frame.running = frame.counts = False
+            engine.finalizer.garbage += bottom.stack
+            bottom.stack.clear()  # no cycle: what they hold is freed immediately
+            del scheduler.stacks[bottom]
     scheduler.blocked = {bottom: what for bottom, what in scheduler.blocked.items() if bottom in scheduler.stacks}
     if scheduler.leader not in scheduler.stacks:
         scheduler.leader = None
