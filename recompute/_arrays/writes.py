@@ -25,6 +25,9 @@ from recompute.extend import Value
 
 _SHARED: Final = "another array shares memory with it, but not in a way that is known; change a copy: x = x.copy()"
 
+_ATTEMPTS: Final = 10
+"""To let arrays refer to a new version: each but the last may be interrupted."""
+
 
 class Changed:
     """A function that changes its first argument, as one that returns a changed copy.
@@ -89,10 +92,15 @@ class Version:
                 if new._node.storage is not root._node.storage:
                     raise RuntimeError(_SHARED)
             arrivals.append((array, new, new._node))
+        self._refer_all(root._node, arrivals, _ATTEMPTS)
+
+    def _refer_all(self, root: Value, arrivals: Sequence[tuple[Any, Any, Value]], attempts: int) -> None:
+        """All or none, although interrupts may come, one after the other."""
         try:
-            self._refer(root._node, arrivals)
+            self._refer(root, arrivals)
         except BaseException:
-            self._refer(root._node, arrivals)  # an interrupt: all or none
+            if attempts > 1:
+                self._refer_all(root, arrivals, attempts - 1)
             raise
 
     def _refer(self, root: Value, arrivals: Sequence[tuple[Any, Any, Value]]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import random
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from threading import Barrier, Thread
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from interrupts import Interrupts, Tracing, modules_in
+from interrupts import Interrupts, Storm, Tracing, modules_in
 from recompute._arrays import array, attributes, dispatch, namespace, operate, sharing, writes
 from recompute.testing import check_invariants
 from recompute.testing.arrays import serving
@@ -166,24 +169,23 @@ def detach(arrays: list[Any]) -> None:
     arrays[1] = arrays[1].detach() if isinstance(arrays[1], rc.RecomputableArray) else arrays[1].copy()
 
 
+@pytest.mark.parametrize("later", [[], [7], [7, 14]], ids=["one", "two", "three"])
 @pytest.mark.parametrize(
     ("make", "change", "step"), [(alone, add, 1), (view_alone, add, 1), (with_views, add, 3), (with_views, detach, 1)]
 )
-def test_writes_after_an_interrupt(
-    make: Callable[[Any], list[Any]], change: Callable[[list[Any]], None], step: int
+def test_writes_after_interrupts(
+    make: Callable[[Any], list[Any]], change: Callable[[list[Any]], None], step: int, later: list[int]
 ) -> None:
-    """Wherever in a change one strikes, later writes go to present versions, and are seen by what shares memory."""
+    """Wherever in a change they strike, later writes go to present versions, and are seen by what shares memory."""
     tracing = Tracing(modules_in("recompute._arrays", "recompute._recomputable"))
     place = 1
     while place == 1 or tracing.struck:
         with rc.Cache() as cache:
             arrays, plain = make(rc.array(np.arange(6.0))), make(np.arange(6.0))
-            tracing.arm(place)
+            tracing.arm(place, *(place + more for more in later))
             with suppress(KeyboardInterrupt), tracing.on():
                 change(arrays)
-            while cache._engine.finalizer.interrupts:
-                with suppress(KeyboardInterrupt):
-                    cache.stats()
+            delivered(cache)
             if arrays[1]._node.operation is None or not same(arrays, plain):
                 change(plain)
             for array, expected in zip(arrays, plain, strict=True):
@@ -197,8 +199,83 @@ def test_writes_after_an_interrupt(
         place += step
 
 
+def delivered(cache: rc.Cache) -> None:
+    """See to interrupts that struck in destructors: uses of the cache raise them, one after the other."""
+    while cache._engine.finalizer.interrupts:
+        with suppress(KeyboardInterrupt):
+            cache.stats()
+
+
 def same(arrays: list[Any], plain: list[Any]) -> bool:
     return all(np.array_equal(array.get(), expected) for array, expected in zip(arrays, plain, strict=True))
+
+
+@rc.memoize
+def halved(array: Any) -> Any:
+    return array / 2
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # struck between `open` and its `with`
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers on this system")
+@pytest.mark.parametrize("tiers", [[], [rc.Host(2_000, always=True), rc.Disk()]], ids=["memory", "tiers"])
+@pytest.mark.parametrize("release", ["eager", "ignore", "banish"])
+def test_a_storm_of_signals_while_arrays_change(release: Any, tiers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is struck, an array has what it had or what it was about to have, and all is counted right."""
+    lost: list[Any] = []  # what Python could not raise, since it struck at the beginning of a destructor
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: lost.append((args.exc_type, str(args.exc_value))))
+    storm, draw = Storm(modules_in("recompute"), KeyboardInterrupt, 0.0002), random.Random(0)
+
+    def change(array: Any, kind: int) -> None:
+        if kind == 0:
+            array += 1
+        elif kind == 1:
+            array[:3][...] = 0
+
+    def use(array: Any, kind: int) -> None:
+        if kind == 2:
+            array.evict()
+        elif kind == 3:
+            rc.array(array).get()
+        elif kind == 4:
+            halved(array)
+
+    for _ in range(30):
+        with rc.Cache(8_000, release=release, tiers=tiers) as cache:
+            gc.collect()  # caches of before, whose folders are removed: not in the storm
+            plain = [np.ones(100)]
+            arrays: list[Any] = [rc.array(np.ones(100))]
+            for _ in range(30):
+                one, other, kind = draw.randrange(len(arrays)), draw.randrange(len(arrays)), draw.randrange(8)
+                made: list[Any] = []
+                with suppress(KeyboardInterrupt), storm.on():
+                    change(arrays[one], kind)
+                    use(arrays[one], kind)
+                    if kind == 5:
+                        made.append(rc.ap(np.add, arrays[one], arrays[other]))
+                    elif kind > 5:
+                        made.append(arrays[one] * 0.5 + arrays[other] * 0.5)
+                delivered(cache)
+                if not np.array_equal(arrays[one].get(), plain[one]):
+                    change(plain[one], kind)
+                    assert np.array_equal(arrays[one].get(), plain[one])
+                assert np.array_equal(halved(arrays[one]).get(), plain[one] / 2)
+                halved.cache_clear()
+                if made:
+                    plain.append(plain[one] + plain[other] if kind == 5 else plain[one] * 0.5 + plain[other] * 0.5)
+                    arrays.append(made.pop())
+                if len(arrays) > 6:
+                    del arrays[1], plain[1]
+                check_invariants(cache, arrays)
+            assert same(arrays, plain)
+            arrays.clear()
+            gc.collect()  # tracebacks
+            while cache.release_memory():
+                pass
+            check_invariants(cache)
+            stats = cache.stats()
+            assert (stats.used, [tier.used for tier in stats.tiers]) == (0, [0] * len(tiers))
+    assert storm.strikes
+    assert [error for error in lost if error[0] is not KeyboardInterrupt] == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, MemoryError, SystemExit])
