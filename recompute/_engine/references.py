@@ -389,6 +389,8 @@ class References:
                 if not storage.resident:
                     memory.neighbourhood.unlinking(storage)
                 storage.remove_value(value)
+                if value.copy is not None and storage.pool.tiers is not None:
+                    storage.pool.tiers.lose(value.copy)  # the others have none: only their recipes bring them back
                 if value.payload is not EVICTED:
                     finalizer.garbage.append(value.payload)
                     value.payload = EVICTED

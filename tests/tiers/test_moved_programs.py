@@ -20,6 +20,8 @@ import recompute as rc
 from lib.programs import (
     Apply,
     Detach,
+    Drop,
+    Get,
     Hold,
     Injected,
     Interpreter,
@@ -123,6 +125,17 @@ def agree(program: Program, budget: Any, options: dict[str, Any], tiers: Tiers) 
     for _, store in cache._engine.memory.tiers.all() if cache._engine.memory.tiers else ():
         assert left_in(store) == []
     return found
+
+
+@pytest.mark.parametrize("tier", [rc.Disk, rc.Host])
+def test_what_shared_the_memory_of_a_copy_that_goes_is_dropped(tier: type[Tier]) -> None:
+    """A tier has a copy of one value, which nothing needs any more: another one on its memory has its recipe alone."""
+    steps = [
+        *(Source((0, 0, 0, 0, 0)), Source(()), Source(()), Apply("add", (0,)), Hold(-1), Apply("restless", (0,))),
+        *(Source((0,)), Apply("add", (-2,)), Get(0), Drop(4)),
+    ]
+    options = {"policy": "dtr", "release": "ignore", "search": "ignore small"}
+    agree(Program(steps), 120, options, {"cpu": [tier()], "gpu:0": []})
 
 
 def left_in(store: Any) -> Sequence[Any]:
