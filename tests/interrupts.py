@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import recompute as rc
 from recompute import _form as form
 
 COMPILED = form.name() == "compiled"
@@ -35,6 +36,17 @@ def enough(places: int, plain: int, compiled: int | None = None) -> bool:
 def strike() -> None:
     """What the handler of a signal does in the end."""
     raise KeyboardInterrupt
+
+
+def delivered(cache: rc.Cache, errors: tuple[type[BaseException], ...] = (KeyboardInterrupt,)) -> None:
+    """Let the next uses of the cache raise what destructors could not."""
+    for _ in range(100):
+        try:
+            cache.stats()
+        except errors:
+            continue
+        return
+    raise AssertionError("an interrupt is raised again and again")
 
 
 class Interrupts:

@@ -22,7 +22,7 @@ from weakref import WeakSet
 import pytest
 
 import recompute as rc
-from interrupts import Interrupts, Storm, Tracing, enough, holders_in, in_plain, modules_in
+from interrupts import Interrupts, Storm, Tracing, delivered, enough, holders_in, in_plain, modules_in
 from lib.programs import (
     Apply,
     Budget,
@@ -164,17 +164,6 @@ def strike_with(error: type[BaseException]) -> Callable[[], None]:
     return strike
 
 
-def delivered(cache: rc.Cache) -> None:
-    """See to interrupts that a destructor could not raise: the next use of the cache does."""
-    for _ in range(100):
-        try:
-            cache.stats()
-        except ERRORS:
-            continue
-        return
-    raise AssertionError("an interrupt is raised again and again")
-
-
 def interrupted(interpreter: Interpreter, program: Program, interrupts: Interrupts) -> list[Observation]:
     """What can be observed of a program; a step that was interrupted counts as one with a fault."""
     found: list[Observation] = []
@@ -190,7 +179,7 @@ def interrupted(interpreter: Interpreter, program: Program, interrupts: Interrup
 
 def check_all(cache: rc.Cache, interpreter: Interpreter, program: Program, found: list[Observation]) -> None:
     """All is as the identity has it, what is counted is right, and nothing is locked or left behind."""
-    delivered(cache)
+    delivered(cache, ERRORS)
     assert extend.running() is None
     assert gc.isenabled()
     assert not cache._engine.lock._is_owned()  # type: ignore[attr-defined]  # an RLock has it
@@ -341,7 +330,7 @@ class Blocks:
 
     def check(self) -> None:
         """All is right, and an operation may have all the memory."""
-        delivered(self.cache)
+        delivered(self.cache, ERRORS)
         check_invariants(self.cache, self.values)
         assert [value.get().number for value in self.values] == self.expected
         with self.cache:
@@ -390,7 +379,7 @@ def test_what_is_alive_is_counted() -> None:
         held.clear()
         with suppress(KeyboardInterrupt), tracing.on():
             work(blocks)
-        delivered(blocks.cache)
+        delivered(blocks.cache, ERRORS)
         gc.collect()
         assert blocks.cache.stats().used >= 100 * len(Block.alive)
         held.clear()
@@ -460,7 +449,7 @@ def test_while_another_thread_runs_a_function() -> None:
         assert running.wait(LONG)
         with suppress(KeyboardInterrupt), tracing.on():
             work(blocks)
-        delivered(blocks.cache)
+        delivered(blocks.cache, ERRORS)
         check_invariants(blocks.cache, blocks.values)
         assert not blocks.values[6].evict()
         assert blocks.cache._engine.scheduler.executing == 1
@@ -556,7 +545,7 @@ def test_what_two_interrupts_have_left_needs_no_collection(later: int) -> None:
         try:
             with suppress(KeyboardInterrupt), tracing.on():
                 work(blocks)
-            delivered(blocks.cache)
+            delivered(blocks.cache, ERRORS)
             assert len(blocks.cache._engine.memory.storages) == len(blocks.values)
         finally:
             gc.enable()
@@ -689,7 +678,7 @@ def test_a_storm_of_signals_while_threads_work() -> None:
         assert not thread.is_alive()
     assert errors == []
     assert storm.strikes
-    delivered(blocks.cache)
+    delivered(blocks.cache, ERRORS)
     blocks.cache.budget = 500
     blocks.check()
 
@@ -830,7 +819,7 @@ def test_an_interrupt_at_each_line_as_a_copy_in_a_tier_goes() -> None:
             with suppress(Timeout):
                 del a
             sys.settrace(None)
-            delivered(cache)
+            delivered(cache, ERRORS)
             assert cache.stats().tiers[0].used == 0
             check_invariants(cache)
 

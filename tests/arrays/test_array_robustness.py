@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import recompute as rc
-from interrupts import Interrupts, Storm, Tracing, modules_in
+from interrupts import Interrupts, Storm, Tracing, delivered, modules_in
 from recompute._arrays import array, attributes, dispatch, namespace, operate, sharing, writes
 from recompute.testing import check_invariants
 from recompute.testing.arrays import serving
@@ -197,13 +197,6 @@ def test_writes_after_interrupts(
             del view
             check_invariants(cache, arrays)
         place += step
-
-
-def delivered(cache: rc.Cache) -> None:
-    """See to interrupts that struck in destructors: uses of the cache raise them, one after the other."""
-    while cache._engine.finalizer.interrupts:
-        with suppress(KeyboardInterrupt):
-            cache.stats()
 
 
 def same(arrays: list[Any], plain: list[Any]) -> bool:
