@@ -533,7 +533,7 @@ def test_after_the_collector_was_frozen() -> None:
 @in_plain
 @pytest.mark.parametrize("later", [10, 30, 50])
 def test_what_two_interrupts_have_left_needs_no_collection(later: int) -> None:
-    """A result that nobody got goes, even if a second one strikes while the first is being made good."""
+    """A result that no call has returned goes, even if a second one strikes while the first is being made good."""
 
     def work(blocks: Blocks) -> None:
         blocks.values[2].map(block)

@@ -182,12 +182,11 @@ class RecomputableArray(Coercions):
 
     def detach(self) -> RecomputableArray:
         """As that of any Recomputable; a view shares its memory with no other array any more."""
-        memory = memory_of(self)
-        view = memory is not None and self._origin is not None
+        memory = None if self._origin is None else memory_of(self)
         try:
             super().detach()
         finally:
-            if memory is not None and view and self._node.operation is None:
+            if memory is not None and self._node.operation is None:
                 self._memory = None  # first: an interrupt may come meanwhile, and at the next call
                 memory.leave(self)
         return self

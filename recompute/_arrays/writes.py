@@ -139,7 +139,7 @@ def change(
 def become(array: Any, version: Any) -> None:
     """Let an array that shares its memory with no other refer to a new version, on memory of its own."""
     memory = memory_of(array)
-    if memory is not None:  # first: an interrupt may come meanwhile, and nobody else is on the memory
+    if memory is not None:  # first: an interrupt may come meanwhile, and no other array is on the memory
         memory.leave(array)
     array._become(version)
 

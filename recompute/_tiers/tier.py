@@ -161,7 +161,7 @@ class Store(ABC):
         """The bytes are written, and belong to a copy."""
         if self._unlimited is None:
             self._patience = 0
-        key.reference = reference = KeyReference(key, self._gone.append)  # nothing in Python: see there
+        key.reference = reference = KeyReference(key, self._gone.append)  # a callback that runs no Python
         reference.nbytes = key.nbytes
         self._kept += key.nbytes
         self._copies[reference] = ref(copy)
@@ -268,7 +268,7 @@ class Key:
 
 
 class KeyReference(ref):  # type: ignore[type-arg]  # a subclass of ref cannot be generic
-    """A weak reference to a key that counts; each is another one.
+    """A weak reference to a key that counts. It equals itself alone, also when the key has gone.
 
     Its callback tells the store that the key has gone: a destructor may be cut short by an interrupt.
     """
