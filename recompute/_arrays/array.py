@@ -182,7 +182,9 @@ class RecomputableArray(Coercions):
 
     def detach(self) -> RecomputableArray:
         """As that of any Recomputable; a view shares its memory with no other array any more."""
-        memory = None if self._origin is None else memory_of(self)
+        memory = memory_of(self)
+        if memory is not None and self._origin is None:
+            memory = None  # it is no view
         try:
             super().detach()
         finally:
