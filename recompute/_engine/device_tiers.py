@@ -168,7 +168,7 @@ class DeviceTiers:
         """Lose a copy, or let it be one of the `displaced`; False if those before it have taken its way out."""
         copy, below = way.copy, way.below
         if below is not None and _has_room(below, copy.nbytes) and copy.key is not None:
-            copy.store.leave(copy.key)
+            copy.store.leave(copy)
             copy.store = below
             below.reserved += copy.nbytes
             displaced.append(copy)
@@ -212,20 +212,19 @@ class DeviceTiers:
             return  # it is not needed any more
         if key is not None:
             copy.fetching.function.key = copy.key = key  # type: ignore[attr-defined]  # a Fetch
-            copy.store.enter(key, copy)
+            copy.store.enter(copy)
             self._finalizer.garbage.append(before)
             return
         copy.store = before.store
         if _has_room(copy.store, copy.nbytes) or self._loss(copy) == inf:
-            copy.store.enter(before, copy)
+            copy.store.enter(copy)
         else:
             self.lose(copy)
 
     def lose(self, copy: Copy) -> None:
         """There is no copy any more: what was moved has been dropped now."""
         root, storage = copy.root, copy.root.storage
-        if copy.key is not None:
-            copy.store.leave(copy.key)
+        copy.store.leave(copy)
         self._finalizer.garbage.append(copy)
         if root.remains is None or root.remains.copy is not copy:
             return
@@ -242,7 +241,7 @@ class DeviceTiers:
         """The bytes are in the tier."""
         copy.store.reserved -= copy.nbytes
         copy.fetching.function.key = copy.key = key  # type: ignore[attr-defined]  # a Fetch
-        copy.store.enter(key, copy)
+        copy.store.enter(copy)
 
 
 def _cheapest(ways: Iterable[_WayOut], short: float, gain: float) -> list[_WayOut] | None:
@@ -269,7 +268,7 @@ def _is_needed(value: Value) -> bool:
 class Copy:
     """What a tier has of one value, or is about to have."""
 
-    __slots__ = ("__weakref__", "displaced", "fetching", "key", "nbytes", "root", "store")
+    __slots__ = ("displaced", "fetching", "key", "nbytes", "root", "store")
 
     def __init__(self, root: Value, store: Store) -> None:
         self.root = root

@@ -167,14 +167,13 @@ def _count_copies(engine: Engine) -> None:
                 copy.fetching.outputs = ()
             if copy.key is not None:
                 if copy in displaced and copy.moves_down:
-                    reserved[copy.store] += copy.nbytes
                     continue
                 copy.store = copy.key.store
                 copies[copy.store].append(copy)
             elif copy not in writing:
                 value.remains.copy = None
-    for copy in writing:
-        if copy.key is None:
+    for copy in displaced.union(writing):  # also of values that were forgotten meanwhile
+        if copy.key is None or copy.moves_down:
             reserved[copy.store] += copy.nbytes
     for store, found in copies.items():
         store.recount(reserved[store], found)

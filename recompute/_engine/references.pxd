@@ -63,6 +63,7 @@ cdef class References:
     cdef bint _stays(self, Value value) except -1
     @cython.locals(operation=Operation, storage=Storage, memory=Memory, finalizer=Finalizer, value=Value)
     cpdef forget(self, list dead)
+    cpdef lose_copy(self, Value value)
     cdef list _unlink(self, Value value, Operation operation)
     cpdef list forget_operation(self, Operation operation)
     @cython.locals(argument=Value)

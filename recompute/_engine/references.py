@@ -361,6 +361,12 @@ class References:
             for value in [value for value in storage.values if value.users is None and not value.referred]:
                 self.forget([value])
 
+    def lose_copy(self, value: Value) -> None:
+        """A tier keeps nothing of a value any more."""
+        copy, tiers = value.copy, value.storage.pool.tiers
+        if copy is not None and tiers is not None:
+            tiers.lose(copy)
+
     def forget(self, dead: list[Value]) -> None:
         """Nothing can need these values: drop them, and whatever that leaves without a use, on an explicit stack."""
         memory, finalizer = self._memory, self._finalizer
@@ -382,6 +388,8 @@ class References:
                     finalizer.depart(storage, watch=operation is not None or storage in self._results.within)
                 self._results.forget_storage(storage)
                 storage.values = ()
+                if value.remains is not None:
+                    self.lose_copy(value)
                 if self._journal.listeners:
                     event = Forgotten(self._meter.now, storage.pool.used, storage.number)
                     self._journal.events.append(event)
@@ -389,8 +397,8 @@ class References:
                 if not storage.resident:
                     memory.neighbourhood.unlinking(storage)
                 storage.remove_value(value)
-                if value.copy is not None and storage.pool.tiers is not None:
-                    storage.pool.tiers.lose(value.copy)  # the others have none: only their recipes bring them back
+                if value.remains is not None:
+                    self.lose_copy(value)  # the others have none: only their recipes bring them back
                 if value.payload is not EVICTED:
                     finalizer.garbage.append(value.payload)
                     value.payload = EVICTED

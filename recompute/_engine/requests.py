@@ -309,6 +309,7 @@ def overwrite(engine: Engine, handle: Any, by: Any) -> None:
         handle._node = by._node
         by._node.refer(reference)  # before the other forgets it: an interrupt must not lose it
         value.forget_reference(reference)
+        engine.references.lose_copy(value)
         engine.finalizer.garbage += [value.payload, value.remains]
         value.payload = EVICTED
         value.remains = None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from typing import Any, ClassVar, Final
-from weakref import ref
 from zlib import crc32
 
 from recompute._adapters.adapter import adapter_for
@@ -83,8 +82,8 @@ class Store(ABC):
         self.reserved = 0
         """Bytes of copies that are being written."""
         self._kept = 0
-        self._copies: dict[KeyReference, ref[Any]] = {}
-        self._gone: deque[KeyReference] = deque()
+        self._copies: dict[Any, None] = {}
+        """Those that are written, of living values, in the order in which they came."""
 
     # What a tier does
 
@@ -132,7 +131,6 @@ class Store(ABC):
     @property
     def used(self) -> int:
         """Bytes."""
-        self.settle()
         return self.reserved + self._kept
 
     def is_full(self, nbytes: int) -> None:
@@ -150,66 +148,40 @@ class Store(ABC):
 
     def recount(self, writing: int, copies: Sequence[Any]) -> None:
         """These are all the copies that it has, and so many bytes are being written."""
-        self._gone.clear()
         self.reserved = writing
         self._kept = 0
         self._copies.clear()
         for copy in copies:
-            self.enter(copy.key, copy)
+            self.enter(copy)
 
-    def enter(self, key: Key, copy: Any) -> None:
-        """The bytes are written, and belong to a copy."""
+    def enter(self, copy: Any) -> None:
+        """The bytes of a copy are written."""
         if self._unlimited is None:
             self._patience = 0
-        key.reference = reference = KeyReference(key, self._gone.append)  # a callback that runs no Python
-        reference.nbytes = key.nbytes
-        self._kept += key.nbytes
-        self._copies[reference] = ref(copy)
+        self._kept += copy.nbytes
+        self._copies[copy] = None
 
-    def leave(self, key: Key) -> None:
-        """The bytes of a key no longer count: they will soon be removed."""
-        reference, key.reference = key.reference, None
-        if reference is not None:
-            self._uncount(reference)
-
-    def settle(self) -> None:
-        """Remove the copies whose values were freed."""
-        while self._gone:
-            self._uncount(self._gone.popleft())
-
-    def _uncount(self, reference: KeyReference) -> None:
-        if self._copies.pop(reference, None) is not None:
-            self._kept -= reference.nbytes
+    def leave(self, copy: Any) -> None:
+        """The bytes of a copy no longer count, if they did: they will soon be removed."""
+        if copy in self._copies:
+            del self._copies[copy]
+            self._kept -= copy.nbytes
 
     def oldest(self, most: int) -> Iterator[Any]:
         """So many copies: those that were written, or returned from here, longest ago."""
-        for key in list(islice(self._copies, most)):
-            reference = self._copies[key] = self._copies.pop(key)
-            copy = reference()
-            if copy is not None:
+        for copy in list(islice(self._copies, most)):
+            if copy in self._copies:  # what came before may have made it leave
+                self._copies[copy] = self._copies.pop(copy)
                 yield copy
 
 
 class Key:
     """Bytes in a store, which are removed with this key, and how to make a value from them."""
 
-    __slots__ = (
-        "__weakref__",
-        "_adapter",
-        "_head",
-        "_parts",
-        "_sizes",
-        "_sums",
-        "_where",
-        "nbytes",
-        "reference",
-        "store",
-    )
+    __slots__ = ("_adapter", "_head", "_parts", "_sizes", "_sums", "_where", "nbytes", "store")
 
     def __init__(self, store: Store, value: Any, nbytes: int) -> None:
         """Of a value to `write`. Raises whatever its adapter raises if it cannot be packed."""
-        self.reference: KeyReference | None = None
-        """By which the store counts it; None: it does not."""
         self.store = store
         self.nbytes = nbytes
         self._adapter = adapter_for(value)
@@ -226,7 +198,6 @@ class Key:
     def moved(self, store: Store) -> Key:
         """The same bytes in another store. Raises OSError if they cannot be read, or written."""
         key = Key.__new__(Key)
-        key.reference = None
         key.store = store
         key.nbytes = self.nbytes
         key._adapter, key._head, key._sizes = self._adapter, self._head, self._sizes
@@ -265,15 +236,3 @@ class Key:
 
     def __str__(self) -> str:
         return self.store.describe(self._where)
-
-
-class KeyReference(ref):  # type: ignore[type-arg]  # a subclass of ref cannot be generic
-    """A weak reference to a key that counts. It equals itself alone, also when the key has gone.
-
-    Its callback tells the store that the key has gone: a destructor may be cut short by an interrupt.
-    """
-
-    __slots__ = ("nbytes",)
-    nbytes: int
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__

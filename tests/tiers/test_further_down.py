@@ -144,3 +144,39 @@ def test_a_fast_tier_that_cannot_be_read(clock: ManualClock) -> None:
                 assert number > 0
         assert len({value.get().number for value in made[:4]}) == 4
         check_invariants(cache, made)
+
+
+def test_what_is_forgotten_on_its_way_down_counts_nowhere(clock: ManualClock) -> None:
+    """Even if all is counted again meanwhile, after an interrupt."""
+    made: list[rc.Recomputable[Bytes]] = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def forgotten(write: int) -> None:
+        made.clear()
+        with pytest.raises(KeyboardInterrupt):
+            rc.ap(interrupted)
+
+    tiers = below(clock, fast=1, write=forgotten)
+    with rc.Cache(SIZE, tiers=tiers, clock=clock) as cache:
+        made += sources(clock, 2)
+        made += sources(clock, 1)
+        assert tiers[1].store.writes == 1
+        made.clear()
+        check_invariants(cache)
+        assert [tier.used for tier in cache.stats().tiers] == [0, 0]
+
+
+def test_the_copy_of_what_is_forgotten_counts_no_more(clock: ManualClock) -> None:
+    """Even if something still holds it, such as a thread of the parent process that is not there after a fork."""
+    tiers = below(clock, fast=1)
+    with rc.Cache(SIZE, tiers=tiers, clock=clock) as cache:
+        made = sources(clock, 3)
+        copies = [value._node.copy for value in made]
+        assert [tier.used for tier in cache.stats().tiers] == [SIZE, SIZE]
+        made.clear()
+        assert [tier.used for tier in cache.stats().tiers] == [0, 0]
+        assert in_tiers(tiers) == [1, 1]
+        del copies
+        assert in_tiers(tiers) == [0, 0]
