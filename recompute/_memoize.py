@@ -1,4 +1,4 @@
-"""Calls remembered: the same arguments give the same Recomputable, whose bytes are the business of the budget.
+"""Calls remembered: the same arguments give the same Recomputable, whose bytes count in the budget.
 
 What is remembered belongs to a cache and goes with it. A key is made of the arguments themselves or of digests of their
 content, and never of an `id` that another object may have later.

@@ -52,12 +52,12 @@ def running() -> Frame | None:
 
 
 def clock_of(frame: Frame) -> Callable[[], float]:
-    """Seconds by the clock that `frame` is timed with. What is added to `frame.elsewhere` is not its cost."""
+    """The clock that times `frame`, in seconds. Time that is added to `frame.elsewhere` does not count as its cost."""
     return frame.engine.meter.clock
 
 
 def spend_elsewhere(seconds: float) -> None:
-    """Seconds that the function running here, if any, has spent on something that is not its cost: compilation."""
+    """Leave seconds out of the cost of the function that runs here, if any: those of a compilation, for example."""
     frame = running()
     if frame is not None:
         frame.elsewhere += seconds

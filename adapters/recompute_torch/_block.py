@@ -258,7 +258,7 @@ class budget(Block):
 
     @property
     def budget(self) -> Any:
-        """Bytes, or a mapping from device to these; None: unlimited. Setting it evicts what no longer fits."""
+        """Bytes, or bytes by device; None: unlimited. A smaller one evicts what no longer fits."""
         return self.cache.budget
 
     @budget.setter

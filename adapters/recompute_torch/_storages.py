@@ -238,11 +238,9 @@ class Storages:
         """A value is in memory inside the block."""
         with ExitStack() as until:
             while True:
-                try:
+                with suppress(Lost):
                     until.enter_context(self.cache.extend.keep(node))
                     break
-                except Lost:
-                    continue
             yield
 
     def _fix(self, node: Value) -> None:
@@ -259,7 +257,7 @@ class Storages:
                         if self._keep(node.payload):
                             self.cache.extend.detach(node)
             except Lost:
-                continue
+                pass  # once more
             except RuntimeError:
                 if node.operation is not None:  # else it went, just now
                     raise

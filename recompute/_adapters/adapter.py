@@ -84,7 +84,7 @@ class Adapter:
         return self.outline(value)
 
     def outline(self, value: Any) -> Any:
-        """The same for an array, for a Recomputable that tells its shape while it is evicted: see `ArrayAdapter`."""
+        """Shape, dtype and the like, which the Recomputable of an array tells when evicted: see `ArrayAdapter`."""
         return None
 
     def vacate(self, value: Any) -> None:

@@ -97,10 +97,10 @@ class DeviceTiers:
             return False
         return self.price(storage) < _SURELY * (storage.cost + neighbourhood.cost(storage))
 
-    def try_again(self, *, now: bool) -> None:
-        """See `Store.try_again`."""
+    def restore_limits(self, *, now: bool) -> None:
+        """See `Store.restore_limit`."""
         for store in self.stores:
-            store.try_again(now=now)
+            store.restore_limit(now=now)
 
     # Copies
 

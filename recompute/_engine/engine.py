@@ -285,7 +285,7 @@ class Engine:
         """
         tiers, copy = storage.pool.tiers, None
         if tiers is not None:
-            tiers.try_again(now=False)
+            tiers.restore_limits(now=False)
         if tiers is not None and copy_of(storage) is None and why != "release" and watch and tiers.moves(storage):
             copy = tiers.begin(storage, self.meter.now)
             if copy is None and not tiers.can_drop(storage):
@@ -592,7 +592,7 @@ class Engine:
             return False
         with self.changes.alone(), self.changes.begun():
             if full:
-                pool.tiers.try_again(now=True)
+                pool.tiers.restore_limits(now=True)
             return self.references.let_sources_move(pool.tiers)
 
     def _rank(self, pool: Pool, asks: bool) -> list[Storage]:

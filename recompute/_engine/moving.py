@@ -59,7 +59,7 @@ class Moving:
             if key is not None and isinstance(error, OSError):  # else it is the value's
                 departure.full = True
                 with self._changes.alone(), self._changes.begun(python=True):
-                    copy.store.is_full(copy.nbytes)
+                    copy.store.lower_limit(copy.nbytes)
             self._warn(copy, error)
             return
         finally:

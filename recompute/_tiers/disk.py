@@ -191,7 +191,7 @@ class _DiskStore(Store):
         self._end.detach()
         self._folder.leave()
         if folder is None:
-            self.limit, self._unlimited = 0.0, None
+            self.limit, self._intended = 0.0, None
         else:
             folder.belongs_here()
             self._folder = folder

@@ -76,9 +76,10 @@ class Store(ABC):
         self.ahead = tier.ahead
         self.writing = writing
         self.reading = reading
-        self._unlimited: float | None = None
+        self._intended: float | None = None
         """The limit of before it was full; None: it is not."""
-        self._patience = self._refused = 0
+        self._wait = self._still = 0
+        """Calls of `restore_limit` until one does so, in all and from now on."""
         self.reserved = 0
         """Bytes of copies that are being written."""
         self._kept = 0
@@ -133,18 +134,18 @@ class Store(ABC):
         """Bytes."""
         return self.reserved + self._kept
 
-    def is_full(self, nbytes: int) -> None:
-        """So many reserved bytes could not be written: no more is tried until something is removed, or `try_again`."""
-        if self._unlimited is None:
-            self._unlimited = self.limit
-        self._patience = self._refused = min(max(_LEAST, 2 * self._patience), _MOST)
+    def lower_limit(self, nbytes: int) -> None:
+        """So many reserved bytes could not be written: no more than is here now fits, until the limit is restored."""
+        if self._intended is None:
+            self._intended = self.limit
+        self._wait = self._still = min(max(_LEAST, 2 * self._wait), _MOST)
         self.limit = min(self.limit, self.used - nbytes)
 
-    def try_again(self, *, now: bool) -> None:
-        """Have the limit of before it was full: now, or once in many calls, fewer and fewer as long as it is full."""
-        self._refused -= 1
-        if self._unlimited is not None and (now or self._refused <= 0):
-            self.limit, self._unlimited = self._unlimited, None
+    def restore_limit(self, *, now: bool) -> None:
+        """Take as much as was intended: now, or after 64 calls, twice as many each time that it is still full."""
+        self._still -= 1
+        if self._intended is not None and (now or self._still <= 0):
+            self.limit, self._intended = self._intended, None
 
     def recount(self, writing: int, copies: Sequence[Any]) -> None:
         """These are all the copies that it has, and so many bytes are being written."""
@@ -156,8 +157,8 @@ class Store(ABC):
 
     def enter(self, copy: Any) -> None:
         """The bytes of a copy are written."""
-        if self._unlimited is None:
-            self._patience = 0
+        if self._intended is None:
+            self._wait = 0
         self._kept += copy.nbytes
         self._copies[copy] = None
 
