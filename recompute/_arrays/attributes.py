@@ -15,22 +15,19 @@ from typing import Any, Self, TypeVar
 from recompute._adapters.adapter import kinds
 from recompute._adapters.arrays import ArrayAdapter, Outline
 from recompute._arrays.operate import call, operate
-from recompute._arrays.sharing import Memory, Origin, link, memory_of
+from recompute._arrays.sharing import Sharer, link, memory_of
 from recompute._arrays.writes import change
 from recompute._budget import format_bytes
-from recompute._recomputable import Recomputable
 from recompute.extend import EVICTED
 
 Wrapped = TypeVar("Wrapped", bound="Attributes")
 
 
-class Attributes(Recomputable[Any]):
+class Attributes(Sharer):
     """An array as far as its attributes go. To set one refers to a new version of the array, as all changes do."""
 
-    __slots__ = ("_memory", "_origin")  # both unset until a view of it is taken
+    __slots__ = ()
     _reads_outline = True
-    _memory: Memory | None
-    _origin: Origin | None
 
     # What is known without the content
 

@@ -119,8 +119,13 @@ def call(
     args: tuple[Any, ...],
     keywords: dict[str, Any],
     caller: FrameType,
+    *,
+    nout: int = 0,
 ) -> Any:
-    """`function` of arguments with arrays anywhere among them; results are wrapped, in whatever nest they come."""
+    """`function` of arguments with arrays anywhere among them; results are wrapped, in whatever nest they come.
+
+    `nout`: how many there are, if that is known.
+    """
     positional: list[Any] = []
     plain: list[Value] = []
     for argument in args:  # mostly they are arrays of this cache and constants, and nothing is nested
@@ -135,15 +140,15 @@ def call(
             break
     else:
         if (not keywords or CONSTANTS.issuperset(map(type, keywords.values()))) and same_library(plain):
-            repeated = Call(function, (), keywords, simple=True)
-            return operate(wrap, cache, repeated, tuple(positional), tuple(plain), caller, 0, args)
+            repeated = function if nout and not keywords else Call(function, (), keywords, simple=True)
+            return operate(wrap, cache, repeated, tuple(positional), tuple(plain), caller, nout, args)
     operands = Operands(cache)
     packed = tuple([operands.pack(argument) for argument in args])
     named = {name: operands.pack(argument) for name, argument in keywords.items()}
     values = tuple(operands.values)
     simple = len(values) == len(packed) and all(argument is HOLE for argument in packed) and "out" not in named
     return operate(
-        wrap, cache, Call(function, packed, named, simple=simple), values, values, caller, 0, operands.handles
+        wrap, cache, Call(function, packed, named, simple=simple), values, values, caller, nout, operands.handles
     )
 
 
@@ -164,7 +169,7 @@ def operate(
     handles = cache.extend.run(function, positional, values, caller, nout=nout, handle=wrap._class_of_results)
     if operands is not None:
         for number, handle in enumerate(handles):
-            if handle._node.storage is not handle._node and type(handle) is wrap:
+            if type(handle) is wrap and len(handle._node.storage.values) > 1:
                 handles[number] = link(handle, operands, handles)
     if nout == 1:
         result = _given(handles[0])

@@ -13,6 +13,7 @@ from typing import Any, Final
 from weakref import ref
 
 from recompute import extend, text
+from recompute._recomputable import Recomputable
 from recompute.extend import EVICTED, Operation, Outputs, Value
 
 _creating: Final = RLock()  # of the memory of an array: two threads may take a view of it at the same time
@@ -65,11 +66,23 @@ class Member(ref):  # type: ignore[type-arg]  # a subclass of ref cannot be gene
     __eq__ = object.__eq__
 
 
+class Sharer(Recomputable[Any]):
+    """An array that may share memory."""
+
+    __slots__ = ("_memory", "_origin")  # both unset until a view of it is taken
+    _memory: Memory | None
+    _origin: Origin | None
+
+
+_get_memory: Final = Sharer.__dict__["_memory"].__get__
+"""Faster than `array._memory` where that is unset: nothing asks `__getattr__` then."""
+
+
 def memory_of(array: Any) -> Memory | None:
-    """What an array shares with others; None: nothing."""
+    """What an array shares with others; None: nothing, or it is no array."""
     try:
-        return array._memory  # type: ignore[no-any-return]  # of an array of any class
-    except AttributeError:  # no view of it was taken
+        return _get_memory(array)  # type: ignore[no-any-return]
+    except (AttributeError, TypeError):  # no view of it was taken
         return None
 
 

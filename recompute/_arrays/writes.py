@@ -8,10 +8,10 @@ of them or, if anything fails, none. What was computed before the write keeps th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dis import opname
 from functools import lru_cache
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Final
 
 from recompute import text
@@ -36,14 +36,14 @@ class Changed:
     and the copy that is returned is one of the root.
     """
 
-    __slots__ = ("args", "func", "keywords", "path", "returns")
+    __slots__ = ("func", "path", "returns")
+    args: Final = ()  # beside these, func is named and known as that of a functools.partial
+    keywords: Final[Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, func: Callable[..., Any], returns: bool = True, path: Path | None = None) -> None:
         self.func = func
         self.returns = returns  # whether it may return something else, which is the result then
         self.path = path
-        self.args: tuple[Any, ...] = ()
-        self.keywords: dict[str, Any] = {}
 
     def __call__(self, array: Any, *args: Any, **keywords: Any) -> Any:
         copy = copied(array, elements=self.func is operator.setitem)
@@ -123,7 +123,8 @@ def change(
 ) -> Any:
     """Let an array, and all that share its memory, refer to what `function` makes of them by changing it in place."""
     memory = shares(array)
-    check_writable(array)
+    if memory is not None or not _is_changed(array._node):
+        check_writable(array)
     if memory is not None:
         version = Version(memory)
         path, inputs = version.path_to(array)
@@ -132,8 +133,13 @@ def change(
         version.arrive(root, caller)
         return array
     changed = Changed(function, returns)
-    become(array, call(type(array), array.cache, changed, (array, *args), keywords, caller))
+    become(array, call(type(array), array.cache, changed, (array, *args), keywords, caller, nout=1))
     return array
+
+
+def _is_changed(value: Value) -> bool:
+    """Whether it is what a change has made, in memory of its own, which can be written to."""
+    return value.operation is not None and type(value.operation.function) is Changed
 
 
 def become(array: Any, version: Any) -> None:
