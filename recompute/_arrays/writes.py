@@ -129,7 +129,7 @@ def change(
         version = Version(memory)
         path, inputs = version.path_to(array)
         changed = Changed(function, returns, path)
-        root = call(version.wrap, array.cache, changed, (version.root, *inputs, *args), keywords, caller)
+        root = call(version.wrap, array.cache, changed, (version.root, *inputs, *args), keywords, caller, nout=1)
         version.arrive(root, caller)
         return array
     changed = Changed(function, returns)
