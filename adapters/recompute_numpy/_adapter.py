@@ -97,6 +97,8 @@ class NumpyAdapter(rc.adapters.ArrayAdapter):
             return np.empty(outline.shape, outline.dtype)
         strides = outline.strides
         order = sorted(range(len(strides)), key=lambda axis: -abs(strides[axis]))
+        if order == sorted(order):  # mostly; no view, whose owner is looked for
+            return np.empty(outline.shape, outline.dtype)
         return np.empty([outline.shape[axis] for axis in order], outline.dtype).transpose(np.argsort(order))
 
     def copy(self, value: Any) -> Any:
