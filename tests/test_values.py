@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recompute as rc
-from recompute.testing import check_invariants
+from recompute.testing import ManualClock, check_invariants
 
 FACTOR = 1
 COUNT = 0
@@ -547,7 +547,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 def test_a_change_inside_of_a_source_is_noticed(what: str, moves: bool) -> None:
     """What is in a container may not change either, whether it was in a tier meanwhile or not."""
     make, change = CHANGES[what]
-    with rc.Cache("1MB", tiers=[rc.Disk()]):
+    with rc.Cache("1MB", tiers=[rc.Disk()], clock=ManualClock()):  # the result takes no time, and is made again
         source = rc.pure(make())
         result = rc.ap(len, source)
         if moves:
