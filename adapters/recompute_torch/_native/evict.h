@@ -21,7 +21,7 @@ void evict(Value* v) {
   count.evicted += int64_t(v->bytes);
   if (v->own) {
     v->data.clear();  // else it could stay as a released one that is wanted
-    v->impl = nullptr;
+    show_in(v, nullptr);
     auto last = std::move(v->own);  // `own_gone` does the rest
     return;
   }

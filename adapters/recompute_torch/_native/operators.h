@@ -120,7 +120,7 @@ void attach(Call* call, c10::ArrayRef<StorageImpl*> targets, c10::ArrayRef<Value
     storage->_mutable_data_ptr_no_checks().release_context();
     wrap(v, storage);
     v->refs = 1;
-    old->impl = nullptr;
+    show_in(old, nullptr);
     old->blank = false;
     v->unshared = old->unshared;
     enter(v);

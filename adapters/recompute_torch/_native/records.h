@@ -209,10 +209,17 @@ Value* new_value(size_t bytes) {
   return v;
 }
 
+// With a weak reference: the last strong one then goes in one step, so that `storage_of` gets one before that, or none.
+void show_in(Value* v, StorageImpl* storage) {
+  StorageImpl* const before = std::exchange(v->impl, storage);
+  if (storage) c10::raw::weak_intrusive_ptr::incref(storage);
+  if (before) c10::raw::weak_intrusive_ptr::decref(before);
+}
+
 void wrap(Value* v, StorageImpl* storage) {  // the storage shows the value's memory; it must hold no other value
   const auto gone = v->own.get() == storage ? &own_gone : &storage_gone;
   storage->_mutable_data_ptr_no_checks() = DataPtr(v->data.get(), v, gone, v->data.device());
-  v->impl = storage;
+  show_in(v, storage);
 }
 
 bool wanted(Value* v);
@@ -220,7 +227,7 @@ void give_storage(Value* v);
 
 void forget_storage(Value* v, bool needed = false) {
   forget_missing(v);
-  v->impl = nullptr;
+  show_in(v, nullptr);
   unreserve(v);
   const bool can_stay = v->call && v->resident() && !v->escaped && !v->blank;
   if (can_stay && (needed || (M.missing > 0 && wanted(v)))) {  // what needs it was cheap to evict because of this
@@ -254,8 +261,8 @@ void own_gone(void* context) {
 // destructor waits for our lock in another thread must not be touched.
 c10::intrusive_ptr<StorageImpl> storage_of(Value* v) {
   if (!v->impl) return {};
-  if (c10::raw::intrusive_ptr::use_count(v->impl))
-    return c10::intrusive_ptr<StorageImpl>::reclaim_copy(v->impl);
+  if (auto* storage = static_cast<StorageImpl*>(c10::raw::weak_intrusive_ptr::lock(v->impl)))
+    return c10::intrusive_ptr<StorageImpl>::reclaim(storage);
   v->gone = true;
   forget_storage(v, v->pins > 0);
   return {};

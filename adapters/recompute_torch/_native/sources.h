@@ -47,7 +47,7 @@ void part(Value* v) {
   next->escaped = v->escaped;
   next->unshared = v->unshared;
   v->data = std::move(copy);
-  v->impl = nullptr;
+  show_in(v, nullptr);
   v->escaped = false;
   M.orphans.push_back(v);  // with the reference that the storage had
 }

@@ -58,7 +58,7 @@ void give_everything_back(std::string& errors) {
     auto& pointer = storage->_mutable_data_ptr_no_checks();
     pointer.release_context();
     pointer = v->data.give_back();
-    v->impl = nullptr;
+    show_in(v, nullptr);
     unref(v);
   }
   bury();

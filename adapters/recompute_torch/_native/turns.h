@@ -5,21 +5,32 @@
 
 std::atomic<int> threads{0};  // that have run an operator in this block
 std::atomic<int> running_now{0}, waiting{0};
+std::atomic<int> first{0};  // operators of the first thread, which takes no turns while it is the only one
 alignas(std::mutex) char alone_bytes[sizeof(std::mutex)];
 std::mutex& one_alone = *new (alone_bytes) std::mutex;
 
 void forget_threads() {  // in a child process, which has none of them
   new (alone_bytes) std::mutex;
-  threads = running_now = waiting = 0;
+  threads = running_now = waiting = first = 0;
 }
 
 class Turn {
  public:
   explicit Turn(bool kernel) {
     static thread_local uint32_t seen = 0;  // the block in which this thread was counted
-    if (C10_UNLIKELY(seen != count.era)) seen = count.era, threads++;
-    counts_ = kernel && C10_UNLIKELY(threads.load(std::memory_order_relaxed) > 1);
-    if (!counts_) return;
+    if (C10_UNLIKELY(seen != count.era)) {
+      seen = count.era;
+      if (++threads > 1 && first) {
+        const WithoutInterpreter here;
+        while (first) rest();
+      }
+    }
+    if (!kernel) return;
+    first++;
+    first_ = threads <= 1;
+    if (C10_LIKELY(first_)) return;
+    first--;
+    counts_ = true;
     while (running_now++, waiting) {
       running_now--;
       const WithoutInterpreter here;
@@ -27,6 +38,7 @@ class Turn {
     }
   }
   ~Turn() {
+    if (first_) first--;
     if (counts_) running_now--;
     if (alone_.owns_lock()) waiting--;
   }
@@ -45,6 +57,6 @@ class Turn {
 
  private:
   static void rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
-  bool counts_;
+  bool counts_ = false, first_ = false;
   std::unique_lock<std::mutex> alone_;
 };
