@@ -74,14 +74,14 @@ class Sharer(Recomputable[Any]):
     _origin: Origin | None
 
 
-_get_memory: Final = Sharer.__dict__["_memory"].__get__
+_get_memory: Final[Callable[[Any], Memory | None]] = Sharer.__dict__["_memory"].__get__
 """Faster than `array._memory` where that is unset: nothing asks `__getattr__` then."""
 
 
 def memory_of(array: Any) -> Memory | None:
     """What an array shares with others; None: nothing, or it is no array."""
     try:
-        return _get_memory(array)  # type: ignore[no-any-return]
+        return _get_memory(array)
     except (AttributeError, TypeError):  # no view of it was taken
         return None
 

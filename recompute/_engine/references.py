@@ -363,9 +363,9 @@ class References:
 
     def lose_copy(self, value: Value) -> None:
         """A tier keeps nothing of a value any more."""
-        copy, tiers = value.copy, value.storage.pool.tiers
-        if copy is not None and tiers is not None:
-            tiers.lose(copy)
+        remains, tiers = value.remains, value.storage.pool.tiers
+        if remains is not None and remains.copy is not None and tiers is not None:
+            tiers.lose(remains.copy)
 
     def forget(self, dead: list[Value]) -> None:
         """Nothing can need these values: drop them, and whatever that leaves without a use, on an explicit stack."""
@@ -388,8 +388,7 @@ class References:
                     finalizer.depart(storage, watch=operation is not None or storage in self._results.within)
                 self._results.forget_storage(storage)
                 storage.values = ()
-                if value.remains is not None:
-                    self.lose_copy(value)
+                self.lose_copy(value)
                 if self._journal.listeners:
                     event = Forgotten(self._meter.now, storage.pool.used, storage.number)
                     self._journal.events.append(event)
@@ -397,8 +396,7 @@ class References:
                 if not storage.resident:
                     memory.neighbourhood.unlinking(storage)
                 storage.remove_value(value)
-                if value.remains is not None:
-                    self.lose_copy(value)  # the others have none: only their recipes bring them back
+                self.lose_copy(value)  # the others have none: only their recipes bring them back
                 if value.payload is not EVICTED:
                     finalizer.garbage.append(value.payload)
                     value.payload = EVICTED

@@ -78,8 +78,8 @@ class Store(ABC):
         self.reading = reading
         self._intended: float | None = None
         """The limit of before it was full; None: it is not."""
-        self._wait = self._still = 0
-        """Calls of `restore_limit` until one does so, in all and from now on."""
+        self._pause = self._left = 0
+        """Calls of `restore_limit` that change nothing after it was full, and how many of them are still to come."""
         self.reserved = 0
         """Bytes of copies that are being written."""
         self._kept = 0
@@ -138,13 +138,13 @@ class Store(ABC):
         """So many reserved bytes could not be written: no more than is here now fits, until the limit is restored."""
         if self._intended is None:
             self._intended = self.limit
-        self._wait = self._still = min(max(_LEAST, 2 * self._wait), _MOST)
+        self._pause = self._left = min(max(_LEAST, 2 * self._pause), _MOST)
         self.limit = min(self.limit, self.used - nbytes)
 
     def restore_limit(self, *, now: bool) -> None:
         """Take as much as was intended: now, or after 64 calls, twice as many each time that it is still full."""
-        self._still -= 1
-        if self._intended is not None and (now or self._still <= 0):
+        self._left -= 1
+        if self._intended is not None and (now or self._left <= 0):
             self.limit, self._intended = self._intended, None
 
     def recount(self, writing: int, copies: Sequence[Any]) -> None:
@@ -158,7 +158,7 @@ class Store(ABC):
     def enter(self, copy: Any) -> None:
         """The bytes of a copy are written."""
         if self._intended is None:
-            self._wait = 0
+            self._pause = 0
         self._kept += copy.nbytes
         self._copies[copy] = None
 
