@@ -27,10 +27,12 @@ class Turn {
     }
     if (!kernel) return;
     first++;
-    first_ = threads <= 1;
-    if (C10_LIKELY(first_)) return;
+    if (C10_LIKELY(threads <= 1)) {
+      counted_ = &first;
+      return;
+    }
     first--;
-    counts_ = true;
+    counted_ = &running_now;
     while (running_now++, waiting) {
       running_now--;
       const WithoutInterpreter here;
@@ -38,13 +40,12 @@ class Turn {
     }
   }
   ~Turn() {
-    if (first_) first--;
-    if (counts_) running_now--;
+    if (counted_) --*counted_;
     if (alone_.owns_lock()) waiting--;
   }
   Turn(const Turn&) = delete;
 
-  bool counts() const { return counts_; }
+  bool counts() const { return counted_ == &running_now; }
   bool is_alone() const { return alone_.owns_lock(); }
   void take_alone() {
     waiting++;
@@ -57,6 +58,6 @@ class Turn {
 
  private:
   static void rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
-  bool counts_ = false, first_ = false;
+  std::atomic<int>* counted_ = nullptr;  // among which operators this one is
   std::unique_lock<std::mutex> alone_;
 };
