@@ -53,11 +53,12 @@ class Addresses {  // one stretch that may not be read, from which pieces are ha
     return at;
   }
 
-  Value* at(uintptr_t address) const {  // whose piece it is, while that is evicted
+  std::optional<Value*> at(uintptr_t address) const {  // whose piece it is, while that is evicted; null: it is filled
     auto it = taken_.upper_bound(address);
-    if (it == taken_.begin()) return nullptr;
+    if (it == taken_.begin()) return {};
     --it;
-    return address < it->first + it->second.size ? it->second.value : nullptr;
+    if (address >= it->first + it->second.size) return {};
+    return it->second.value;
   }
 
   void free(void* at) { taken_.erase(uintptr_t(at)); }

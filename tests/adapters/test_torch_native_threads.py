@@ -1,0 +1,105 @@
+"""The native path where threads meet: which one is where at what moment is arranged by events, never left to chance."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from threading import Event, Thread
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra 'torch' is not installed")
+
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402  # after importorskip
+
+import recompute_torch as rt  # noqa: E402
+from recompute_torch._blocks import blocks  # noqa: E402
+from recompute_torch._native import build, load  # noqa: E402
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(bool(build.status().reason), reason=str(build.status())),
+]
+
+
+def output(code: str) -> str:
+    """Of a program, which may hang or die without what is tested: signal 14 ends it then."""
+    found = subprocess.run(
+        [sys.executable, "-c", "import signal\nsignal.alarm(60)\n" + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+CHAIN = """
+    import threading, torch, recompute as rc, recompute_torch as rt
+    torch.set_num_threads(1)
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 0.05
+    LENGTH = 1200
+
+    def chain():
+        made = [x]
+        for _ in range(LENGTH):
+            made.append((made[-1] @ x).tanh())
+        return made
+
+    expected = chain()
+"""
+
+
+def test_two_threads_read_where_a_tensor_was_evicted() -> None:
+    """Threads that take no part may read an evicted tensor at once; evicted tensors are found afterwards, too."""
+    found = output(
+        """
+        import sys, torch, recompute_torch as rt
+        from threading import Event, Thread
+        torch.set_num_threads(1)
+        sys.setswitchinterval(60)  # a thread goes on until it waits
+        one_reads, two_reads, both_have = Event(), Event(), Event()
+        library = torch.library.Library("recompute_readers", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        tensors, sums = [], []
+
+        def twice(x):
+            if tensors:  # again, for the first reader: the second one comes to the same place, and waits
+                one_reads.set()
+                two_reads.wait()
+                while True:
+                    with open(f"/proc/self/task/{two.native_id}/stat") as file:
+                        if file.read().rpartition(")")[2].split()[0] == "S":
+                            break
+            return x * 2
+
+        def read_first():
+            ready.wait()
+            sums.append(tensors[0].sum().item())
+            two.join()
+            sums.append(tensors[1].sum().item())
+
+        def read_second():
+            one_reads.wait()
+            two_reads.set()
+            sums.append(tensors[0].sum().item())
+
+        library.impl("twice", twice, "CPU")
+        ready = Event()
+        one, two = Thread(target=read_first), Thread(target=read_second)
+        one.start(), two.start()
+        with rt.budget(native=True) as block:
+            x = torch.ones(1000)
+            made = [torch.ops.recompute_readers.twice(x), x * 3]
+            block.cache.release_memory()
+            tensors += made
+            ready.set()
+            one.join()
+        print(sorted(sums))
+        """
+    )
+    assert found == "[2000.0, 2000.0, 3000.0]\n"
