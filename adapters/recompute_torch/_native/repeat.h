@@ -178,6 +178,8 @@ void bring(c10::ArrayRef<Value*> all, Pinned& pinned) {
     size_t gave_up = 0;                   // so often its pins were given up for a call that it waits for
   };
   std::vector<std::unique_ptr<Frame>> frames;
+  Held held;
+  for (Value* v : all) held.add(v);
   // There is no room for the call on top: the outermost that waits for it lets go of what it has pinned, which is
   // brought again later. With k values it does so k + 1 times, so every order that could help has had its turn.
   // All orders of a deep stack are more than anybody waits for: at last what is needed again stays, and that is it.
@@ -190,6 +192,8 @@ void bring(c10::ArrayRef<Value*> all, Pinned& pinned) {
       const bool helps = std::any_of(values.begin(), values.end(), [](Value* v) { return v->resident(); });
       if (!helps || frame.gave_up > frame.needs.size()) continue;
       frame.gave_up++;
+      Held last;
+      last.add(frames[i + 1]->wanted);
       frame.pinned->release();
       frame.pinned->add(frames[i + 1]->wanted);
       return true;
@@ -215,6 +219,10 @@ void bring(c10::ArrayRef<Value*> all, Pinned& pinned) {
     run_handlers();
     look_at_repeats();
     Frame& top = *frames.back();
+    if (top.call && top.wanted->resident()) {  // an operator in a handler has brought it, and may have ended its call
+      frames.pop_back();
+      continue;
+    }
     Value* missing = nullptr;  // what is made for this call stays; what is there may go again until the call runs
     for (Value* v : top.needs)
       if (!top.ready && !v->resident()) {
