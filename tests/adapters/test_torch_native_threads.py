@@ -126,3 +126,61 @@ def test_a_handler_ends_the_history_of_what_is_on_its_way_back() -> None:
     """
     )
     assert found == "True True\n"
+
+
+def test_an_operator_in_a_handler_finds_no_room() -> None:
+    """It does not wait for the operator in the middle of which it runs, with several threads in the block."""
+    found = output(
+        CHAIN
+        + """
+    with rt.budget(200 * x.nbytes, native=True) as block:
+        thread = threading.Thread(target=lambda: x + 1)
+        thread.start()
+        thread.join()
+        made, errors = chain(), []
+
+        def look():
+            try:
+                torch.ones(1000, 1000)
+            except rc.BudgetError as error:
+                errors.append(error)
+
+        block._look_at_repeats = look
+        block.cache.release_memory()
+        made[-1].sum()
+        block.budget = None
+        print(len(errors) > 0, all(map(torch.equal, made, expected)))
+    """
+    )
+    assert found == "True True\n"
+
+
+def test_a_fork_in_a_handler() -> None:
+    """The child goes on with the operator in the middle of which it was forked off, and with others in new threads."""
+    found = output(
+        CHAIN
+        + """
+    import os
+    children = []
+
+    def look():
+        if not children:
+            children.append(os.fork())
+            if not children[0]:
+                signal.alarm(60)
+
+    with rt.budget(200 * x.nbytes, native=True) as block:
+        made = chain()
+        block._look_at_repeats = look
+        block.cache.release_memory()
+        right = [torch.equal(made[-1], expected[-1])]
+        for _ in range(2):
+            thread = threading.Thread(target=lambda: right.append(torch.equal(made[900] * 2, expected[900] * 2)))
+            thread.start()
+            thread.join()
+        if not children[0]:
+            os._exit(0 if right == [True] * 3 else 1)
+        print(right, os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
+    """
+    )
+    assert found == "[True, True, True] 0\n"

@@ -9,10 +9,7 @@ std::atomic<int> first{0};  // operators of the first thread, which takes no tur
 alignas(std::mutex) char alone_bytes[sizeof(std::mutex)];
 std::mutex& one_alone = *new (alone_bytes) std::mutex;
 
-void forget_threads() {  // in a child process, which has none of them
-  new (alone_bytes) std::mutex;
-  threads = running_now = waiting = first = 0;
-}
+void forget_threads();  // in a child process, which has none of them
 
 class Turn {
  public:
@@ -25,7 +22,8 @@ class Turn {
         while (first) rest();
       }
     }
-    if (!kernel) return;
+    if (!kernel || mine) return;  // what a handler runs in the middle of an operator has the turn of that one
+    mine = this;
     first++;
     if (C10_LIKELY(threads <= 1)) {
       counted_ = &first;
@@ -42,6 +40,7 @@ class Turn {
   ~Turn() {
     if (counted_) --*counted_;
     if (alone_.owns_lock()) waiting--;
+    if (mine == this) mine = nullptr;
   }
   Turn(const Turn&) = delete;
 
@@ -57,7 +56,20 @@ class Turn {
   }
 
  private:
+  friend void forget_threads();
   static void rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+  static thread_local const Turn* mine;
   std::atomic<int>* counted_ = nullptr;  // among which operators this one is
   std::unique_lock<std::mutex> alone_;
 };
+thread_local const Turn* Turn::mine = nullptr;
+
+void forget_threads() {
+  const Turn* mine = Turn::mine;  // a handler may fork in the middle of an operator, which goes on in the child, too
+  new (alone_bytes) std::mutex;
+  if (mine && mine->is_alone()) one_alone.lock();
+  threads = 1;
+  first = mine && mine->counted_ == &first;
+  running_now = mine && mine->counts();
+  waiting = mine && mine->is_alone();
+}
