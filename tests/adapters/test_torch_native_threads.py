@@ -184,3 +184,39 @@ def test_a_fork_in_a_handler() -> None:
     """
     )
     assert found == "[True, True, True] 0\n"
+
+
+def test_the_last_tensor_goes_while_its_memory_comes_back() -> None:
+    """Memory that is brought back for a tensor which another thread lets go meanwhile goes, too."""
+    library = torch.library.Library("recompute_going", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    again, gone = Event(), Event()
+    held: list[Any] = []
+
+    def twice(x: Any) -> Any:
+        if held and not again.is_set():
+            again.set()
+            gone.wait(60)  # until the other thread waits, for the lock
+        return x * 2
+
+    def let_go() -> None:
+        again.wait(60)
+        gone.set()
+        held.clear()
+
+    library.impl("twice", twice, "CPU")
+    thread = Thread(target=let_go)
+    interval = sys.getswitchinterval()
+    try:
+        with rt.budget(native=True) as block:
+            x = torch.ones(1000)
+            held.append(torch.ops.recompute_going.twice(x))
+            block.cache.release_memory()
+            sys.setswitchinterval(60)  # a thread goes on until it waits
+            thread.start()
+            block.commit()
+            thread.join()
+            assert block.stats().used == x.nbytes
+    finally:
+        sys.setswitchinterval(interval)
+    assert load.figures(load.library()).values == 0

@@ -13,6 +13,7 @@ void fix(Value* v) {  // a source from now on; it is held by the caller
   drop_call(v);
   v->blank = false;
   bury();
+  if (v->own && v->users.empty()) auto last = std::move(v->own);  // another thread let its storage go meanwhile
 }
 
 // What is alive of all that was made from a value; false: after `most` calls there is still more.
